@@ -1,0 +1,154 @@
+"""Passive latency: from one rank's call to its result, while all others compute in pure Python.
+
+    mpiexec -n 2 python benchmarks/passive_latency.py
+
+Rank 0 starts versions of 4 KiB at a regular cadence of 10 ms, or at random intervals of that mean;
+the other ranks' main threads spin in Python and never call. Beside it the same exchange served by
+a progress thread written in Python. Bounds: with two ranks a median of 100 µs at the regular
+cadence and a tenth of the Python thread's; with four ranks 5 ms.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import threading
+import time
+
+import numpy as np
+from common import report, verdict
+from mpi4py import MPI
+
+from collectives import GroupAllreduce
+
+CADENCE = 0.010
+BOUNDS = {2: 100e-6, 4: 5e-3}
+
+
+class PythonThread:
+    """The same collective for one activator, served by a thread that needs the GIL."""
+
+    ACTIVATE, DATA = 1, 2
+
+    def __init__(self, comm, vector):
+        self.comm = comm.Dup()
+        self.vector = vector
+        self.incoming = np.empty_like(vector)
+        self.stop = False
+        if comm.rank:
+            self.thread = threading.Thread(target=self.serve, daemon=True)
+            self.thread.start()
+
+    def serve(self):
+        status = np.zeros(1, np.int64)
+        request = self.comm.Irecv(status, 0, self.ACTIVATE)
+        while not self.stop:
+            if not request.Test():
+                time.sleep(50e-6)
+                continue
+            if status[0] < 0:
+                return
+            self.average()
+            request = self.comm.Irecv(status, 0, self.ACTIVATE)
+
+    def average(self):
+        phase = 1
+        total = self.vector.copy()
+        while phase < self.comm.size:
+            peer = self.comm.rank ^ phase
+            self.comm.Sendrecv(total, peer, self.DATA, self.incoming, peer, self.DATA)
+            total += self.incoming
+            phase *= 2
+        total /= self.comm.size
+
+    def __call__(self, version=0):
+        word = np.array([version], np.int64)
+        for rank in range(1, self.comm.size):
+            self.comm.Send(word, rank, self.ACTIVATE)
+        if version >= 0:
+            self.average()
+
+    def close(self):
+        if self.comm.rank == 0:
+            self(-1)
+        else:
+            self.thread.join()
+        self.comm.Free()
+
+
+def measure(comm, call, versions, regular, seconds):
+    """Rank 0 calls at the cadence and returns the latencies; the others spin in pure Python."""
+    comm.Barrier()
+    latencies = []
+    end = time.perf_counter() + seconds
+    if comm.rank:
+        while time.perf_counter() < end:
+            pass
+        return latencies
+    chance = random.Random(0)
+    tick = time.perf_counter()
+    for _ in range(versions):
+        tick += CADENCE if regular else chance.expovariate(1 / CADENCE)
+        time.sleep(max(0.0, tick - time.perf_counter()))
+        begin = time.perf_counter()
+        call()
+        latencies.append(time.perf_counter() - begin)
+    return latencies
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--versions", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    vector = np.full(1024, float(comm.rank), np.float32)
+    seconds = 1.5 * arguments.versions * CADENCE
+    latencies = {}
+    for _ in range(arguments.rounds):
+        for mode in ("adaptive", "dedicated"):
+            for regular in (True, False):
+                os.environ["WAGMA_ENGINE"] = mode
+                with GroupAllreduce(
+                    comm, vector, group_size=comm.size, sync_period=10**9
+                ) as collective:
+                    name = f"{mode}, {'regular' if regular else 'random'}"
+                    latencies.setdefault(name, []).extend(
+                        measure(
+                            comm,
+                            lambda c=collective: c(vector.copy()),
+                            arguments.versions,
+                            regular,
+                            seconds,
+                        )
+                    )
+        python = PythonThread(comm, vector)
+        latencies.setdefault("Python thread, regular", []).extend(
+            measure(comm, python, arguments.versions // 2, True, seconds)
+        )
+        python.close()
+    if comm.rank:
+        return
+    print(f"# {comm.size} ranks, 4 KiB, {arguments.rounds} rounds of {arguments.versions} versions")
+    print(f"{'engine, intervals':24} {'median':>10} {'p95':>10} {'max':>10}")
+    results = {}
+    for name, values in latencies.items():
+        values.sort()
+        figures = {
+            "median": statistics.median(values),
+            "p95": values[int(0.95 * len(values))],
+            "max": values[-1],
+        }
+        results[name] = figures
+        print(f"{name:24} " + " ".join(f"{1e6 * x:7.0f} µs" for x in figures.values()))
+    median = results["adaptive, regular"]["median"]
+    gain = results["Python thread, regular"]["median"] / median
+    if comm.size in BOUNDS:
+        bound = BOUNDS[comm.size]
+        print(f"median {1e6 * median:.0f} µs ≤ {1e6 * bound:.0f} µs: {verdict(median, bound)}")
+    print(f"Python thread ÷ native: {gain:.1f} (bound 10: {verdict(10, gain)})")
+    report(f"passive-latency-{comm.size}", results)
+
+
+if __name__ == "__main__":
+    main()

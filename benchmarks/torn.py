@@ -1,0 +1,59 @@
+"""100,000 calls while other ranks activate at random: is a vector ever torn, or `timely` wrong?
+
+    mpiexec -n 4 python benchmarks/torn.py
+
+Part r of the vector is what rank r contributes: the number of its call. Every call's result is
+taken apart: each part must be constant (not torn), and this rank's own part must be this call's
+number if and only if the call was timely.
+"""
+
+import argparse
+import random
+import time
+
+import numpy as np
+from common import report
+from mpi4py import MPI
+
+from collectives import GroupAllreduce
+
+WIDTH = 32
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=100_000, help="of all ranks together")
+    arguments = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    chance = random.Random(comm.rank)
+    own = np.zeros((comm.size, WIDTH))
+    torn = wrong = timely = 0
+    begin = time.perf_counter()
+    with GroupAllreduce(
+        comm, own.ravel(), group_size=comm.size, sync_period=10**9, late="paper"
+    ) as average:
+        for t in range(arguments.calls // comm.size):
+            own[comm.rank] = t + 1
+            vector = own.flatten()
+            if chance.random() < 0.1:
+                time.sleep(chance.random() * 2e-4)
+            result = average(vector)
+            sums = vector.reshape(comm.size, WIDTH)
+            sums = sums * comm.size if result.timely else sums * (comm.size + 1) - own
+            sums = np.rint(sums)
+            torn += not (sums == sums[:, :1]).all()
+            wrong += (sums[comm.rank, 0] == t + 1) != result.timely
+            timely += result.timely
+    seconds = time.perf_counter() - begin
+    total = [comm.reduce(int(count)) for count in (t + 1, torn, wrong, timely)]
+    if comm.rank == 0:
+        calls, torn, wrong, timely = total
+        held = "holds" if torn + wrong == 0 else "MISSED"
+        share = timely / calls
+        print(f"# {comm.size} ranks, {calls} calls in {seconds:.1f} s, {share:.2f} timely")
+        print(f"torn {torn}, timely flag wrong {wrong}: {held}")
+        report(f"torn-{comm.size}", dict(zip(("calls", "torn", "wrong", "timely"), total)))
+
+
+if __name__ == "__main__":
+    main()

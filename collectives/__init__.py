@@ -1,0 +1,17 @@
+"""Wait-avoiding collectives for MPI.
+
+`GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
+waiting for late ranks. `collectives.topology` says who meets whom. Importing this package neither
+initialises MPI nor imports torch.
+"""
+
+from collectives.errors import ClosedError, CollectiveError, DisagreementError
+from collectives.group_allreduce import DEFAULT_LATE, GroupAllreduce
+
+__all__ = [
+    "DEFAULT_LATE",
+    "ClosedError",
+    "CollectiveError",
+    "DisagreementError",
+    "GroupAllreduce",
+]

@@ -1,0 +1,57 @@
+"""What the ranks of a job settle before they start, so that none raises alone and others wait."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["name_ranks", "raise_together", "singleton_error"]
+
+TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+def raise_together(comm, error: Exception | None) -> None:
+    """Raise one and the same error on every rank if any rank has one; collective.
+
+    Its type is that of the first rank's, and its message says what is wrong on which ranks.
+    """
+    errors = comm.allgather(error)
+    found = [each for each in errors if each is not None]
+    if not found:
+        return
+    ranks = {}
+    for rank, each in enumerate(errors):
+        if each is not None:
+            ranks.setdefault(str(each), []).append(rank)
+    if len(ranks) == 1 and len(found) == len(errors):
+        raise type(found[0])(str(found[0]))
+    raise type(found[0])("; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items()))
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Return "rank 3", or "ranks 0-3, 7" for sorted ranks."""
+    runs = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    listed = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def singleton_error(world_size: int) -> RuntimeError | None:
+    """Return what to say where every rank of a job takes itself for the only one.
+
+    That is what a launcher makes of ranks whose MPI does not understand it.
+    """
+    if world_size > 1:
+        return None
+    for name in TASK_COUNTS:
+        tasks = os.environ.get(name, "")
+        if tasks.isdigit() and int(tasks) > 1:
+            return RuntimeError(
+                f"MPI made each of the job's {tasks} tasks ({name}) a job of its own: start it "
+                "with its own mpiexec, or with the --mpi of srun that fits it (pmi2 for MPICH, "
+                "pmix for Open MPI)"
+            )
+    return None

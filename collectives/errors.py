@@ -1,0 +1,15 @@
+"""What goes wrong between ranks, as opposed to wrong arguments (ValueError, TypeError)."""
+
+__all__ = ["ClosedError", "CollectiveError", "DisagreementError"]
+
+
+class CollectiveError(RuntimeError):
+    """A collective operation could not be carried out."""
+
+
+class DisagreementError(CollectiveError):
+    """The ranks entered different synchronous operations; the collective can only be closed now."""
+
+
+class ClosedError(DisagreementError):
+    """The collective is closed, here or by ranks that this one waited for."""

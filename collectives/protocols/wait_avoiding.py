@@ -1,0 +1,269 @@
+"""The wait-avoiding collective, as one rank sees it.
+
+Any rank may start a version; it then reaches all others along the activation tree, and each takes
+part with what its application last published, wherever that application is. Versions are executed
+one at a time and in order. A synchronous operation first agrees on what all ranks are about to do;
+data moves only after that, and no version crosses it.
+
+Source: WAGMA-SGD, section III-A (activation, versions, asynchronous execution) and Algorithm 2;
+synchronous operations other than its periodic one, and closing, go beyond the paper.
+"""
+
+import cython
+
+# Who has the vectors (snapshot and result): nobody, the application, or the running version.
+IDLE = 0
+HELD = 1
+RUNNING = 2
+
+# The synchronous operations.
+NONE = 0
+SYNC = 1
+AVERAGE = 2
+SYNCHRONIZE = 3
+CLOSE = 4
+
+# How far a synchronous operation has come.
+OUTSIDE = 0
+AGREEING = 1
+MOVING = 2
+LEAVING = 3
+
+
+class WaitAvoiding:
+    """The state of one rank: told of events by its methods, it says in attributes what to do.
+
+    The driver executes version `running` while `vectors` is RUNNING, sends the activation
+    ``(sent[k], sent_ops[k])`` on every dimension k whose bit in `due` is set, and a FIN after it
+    where the bit in `fin_due` is set; it clears the bits. A later activation may overtake one that
+    is still due, since a message covers every lower version. While `stage` is AGREEING it gathers
+    the pair ``(operation, t)`` from every rank; while it is MOVING it averages over all ranks.
+
+    Attributes:
+        t: the application's next version; `next`: the next version to be executed here.
+        told, told_ops: the highest version heard of, and after how many operations it was started.
+        sent, sent_ops: the highest version sent on each dimension, likewise.
+        ops: synchronous operations completed.
+        vectors: IDLE, HELD by the application, or RUNNING.
+        timely: whether the vector of the application's last call is in that call's version.
+        waiting: whether the application waits for the running version to finish.
+        source: the newest version whose result may be used; −1 where there is none.
+        operation, stage: the synchronous operation that this rank is in, and how far it has come.
+        broken: whether an operation did not agree, after which only CLOSE may follow.
+        fin_at: the version before which all ranks leave, once all are closing; else −1.
+    """
+
+    def __init__(self, dimensions, group_size, sync_period, passive):
+        self.dimensions = dimensions
+        self.exchanges = group_size > 1
+        self.sync_period = sync_period
+        self.passive = passive
+        if not cython.compiled:
+            self.sent = [-1] * dimensions
+            self.sent_ops = [0] * dimensions
+        k: cython.int
+        for k in range(dimensions):
+            self.sent[k] = -1
+            self.sent_ops[k] = 0
+        self.t = 0
+        self.next = 0
+        self.told = -1
+        self.told_ops = 0
+        self.ops = 0
+        self.vectors = IDLE
+        self.running = -1
+        self.timely = False
+        self.waiting = False
+        self.source = -1
+        self.operation = NONE
+        self.stage = OUTSIDE
+        self.broken = False
+        self.fin_at = -1
+        self.due = 0
+        self.fin_due = 0
+        self.fin_seen = 0
+
+    # Versions
+
+    def tell(self, version, ops, dimension):
+        """An activation came in on this dimension (−1: this rank's own): forward it, then execute.
+
+        It is forwarded on every higher dimension that has not carried this version yet, also by a
+        rank that knew of the version already: each dimension below was another branch of the tree.
+        """
+        j: cython.int
+        if self.fin_at >= 0:
+            return
+        for j in range(dimension + 1, self.dimensions):
+            if self.sent[j] < version:
+                self.sent[j] = version
+                self.sent_ops[j] = ops
+                self.due |= 1 << j
+        if version > self.told:
+            self.told = version
+            self.told_ops = ops
+        self.run()
+
+    def run(self):
+        """Start the next version if it may be executed now.
+
+        A version is held back until this rank has completed every operation that came before it,
+        so that no contribution crosses a synchronisation. Where nobody is passive it also waits
+        for the application's call, unless that will never come.
+        """
+        if self.vectors != IDLE or self.next > self.told or self.told_ops > self.ops:
+            return
+        called: cython.bint = self.waiting or self.next < self.t
+        if not (self.passive or called or self.operation != NONE or self.broken):
+            return
+        self.vectors = RUNNING
+        self.running = self.next
+
+    def finished(self):
+        """The running version has been executed: its result is there."""
+        self.source = self.running
+        self.next = self.running + 1
+        self.vectors = IDLE
+        if self.waiting:
+            self.waiting = False
+            self.vectors = HELD
+        self.run()
+
+    # The application's call of a version
+
+    def call(self):
+        """The application arrives at its version t.
+
+        Timely: nobody has started t here. The application holds the vectors while it publishes, and
+        `published` hands them to the version. Late: it holds them as soon as no version runs, and
+        publishes and takes the newest result in one go.
+        """
+        self.timely = self.next == self.t and self.vectors == IDLE
+        if self.timely:
+            self.vectors = HELD
+            if self.exchanges:
+                self.tell(self.t, self.ops, -1)
+            else:
+                self.told = self.t
+                self.told_ops = self.ops
+        elif self.vectors == RUNNING:
+            self.waiting = True
+        else:
+            self.vectors = HELD
+
+    def published(self):
+        """A timely application has published: execute, and let it have the vectors afterwards."""
+        self.waiting = True
+        self.vectors = IDLE
+        self.run()
+
+    def returns(self):
+        """The application has taken what its call returns."""
+        self.t += 1
+        self.release()
+
+    def release(self):
+        """The application no longer holds the vectors."""
+        self.vectors = IDLE
+        self.run()
+
+    def hold(self):
+        """The application wants the vectors between two calls, to publish without taking part."""
+        if self.vectors == RUNNING:
+            self.waiting = True
+        else:
+            self.vectors = HELD
+
+    def abandon(self):
+        """The application was interrupted in its call; the version, if started, goes on.
+
+        Only when that has been executed, and `next` is `t` or more again, may the application make
+        another call or enter an operation; it may close before.
+        """
+        self.waiting = False
+        self.t += 1
+        if self.vectors == HELD:
+            self.release()
+
+    # Synchronous operations
+
+    def is_synchronous(self):
+        """Whether the application's next version is the periodic global average."""
+        return (self.t + 1) % self.sync_period == 0
+
+    def enter(self, operation):
+        """The application enters a synchronous operation: gather (operation, t) from all ranks."""
+        self.operation = operation
+        self.stage = AGREEING
+        self.run()
+
+    def agreed(self, records, size):
+        """Every rank has entered an operation; `records` holds each one's (operation, t).
+
+        If all are the same the average begins, with the vectors in the application's hands. If all
+        close, the versions that anybody has started are executed, FIN is sent, and nothing is
+        forwarded any more. Otherwise whoever is not closing is broken, and who is closes anew.
+        """
+        r: cython.int
+        same: cython.bint = True
+        closing: cython.bint = True
+        last: cython.longlong = 0
+        for r in range(size):
+            if records[2 * r] != CLOSE:
+                closing = False
+            if records[2 * r] != self.operation or records[2 * r + 1] != self.t:
+                same = False
+            if records[2 * r + 1] > last:
+                last = records[2 * r + 1]
+        if closing:
+            self.ops += 1
+            self.stage = LEAVING
+            self.fin_at = last
+            self.fin_due = (1 << self.dimensions) - 1
+            self.told = last - 1
+            self.told_ops = self.ops
+            self.run()
+        elif same:
+            self.stage = MOVING
+            self.vectors = HELD
+        else:
+            self.ops += 1
+            if self.operation == CLOSE:
+                self.stage = AGREEING
+            else:
+                self.broken = True
+                self.operation = NONE
+                self.stage = OUTSIDE
+            self.run()
+
+    def moved(self):
+        """The average over all ranks is there, and the application has taken it.
+
+        It is published everywhere by all of them but AVERAGE, which changes nothing.
+        """
+        if self.operation != AVERAGE:
+            self.source = -1
+        if self.operation == SYNC:
+            self.t += 1
+            self.next = self.t
+        self.operation = NONE
+        self.stage = OUTSIDE
+        self.ops += 1
+        self.release()
+
+    # Closing
+
+    def fin(self, dimension):
+        """The neighbour on this dimension sends nothing any more."""
+        self.fin_seen |= 1 << dimension
+
+    def may_leave(self):
+        """Whether everything started has been executed and nothing is under way to this rank."""
+        return (
+            self.stage == LEAVING
+            and self.next >= self.fin_at
+            and self.vectors != RUNNING
+            and self.due == 0
+            and self.fin_due == 0
+            and self.fin_seen == (1 << self.dimensions) - 1
+        )

@@ -1,0 +1,197 @@
+"""Who meets whom: the groups of every version and the tree along which it is announced.
+
+Everything here is a pure function of (rank, world size, group size, version), so that each rank
+computes it alone, without a message.
+
+The groups are consecutive chunks of a list of all ranks that is permuted anew at every version:
+version ``t`` cuts ``σ^t`` into chunks of the group size. Where the world size and the group size
+are powers of two, σ rotates the bits of a rank, which gives the XOR-shift groups of WAGMA-SGD
+(section III-B, Algorithm 1) exactly; elsewhere σ is the perfect shuffle of the chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = ["Shuffle", "activation_peers", "group_of", "groups", "propagation_bound", "shuffle"]
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffle:
+    """The permutation σ in cycle form, and the chunks that its powers are cut into.
+
+    Attributes:
+        bounds: position at which each chunk begins, and the world size as the last entry.
+        chunk: the chunk that each position lies in.
+        cycle: for each position, the cycle of σ that contains it.
+        index: for each position, its place in that cycle.
+    """
+
+    bounds: tuple[int, ...]
+    chunk: tuple[int, ...]
+    cycle: tuple[tuple[int, ...], ...]
+    index: tuple[int, ...]
+
+    def rank_at(self, position: int, version: int) -> int:
+        """Return σ^version(position), the rank at this position of the permuted list."""
+        cycle = self.cycle[position]
+        return cycle[(self.index[position] + version) % len(cycle)]
+
+    def position_of(self, rank: int, version: int) -> int:
+        """Return the position of this rank in the permuted list, the inverse of `rank_at`."""
+        cycle = self.cycle[rank]
+        return cycle[(self.index[rank] - version) % len(cycle)]
+
+    def members(self, rank: int, version: int) -> list[int]:
+        """Return the group of this rank, in the order of the list.
+
+        Members whose places differ in bit r alone meet in phase r of recursive doubling: for
+        powers of two these are the paper's pairs ``p XOR 2^((shift + r) mod log2 P)``.
+        """
+        chunk = self.chunk[self.position_of(rank, version)]
+        positions = range(self.bounds[chunk], self.bounds[chunk + 1])
+        return [self.rank_at(position, version) for position in positions]
+
+
+@lru_cache(maxsize=64)
+def shuffle(world_size: int, group_size: int) -> Shuffle:
+    """Return the permutation that makes the groups of this world size and group size.
+
+    Raises:
+        ValueError: unless 1 ≤ group_size ≤ world_size.
+    """
+    if not 1 <= group_size <= world_size:
+        raise ValueError(
+            f"group size {group_size} is not between 1 and the world size {world_size}"
+        )
+    count = -(-world_size // group_size)
+    small, larger = divmod(world_size, count)
+    sizes = [small + (chunk < larger) for chunk in range(count)]
+    bounds = [0]
+    for size in sizes:
+        bounds.append(bounds[-1] + size)
+    if _is_power_of_two(world_size) and _is_power_of_two(group_size):
+        bits, turn = _log2_ceil(world_size), _log2_ceil(group_size)
+        sigma = [_rotate_left(position, turn, bits) for position in range(world_size)]
+    else:
+        sigma = [
+            bounds[chunk] + place
+            for place in range(max(sizes))
+            for chunk in range(count)
+            if place < sizes[chunk]
+        ]
+    cycle: list[tuple[int, ...]] = [()] * world_size
+    index = [0] * world_size
+    for first in range(world_size):
+        if cycle[first]:
+            continue
+        members = [first]
+        while sigma[members[-1]] != first:
+            members.append(sigma[members[-1]])
+        for place, position in enumerate(members):
+            index[position] = place
+            cycle[position] = tuple(members) if place == 0 else cycle[first]
+    chunks = tuple(chunk for chunk, size in enumerate(sizes) for _ in range(size))
+    return Shuffle(tuple(bounds), chunks, tuple(cycle), tuple(index))
+
+
+def groups(world_size: int, group_size: int, version: int) -> list[tuple[int, ...]]:
+    """Return the disjoint groups of a version; together they contain every rank once.
+
+    There are ⌈world_size / group_size⌉ groups, and their sizes differ by at most one. For
+    1 < group_size < world_size they change with every version, and an update made by one rank
+    reaches all ranks within `propagation_bound` versions, whichever version it starts from.
+
+    Args:
+        world_size: number of ranks P, at least 1.
+        group_size: largest number of ranks in a group S, 1 ≤ S ≤ P.
+        version: number of the collective's call, from 0.
+
+    Returns:
+        The groups in ascending order of their smallest rank, each a sorted tuple of ranks.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Source: WAGMA-SGD, Algorithm 1, for powers of two; other sizes go beyond the paper.
+    """
+    _check_version(version)
+    sigma = shuffle(world_size, group_size)
+    order = [sigma.rank_at(position, version) for position in range(world_size)]
+    cut = zip(sigma.bounds, sigma.bounds[1:], strict=False)
+    return sorted(tuple(sorted(order[begin:end])) for begin, end in cut)
+
+
+def group_of(rank: int, world_size: int, group_size: int, version: int) -> tuple[int, ...]:
+    """Return the one group of `groups` that contains this rank, without computing the others.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    _check_rank(rank, world_size)
+    _check_version(version)
+    return tuple(sorted(shuffle(world_size, group_size).members(rank, version)))
+
+
+def activation_peers(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """Return where a rank sends activations, and where it receives them from.
+
+    Returns:
+        One pair (destination, source) of ranks for each dimension k = 0 … ⌈log2 P⌉ − 1. For a
+        power of two both are ``rank XOR 2^k``, the butterfly that overlays one binomial tree
+        rooted at every rank; elsewhere they are the ranks 2^k further on and 2^k before.
+
+    Raises:
+        ValueError: if the rank is not one of the world's.
+
+    Source: WAGMA-SGD, section III-A1 and Figure 1.
+    """
+    _check_rank(rank, world_size)
+    steps = [1 << k for k in range(_log2_ceil(world_size))]
+    if _is_power_of_two(world_size):
+        return [(rank ^ step, rank ^ step) for step in steps]
+    return [((rank + step) % world_size, (rank - step) % world_size) for step in steps]
+
+
+def propagation_bound(world_size: int, group_size: int) -> int:
+    """Return within how many versions an update has reached every rank: 2⌈log_S P⌉ + 1.
+
+    No two ranks' engines are ever further apart than this many versions. (For powers of two
+    ⌈log_S P⌉ versions suffice to spread an update.) For group_size = 1 nothing spreads.
+
+    Raises:
+        ValueError: unless 1 < group_size ≤ world_size.
+    """
+    if not 1 < group_size <= world_size:
+        raise ValueError(f"group size {group_size} does not spread updates over {world_size} ranks")
+    rounds, reached = 0, 1
+    while reached < world_size:
+        reached *= group_size
+        rounds += 1
+    return 2 * rounds + 1
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _log2_ceil(number: int) -> int:
+    return (number - 1).bit_length()
+
+
+def _rotate_left(number: int, turn: int, bits: int) -> int:
+    if bits == 0:
+        return number
+    turn %= bits
+    return ((number << turn) | (number >> (bits - turn))) & ((1 << bits) - 1)
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not one of a world of {world_size} ranks")
+
+
+def _check_version(version: int) -> None:
+    if version < 0:
+        raise ValueError(f"version {version} is negative")

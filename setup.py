@@ -1,0 +1,64 @@
+"""Build the native extensions; pyproject.toml holds everything else."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import mpi4py
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+sys.path.insert(0, str(Path(__file__).parent / "build_backend"))
+
+from wagma_build import find_mpicc
+
+
+def mpi_flags():
+    """Return what `mpicc -show` (MPICH and Open MPI alike) adds to the compiler's command line."""
+    mpicc = find_mpicc()
+    if mpicc is None:
+        sys.exit(
+            "wagma: no MPI compiler. Name one (MPICC=/path/to/mpicc), put mpicc on PATH, "
+            "or `pip install mpich`."
+        )
+    words = shlex.split(subprocess.check_output([mpicc, "-show"], text=True))
+    return {
+        "extra_compile_args": [w for w in words if w.startswith(("-I", "-D"))],
+        # No rpath: mpi4py has loaded its MPI before the extension, and there must be one only.
+        "extra_link_args": [w for w in words if w.startswith(("-L", "-l"))],
+    }
+
+
+def record(flags):
+    """Return a file that changes with the flags, so that another MPI means another build."""
+    path = Path("build/mpi-flags")
+    if not path.exists() or path.read_text() != str(flags):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(str(flags))
+    return str(path)
+
+
+def extension(source, extra_compile_args=(), extra_link_args=(), **options):
+    return Extension(
+        ".".join(source.with_suffix("").parts),
+        [str(source)],
+        extra_compile_args=["-O3", "-pthread", *extra_compile_args],
+        extra_link_args=["-pthread", *extra_link_args],
+        **options,
+    )
+
+
+protocols = [
+    extension(source)
+    for source in sorted(Path("collectives/protocols").glob("*.py"))
+    if source.with_suffix(".pxd").exists() and source.stem != "__init__"
+]
+flags = mpi_flags()
+flags["extra_compile_args"].append(f"-I{mpi4py.get_include()}")
+engine = [
+    extension(source, depends=[record(flags)], **flags)
+    for source in sorted(Path("collectives").glob("*.pyx"))
+]
+
+setup(ext_modules=cythonize(protocols + engine, build_dir="build/cython"))

@@ -1,0 +1,43 @@
+"""What all tests share: hypothesis' profile, the MPI plugin, `comm` and `mpirun`."""
+
+import hypothesis
+import launch
+import lockstep
+import pytest
+
+hypothesis.settings.register_profile("wagma", deadline=None)
+hypothesis.settings.load_profile("wagma")
+
+
+def pytest_configure(config):
+    if config.getoption("with_mpi"):
+        config.pluginmanager.register(lockstep.Lockstep(config))
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        lockstep.check_ranks(item)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    passed = session.config.pluginmanager.get_plugin("terminalreporter").stats.get("passed")
+    # A run that skipped everything has tested nothing.
+    if exitstatus == pytest.ExitCode.OK and not (passed or session.config.option.collectonly):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.fixture
+def comm():
+    """A duplicate of COMM_WORLD."""
+    from mpi4py import MPI
+
+    duplicate = MPI.COMM_WORLD.Dup()
+    yield duplicate
+    duplicate.Free()
+
+
+@pytest.fixture
+def mpirun():
+    """`launch.mpirun`: start an MPI job, bounded in time and clean at its end."""
+    return launch.mpirun

@@ -1,0 +1,245 @@
+"""Start MPI jobs from outside, bound their time, and see that they leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+SHARED_MEMORY = Path("/dev/shm")
+ENDING = 3.0  # seconds that processes may outlive their mpiexec
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+
+
+class Signal(NamedTuple):
+    """A signal for a running job.
+
+    Args:
+        number: what to send.
+        after: when to send it: seconds from the start, or a text once it is in the output.
+        to: "launcher" (mpiexec, as Ctrl-C does), "ranks" (all, as a batch system does), or a rank.
+    """
+
+    number: int
+    after: float | str
+    to: str | int = "launcher"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def check(self) -> Result:
+        """Return the result of a job that ended with status 0; fail with its output otherwise."""
+        assert self.returncode == 0, f"exit status {self.returncode}\n{self}"
+        return self
+
+    def __str__(self):
+        return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+class Job:
+    """A command and all processes that come of it, whatever their parents and groups become."""
+
+    def __init__(self, argv, env=None, **popen):
+        self._mark = f"WAGMA_JOB_{uuid.uuid4().hex}"
+        self._foreign_segments = segments()
+        self._segments = set()
+        self._look_again = 0.0
+        env = {**(os.environ if env is None else env), self._mark: "1"}
+        self.launcher = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True, **popen
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.kill()
+        self.remove_segments()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the job's living processes."""
+        return [p for p in psutil.process_iter() if self._mark in environment(p)]
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """Return the processes that are ranks (of several jobs inside this one: the last)."""
+        found = {}
+        for process in self.processes():
+            rank = next(filter(None, map(environment(process).get, RANK_VARIABLES)), None)
+            if rank is not None:
+                found[int(rank)] = process
+        return found
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the job runs."""
+        now = time.monotonic()
+        if now >= self._look_again:
+            began = now
+            self._note_segments()
+            # At most a tenth of the time goes into looking.
+            self._look_again = began + max(0.05, 10 * (time.monotonic() - began))
+        return self.launcher.poll()
+
+    def send(self, number, to):
+        """Send a signal to "launcher", "ranks" or one rank."""
+        if to == "launcher":
+            self.launcher.send_signal(number)
+        else:
+            ranks = self.ranks()
+            signal_all(ranks.values() if to == "ranks" else [ranks[to]], number)
+
+    def kill(self):
+        """End every process of the job."""
+        while processes := self.processes():
+            signal_all(processes, signal.SIGKILL)
+            time.sleep(0.01)
+        self.launcher.wait()
+
+    def left_behind(self) -> list[str]:
+        """Return the processes that outlive the launcher by more than a moment."""
+        deadline = time.monotonic() + ENDING
+        while (processes := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return [describe(process) for process in processes]
+
+    def remove_segments(self) -> list[str]:
+        """Remove what the job left in shared memory and return the paths."""
+        left = sorted(self._segments & segments())
+        for path in left:
+            Path(path).unlink(missing_ok=True)
+        return left
+
+    def _note_segments(self):
+        # Another job's segments must not be taken for this one's: ours are those that we map.
+        unknown = segments() - self._foreign_segments - self._segments
+        if unknown:
+            for process in self.processes():
+                try:
+                    maps = Path(f"/proc/{process.pid}/maps").read_text()
+                except OSError:
+                    continue
+                self._segments |= {path for path in unknown if path in maps}
+
+
+def segments() -> set[str]:
+    """Return the paths of all shared-memory segments."""
+    return {str(path) for path in SHARED_MEMORY.iterdir()}
+
+
+def environment(process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def signal_all(processes, number):
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def describe(process) -> str:
+    try:
+        return f"{process.pid} {process.status()} {shlex.join(process.cmdline())}"
+    except psutil.Error:
+        return f"{process.pid}"
+
+
+def mpiexec() -> list[str]:
+    """Return the launcher's command: $MPIEXEC, else beside this Python, else on PATH."""
+    if named := os.environ.get("MPIEXEC"):
+        return shlex.split(named)
+    beside = Path(sys.executable).with_name("mpiexec")
+    return [str(beside) if beside.exists() else "mpiexec"]
+
+
+def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
+    """Run `mpiexec -n ranks python argv…` and return its result.
+
+    Fails where the job outlives `timeout`, leaves a process behind, or, having ended with status
+    0, a shared-memory segment (an aborted MPICH always leaves one; it is removed).
+
+    Args:
+        ranks: number of ranks.
+        argv: Python's: a script, or "-m" and a module, or "-c" and code, and their arguments.
+        timeout: seconds.
+        env: variables to set beside the current ones.
+        cwd: the directory to run in.
+        signals: each `Signal` is sent once, in this order.
+    """
+    command = [*mpiexec(), "-n", str(ranks), sys.executable, *map(str, argv)]
+    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+    pending = list(signals)
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        Job(command, env=env, cwd=cwd, stdout=out, stderr=err) as job,
+    ):
+
+        def result():
+            return Result(job.launcher.poll(), text(out), text(err), time.monotonic() - began)
+
+        while job.poll() is None:
+            elapsed = time.monotonic() - began
+            if elapsed > timeout:
+                print_stacks(job)
+                raise AssertionError(f"no end after {timeout} s: {shlex.join(command)}\n{result()}")
+            if pending and due(pending[0], elapsed, out, err):
+                job.send(pending[0].number, pending[0].to)
+                del pending[0]
+            time.sleep(0.01)
+        ended = result()
+        assert not pending, f"ended before {pending} was due\n{ended}"
+        processes = job.left_behind()
+        assert not processes, f"left behind: {processes}\n{ended}"
+        left = job.remove_segments()
+        assert not left or ended.returncode, f"left in shared memory: {left}\n{ended}"
+        return ended
+
+
+def due(signal, elapsed, *outputs) -> bool:
+    if isinstance(signal.after, str):
+        return any(signal.after in text(output) for output in outputs)
+    return elapsed >= signal.after
+
+
+def text(file) -> str:
+    # pread: the file's offset is shared with the job that writes.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+def print_stacks(job):
+    """Let Python's fault handler print where each of the job's processes is; it ends them."""
+    processes = job.processes()
+    pythons = [p for p in processes if p.name().startswith("python")]
+    others = [p for p in processes if p not in pythons]
+    for process in pythons:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_CORE, (0, 0))
+    # Stopped, because mpiexec ends all ranks as soon as it sees one end.
+    signal_all(others, signal.SIGSTOP)
+    signal_all(pythons, signal.SIGABRT)
+    deadline = time.monotonic() + ENDING
+    while any(p in pythons for p in job.processes()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    signal_all(others, signal.SIGCONT)
+    time.sleep(0.5)

@@ -1,0 +1,68 @@
+"""Run the whole suite: one-process tests, MPI tests at each number of ranks, launched jobs.
+
+Arguments go to every pytest. Each part must pass, and must run something unless the arguments
+select tests; the exit status is 0 only then.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from launch import Job, mpiexec, print_stacks
+from lockstep import SIZES
+
+NO_TESTS = 5  # pytest's exit status
+TIME_LIMIT = 400  # seconds, of a part; only a hang takes so long
+
+
+def parts():
+    pytest = [sys.executable, "-m", "pytest"]
+    # The ranks' caches would overwrite each other.
+    mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread", "-m", "mpi"]
+    yield "one process", [*pytest, "-m", "not mpi and not launch"]
+    for size in SIZES:
+        yield f"{size} rank{'s' * (size > 1)}", [*mpiexec(), "-n", str(size), *mpi]
+    yield "launched jobs", [*pytest, "-m", "launch"]
+
+
+def run(command):
+    """Return the exit status of a part, None where it took too long."""
+    with Job(command, env={"OMP_NUM_THREADS": "1", **os.environ}) as job:
+        deadline = time.monotonic() + TIME_LIMIT
+        while job.poll() is None:
+            if time.monotonic() > deadline:
+                print_stacks(job)
+                return None
+            time.sleep(0.02)
+        return job.launcher.returncode
+
+
+def verdict(status, selected):
+    """Return whether a part is good, and in words."""
+    if status is None:
+        return False, f"no end after {TIME_LIMIT} s"
+    if status == NO_TESTS:
+        return selected, "no tests"
+    return status == 0, "passed" if status == 0 else f"failed (exit status {status})"
+
+
+def main(arguments):
+    # A terminated run still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.chdir(Path(__file__).parent.parent)
+    lines, good, ran = [], True, False
+    for name, command in parts():
+        print(f"\n=== tests: {name}", flush=True)
+        began = time.monotonic()
+        status = run([*command, *arguments])
+        passed, words = verdict(status, selected=bool(arguments))
+        lines.append(f"{name:>14}  {words}, {time.monotonic() - began:.0f} s")
+        good, ran = good and passed, ran or status != NO_TESTS
+    print("\n" + "\n".join(lines))
+    return 0 if good and ran else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

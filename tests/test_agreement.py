@@ -1,0 +1,43 @@
+"""What ranks tell each other before they start."""
+
+import pytest
+
+from collectives.agreement import name_ranks, raise_together, singleton_error
+
+
+class Ranks:
+    """A communicator whose allgather returns what the test says."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def allgather(self, _):
+        return list(self.values)
+
+
+def test_nobody_raises_where_nothing_is_wrong():
+    raise_together(Ranks(None, None), None)
+
+
+def test_an_error_of_all_ranks_is_said_once():
+    with pytest.raises(TypeError, match="^a$"):
+        raise_together(Ranks(TypeError("a"), TypeError("a")), None)
+
+
+def test_errors_of_some_ranks_name_them():
+    errors = Ranks(ValueError("a"), None, ValueError("a"), ValueError("b"))
+    with pytest.raises(ValueError, match="^ranks 0, 2: a; rank 3: b$"):
+        raise_together(errors, None)
+
+
+def test_ranks_are_named_as_a_reader_wants_them():
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([0, 1, 2, 3, 7, 9, 10]) == "ranks 0-3, 7, 9-10"
+
+
+@pytest.mark.parametrize(("tasks", "alone"), [("4", True), ("1", False), ("", False)])
+def test_one_rank_of_many_tasks_is_a_singleton(monkeypatch, tasks, alone):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", tasks)
+    monkeypatch.delenv("PMI_SIZE", raising=False)
+    assert (singleton_error(1) is not None) == alone
+    assert singleton_error(4) is None

@@ -1,0 +1,178 @@
+"""The command line: what it refuses, in how many words, and what it loads before that."""
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import wagma
+from collectives import agreement
+from wagma import cli, job
+
+MISTAKES = {
+    "": "the following arguments are required: COMMAND",
+    "fly": "argument COMMAND: invalid choice: 'fly'",
+    "train --fly": "unrecognized arguments: --fly",
+    "train --step 3": "unrecognized arguments: --step 3",
+    "train --steps": "argument --steps: expected one argument",
+    "train --steps 0": "argument --steps: must be a whole number from 1 on, not '0'",
+    "train --steps 1e3": "argument --steps: must be a whole number from 1 on, not '1e3'",
+    "train --batch-size -1": "argument --batch-size: must be a whole number from 1 on, not '-1'",
+    "train --lr -1": "argument --lr: must be a number above 0, not '-1'",
+    "train --lr fast": "argument --lr: must be a number above 0, not 'fast'",
+    "train --lr nan": "argument --lr: must be a number above 0, not 'nan'",
+    "train --momentum 1": "argument --momentum: must be a number from 0 to below 1, not '1'",
+    "train --shards mine": "argument --shards: invalid choice: 'mine'",
+    "train --seed -1": "argument --seed: must be a whole number from 0 on, not '-1'",
+    "train --group-size 0": "argument --group-size: must be a whole number from 1 on, not '0'",
+    "train --sync-period 0": "argument --sync-period: must be a whole number from 1 on, not '0'",
+    "train --wait all": "argument --wait: invalid choice: 'all'",
+    "train --late never": "argument --late: invalid choice: 'never'",
+    "train --step-time inf": "argument --step-time: must be a number from 0 on, not 'inf'",
+    "train --imbalance sun": "argument --imbalance: invalid choice: 'sun'",
+    "train --imbalance-scale -1": "argument --imbalance-scale: must be a number from 0 on",
+    "train --slow-rank 3": "argument --slow-rank: must be R:FACTOR",
+    "train --slow-rank 3:0.5": "argument --slow-rank: must be R:FACTOR",
+    "train --slow-rank x:2": "argument --slow-rank: must be R:FACTOR",
+    "train --slow-rank 3:2 --slow-rank 3:4": "argument --slow-rank: rank 3 is given twice",
+    "train --name a/b": "argument --name: must be the name of one directory, not 'a/b'",
+    "train --name ..": "argument --name: must be the name of one directory, not '..'",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for variable in (*job.RANK_VARIABLES, *agreement.TASK_COUNTS):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def refuse(capsys):
+    """Return a function that runs a command line which must fail, and returns what it prints."""
+
+    def run(line):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(line.split())
+        assert ended.value.code == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        return output.err
+
+    return run
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line_and_status_2(refuse, line):
+    message = refuse(line)
+    assert message.startswith(f"wagma: error: {MISTAKES[line]}")
+    assert message.endswith("--help)\n")
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("variable", job.RANK_VARIABLES)
+def test_only_rank_0_speaks(refuse, monkeypatch, variable):
+    monkeypatch.setattr(cli, "SPEAK_FIRST", 0)
+    monkeypatch.setenv(variable, "1")
+    assert refuse("train --lr -1") == ""
+    monkeypatch.setenv(variable, "0")
+    assert refuse("train --lr -1") != ""
+
+
+def test_a_slurm_batch_script_is_no_rank_of_the_mpiexec_in_it(refuse, monkeypatch):
+    monkeypatch.setattr(cli, "SPEAK_FIRST", 0)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("PMI_RANK", "3")
+    assert refuse("train --lr -1") == ""
+
+
+@pytest.mark.parametrize("line", [["--help"], ["--version"], ["train", "--help"], ["train", "--x"]])
+def test_help_version_and_mistakes_load_neither_mpi_nor_torch(line):
+    program = f"""
+import sys
+from wagma.cli import main
+try:
+    main({line})
+finally:
+    loaded = {{"mpi4py", "torch", "numpy", "sklearn", "rich", "collectives"}} & set(sys.modules)
+    assert not loaded, loaded
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "AssertionError" not in ended.stderr
+    assert ended.returncode == (2 if "--x" in line else 0)
+
+
+def test_importing_the_package_loads_neither_mpi_nor_torch():
+    program = "import sys, wagma; assert not {'mpi4py', 'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_package_offers_the_optimiser():
+    from wagma.optim import WAGMA
+
+    assert wagma.WAGMA is WAGMA
+    with pytest.raises(AttributeError, match="has no attribute 'ADPSGD'"):
+        wagma.ADPSGD  # noqa: B018
+
+
+def test_help_has_examples_and_the_exit_statuses(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "mpiexec -n 4 wagma train\n" in text
+    assert "srun --mpi=pmi2 -n 4 wagma train" in text
+    for status in (0, 1, 2, 130, 143):
+        assert f"\n  {status} " in text
+
+
+def test_the_version_is_the_distribution_s(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"wagma {wagma.__version__}\n"
+    assert metadata.version("wagma") == wagma.__version__
+
+
+def test_modules_that_are_not_installed_are_named(capsys, monkeypatch):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train"])
+    assert ended.value.code == 1
+    message = "wagma: error: rich, sklearn, torch not installed: pip install 'wagma[train]'\n"
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lr", "-1"], "argument --lr: must be a number above 0, not '-1'"),
+        (["--group-size", "5"], "argument --group-size: groups of 5 in a job of 4 ranks"),
+        (["--slow-rank", "4:2"], "argument --slow-rank: no rank 4 in a job of 4 ranks"),
+        (["--name", "used"], "used is not empty: choose another --name, or remove it"),
+    ],
+)
+def test_a_job_of_four_says_it_once(mpirun, tmp_path, flags, message):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "model.pt").touch()
+    ended = mpirun(4, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags, timeout=30)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("wagma: error: ")
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.launch
+def test_a_job_of_four_prints_its_help_once(mpirun):
+    ended = mpirun(4, "-m", "wagma", "--help", timeout=30).check()
+    assert ended.stdout.count("usage: wagma") == 1
+
+
+@pytest.mark.launch
+def test_tasks_that_mpi_took_for_jobs_of_their_own_are_refused(mpirun, tmp_path):
+    variables = {"SLURM_STEP_NUM_TASKS": "4"}
+    ended = mpirun(1, "-m", "wagma", "train", "--runs-dir", tmp_path, timeout=30, env=variables)
+    assert ended.returncode == 2
+    assert "each of the job's 4 tasks (SLURM_STEP_NUM_TASKS) a job of its own" in ended.stderr
+    assert ended.stderr.count("\n") == 1

@@ -1,0 +1,271 @@
+"""The model as one vector: what becomes a view of it, what does not, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from wagma.optim.flat import ALIGNMENT, FlatModel, survey
+
+
+def make_model(dtype=torch.float32):
+    """Return a model with convolutions, BatchNorm buffers and a scalar parameter."""
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 5)
+    )
+    model.scale = nn.Parameter(torch.tensor(2.0))
+    return model.to(dtype)
+
+
+def flatten(model, optimizer=None):
+    return FlatModel(survey(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
+def is_view(tensor, flat):
+    start = flat.vector.__array_interface__["data"][0]
+    return start <= tensor.data_ptr() < start + flat.vector.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tensors_keep_object_shape_and_value_and_become_aligned_views(dtype):
+    model = make_model(dtype)
+    before = copy.deepcopy(model.state_dict())
+    parameters = list(model.parameters())
+
+    flat = flatten(model)
+
+    assert flat.vector.ndim == 1 and flat.vector.flags.c_contiguous and flat.vector.flags.writeable
+    assert torch.from_numpy(flat.vector).dtype == dtype
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    for name, value in model.state_dict().items():
+        assert value.shape == before[name].shape
+        assert value.stride() == before[name].stride()
+        assert torch.equal(value, before[name])
+        assert is_view(value, flat) == value.is_floating_point()
+        assert not value.is_floating_point() or value.data_ptr() % ALIGNMENT == 0
+    assert all(p.requires_grad and p.is_leaf for p in parameters)
+
+
+def test_a_write_to_the_vector_is_seen_in_the_model_and_the_reverse():
+    model = make_model()
+    flat = flatten(model)
+    flat.vector[:] = 3
+    assert all((tensor.value == 3).all() for tensor in flat.averaged)
+    with torch.no_grad():
+        model[4].bias.fill_(7)
+    assert (flat.vector == 7).sum() == model[4].bias.numel()
+
+
+def test_forward_backward_and_steps_equal_those_of_the_plain_model():
+    plain = make_model(torch.float64)
+    model = copy.deepcopy(plain)
+    flatten(model)
+    batch = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    for network in (plain, model):
+        optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (network(batch).square().mean() * network.scale).backward()
+            optimizer.step()
+    for (name, expected), actual in zip(
+        plain.state_dict().items(), model.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, msg=name)
+
+
+shapes = st.lists(st.integers(0, 5), max_size=4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(shapes, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_any_shapes_and_orders_of_dimensions_survive(shapes, random):
+    model = nn.ParameterList()
+    for shape in shapes:
+        order = random.sample(range(len(shape)), len(shape))
+        model.append(nn.Parameter(torch.randn(shape).permute(order)))
+    before = [(p.detach().clone(), p.stride()) for p in model]
+
+    flat = flatten(model)
+
+    for parameter, (value, stride) in zip(model, before, strict=True):
+        assert torch.equal(parameter, value) and parameter.stride() == stride
+    numbers = np.concatenate([value.numpy().ravel() for value, _ in before])
+    assert np.array_equal(np.sort(flat.vector[flat.vector != 0]), np.sort(numbers[numbers != 0]))
+
+
+def test_channels_last_parameters_stay_so():
+    model = nn.Conv2d(4, 3, 3).to(memory_format=torch.channels_last)
+    flatten(model)
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_tied_parameter_is_one_view():
+    model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 7, bias=False))
+    model[1].weight = model[0].weight
+    flat = flatten(model)
+    assert len(flat.averaged) == 1 and flat.vector.size == 32  # 21 elements, aligned
+    assert model[1].weight is model[0].weight
+
+    model[1].weight = nn.Parameter(torch.zeros(7, 3))
+    with pytest.raises(RuntimeError, match=r"'0\.weight' was replaced"):
+        flat.check()
+
+
+def test_batchnorm_statistics_are_views_and_their_counter_is_not():
+    model = make_model()
+    flat = flatten(model)
+    model(torch.randn(2, 1, 8, 8))
+    flat.check()
+    assert is_view(model[1].running_mean, flat) and is_view(model[1].running_var, flat)
+    assert [tensor.name for tensor in flat.constant] == ["1.num_batches_tracked"]
+
+
+def test_frozen_parameters_are_averaged():
+    model = make_model()
+    model[0].requires_grad_(False)
+    flat = flatten(model, torch.optim.SGD(model[4].parameters(), lr=0.1))
+    assert is_view(model[0].weight, flat) and not model[0].weight.requires_grad
+
+
+def test_a_constant_that_is_not_finite_stays_out_of_the_average():
+    model = make_model()
+    model.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+    model.limit = nn.Parameter(torch.tensor(torch.inf), requires_grad=False)
+    flat = flatten(model)
+    assert not is_view(model.mask, flat) and not is_view(model.limit, flat)
+    assert np.isfinite(flat.vector).all()
+
+
+def test_views_survive_loading_and_zero_grad():
+    model, other = make_model(), make_model()
+    nn.init.constant_(other[4].weight, 5)
+    flat = flatten(model)
+    model.load_state_dict(other.state_dict())
+    for set_to_none in (True, False):
+        model(torch.randn(2, 1, 8, 8)).sum().backward()
+        model.zero_grad(set_to_none)
+    flat.check()
+    assert (flat.vector == 5).sum() == 540
+
+
+def replace_data(model):
+    model[4].weight.data = model[4].weight.data.clone()
+
+
+def replace_parameter(model):
+    model[4].weight = nn.Parameter(model[4].weight.detach().clone())
+
+
+def remove_parameter(model):
+    del model[4].weight
+
+
+def replace_buffer(model):
+    model[1].running_mean = model[1].running_mean * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (replace_data, "parameter '4.weight'"),
+        (replace_parameter, "parameter '4.weight'"),
+        (remove_parameter, "parameter '4.weight'"),
+        (replace_buffer, "buffer '1.running_mean'"),
+        (nn.Module.double, "parameter 'scale'"),
+        (nn.Module.half, "parameter 'scale'"),
+    ],
+)
+def test_replaced_memory_is_noticed(change, named):
+    model = make_model()
+    flat = flatten(model)
+    flat.check()
+    change(model)
+    with pytest.raises(RuntimeError, match=f"{named} was replaced"):
+        flat.check()
+
+
+def test_saved_values_come_back_bit_for_bit():
+    model = make_model()
+    flat = flatten(model)
+    flat.vector[:3] = [np.nan, -0.0, np.inf]
+    before, counter = flat.vector.tobytes(), model[1].num_batches_tracked.item()
+    saved = flat.save()
+    flat.vector[:] = 1
+    model(torch.randn(2, 1, 8, 8))
+    flat.restore(saved)
+    assert flat.vector.tobytes() == before
+    assert model[1].num_batches_tracked.item() == counter
+    flat.check()
+
+
+def with_half(model):
+    model[4].half()
+
+
+def with_two_dtypes(model):
+    model[4].double()
+
+
+def with_a_double_buffer(model):
+    model.register_buffer("total", torch.zeros(3, dtype=torch.float64))
+
+
+def with_a_lazy_layer(model):
+    model.append(nn.LazyLinear(3))
+
+
+def with_a_complex_parameter(model):
+    model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+
+def with_a_sparse_buffer(model):
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+
+
+def with_a_tensor_elsewhere(model):
+    model.register_buffer("far", torch.zeros(3, device="meta"))
+
+
+def with_shared_memory(model):
+    model.register_buffer("start", model[4].weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (with_half, TypeError, "parameter '4.weight' is torch.float16: only float32 and float64"),
+        (with_two_dtypes, TypeError, "one dtype only.*and parameter '4.weight', float64"),
+        (with_a_double_buffer, TypeError, r"one dtype only.*buffer 'total', float64 \(3,\)"),
+        (with_a_lazy_layer, ValueError, "parameter '5.weight' has no shape yet"),
+        (with_a_complex_parameter, TypeError, "parameter 'phase' is torch.complex64"),
+        (with_a_sparse_buffer, TypeError, "buffer 'graph' is torch.sparse_coo"),
+        (with_a_tensor_elsewhere, TypeError, "buffer 'far' is on meta"),
+        (with_shared_memory, ValueError, "buffer 'start' and parameter '4.weight' share memory"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused_by_name(change, kind, message):
+    model = make_model()
+    optimizer = torch.optim.SGD([model.scale], lr=0.1)
+    change(model)
+    with pytest.raises(kind, match=message):
+        survey(model, optimizer)
+
+
+def test_wrong_objects_and_strangers_are_refused():
+    model, other = make_model(), nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, not list"):
+        survey(list(model.parameters()), optimizer)
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer, not float"):
+        survey(model, 0.1)
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0, shape \(3, 2\), is in"):
+        survey(model, torch.optim.SGD(other.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="no floating-point parameters"):
+        survey(nn.ReLU(), optimizer)

@@ -1,0 +1,300 @@
+"""The harness itself: a rank that fails or hangs ends the run soon, with its traceback."""
+
+import os
+import signal
+import textwrap
+from pathlib import Path
+
+import lockstep
+import psutil
+import pytest
+from launch import Job, Signal
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def mpi_pytest(mpirun, tmp_path):
+    """Return a function that runs pytest on a text under mpiexec, with this suite's plugin."""
+
+    def run(ranks, tests, *arguments, env={}):
+        (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
+        header = "import os, time\nimport pytest\npytestmark = pytest.mark.mpi\n"
+        (tmp_path / "test_inner.py").write_text(header + textwrap.dedent(tests))
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = ranks\n")
+        return mpirun(
+            ranks,
+            *("-m", "pytest", "--with-mpi", "-p", "no:cacheprovider", "--color=no", *arguments),
+            timeout=60,
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(HERE), **env},
+        )
+
+    return run
+
+
+def runs(pid):
+    # An orphan's new parent may be slow to take note of its end.
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(*lockstep.SIZES)
+def test_comm_is_a_duplicate_of_the_world(comm, request):
+    from mpi4py import MPI
+
+    assert MPI.Comm.Compare(comm, MPI.COMM_WORLD) == MPI.CONGRUENT
+    assert comm.size in lockstep.check_ranks(request.node)
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.mpi
+def test_a_test_runs_with_four_ranks_unless_it_says_otherwise(comm):
+    assert comm.size == 4
+
+
+@pytest.mark.launch
+def test_a_passing_run_prints_one_summary_and_ends_with_status_0(mpi_pytest):
+    result = mpi_pytest(
+        4,
+        """
+        def test_passes(comm):
+            assert comm.allreduce(comm.rank) == 6
+
+        @pytest.mark.xfail
+        def test_is_expected_to_fail(comm):
+            assert comm.rank < 0
+
+        @pytest.mark.ranks(8)
+        def test_of_another_size(comm):
+            assert False
+        """,
+    ).check()
+    assert result.stdout.count("1 passed, 1 deselected, 1 xfailed") == 1
+    assert result.stdout.count("test session starts") == 1
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("ci", ["", "true"])  # pytest prints more where CI is set
+@pytest.mark.parametrize("failing", [0, 2])
+def test_a_failing_rank_fails_the_test_with_its_traceback_and_the_next_test_runs(
+    mpi_pytest, failing, ci
+):
+    result = mpi_pytest(
+        4,
+        f"""
+        def test_fails_on_one_rank(comm):
+            print("said by", comm.rank)
+            assert comm.rank != {failing}, "the reason"
+
+        def test_next(comm):
+            comm.Barrier()
+        """,
+        env={"CI": ci},
+    )
+    assert result.returncode == 1
+    assert "1 failed, 1 passed" in result.stdout
+    assert result.stdout.count("E       AssertionError: the reason") == 1
+    assert f"said by {failing}" in result.stdout
+
+
+@pytest.mark.launch
+def test_a_failing_setup_on_one_rank_keeps_the_others_out_of_the_test(mpi_pytest):
+    result = mpi_pytest(
+        3,
+        """
+        @pytest.fixture
+        def broken(comm):
+            assert comm.rank != 1, "the reason"
+
+        @pytest.mark.ranks(3)
+        def test_never_runs(comm, broken):
+            comm.Barrier()
+        """,
+    )
+    assert result.returncode == 1
+    assert "1 error" in result.stdout
+    assert "the reason" in result.stdout
+
+
+@pytest.mark.launch
+def test_a_skip_on_one_rank_is_a_failure(mpi_pytest):
+    result = mpi_pytest(
+        4,
+        """
+        def test_skips_on_one_rank(comm):
+            if comm.rank == 3:
+                pytest.skip("one rank")
+        """,
+    )
+    assert result.returncode == 1
+    assert "passed on ranks 0, 1, 2; skipped on rank 3" in result.stdout
+
+
+@pytest.mark.launch
+def test_a_failing_rank_that_the_others_wait_for_aborts_the_run_with_its_traceback(mpi_pytest):
+    result = mpi_pytest(
+        4,
+        """
+        def test_others_wait(comm):
+            if comm.rank == 2:
+                raise ValueError("the reason")
+            comm.Barrier()
+        """,
+        "--timeout=50",
+    )
+    assert result.returncode not in (0, 5)
+    assert "rank 2: is at call of test_inner.py::test_others_wait; ranks 0, 1, 3" in result.stderr
+    assert "ValueError: the reason" in result.stderr
+    assert "has not ended" not in result.stderr
+
+
+@pytest.mark.launch
+def test_a_hanging_rank_aborts_the_run_with_its_stack(mpi_pytest):
+    result = mpi_pytest(
+        4,
+        """
+        def wait_for_nobody(comm):
+            comm.recv(source=comm.rank)
+
+        def test_fails_before():
+            assert False, "the earlier failure"
+
+        def test_one_hangs(comm):
+            if comm.rank == 1:
+                print("the last word")
+                wait_for_nobody(comm)
+        """,
+        "--timeout=2",
+    )
+    assert result.returncode not in (0, 5)
+    assert "rank 1: test_inner.py::test_one_hangs has not ended after 2.0 s" in result.stderr
+    assert "in wait_for_nobody" in result.stderr
+    assert "the last word" in result.stderr
+    assert "This rank waits for rank 1." in result.stderr
+    assert "the earlier failure" in result.stdout
+
+
+@pytest.mark.launch
+def test_a_rank_that_hangs_in_teardown_after_a_failure_aborts_the_run(mpi_pytest):
+    result = mpi_pytest(
+        4,
+        """
+        @pytest.fixture
+        def closes_badly(comm):
+            yield
+            if comm.rank == 0:
+                comm.recv(source=0)
+
+        def test_fails_and_hangs(closes_badly):
+            assert False, "the reason"
+        """,
+        "--timeout=2",
+    )
+    assert result.returncode not in (0, 5)
+    assert "in closes_badly" in result.stderr
+
+
+@pytest.mark.launch
+def test_a_module_that_one_rank_cannot_import_stops_the_run(mpi_pytest):
+    result = mpi_pytest(
+        4,
+        """
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 3:
+            import no_such_module
+
+        def test_never_runs(comm):
+            comm.Barrier()
+        """,
+    )
+    assert result.returncode == 1
+    assert "No module named 'no_such_module'" in result.stdout + result.stderr
+
+
+@pytest.mark.launch
+def test_a_run_that_skips_everything_has_tested_nothing(mpi_pytest):
+    result = mpi_pytest(1, "@pytest.mark.ranks(1)\ndef test_skips(): pytest.skip('always')")
+    assert result.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.launch
+def test_a_number_of_ranks_that_the_suite_never_has_is_refused(mpi_pytest):
+    result = mpi_pytest(1, "@pytest.mark.ranks(5)\ndef test_of_five(comm): pass")
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "never has [5] ranks" in result.stderr
+
+
+@pytest.mark.launch
+def test_mpirun_ends_a_job_that_takes_too_long_and_shows_where_it_was(mpirun):
+    code = "import time\ndef wait():\n  time.sleep(60)\nwait()"
+    with pytest.raises(AssertionError, match="no end after 4 s") as failure:
+        mpirun(3, "-c", code, timeout=4)
+    assert str(failure.value).count("in wait") == 3
+
+
+@pytest.mark.launch
+def test_mpirun_finds_and_ends_a_process_that_outlives_its_job(mpirun, tmp_path):
+    pid = tmp_path / "pid"
+    code = f"""
+        import pathlib, subprocess
+        # With the job's output open, mpiexec would wait for it.
+        closed = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(["sleep", "60"], start_new_session=True, **closed)
+        pathlib.Path({str(pid)!r}).write_text(str(child.pid))
+    """
+    with pytest.raises(AssertionError, match=r"left behind: .*sleep 60"):
+        mpirun(1, "-c", textwrap.dedent(code), timeout=20)
+    assert not runs(int(pid.read_text()))
+
+
+@pytest.mark.launch
+def test_mpirun_removes_the_shared_memory_of_an_aborted_job(mpirun):
+    code = """
+        import time
+        from mpi4py import MPI
+        mapped = {word for word in open("/proc/self/maps").read().split() if "/dev/shm/" in word}
+        print(*mapped, flush=True)
+        time.sleep(1)
+        MPI.COMM_WORLD.Abort(3)
+    """
+    result = mpirun(2, "-c", textwrap.dedent(code), timeout=20)
+    assert result.returncode == 3
+    assert not any(Path(segment).exists() for segment in result.stdout.split())
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("to", "count"), [("ranks", 2), (1, 1)])
+def test_mpirun_sends_a_signal_once_the_job_has_said_a_word(mpirun, to, count):
+    code = f"""
+        import signal, sys
+        from mpi4py import MPI
+        comm = MPI.COMM_WORLD
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        comm.Barrier()
+        print("ready", flush=True)
+        if {to!r} in ("ranks", comm.rank):
+            signal.sigwait([signal.SIGUSR1])
+            sys.stdout.write(f"got it: {{comm.rank}}\\n")
+    """
+    sent = Signal(signal.SIGUSR1, after="ready", to=to)
+    result = mpirun(2, "-c", textwrap.dedent(code), timeout=30, signals=[sent]).check()
+    assert result.stdout.count("got it") == count
+    assert "got it: 1" in result.stdout
+
+
+@pytest.mark.launch
+def test_mpirun_signals_the_launcher_as_ctrl_c_does(mpirun):
+    code = "import time; print('ready', flush=True); time.sleep(60)"
+    sent = Signal(signal.SIGINT, after="ready", to="launcher")
+    assert mpirun(2, "-c", code, timeout=30, signals=[sent]).returncode != 0
+
+
+def test_a_job_knows_its_processes_whatever_became_of_their_parents():
+    command = ["bash", "-c", "(setsid sleep 60 &) ; exec sleep 60"]
+    with Job(command) as job:
+        while len(job.processes()) < 2:
+            assert job.poll() is None
+        pids = [process.pid for process in job.processes()]
+        assert os.getpid() not in pids
+    assert not any(map(runs, pids))

@@ -1,0 +1,209 @@
+"""The wait-avoiding protocol keeps its invariants in every interleaving that is tried.
+
+The invariants themselves are in `protocol_network`, which checks them throughout every run.
+"""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocol_network import (
+    AT_ONCE,
+    AVERAGE,
+    CALL,
+    CLOSE,
+    DELAYED,
+    INTERRUPTED_CALL,
+    ONE_AT_A_TIME,
+    PUBLISH,
+    SYNCHRONIZE,
+    ConservingRule,
+    ListedChooser,
+    PaperRule,
+    RandomChooser,
+    Scenario,
+    Stage,
+    World,
+    explore,
+    protocols,
+    run_seed,
+)
+
+SEEDS_PER_BLOCK = 300
+
+
+@pytest.mark.parametrize("block", range(14))
+def test_random_runs_keep_every_invariant(block):
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
+        run_seed(seed)
+
+
+def test_random_runs_meet_all_that_can_happen():
+    met = set().union(*(run_seed(seed).met for seed in range(60)))
+    assert met == {
+        "timely",
+        "late",
+        "passive",
+        "stopped",
+        "interrupted",
+        "disagreement",
+        "synchronisation",
+        "overtaken activation",
+    }
+
+
+OPERATIONS = st.sampled_from((CALL, CALL, CALL, INTERRUPTED_CALL, PUBLISH, AVERAGE, SYNCHRONIZE))
+
+
+@st.composite
+def scenarios(draw):
+    world_size = draw(st.integers(1, 5))
+    common = draw(st.lists(OPERATIONS, max_size=6))
+    programs = []
+    for _ in range(world_size):
+        program = common[: draw(st.just(len(common)) | st.integers(0, len(common)))]
+        program += draw(st.just([]) | st.lists(OPERATIONS, max_size=2))
+        programs.append((*program, CLOSE))
+    return Scenario(
+        world_size,
+        group_size=draw(st.integers(1, world_size)),
+        sync_period=draw(st.sampled_from((1, 2, 3, 100))),
+        programs=tuple(programs),
+        passive=draw(st.booleans()),
+        rule=draw(st.sampled_from((PaperRule, ConservingRule))),
+        sends=draw(st.sampled_from((AT_ONCE, DELAYED, ONE_AT_A_TIME))),
+        frozen=draw(st.frozensets(st.integers(0, world_size - 1))),
+        frozen_from=draw(st.integers(0, 60)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(scenarios(), st.lists(st.integers(0, 40), min_size=80, max_size=300))
+def test_chosen_runs_keep_every_invariant(scenario, choices):
+    World(scenario).run(ListedChooser(choices))
+
+
+EVERY_INTERLEAVING = {
+    "two ranks call": Scenario(2, 2, 9, ((CALL, CALL, CALL, CLOSE),) * 2),
+    "their activations are delayed": Scenario(2, 2, 9, ((CALL, CALL, CLOSE),) * 2, sends=DELAYED),
+    "they synchronise": Scenario(2, 2, 2, ((CALL, CALL, CALL, CLOSE),) * 2),
+    "their groups have one member": Scenario(2, 1, 2, ((CALL, CALL, CALL, CLOSE),) * 2),
+    "they average between calls": Scenario(2, 2, 9, ((CALL, AVERAGE, CALL, CLOSE),) * 2),
+    "they publish between calls": Scenario(2, 2, 9, ((CALL, PUBLISH, CALL, CLOSE),) * 2),
+    "one closes earlier": Scenario(2, 2, 3, ((CALL, CALL, CALL, CLOSE), (CALL, CLOSE))),
+    "one does not synchronise": Scenario(
+        2, 2, 9, ((CALL, SYNCHRONIZE, CALL, CLOSE), (CALL, CALL, CLOSE))
+    ),
+    "one is interrupted": Scenario(2, 2, 9, ((INTERRUPTED_CALL, CALL, CLOSE), (CALL, CALL, CLOSE))),
+    "nobody is passive": Scenario(2, 2, 2, ((CALL, CALL, CALL, CLOSE),) * 2, passive=False),
+    "nobody is passive, one closes earlier": Scenario(
+        2, 2, 9, ((CALL, CALL, CLOSE), (CLOSE,)), passive=False
+    ),
+    "nobody is passive, one averages": Scenario(
+        2, 2, 9, ((CALL, CALL, CLOSE), (AVERAGE, CLOSE)), passive=False
+    ),
+    "nobody is passive, one is interrupted": Scenario(
+        2, 2, 9, ((INTERRUPTED_CALL, CALL, CLOSE), (CALL, CALL, CLOSE)), passive=False
+    ),
+    "two of three ranks call": Scenario(3, 2, 9, ((CALL, CLOSE), (CALL, CLOSE), (CLOSE,))),
+}
+
+
+@pytest.mark.parametrize("scenario", EVERY_INTERLEAVING.values(), ids=EVERY_INTERLEAVING)
+def test_every_interleaving_keeps_every_invariant(scenario):
+    assert explore(scenario) > 10
+
+
+@pytest.mark.parametrize("world_size", range(2, 10))
+def test_a_call_returns_while_all_other_applications_stop(world_size):
+    scenario = Scenario(
+        world_size,
+        group_size=world_size,
+        sync_period=100,
+        programs=((*[CALL] * 3, CLOSE),) * world_size,
+        frozen=frozenset(range(1, world_size)),
+    )
+    world = World(scenario)
+    choose = RandomChooser(random.Random(world_size), world_size)
+    world.freeze(scenario.frozen)
+    while events := world.events():
+        world.happen(choose(events))
+    assert world.ranks[0].protocol.t == 3
+    assert [rank.executed for rank in world.ranks] == [[0, 1, 2]] * world_size
+    assert all(rank.application.stage == Stage.COMPUTING for rank in world.ranks[1:])
+
+
+@pytest.mark.parametrize("sync_period", (1, 2, 3))
+def test_all_ranks_have_the_same_model_after_a_synchronisation(sync_period):
+    programs = ((*[CALL] * sync_period, CLOSE),) * 5
+    world = World(Scenario(5, 2, sync_period, programs))
+    choose = RandomChooser(random.Random(sync_period), 5)
+    models = {}
+
+    def watch(event, world):
+        for rank in world.ranks:
+            if rank.epoch == 1 and rank.application.stage == Stage.COMPUTING:
+                models[rank.number] = rank.rule.model
+
+    world.run(choose, watch)
+    assert len(models) == 5
+    assert len(set(models.values())) == 1
+
+
+def protocol_of(dimensions=3, group_size=2, sync_period=100, passive=True):
+    return protocols.WaitAvoiding(dimensions, group_size, sync_period, passive)
+
+
+def test_an_activation_is_forwarded_on_higher_dimensions_alone():
+    protocol = protocol_of(dimensions=4)
+    protocol.tell(0, 0, 1)
+    assert protocol.due == 0b1100
+    assert (protocol.vectors, protocol.running) == (protocols.RUNNING, 0)
+
+
+def test_a_known_version_is_forwarded_where_it_has_not_been_sent():
+    protocol = protocol_of(dimensions=4)
+    protocol.tell(0, 0, 2)
+    assert protocol.due == 0b1000
+    protocol.due = 0
+    protocol.tell(0, 0, 0)
+    assert protocol.due == 0b0110
+
+
+def test_a_later_activation_overtakes_one_that_is_due():
+    protocol = protocol_of()
+    protocol.tell(0, 0, 0)
+    protocol.tell(2, 1, 0)
+    assert protocol.due == 0b110
+    assert protocol.sent[1:3] == [2, 2]
+    assert protocol.sent_ops[1:3] == [1, 1]
+
+
+def test_a_group_of_one_announces_nothing():
+    protocol = protocol_of(group_size=1)
+    protocol.call()
+    protocol.published()
+    assert protocol.due == 0
+    assert (protocol.vectors, protocol.running) == (protocols.RUNNING, 0)
+
+
+def test_a_version_waits_for_the_operations_that_came_before_it():
+    protocol = protocol_of()
+    protocol.enter(protocols.AVERAGE)
+    protocol.tell(0, 1, 0)
+    assert protocol.due == 0b110
+    assert protocol.vectors == protocols.IDLE
+    protocol.agreed([protocols.AVERAGE, 0] * 5, 5)
+    assert protocol.vectors == protocols.HELD
+    protocol.moved()
+    assert (protocol.vectors, protocol.running) == (protocols.RUNNING, 0)
+
+
+def test_nothing_is_forwarded_once_all_ranks_close():
+    protocol = protocol_of()
+    protocol.enter(CLOSE)
+    protocol.agreed([CLOSE, 2, CLOSE, 0], 2)
+    assert (protocol.fin_due, protocol.running) == (0b111, 0)
+    protocol.tell(1, 0, 0)
+    assert protocol.due == 0

@@ -1,0 +1,325 @@
+"""`wagma train`: its metrics, its files, its repeatability, and how it ends."""
+
+import json
+import math
+import os
+import pty
+import re
+import signal
+import sys
+
+import launch
+import pytest
+import torch
+from launch import Signal
+
+from collectives.topology import group_of
+from wagma import data, imbalance, progress
+from wagma.runs import JsonLines, Tally, summarise
+from wagma.train import small_cnn
+
+RANKS = 4
+TIMEOUT = 100
+SETTINGS = ["--steps", 125, "--seed", 3, "--wait", "group"]
+UNEVEN = ["--step-time", 2, "--imbalance", "cloud", "--imbalance-scale", 0.05, "--slow-rank", "1:3"]
+RECORD = {
+    "step",
+    "version",
+    "loss",
+    "timely",
+    "source",
+    "synchronized",
+    "group",
+    "compute_s",
+    "delay_s",
+    "average_s",
+    "elapsed_s",
+}
+
+
+def record(compute_s=0.0, delay_s=0.0, timely=True, synchronized=False, elapsed_s=0.0):
+    return {
+        "compute_s": compute_s,
+        "delay_s": delay_s,
+        "timely": timely,
+        "synchronized": synchronized,
+        "elapsed_s": elapsed_s,
+    }
+
+
+def tally_of(sync_period, records):
+    tally = Tally(len(records), sync_period)
+    for one in records:
+        tally.add(one)
+    return tally
+
+
+def train(directory, name, *flags, ranks=RANKS):
+    """Run the command, and return how it ended."""
+    arguments = ["-m", "wagma", "train", "--runs-dir", directory, "--name", name, *flags]
+    return launch.mpirun(ranks, *arguments, timeout=TIMEOUT)
+
+
+def metrics(run, rank):
+    return [json.loads(line) for line in (run / f"rank-{rank:04}.jsonl").read_text().splitlines()]
+
+
+# --- what is counted, in one process
+
+
+def test_the_bound_is_the_sum_over_periods_of_the_slowest_rank_s_own_time():
+    first = tally_of(2, [record(1.0), record(1.0, 2.0), record(1.0, elapsed_s=10.0)])
+    second = tally_of(2, [record(1.5), record(1.5), record(1.5, 0.5, elapsed_s=9.0)])
+    summary = summarise([first, second], batch_size=8)
+    assert summary["bound_s"] == 4.0 + 2.0
+    assert summary["wall_s"] == 10.0
+    assert summary["bound_over_wall"] == 0.6
+    assert summary["samples_per_s"] == 2 * 3 * 8 / 10.0
+
+
+def test_synchronisations_are_no_timely_contributions():
+    late, timely, synchronized = record(timely=False), record(), record(synchronized=True)
+    first = tally_of(3, [late, timely, synchronized, record(elapsed_s=1.0)])
+    second = tally_of(3, [late, late, synchronized, record(timely=False, elapsed_s=1.0)])
+    summary = summarise([first, second], batch_size=1)
+    assert summary["timely_share"] == 2 / 6
+    assert summary["timely_share_of_rank"] == [2 / 3, 0.0]
+
+
+def test_numbers_that_are_not_finite_are_null_in_the_metrics(tmp_path):
+    with JsonLines(tmp_path / "lines") as lines:
+        lines.write({"loss": math.nan, "step": 1})
+        lines.write({"loss": 0.5, "step": 2})
+    written = (tmp_path / "lines").read_text().splitlines()
+    assert written == ['{"loss": null, "step": 1}', '{"loss": 0.5, "step": 2}']
+
+
+def test_progress_is_about_ten_lines_without_a_terminal_and_nothing_above_rank_0(capsys):
+    for rank in range(2):
+        shown = progress.start(rank, 105)
+        for step in range(1, 106):
+            shown.update(step, 0.5, 12345.6, 0.25)
+        shown.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert 10 <= len(lines) <= 12
+    assert lines[-1] == "step 105/105  loss 0.5000  12,346 samples/s  timely 25%"
+
+
+# --- where the progress goes
+
+SHOW = """
+import sys
+from wagma import progress
+print("before", flush=True)
+terminal = progress.terminal()
+print("a terminal" if terminal else "no terminal", file=terminal, flush=True)
+"""
+
+
+@pytest.mark.launch
+def test_a_file_that_the_launcher_writes_to_is_no_terminal_and_stays_as_it_is(mpirun):
+    assert mpirun(1, "-c", SHOW, timeout=30).check().stdout == "before\nno terminal\n"
+
+
+@pytest.mark.launch
+def test_the_launcher_s_terminal_is_found():
+    ours, launcher_s = pty.openpty()
+    command = [*launch.mpiexec(), "-n", "1", sys.executable, "-c", SHOW]
+    with launch.Job(command, stdout=launcher_s) as job:
+        assert job.launcher.wait(timeout=30) == 0
+    # Two ways lead to this terminal, so what came first on one may come last here.
+    shown = os.read(ours, 1000).decode()
+    assert "before" in shown
+    assert "a terminal" in shown
+
+
+# --- a run of four ranks, and what it leaves
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def ended(runs):
+    return train(runs, "first", *SETTINGS, *UNEVEN).check()
+
+
+@pytest.fixture
+def run(runs, ended):
+    return runs / "first"
+
+
+@pytest.mark.launch
+def test_a_run_prints_its_progress_and_its_outcome_once(ended):
+    *steps, outcome, where = ended.stdout.splitlines()
+    assert all(re.match(r"step \d+/125  loss \d", line) for line in steps)
+    assert 10 <= len(steps) <= 12
+    assert re.match(r"test accuracy [\d.]+%, wall time [\d.]+ s, ", outcome)
+    assert where.endswith("runs0/first")
+    assert ended.stderr == ""
+
+
+@pytest.mark.launch
+def test_every_rank_records_every_step(run):
+    for rank in range(RANKS):
+        records = metrics(run, rank)
+        assert all(set(one) == RECORD for one in records)
+        assert [one["step"] for one in records] == list(range(125))
+        assert [one["version"] for one in records] == list(range(125))
+        for one in records:
+            synchronized = (one["version"] + 1) % 10 == 0
+            expected = range(RANKS) if synchronized else group_of(rank, RANKS, 2, one["version"])
+            assert one["synchronized"] == synchronized
+            assert one["group"] == list(expected)
+            assert one["timely"]
+            assert one["source"] == one["version"]
+        elapsed = [one["elapsed_s"] for one in records]
+        assert elapsed == sorted(elapsed)
+        own = sum(one["compute_s"] + one["delay_s"] + one["average_s"] for one in records)
+        assert own == pytest.approx(elapsed[-1], rel=0.1)
+
+
+@pytest.mark.launch
+def test_the_delays_are_the_ones_that_were_asked_for(run):
+    for rank in range(RANKS):
+        for one in metrics(run, rank):
+            drawn = imbalance.delay("cloud", 3, one["step"], rank, RANKS) * 0.05
+            assert one["compute_s"] >= 0.002
+            assert one["delay_s"] >= drawn + (0.004 if rank == 1 else 0)
+
+
+@pytest.mark.launch
+def test_the_configuration_is_complete(run):
+    configuration = json.loads((run / "config.json").read_text())
+    asked = {
+        "steps": 125,
+        "seed": 3,
+        "wait": "group",
+        "step_time_ms": 2.0,
+        "imbalance": "cloud",
+        "imbalance_scale": 0.05,
+        "slow_rank": {"1": 3.0},
+        "name": "first",
+    }
+    resolved = {"ranks": RANKS, "group_size": 2, "sync_period": 10, "batch_size": 32}
+    assert configuration.items() >= (asked | resolved).items()
+    assert configuration["late"] in ("paper", "conserving")
+    assert configuration["threads"] >= 1
+    assert configuration["versions"]["torch"] == torch.__version__
+    assert configuration["versions"]["mpi"]
+
+
+@pytest.mark.launch
+def test_the_summary_agrees_with_the_metrics(run):
+    summary = json.loads((run / "summary.json").read_text())
+    everyone = [metrics(run, rank) for rank in range(RANKS)]
+    assert summary["wall_s"] == max(records[-1]["elapsed_s"] for records in everyone)
+    bound = 0
+    for start in range(0, 125, 10):
+        periods = [records[start : start + 10] for records in everyone]
+        bound += max(sum(one["compute_s"] + one["delay_s"] for one in part) for part in periods)
+    assert summary["bound_s"] == pytest.approx(bound)
+    assert summary["timely_share"] == 1
+    assert 0 < summary["bound_over_wall"] <= 1
+
+
+@pytest.mark.launch
+def test_the_model_file_has_the_accuracy_of_the_summary_and_it_is_good(run):
+    model = small_cnn()
+    model.load_state_dict(torch.load(run / "model.pt"))
+    _, test = data.load_digits()
+    predicted = model(torch.from_numpy(test.images)).argmax(1)
+    accuracy = (predicted.numpy() == test.labels).mean()
+    assert accuracy > 0.9
+    assert json.loads((run / "summary.json").read_text())["accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.launch
+def test_waiting_for_the_group_the_same_seed_gives_the_same_model_whoever_is_slow(runs, run):
+    train(runs, "again", *SETTINGS, "--slow-rank", "3:2").check()
+    first, again = (torch.load(runs / name / "model.pt") for name in ("first", "again"))
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    losses = [[one["loss"] for one in metrics(runs / name, 2)] for name in ("first", "again")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.launch
+def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
+    flags = ["--steps", "30", "--imbalance", "cloud", "--imbalance-scale", "0.01"]
+    mpirun(1, "-m", "wagma", "train", *flags, "--runs-dir", tmp_path, timeout=TIMEOUT).check()
+    (run,) = tmp_path.iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
+    assert [one["group"] for one in metrics(run, 0)] == [[0]] * 30
+    assert (run / "model.pt").exists()
+
+
+# --- how it ends otherwise
+
+
+@pytest.mark.launch
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpirun, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import sys
+from wagma import cli, train
+
+def out_of_memory(trainer, step):
+    if (trainer.rank, step) == (2, 20):
+        raise MemoryError("no batch fits")
+
+train.Trainer.hold_up = out_of_memory
+sys.exit(cli.main(sys.argv[1:]))
+""")
+    flags = ["train", "--runs-dir", tmp_path / "runs", "--steps", "100000", "--step-time", "5"]
+    ended = mpirun(RANKS, script, *flags, timeout=TIMEOUT)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("wagma: rank 2 of 4 failed:\nTraceback")
+    assert ended.stderr.count("MemoryError: no batch fits") == 1
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("number", "to", "status"),
+    [(signal.SIGINT, "launcher", 130), (signal.SIGTERM, "ranks", 143), (signal.SIGTERM, 2, 143)],
+)
+def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, status):
+    flags = ["--steps", "1000", "--step-time", "20", "--name", "stopped"]
+    ended = mpirun(
+        *(RANKS, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
+        timeout=TIMEOUT,
+        signals=[Signal(number, "step 100/1000", to)],
+    )
+    assert ended.returncode == status
+    assert "Traceback" not in ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("wagma: ")]
+    where = " on rank 2" if to == 2 else ""
+    assert line.startswith(f"wagma: stopped by {number.name}{where} after ")
+    for rank in range(RANKS):
+        assert 90 <= len(metrics(tmp_path / "stopped", rank)) < 500
+    assert not (tmp_path / "stopped" / "model.pt").exists()
+
+
+@pytest.mark.launch
+def test_a_signal_while_the_job_sets_itself_up_ends_it_too(mpirun, tmp_path):
+    ended = mpirun(
+        *(
+            2,
+            "-m",
+            "wagma",
+            "train",
+            "--runs-dir",
+            tmp_path,
+            "--steps",
+            "1000",
+            "--step-time",
+            "20",
+        ),
+        timeout=TIMEOUT,
+        signals=[Signal(signal.SIGTERM, 1.0, "launcher")],
+    )
+    assert ended.returncode == 143
+    assert "wagma: stopped by SIGTERM after 0 steps" in ended.stderr
+    assert "Traceback" not in ended.stderr

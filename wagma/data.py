@@ -1,0 +1,71 @@
+"""Scikit-learn's handwritten digits, held-out test set, shards and batches.
+
+All of it is a pure function of its arguments: the test set is the same for every number of ranks
+and every seed, and the shards of all ranks together are the training set, each image once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+TRAIN_IMAGES, TEST_IMAGES = 1437, 360
+SPLIT_SEED = 1797
+SHARDS_STREAM, BATCHES_STREAM = 1, 2
+
+
+class Images(NamedTuple):
+    """Images, float32 in [0, 1], shape (n, 1, 8, 8), and their labels 0 to 9, int64, shape (n,)."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def load_digits() -> tuple[Images, Images]:
+    """Return the 1,437 images to train on and the 360 to test on; nothing is downloaded."""
+    from sklearn import datasets
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    labels = labels.astype(np.int64)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
+    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
+    return Images(images[train], labels[train]), Images(images[test], labels[test])
+
+
+def shard(labels: np.ndarray, rank: int, size: int, kind: str, seed: int) -> np.ndarray:
+    """Return the indices of the images that a rank trains on.
+
+    Args:
+        labels: The labels of the whole training set, shape (n,).
+        rank: This rank, 0 to size - 1.
+        size: The number of ranks, at most n.
+        kind: "iid" deals the shuffled images out; "label-sorted" gives each rank a run of the
+            images in the order of their labels, so that a rank sees few of the ten digits.
+        seed: The job's seed.
+    """
+    if size > len(labels):
+        raise ValueError(f"{len(labels)} training images cannot be shared out to {size} ranks")
+    shuffled = np.random.default_rng([seed, SHARDS_STREAM]).permutation(len(labels))
+    if kind == "iid":
+        return shuffled[rank::size]
+    if kind == "label-sorted":
+        by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+        return np.array_split(by_label, size)[rank]
+    raise ValueError(f"shards are 'iid' or 'label-sorted', not {kind!r}")
+
+
+def batches(shard: np.ndarray, batch_size: int, rank: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield a rank's batches of ``batch_size`` indices without end.
+
+    The shard is shuffled anew for every pass over it, and a batch may straddle two passes.
+    """
+    generator = np.random.default_rng([seed, BATCHES_STREAM, rank])
+    pending = np.empty(0, dtype=shard.dtype)
+    while True:
+        while len(pending) < batch_size:
+            pending = np.concatenate([pending, generator.permutation(shard)])
+        yield pending[:batch_size]
+        pending = pending[batch_size:]

@@ -1,0 +1,253 @@
+"""A model as one vector: what every method of this package averages.
+
+The steps, in this order: `survey` lists a model's tensors and refuses what cannot be averaged,
+`agree` makes every rank refuse it alike, `broadcast` gives every rank the first rank's values,
+and `FlatModel` moves the tensors into one contiguous buffer that they become views of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from collectives.agreement import raise_together
+
+if TYPE_CHECKING:  # importing it initialises MPI
+    from mpi4py import MPI
+
+ALIGNMENT = 64  # bytes, at which torch and BLAS expect a tensor of its own to start
+
+
+class Tensor(NamedTuple):
+    """A parameter or buffer, and the places in the model where it is registered."""
+
+    kind: str
+    name: str
+    value: torch.Tensor
+    homes: list[tuple[torch.nn.Module, str]]  # (module, attribute); several when it is tied
+
+    def __str__(self) -> str:
+        stride = dense_stride(self.value)
+        layout = "" if stride == contiguous_stride(self.value) else f", strides {stride}"
+        dtype = str(self.value.dtype).removeprefix("torch.")
+        return f"{self.kind} {self.name!r}, {dtype} {tuple(self.value.shape)}{layout}"
+
+
+def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """List the model's tensors, tied ones once, in the order of its modules.
+
+    Args:
+        model: `torch.nn.Module`, its parameters and buffers dense and on the CPU, the
+            floating-point ones all float32 or all float64.
+        optimizer: `torch.optim.Optimizer` of some or all of the model's parameters.
+
+    Returns:
+        A list of `Tensor`.
+
+    Raises:
+        TypeError: not a module or an optimiser; a tensor of another dtype, layout or device.
+        ValueError: a lazy parameter without a shape, a parameter of the optimiser that is not
+            the model's, two tensors that share memory without being the same object, or a model
+            without any floating-point parameter.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}"
+        )
+    tensors = list(named_tensors(model))
+    for tensor in tensors:
+        check_averageable(tensor)
+    check_one_dtype(tensors)
+    check_no_aliases(tensors)
+    check_members(tensors, optimizer.param_groups)
+    return tensors
+
+
+def named_tensors(model: torch.nn.Module) -> Iterable[Tensor]:
+    """Yield every parameter and buffer once, with all its homes."""
+    found = {}
+    for prefix, module in model.named_modules():
+        named = [("parameter", *item) for item in module.named_parameters(recurse=False)]
+        named += [("buffer", *item) for item in module.named_buffers(recurse=False)]
+        for kind, attribute, value in named:
+            if kind == "parameter" and not value.requires_grad:
+                kind = "frozen parameter"
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            tensor = found.setdefault(id(value), Tensor(kind, name, value, []))
+            tensor.homes.append((module, attribute))
+    return found.values()
+
+
+def check_averageable(tensor: Tensor) -> None:
+    """Raise for a tensor that cannot become a view of a flat CPU buffer."""
+    value, name = tensor.value, f"{tensor.kind} {tensor.name!r}"
+    if torch.nn.parameter.is_lazy(value):
+        raise ValueError(f"{name} has no shape yet: run a batch through the model first")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} is {value.layout}: only dense tensors can be averaged")
+    if value.device.type != "cpu":
+        raise TypeError(f"{name} is on {value.device}: only CPU tensors can be averaged so far")
+    if value.is_complex() or (value.is_floating_point() and value.itemsize < 4):
+        raise TypeError(f"{name} is {value.dtype}: only float32 and float64 can be averaged so far")
+
+
+def check_one_dtype(tensors: list[Tensor]) -> None:
+    """Raise unless there is a floating-point parameter, and every such tensor has its dtype."""
+    floating = [tensor for tensor in tensors if tensor.value.is_floating_point()]
+    if not any("parameter" in tensor.kind for tensor in floating):
+        raise ValueError("the model has no floating-point parameters")
+    for tensor in floating:
+        if tensor.value.dtype != floating[0].value.dtype:
+            raise TypeError(f"one dtype only so far: the model has {floating[0]}, and {tensor}")
+
+
+def check_no_aliases(tensors: list[Tensor]) -> None:
+    """Raise for distinct tensors at one address: as views of the buffer they would part."""
+    first_at = {}
+    for tensor in tensors:
+        if not tensor.value.numel():
+            continue
+        other = first_at.setdefault(tensor.value.data_ptr(), tensor)
+        if other is not tensor:
+            raise ValueError(
+                f"{other.kind} {other.name!r} and {tensor.kind} {tensor.name!r} share memory but "
+                "are different objects: register one object twice to tie them"
+            )
+
+
+def check_members(tensors: list[Tensor], param_groups: list[dict]) -> None:
+    """Raise for a parameter in the groups that is not among the tensors."""
+    members = {id(tensor.value) for tensor in tensors}
+    for number, group in enumerate(param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) not in members:
+                raise ValueError(
+                    f"parameter {index} of group {number}, shape {tuple(parameter.shape)}, is in "
+                    "the optimizer but not in the model, so it would not be averaged"
+                )
+
+
+def agree(comm: MPI.Intracomm, find: Callable[[], list]) -> list:
+    """Return `find()` if it succeeds and prints the same on every rank; else raise everywhere.
+
+    Args:
+        comm: mpi4py communicator; collective.
+        find: function of no arguments that returns a list, such as a survey, whose elements'
+            `str` must not differ between ranks. It may raise TypeError or ValueError.
+
+    Raises:
+        TypeError, ValueError: the same on every rank, naming the ranks that raised or that
+            differ from rank 0, and what differs.
+    """
+    try:
+        found, error = find(), None
+    except (TypeError, ValueError) as problem:
+        found, error = None, problem
+    mine = None if error else [str(item) for item in found]
+    reference = comm.bcast(mine, root=0)
+    if error is None and reference is not None and mine != reference:
+        error = ValueError(difference(reference, mine))
+    raise_together(comm, error)
+    return found
+
+
+def difference(reference: list[str], mine: list[str]) -> str:
+    """Return the first difference between two ranks' lists, as a sentence's end."""
+    pairs = zip_longest(mine, reference, fillvalue="nothing")
+    here, there = next(pair for pair in pairs if pair[0] != pair[1])
+    return f"the model has {here} where rank 0 has {there}"
+
+
+def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
+    """Give every tensor, those of integers too, rank 0's value on every rank (collective)."""
+    for tensor in tensors:
+        value = tensor.value.detach()
+        dense = value.contiguous()
+        comm.Bcast(dense.view(-1).view(torch.uint8).numpy(), root=0)
+        value.copy_(dense)
+
+
+class FlatModel:
+    """A model whose averaged tensors are views of one contiguous vector.
+
+    Averaged are all floating-point parameters, the frozen ones included (so that they can join
+    the optimiser later), and all floating-point buffers, such as BatchNorm's running statistics.
+    Not averaged are integer tensors, and buffers and frozen parameters that hold a non-finite
+    value: an attention mask of -inf is a constant, and would make every average non-finite.
+
+    Attributes:
+        averaged, constant: lists of the tensors that are averaged and of those that are not.
+        vector: 1-D float32 or float64 numpy array that shares the tensors' memory, which starts
+            each of them at a multiple of 64 bytes; the gaps hold zeros.
+    """
+
+    def __init__(self, tensors: list[Tensor]):
+        """Move the tensors, a survey after its broadcast, into a new buffer.
+
+        Shapes, strides and values stay, and so do the `torch.nn.Parameter` objects.
+        """
+        self.averaged = [tensor for tensor in tensors if is_averaged(tensor)]
+        self.constant = [tensor for tensor in tensors if not is_averaged(tensor)]
+        dtype = self.averaged[0].value.dtype
+        unit = ALIGNMENT // dtype.itemsize
+        starts, length = [], 0
+        for tensor in self.averaged:
+            starts.append(length)
+            length += -(-tensor.value.numel() // unit) * unit
+        buffer = torch.zeros(length, dtype=dtype)
+        for tensor, start in zip(self.averaged, starts, strict=True):
+            value = tensor.value
+            view = buffer.as_strided(value.shape, dense_stride(value), start)
+            view.copy_(value.detach())
+            value.data = view
+        self.vector = buffer.numpy()
+        self._places = [
+            (module, attribute, tensor, tensor.value.data_ptr())
+            for tensor in self.averaged
+            for module, attribute in tensor.homes
+        ]
+
+    def check(self) -> None:
+        """Raise RuntimeError if a tensor of the model is no longer a view of the vector."""
+        for module, attribute, tensor, address in self._places:
+            value = getattr(module, attribute, None)
+            if value is None or value.data_ptr() != address:
+                raise RuntimeError(
+                    f"{tensor.kind} {tensor.name!r} was replaced after the model was wrapped, "
+                    "so it cannot be averaged: change it in place, or wrap the model afterwards"
+                )
+
+    def save(self) -> tuple[np.ndarray, list[torch.Tensor]]:
+        """Return a copy of every tensor's value, averaged or not, for `restore`."""
+        return self.vector.copy(), [tensor.value.detach().clone() for tensor in self.constant]
+
+    def restore(self, saved: tuple[np.ndarray, list[torch.Tensor]]) -> None:
+        """Put the values that `save` returned back, bit for bit."""
+        vector, constants = saved
+        self.vector[:] = vector
+        for tensor, value in zip(self.constant, constants, strict=True):
+            tensor.value.detach().copy_(value)
+
+
+def is_averaged(tensor: Tensor) -> bool:
+    """Return whether a tensor is averaged: see `FlatModel`."""
+    value = tensor.value.detach()
+    return value.is_floating_point() and (
+        tensor.kind == "parameter" or bool(value.isfinite().all())
+    )
+
+
+def dense_stride(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a dense copy, which keeps orders of dimensions like channels_last."""
+    return torch.empty_like(value, device="meta").stride()
+
+
+def contiguous_stride(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a contiguous copy."""
+    return torch.empty(value.shape, device="meta").stride()

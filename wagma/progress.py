@@ -1,0 +1,112 @@
+"""How far the job is, on rank 0: a bar where there is a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+LAUNCHERS = ("mpiexec", "mpirun", "orterun", "orted", "prterun", "prted")
+LINES = 10
+REDRAW_EVERY = 0.1
+
+
+def terminal() -> TextIO | None:
+    """Return the terminal that the user looks at, or None if output goes elsewhere.
+
+    What counts is where the launcher writes: MPICH's gives its ranks a pipe and Open MPI's a
+    pseudo-terminal, wherever their output goes from there.
+    """
+    try:
+        pid = os.getpid()
+        while pid > 1:
+            name, pid, parent = _process(pid)
+            if name in LAUNCHERS:
+                output = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_NOCTTY)
+                return os.fdopen(output, "w") if os.isatty(output) else None
+            pid = parent
+    except OSError:
+        return None
+    return sys.stdout if sys.stdout.isatty() else None
+
+
+def _process(pid: int) -> tuple[str, int, int]:
+    """Return a process's name, up to the first dot, its id, and its parent's id."""
+    before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    return before.partition("(")[2].partition(".")[0], pid, int(after.split()[1])
+
+
+class Silent:
+    """What ranks other than 0 show: nothing."""
+
+    def update(self, step: int, loss: float, samples_per_s: float, timely_share: float) -> None:
+        """Show that ``step`` steps are done."""
+
+    def close(self) -> None:
+        """Leave the screen in order."""
+
+
+class Lines(Silent):
+    """About ten lines over the run, for logs and pipes."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.every = max(1, steps // LINES)
+
+    def update(self, step: int, loss: float, samples_per_s: float, timely_share: float) -> None:
+        if step % self.every == 0 or step == self.steps:
+            text = figures(loss, samples_per_s, timely_share)
+            print(f"step {step}/{self.steps}  {text}", flush=True)
+
+
+class Bar(Silent):
+    """A progress bar, redrawn ten times a second; it has no thread that would take the GIL."""
+
+    def __init__(self, steps: int, output: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self.steps = steps
+        self.drawn = 0.0
+        self.bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=Console(file=output),
+            auto_refresh=False,
+        )
+        self.task = self.bar.add_task("", total=steps, figures="")
+        self.bar.start()
+
+    def update(self, step: int, loss: float, samples_per_s: float, timely_share: float) -> None:
+        now = time.monotonic()
+        if now - self.drawn >= REDRAW_EVERY or step == self.steps:
+            self.drawn = now
+            text = figures(loss, samples_per_s, timely_share)
+            self.bar.update(self.task, completed=step, figures=text, refresh=True)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def figures(loss: float, samples_per_s: float, timely_share: float) -> str:
+    """Return what is shown of a moment of the training."""
+    return f"loss {loss:.4f}  {samples_per_s:,.0f} samples/s  timely {timely_share:.0%}"
+
+
+def start(rank: int, steps: int) -> Silent:
+    """Return what shows a rank's progress: update it after each step, and close it."""
+    if rank != 0:
+        return Silent()
+    output = terminal()
+    return Bar(steps, output) if output else Lines(steps)

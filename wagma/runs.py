@@ -1,0 +1,139 @@
+"""A run's directory, the metrics in it, and what the job makes of them in the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+from wagma.job import UsageError, from_rank_0
+
+FLUSH_EVERY = 1.0
+
+
+def make_directory(runs_dir: Path, name: str | None, comm) -> Path:
+    """Make a new run's directory and return it, the same on every rank; collective.
+
+    Args:
+        runs_dir: Where the runs are.
+        name: The run's name; the date and time without one.
+        comm: An mpi4py communicator.
+
+    Raises:
+        UsageError: The directory cannot be made, or is not empty; the same on every rank.
+    """
+
+    def make() -> Path:
+        run = runs_dir / (name or time.strftime("%Y-%m-%d_%H-%M-%S"))
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            occupied = any(run.iterdir())
+        except OSError as error:
+            raise UsageError(f"cannot make the run's directory {run}: {error.strerror}") from error
+        if occupied:
+            raise UsageError(f"{run} is not empty: choose another --name, or remove it")
+        return run
+
+    run = from_rank_0(make, comm)
+    run.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Write a value to a file as indented JSON."""
+    path.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+class JsonLines:
+    """A file of one JSON object a line, written out once a second and when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._flushed = time.monotonic()
+
+    def write(self, record: dict) -> None:
+        """Append a record; numbers that are not finite become null, which JSON has a word for."""
+        values = {key: _json_value(value) for key, value in record.items()}
+        self._file.write(json.dumps(values) + "\n")
+        now = time.monotonic()
+        if now - self._flushed >= FLUSH_EVERY:
+            self._file.flush()
+            self._flushed = now
+
+    def close(self) -> None:
+        """Write out what is still in memory, and close the file."""
+        self._file.close()
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _json_value(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Tally:
+    """What one rank adds up over its steps.
+
+    Args:
+        steps: How many steps there will be.
+        sync_period: The steps from one synchronisation to the next.
+    """
+
+    def __init__(self, steps: int, sync_period: int) -> None:
+        self.sync_period = sync_period
+        self.steps = 0
+        self.group_calls = 0
+        self.timely_calls = 0
+        self.elapsed_s = 0.0
+        self.own_seconds = [0.0] * math.ceil(steps / sync_period)
+
+    def add(self, record: dict) -> None:
+        """Count one step's record."""
+        self.own_seconds[self.steps // self.sync_period] += record["compute_s"] + record["delay_s"]
+        self.elapsed_s = record["elapsed_s"]
+        self.steps += 1
+        if not record["synchronized"]:
+            self.group_calls += 1
+            self.timely_calls += record["timely"]
+
+    @property
+    def timely_share(self) -> float:
+        """The share of the group averages that this rank's vector was in; no synchronisations."""
+        return share(self.timely_calls, self.group_calls)
+
+
+def share(part: int, whole: int) -> float:
+    """Return part ÷ whole, and 1 for nothing out of nothing."""
+    return part / whole if whole else 1.0
+
+
+def summarise(tallies: list[Tally], batch_size: int) -> dict:
+    """Return what the ranks' tallies say about the job.
+
+    ``bound_s`` is what the job would take if averaging were free: a synchronisation waits for
+    everybody, so each period takes as long as its slowest rank's own compute and delay.
+    ``bound_over_wall`` says how near the job came to that.
+
+    Args:
+        tallies: Every rank's.
+        batch_size: Samples that a rank draws at each step.
+    """
+    wall_s = max(tally.elapsed_s for tally in tallies)
+    periods = zip(*(tally.own_seconds for tally in tallies), strict=True)
+    bound_s = sum(max(seconds) for seconds in periods)
+    timely_calls = sum(tally.timely_calls for tally in tallies)
+    group_calls = sum(tally.group_calls for tally in tallies)
+    samples = batch_size * sum(tally.steps for tally in tallies)
+    return {
+        "wall_s": wall_s,
+        "bound_s": bound_s,
+        "bound_over_wall": bound_s / wall_s,
+        "samples_per_s": samples / wall_s,
+        "timely_share": share(timely_calls, group_calls),
+        "timely_share_of_rank": [tally.timely_share for tally in tallies],
+    }
