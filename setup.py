@@ -43,7 +43,8 @@ def extension(source, extra_compile_args=(), extra_link_args=(), **options):
     return Extension(
         ".".join(source.with_suffix("").parts),
         [str(source)],
-        extra_compile_args=["-O3", "-pthread", *extra_compile_args],
+        # No fused multiply-add: all members of a group must round alike, whoever is a, whoever b.
+        extra_compile_args=["-O3", "-ffp-contract=off", "-pthread", *extra_compile_args],
         extra_link_args=["-pthread", *extra_link_args],
         **options,
     )

@@ -5,8 +5,14 @@ waiting for late ranks. `collectives.topology` says who meets whom. Importing th
 initialises MPI nor imports torch.
 """
 
-from collectives.errors import ClosedError, CollectiveError, DisagreementError
+from collectives.errors import (
+    ClosedError,
+    CollectiveError,
+    DisagreementError,
+    RankFailedError,
+)
 from collectives.group_allreduce import DEFAULT_LATE, GroupAllreduce
+from collectives.statistics import Statistics
 
 __all__ = [
     "DEFAULT_LATE",
@@ -14,4 +20,6 @@ __all__ = [
     "CollectiveError",
     "DisagreementError",
     "GroupAllreduce",
+    "RankFailedError",
+    "Statistics",
 ]

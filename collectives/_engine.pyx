@@ -6,18 +6,15 @@ call drives its collective itself. Each collective has a lock, held while its st
 mutex is around all MPI calls, held for nothing else. No MPI call blocks.
 """
 
+import logging
+import math
+import os
 import threading
 
-from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS,
-    PyBUF_FORMAT,
-    PyBUF_WRITABLE,
-    PyBuffer_Release,
-    PyObject_GetBuffer,
-)
+from cpython.buffer cimport PyBUF_WRITABLE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset, strlen, strncpy
 from mpi4py.libmpi cimport (
     MPI_ANY_TAG,
     MPI_LONG_LONG,
@@ -26,6 +23,7 @@ from mpi4py.libmpi cimport (
     MPI_STATUSES_IGNORE,
     MPI_SUCCESS,
     MPI_UNDEFINED,
+    MPI_Abort,
     MPI_Comm,
     MPI_Iallgather,
     MPI_Isend,
@@ -37,10 +35,9 @@ from mpi4py.libmpi cimport (
     MPI_Testsome,
 )
 from mpi4py.MPI cimport Comm
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, nanosleep, timespec
 
 from collectives._exchange cimport (
-    HEADER,
+    PHASES,
     Exchange,
     mpi_mutex,
     pthread_mutex_init,
@@ -49,19 +46,20 @@ from collectives._exchange cimport (
     pthread_mutex_trylock,
     pthread_mutex_unlock,
 )
-from collectives._kernels cimport (
-    add_change,
-    all_finite,
-    blend,
-    finite_change,
-    real,
-)
+from collectives._groups cimport Groups
+from collectives._inquiry cimport ANSWER, Inquiry
+from collectives._rhythm cimport LONGEST_PAUSE, Rhythm, now, sleep
+from collectives._vectors cimport LINE, Layout, Opened, round_up, weight_of
 from collectives.protocols.wait_avoiding cimport (
     AGREEING,
     AVERAGE,
     CLOSE,
+    FINISH,
     HELD,
+    JOIN,
+    LOAD,
     MOVING,
+    NONE,
     OUTSIDE,
     RUNNING,
     SYNC,
@@ -72,8 +70,13 @@ from collectives.protocols.wait_avoiding cimport (
 from mpi4py import MPI
 
 from collectives.agreement import name_ranks
-from collectives.errors import ClosedError, CollectiveError, DisagreementError
-from collectives.topology import activation_peers, propagation_bound, shuffle
+from collectives.errors import (
+    ClosedError,
+    CollectiveError,
+    DisagreementError,
+    RankFailedError,
+)
+from collectives.topology import activation_peers, propagation_bound
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -103,22 +106,27 @@ cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **, size_t, size_t)
 
 cdef enum:
-    # Tags of one version: a fold, up to 31 phases of doubling, an unfold.
-    PHASES = 34
     MAX_DIMENSIONS = 32
     MAX_COLLECTIVES = 256
-    LINE = 64
     HUGE_PAGE = 2097152
-    # An activation's version that says: nothing more comes from here.
+    # A message on the activation tree: a version and its ops; or one of these for the version: no
+    # more comes from here; or a rank has failed, which rank, and its text in what is left.
     FIN = -1
+    FAILED = -2
+    MESSAGE = 32
+    TEXT = 8 * (MESSAGE - 2)
+    # What a rank gathers from all: operation, t, the version to load, and questions asked.
+    RECORD = 4
+    # Staleness is counted up to this many versions, and what exceeds it together.
+    MOST_STALENESS = 1000
 
 cdef enum:
     # What a caller waits for.
     VECTORS_HELD
-    AGREED
-    AVERAGED
+    DONE
     OVER
     CAUGHT_UP
+    SETTLED
     LEFT
 
 cdef enum:
@@ -126,87 +134,36 @@ cdef enum:
     CALL = 100
     PUBLISH
 
-SYNC_NAMES = {SYNC: "a periodic synchronisation", AVERAGE: "average()",
-              SYNCHRONIZE: "synchronize()", CLOSE: "close()"}
-
-cdef inline long long now() noexcept nogil:
-    """Nanoseconds on the monotonic clock."""
-    cdef timespec time
-    clock_gettime(CLOCK_MONOTONIC, &time)
-    return time.tv_sec * 1000000000LL + time.tv_nsec
-
-cdef inline void sleep(long long nanoseconds) noexcept nogil:
-    cdef timespec time
-    time.tv_sec = nanoseconds // 1000000000LL
-    time.tv_nsec = nanoseconds % 1000000000LL
-    nanosleep(&time, NULL)
-
-
-cdef inline Py_ssize_t _round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nogil:
-    return (number + unit - 1) // unit * unit
-
-cdef char *_allocate(Py_ssize_t size) except NULL:
-    """Zeroed memory, on huge pages unless it is small: a peer reads from those at twice the speed."""
-    cdef void *memory = NULL
-    cdef bint huge = size >= HUGE_PAGE // 8
-    if huge:
-        size = _round_up(size, HUGE_PAGE)
-    if posix_memalign(&memory, HUGE_PAGE if huge else LINE, size) != 0:
-        raise MemoryError(f"no {size} bytes for the vectors of a collective")
-    if huge:
-        madvise(memory, size, MADV_HUGEPAGE)
-    memset(memory, 0, size)
-    return <char *>memory
-
-
-cdef class Rhythm:
-    """When to look for the next version, from when the last ones came.
-
-    Around the time at which the next one is due the idle engine looks often, before that rarely,
-    and the less often the longer nothing has come. Versions that follow each other closely are
-    mostly driven by this rank's own calls, which looking often would disturb.
-    """
-    cdef long long last
-    cdef double interval, deviation
-
-    cdef void beat(self, long long time) noexcept nogil:
-        """A version began at this time."""
-        cdef double interval = time - self.last
-        cdef double error = interval - self.interval
-        if self.last == 0:
-            self.last = time
-            return
-        self.last = time
-        if self.interval == 0 or interval > 8 * self.interval or 8 * interval < self.interval:
-            self.interval = interval
-            self.deviation = interval / 2
-            return
-        self.interval += error / 8
-        self.deviation += ((error if error > 0 else -error) - self.deviation) / 4
-
-    cdef long long pause(self, long long time) noexcept nogil:
-        """How many nanoseconds the idle engine may sleep at this time."""
-        cdef double since = time - self.last
-        cdef double guard = 2 * self.deviation + 50e3
-        cdef double early = self.interval - guard - since
-        cdef double shortest = PAUSE_WHEN_FAST if self.interval < FAST else SHORTEST_PAUSE
-        if early > 0:
-            return <long long>min(early + 1e3, LONGEST_PAUSE_WITHIN_RHYTHM)
-        if since < self.interval + guard:
-            # The less is known of the rhythm the longer this lasts, so look less often.
-            return <long long>min(max(guard / 64, shortest), LONGEST_PAUSE)
-        return <long long>min(max((since - self.interval) / 8, shortest), LONGEST_PAUSE)
-
 cdef enum:
-    SHORTEST_PAUSE = 10000
-    FAST = 1000000
-    PAUSE_WHEN_FAST = 100000
-    LONGEST_PAUSE_WITHIN_RHYTHM = 500000
-    LONGEST_PAUSE = 1000000
     # With work in flight, how often it looks without a pause, and by how much the pauses grow.
     BUSY_POLLS = 50
     BUSY_PAUSE = 200
     SLICE = 100000
+    # A waiting caller's.
+    SPIN_BEFORE_SLEEP = 500000
+    LONGEST_WAIT = 500000
+    LOOK_FOR_SIGNALS = 100000000
+
+cdef long long SECOND = 1000000000
+
+OPERATIONS = {SYNC: "a periodic synchronisation", AVERAGE: "average()",
+              SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
+              FINISH: "join()"}
+
+log = logging.getLogger("collectives")
+
+
+cdef char *_allocate(Py_ssize_t size) except NULL:
+    """Memory on huge pages unless it is small: a peer reads from those at twice the speed."""
+    cdef void *memory = NULL
+    cdef bint huge = size >= HUGE_PAGE // 8
+    if huge:
+        size = round_up(size, HUGE_PAGE)
+    if posix_memalign(&memory, HUGE_PAGE if huge else LINE, size) != 0:
+        raise MemoryError(f"no {size} bytes for the vectors of a collective")
+    if huge:
+        madvise(memory, size, MADV_HUGEPAGE)
+    return <char *>memory
 
 
 cdef class Result:
@@ -218,7 +175,7 @@ cdef class Result:
             that before, and the vector is finite.
         source: the version whose result was used; later than `version` if this rank was overtaken.
         group: the ranks that averaged in `source`, sorted.
-        weight: the total weight of their vectors: the group's size, less non-finite ones.
+        weight: the total weight of their vectors, not counting non-finite ones.
         synchronized: whether it was the average over all ranks.
     """
     cdef readonly long long version, source
@@ -233,98 +190,144 @@ cdef class Result:
         )
 
 
+cdef class Call:
+    """A call that has been started: `test()` and `wait()` complete it.
+
+    The vector given belongs to the collective until then.
+    """
+    cdef Collective collective
+    cdef Opened vector
+    cdef object result, error
+
+    def test(self):
+        """Return whether the call is complete, without waiting; raises what `wait()` would."""
+        return self._is_settled() or self.collective._test()
+
+    def wait(self):
+        """Wait until the call is complete and return its `Result`; the same one every time.
+
+        Raises:
+            ClosedError, DisagreementError, RankFailedError: as the blocking call would.
+        """
+        if not self._is_settled():
+            self.collective._complete()
+        return self.result
+
+    cdef bint _is_settled(self) except -1:
+        if self.error is not None:
+            raise self.error
+        return self.result is not None
+
+
+cdef struct Waiting:
+    # When a caller began to wait, when something last moved, and when it looked for signals.
+    long long began, moved, looked
+    # When it asked who is missing (0: not yet), and whether it has said so.
+    long long asked
+    bint reported
+
+
 cdef class Collective:
     """One wait-avoiding group allreduce on this rank: its vectors, messages and protocol."""
     cdef readonly int rank, size, group_size
     cdef readonly bint closed
-    cdef readonly Py_ssize_t length
-    cdef readonly long long nonfinite
+    cdef readonly Layout layout
     cdef WaitAvoiding protocol
     cdef Exchange exchange
+    cdef Groups groups
+    cdef Inquiry inquiry
     cdef Rhythm rhythm
     cdef Comm control, data
     cdef MPI_Comm control_comm
     cdef pthread_mutex_t lock
-    cdef bint is_double, conserving, crowded
+    cdef bint conserving, crowded, lonely
+    # Nanoseconds without progress after which a caller reports a stall and ends the job; 0: never.
+    cdef long long stall, abort
     # The vectors' state under the conserving rule: the snapshot is still what was returned; or
     # nothing that a change could be taken against was ever returned or published.
     cdef bint unchanged, unreturned
-    # The application's last vector was finite.
-    cdef bint finite
+    # The snapshot holds a finite vector; the application's last vector was finite.
+    cdef bint filled, finite
+    # The weight of what the application gives now, and of what it last published. A rank that has
+    # joined is `out` once its weight is 0 for good.
+    cdef double weight_given, weight_published
+    cdef bint out
     # An exchange is under way, or done and its mean not yet taken.
     cdef bint begun
-    # The application is in a call, in publish(), and past publishing in either or an operation.
-    cdef bint calling, holding, published
-    # An exception ended the application's part in the present operation; the engine goes on.
-    cdef bint abandoned
-    cdef int waiting_callers, error, itemsize
-    cdef str dtype
-    # The vectors: snapshot behind its header; result, or under the conserving rule x_returned,
-    # which is kept only once the snapshot is no longer `unchanged` since it was returned.
-    cdef char *vectors
+    # The application is in a call, in publish(), past publishing in a call or operation, and past
+    # everything. `copying`: a thread is at the application's memory without the lock.
+    cdef bint calling, holding, published, done, copying
+    # The application's memory; not there once an exception has ended its part.
+    cdef char **x
+    cdef bint has_x
+    cdef Call pending
+    cdef int waiting_callers, error, disagreed
+    # The vectors: snapshot; result, or under the conserving rule x_returned, which is kept only
+    # once the snapshot is no longer `unchanged` since it was returned; what average() takes.
+    cdef char *memory
     cdef char *snapshot
-    cdef char *second
     cdef char *third
-    cdef char *x
-    # Activations
+    cdef char **snapshot_arrays
+    cdef char **second
+    cdef char **third_arrays
+    # The activation tree
     cdef int dimensions
     cdef int destination[MAX_DIMENSIONS]
     cdef int source[MAX_DIMENSIONS]
     cdef MPI_Request receives[MAX_DIMENSIONS]
     cdef MPI_Request sends[MAX_DIMENSIONS]
-    cdef long long received[MAX_DIMENSIONS][2]
-    cdef long long sent[MAX_DIMENSIONS][2]
+    cdef long long received[MAX_DIMENSIONS][MESSAGE]
+    cdef long long sent[MAX_DIMENSIONS][MESSAGE]
+    cdef char failure[TEXT]
     # Agreements
     cdef MPI_Request gather
-    cdef long long record[2]
+    cdef long long record[RECORD]
     cdef long long *records
-    # Groups, from topology.Shuffle
-    cdef int *cycle_begin
-    cdef int *cycle_length
-    cdef int *cycle_index
-    cdef int *cycles
-    cdef int *chunk_begin
-    cdef int *chunk_end
-    cdef int *members
-    cdef int *everyone
-    cdef int group_count, window, sync_tag
+    cdef long long *pairs
+    cdef long long loading, joined_at
+    cdef int window, sync_tag
     cdef double weight
     # What the last call took: its version, the newest result, and that one's group (none: all).
     cdef int *taken
     cdef int taken_count
     cdef long long taken_version, taken_source
     cdef double taken_weight
+    # Statistics: counts, and nanoseconds
+    cdef readonly long long calls, timely, synchronizations, versions, passive, nonfinite
+    cdef long long calls_ns, waiting_ns, engine_ns, published_version
+    cdef long long staleness[MOST_STALENESS + 1]
 
-    def __init__(self, Comm control, Comm data, like, int group_size, sync_period, bint passive,
-                 bint conserving, bint crowded):
-        cdef Py_buffer view
+    def __init__(self, Comm control, Comm data, like, *, bint single, int group_size, sync_period,
+                 bint passive, bint conserving, bint crowded, double stall, double abort):
         cdef int k
+        cdef Opened opened
         self.control = control
         self.data = data
         self.control_comm = control.ob_mpi
         self.rank = control.Get_rank()
         self.size = control.Get_size()
         self.group_size = group_size
-        self.is_double = like.dtype.char == "d"
-        self.itemsize = 8 if self.is_double else 4
-        self.dtype = str(like.dtype)
-        self.length = like.size
         self.conserving = conserving
         self.crowded = crowded
+        self.stall = <long long>(stall * SECOND)
+        self.abort = <long long>(abort * SECOND)
+        self.layout = Layout(like, single)
         self.rhythm = Rhythm()
-        self.exchange = Exchange(data, self.length, self.is_double)
-        self._lay_out_groups(shuffle(self.size, group_size))
+        self.exchange = Exchange(data, self.layout)
+        self.groups = Groups(self.rank, self.size, group_size)
         peers = activation_peers(self.rank, self.size)
         self.dimensions = len(peers)
         self.protocol = WaitAvoiding(self.dimensions, group_size, sync_period, passive)
         # Engines drift apart by no more than the bound, so tags further apart are never confused.
         self.window = 4 * propagation_bound(self.size, group_size) + 4 if group_size > 1 else 1
         self.sync_tag = self.window * PHASES
+        self.inquiry = Inquiry(data, self.sync_tag + 2 * PHASES)
         pthread_mutex_init(&self.lock, NULL)
         self._allocate_vectors()
-        PyObject_GetBuffer(like, &view, PyBUF_C_CONTIGUOUS)
-        self._replace(<char *>view.buf)
-        PyBuffer_Release(&view)
+        self.weight_given = 1
+        self.published_version = -1
+        opened = Opened(like[0] if single else like, self.layout, 0)
+        self._replace(opened.arrays)
         self.gather = MPI_REQUEST_NULL
         for k in range(MAX_DIMENSIONS):
             self.receives[k] = MPI_REQUEST_NULL
@@ -333,161 +336,163 @@ cdef class Collective:
             self.destination[k] = destination
             self.source[k] = source
 
-    def start(self):
+    def listen(self):
         """Begin to listen for activations, once all ranks have come so far."""
         cdef int k
         pthread_mutex_lock(&mpi_mutex)
         for k in range(self.dimensions):
-            self._check(MPI_Recv_init(self.received[k], 2, MPI_LONG_LONG, self.source[k],
+            self._check(MPI_Recv_init(self.received[k], MESSAGE, MPI_LONG_LONG, self.source[k],
                                       MPI_ANY_TAG, self.control_comm, &self.receives[k]))
             self._check(MPI_Start(&self.receives[k]))
+        if self.size > 1:
+            self.inquiry.listen()
         pthread_mutex_unlock(&mpi_mutex)
 
     def __dealloc__(self):
-        free(self.vectors)
+        free(self.memory)
         free(self.third)
         free(self.records)
-        free(self.cycles)
+        free(self.taken)
+        free(self.snapshot_arrays)
 
     cdef int _allocate_vectors(self) except -1:
-        """Snapshot, second vector and the exchange's two blocks, in one piece of memory."""
-        cdef Py_ssize_t vector = _round_up((HEADER + self.length) * self.itemsize, LINE)
-        cdef Py_ssize_t block = _round_up(self.exchange.block * self.itemsize, LINE)
-        self.vectors = _allocate(2 * vector + 2 * block)
-        self.snapshot = self.vectors
-        self.second = self.vectors + vector
-        self.exchange.partial = self.vectors + 2 * vector
+        """Snapshot, second vector and the exchange's two blocks, in one piece of memory.
+
+        The third vector takes no memory before the first average() touches it.
+        """
+        cdef Py_ssize_t vector = self.layout.size
+        cdef Py_ssize_t block = round_up(self.exchange.block, LINE)
+        cdef int count = self.layout.count
+        self.records = <long long *>calloc((RECORD + 2) * self.size, sizeof(long long))
+        self.taken = <int *>calloc(self.size, sizeof(int))
+        self.snapshot_arrays = <char **>calloc(3 * count, sizeof(char *))
+        if self.records == NULL or self.taken == NULL or self.snapshot_arrays == NULL:
+            raise MemoryError
+        self.pairs = self.records + RECORD * self.size
+        self.second = self.snapshot_arrays + count
+        self.third_arrays = self.second + count
+        self.memory = _allocate(2 * vector + 2 * block)
+        memset(self.memory, 0, 2 * vector + 2 * block)
+        self.third = _allocate(vector)
+        self.snapshot = self.memory
+        self.layout.place(self.snapshot_arrays, self.snapshot)
+        self.layout.place(self.second, self.memory + vector)
+        self.layout.place(self.third_arrays, self.third)
+        self.exchange.partial = self.memory + 2 * vector
         self.exchange.incoming = self.exchange.partial + block
         return 0
-
-    cdef int _lay_out_groups(self, sigma) except -1:
-        """Lay the permutation out in C arrays, for `_find_group` to read without the GIL."""
-        cdef int position, place, size = self.size
-        cdef int *base = <int *>malloc(9 * size * sizeof(int))
-        self.records = <long long *>malloc(2 * size * sizeof(long long))
-        if base == NULL or self.records == NULL:
-            raise MemoryError
-        self.cycles = base
-        self.cycle_begin, self.cycle_length = base + size, base + 2 * size
-        self.cycle_index, self.chunk_begin = base + 3 * size, base + 4 * size
-        self.chunk_end, self.members = base + 5 * size, base + 6 * size
-        self.everyone, self.taken = base + 7 * size, base + 8 * size
-        begin = {}
-        place = 0
-        for position in range(size):
-            cycle = sigma.cycle[position]
-            if cycle[0] not in begin:
-                begin[cycle[0]] = place
-                for rank in cycle:
-                    self.cycles[place] = rank
-                    place += 1
-            self.cycle_begin[position] = begin[cycle[0]]
-            self.cycle_length[position] = len(cycle)
-            self.cycle_index[position] = sigma.index[position]
-            self.chunk_begin[position] = sigma.bounds[sigma.chunk[position]]
-            self.chunk_end[position] = sigma.bounds[sigma.chunk[position] + 1]
-            self.everyone[position] = position
-        return 0
-
-    cdef int _find_group(self, long long version) noexcept nogil:
-        """Fill `members` with this rank's group of the version; return its own place in it.
-
-        This is topology.Shuffle.members on the arrays of `_lay_out_groups`.
-        """
-        cdef int rank = self.rank
-        cdef long long length = self.cycle_length[rank]
-        cdef int position = self.cycles[
-            self.cycle_begin[rank]
-            + <int>((self.cycle_index[rank] - version % length + length) % length)
-        ]
-        cdef int first = self.chunk_begin[position]
-        cdef int each
-        self.group_count = self.chunk_end[position] - first
-        for each in range(first, first + self.group_count):
-            self.members[each - first] = self.cycles[
-                self.cycle_begin[each]
-                + <int>((self.cycle_index[each] + version) % self.cycle_length[each])
-            ]
-        return position - first
 
     # Progress: whoever holds the lock advances the collective's state
 
     cdef bint progress(self) noexcept nogil:
         """Do all that can be done without waiting; return whether work is in flight."""
-        cdef int indices[MAX_DIMENSIONS]
-        cdef int count = 0
-        cdef int i, k, done
+        cdef long long began = now(), moves = self.exchange.moves
         if self.size > 1:
             pthread_mutex_lock(&mpi_mutex)
-            if self.dimensions:
-                self._check(MPI_Testsome(
-                    self.dimensions, self.receives, &count, indices, MPI_STATUSES_IGNORE))
-            if count == MPI_UNDEFINED:
-                count = 0
-            for i in range(count):
-                k = indices[i]
-                if self.received[k][0] == FIN:
-                    self.protocol.fin(k)
-                else:
-                    self.protocol.tell(self.received[k][0], self.received[k][1], k)
-                    self._check(MPI_Start(&self.receives[k]))
+            self._receive_from_the_tree()
             self._send_what_is_due()
+            self._answer()
             if self.protocol.stage == AGREEING:
-                self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
-                if done:
-                    self.protocol.agreed(self.records, self.size)
-                    if self.protocol.stage == AGREEING:
-                        self._contribute()
-                    self._send_what_is_due()
+                self._agree()
             pthread_mutex_unlock(&mpi_mutex)
         elif self.protocol.stage == AGREEING:
-            self.records[0] = self.protocol.operation
-            self.records[1] = self.protocol.t
-            self.protocol.agreed(self.records, 1)
-        while self.protocol.vectors == RUNNING:
+            self._record(self.records)
+            self._agreed()
+        while self._step():
+            pass
+        if self.exchange.error != 0:
+            self.error = self.exchange.error
+        if self.exchange.moves != moves:
+            self.engine_ns += now() - began
+        return (self.begun or self.protocol.stage == AGREEING or self.protocol.due != 0
+                or self.calling and self.has_x)
+
+    cdef bint _step(self) noexcept nogil:
+        """Take the running version, or else the application, one step on; return whether it did."""
+        if self.protocol.vectors == RUNNING:
             if not self.begun:
                 self._begin_version()
             if not self.exchange.progress():
-                break
+                return False
             self._finish_version()
-        if self.protocol.stage == MOVING:
-            if self.abandoned and not self.begun:
-                self._begin_moving(self.snapshot)
-            if self.begun and self.exchange.progress() and self.abandoned:
-                self._finish_moving()
-                self.abandoned = False
-        if self.exchange.error != 0:
-            self.error = self.exchange.error
-        return self.begun or self.protocol.stage == AGREEING or self.protocol.due != 0
+        elif not self._serve_application():
+            return False
+        self.exchange.moves += 1
+        return True
 
     cdef inline void _check(self, int rc) noexcept nogil:
         if rc != MPI_SUCCESS:
             self.error = rc
 
+    cdef void _receive_from_the_tree(self) noexcept nogil:
+        """Take in activations, failures and FINs; the MPI mutex is held."""
+        cdef int indices[MAX_DIMENSIONS]
+        cdef int count = 0
+        cdef int i, k
+        if self.dimensions == 0:
+            return
+        self._check(MPI_Testsome(
+            self.dimensions, self.receives, &count, indices, MPI_STATUSES_IGNORE))
+        if count == MPI_UNDEFINED:
+            return
+        for i in range(count):
+            k = indices[i]
+            if self.received[k][0] == FIN:
+                self.protocol.fin(k)
+                continue
+            if self.received[k][0] == FAILED:
+                if self.protocol.failed < 0:
+                    memcpy(self.failure, &self.received[k][2], TEXT)
+                self.protocol.notice(<int>self.received[k][1], k)
+            else:
+                self.protocol.tell(self.received[k][0], self.received[k][1], k)
+            self._check(MPI_Start(&self.receives[k]))
+
+    cdef inline unsigned int _due(self) noexcept nogil:
+        return self.protocol.due | self.protocol.notice_due | self.protocol.fin_due
+
     cdef void _send_what_is_due(self) noexcept nogil:
-        """Send activations and FINs; one send at a time is under way on each dimension."""
+        """Send activations, failures, FINs in this order, one at a time on each dimension."""
         cdef int k, done
-        cdef unsigned int due = self.protocol.due | self.protocol.fin_due
-        if due == 0:
+        if self._due() == 0:
             return
         for k in range(self.dimensions):
-            while due >> k & 1:
+            while self._due() >> k & 1:
                 self._check(MPI_Test(&self.sends[k], &done, MPI_STATUS_IGNORE))
                 if not done:
                     break
                 if self.protocol.due >> k & 1:
                     self.protocol.due &= ~(1u << k)
-                    self.sent[k][0] = self.protocol.sent[k]
-                    self.sent[k][1] = self.protocol.sent_ops[k]
+                    self._send(k, self.protocol.sent[k], self.protocol.sent_ops[k])
+                elif self.protocol.notice_due >> k & 1:
+                    self.protocol.notice_due &= ~(1u << k)
+                    self._send(k, FAILED, self.protocol.failed)
                 else:
                     self.protocol.fin_due &= ~(1u << k)
-                    self.sent[k][0] = FIN
-                    self.sent[k][1] = 0
-                self._check(MPI_Isend(
-                    self.sent[k], 2, MPI_LONG_LONG, self.destination[k],
-                    <int>(self.sent[k][0] % self.window) if self.sent[k][0] >= 0 else self.window,
-                    self.control_comm, &self.sends[k]))
-                due = self.protocol.due | self.protocol.fin_due
+                    self._send(k, FIN, 0)
+
+    cdef void _send(self, int k, long long version, long long detail) noexcept nogil:
+        """Send one message on a dimension; the MPI mutex is held."""
+        self.sent[k][0] = version
+        self.sent[k][1] = detail
+        if version == FAILED:
+            memcpy(&self.sent[k][2], self.failure, TEXT)
+        self._check(MPI_Isend(
+            self.sent[k], MESSAGE if version == FAILED else 2, MPI_LONG_LONG, self.destination[k],
+            <int>(version % self.window) if version >= 0 else self.window,
+            self.control_comm, &self.sends[k]))
+
+    cdef void _answer(self) noexcept nogil:
+        """Answer ranks that ask who is missing; the MPI mutex is held."""
+        cdef long long answer[ANSWER]
+        answer[0] = self.protocol.t
+        answer[1] = self.protocol.next
+        answer[2] = self.protocol.operation
+        answer[3] = self.protocol.stage
+        answer[4] = self.calling
+        self.inquiry.progress(answer)
+        if self.inquiry.error != 0:
+            self.error = self.inquiry.error
 
     cdef bint _all_sent(self) noexcept nogil:
         cdef int k, done
@@ -499,221 +504,415 @@ cdef class Collective:
         pthread_mutex_unlock(&mpi_mutex)
         return all
 
+    cdef bint _all_answered(self) noexcept nogil:
+        """Whether every question that ranks asked before they closed has been answered."""
+        cdef long long asked = 0
+        cdef int rank
+        for rank in range(self.size):
+            if rank != self.rank:
+                asked += self.records[RECORD * rank + 3]
+        return self.inquiry.received == asked and self.inquiry.quiet()
+
+    # Agreements
+
+    cdef void _record(self, long long *record) noexcept nogil:
+        record[0] = self.protocol.operation
+        record[1] = self.protocol.t
+        record[2] = self.loading if self.protocol.operation == LOAD else 0
+        record[3] = self.inquiry.asked
+
     cdef void _contribute(self) noexcept nogil:
         """Gather what operation every rank is in; the MPI mutex is held."""
-        self.record[0] = self.protocol.operation
-        self.record[1] = self.protocol.t
-        self._check(MPI_Iallgather(self.record, 2, MPI_LONG_LONG, self.records, 2, MPI_LONG_LONG,
-                                   self.control_comm, &self.gather))
+        self._record(self.record)
+        self._check(MPI_Iallgather(self.record, RECORD, MPI_LONG_LONG, self.records, RECORD,
+                                   MPI_LONG_LONG, self.control_comm, &self.gather))
+
+    cdef void _agree(self) noexcept nogil:
+        """See whether every rank has come; the MPI mutex is held."""
+        cdef int done
+        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
+        if done:
+            self.exchange.moves += 1
+            self._agreed()
+            if self.protocol.stage == AGREEING:
+                self._contribute()
+            self._send_what_is_due()
+
+    cdef void _agreed(self) noexcept nogil:
+        cdef int operation = self.protocol.operation
+        cdef bint same = True
+        cdef int rank
+        for rank in range(self.size):
+            self.pairs[2 * rank] = self.records[RECORD * rank]
+            self.pairs[2 * rank + 1] = self.records[RECORD * rank + 1]
+            same = same and self.records[RECORD * rank + 2] == self.records[2]
+        if not same:
+            # Different versions to load are different operations.
+            self.pairs[1] = -1
+        self.protocol.agreed(self.pairs, self.size)
+        if self.protocol.stage == OUTSIDE:
+            self.disagreed = operation
+            self.done = True
+
+    cdef void _begin_operation(self, int operation) noexcept nogil:
+        self.done = False
+        self.taken_version = self.protocol.t
+        self.protocol.enter(operation)
+        if self.size > 1:
+            pthread_mutex_lock(&mpi_mutex)
+            self._contribute()
+            pthread_mutex_unlock(&mpi_mutex)
+
+    # Versions and averages over all ranks
 
     cdef void _begin_version(self) noexcept nogil:
         cdef long long version = self.protocol.running
-        cdef int me = self._find_group(version)
+        cdef int me = self.groups.find(version + self.protocol.base)
         cdef int tag = <int>(version % self.window) * PHASES
-        cdef bint timely = self.calling and self.protocol.waiting and self.protocol.timely
-        cdef char *target = self.x if timely else self.second
-        cdef char *copy = NULL
-        cdef char *saved = NULL
+        cdef bint timely = self.calling and self.published and self.protocol.timely
+        cdef char **target = self.x if timely else self.second
+        cdef char **copy = NULL
+        cdef char **saved = NULL
         if self.conserving:
-            target = self.x if timely else self._data()
-            copy = self._data() if timely else NULL
+            target = self.x if timely else self.snapshot_arrays
+            copy = self.snapshot_arrays if timely else NULL
             saved = self.second if self.unchanged and not timely else NULL
         self.begun = True
         self.rhythm.beat(now())
-        self.exchange.begin(self.members, self.group_count, me, tag,
+        self.exchange.begin(self.groups.members, self.groups.count, me, tag,
                             self.snapshot, target, copy, saved)
 
     cdef void _finish_version(self) noexcept nogil:
+        cdef long long staleness = self.protocol.running - self.published_version
         self.begun = False
         self.weight = self.exchange.weight
+        self.versions += 1
+        self.passive += staleness != 0
+        self.staleness[min(staleness, MOST_STALENESS)] += 1
         if self.conserving and self.weight != 0:
-            self._set_weight(1)
+            self.filled = True
             self.unchanged = False
+            self._set_weight(0 if self.out else self.weight_published)
         self.protocol.finished()
 
-    cdef void _begin_moving(self, char *source) noexcept nogil:
+    cdef void _begin_moving(self) noexcept nogil:
+        """Begin an average over all ranks, from what the application publishes now if it is there."""
         cdef int tag = self.sync_tag + <int>(self.protocol.ops % 2) * PHASES
-        cdef char *target = self._data()
-        cdef char *copy = NULL if self.abandoned else self.x
-        cdef char *saved = NULL
+        cdef bint publishes = self.has_x and not self.protocol.joined
+        cdef char *source = self.snapshot
+        cdef char **target = self.snapshot_arrays
+        cdef char **copy = self.x if publishes or self._is_finishing() else NULL
+        cdef char **saved = NULL
         if self.protocol.operation == AVERAGE:
-            target = self.third + HEADER * self.itemsize
-        elif self.abandoned and self.unchanged:
+            source = self.third
+            target = self.third_arrays
+            self._contribute_to_average(publishes)
+        elif publishes:
+            self._publish_unlocked()
+        elif self.unchanged:
             saved = self.second
+        if self._is_finishing() and self.joined_at == self.protocol.t and self.finite:
+            # Nobody has made more steps: what this rank has counts.
+            self._set_weight(self.weight_published)
         self.begun = True
-        self.exchange.begin(self.everyone, self.size, self.rank, tag, source, target, copy, saved)
+        self.exchange.begin(self.groups.everyone, self.size, self.rank, tag,
+                            source, target, copy, saved)
+
+    cdef inline bint _is_finishing(self) noexcept nogil:
+        return self.has_x and self.protocol.operation == FINISH
 
     cdef void _finish_moving(self) noexcept nogil:
+        cdef int operation = self.protocol.operation
         self.begun = False
         self.weight = self.exchange.weight
-        if self.protocol.operation != AVERAGE:
+        if operation != AVERAGE:
+            self.synchronizations += 1
+            self.calls += operation == SYNC
+            self.timely += operation == SYNC and self.finite
+            self.published_version = self.protocol.t - (operation != SYNC)
+            # What a rank that has joined had not yet shared is in this average.
+            self.out = self.protocol.joined and operation != FINISH
             if self.weight != 0:
-                self._set_weight(1)
-                self.unchanged = not self.abandoned
-                self.unreturned = self.unreturned and self.abandoned
+                self.filled = True
+                self.unchanged = self.exchange.copy != NULL
+                self.unreturned = self.unreturned and not self.unchanged
+                self._set_weight(0 if self.out else self.weight_published)
+        self._end_operation()
+
+    cdef void _end_operation(self) noexcept nogil:
+        """What every rank does has been done; one that has joined enters the next operation."""
+        self.taken_count = 0
+        self.taken_weight = self.weight
+        self.published = False
         self.protocol.moved()
+        if self.protocol.stage != AGREEING:
+            self.done = True
+        elif self.size > 1:
+            pthread_mutex_lock(&mpi_mutex)
+            self._contribute()
+            pthread_mutex_unlock(&mpi_mutex)
 
-    # What a rank publishes and what it takes back: the two late rules
+    # The application's part: what it publishes and what it takes back
 
-    cdef void _set_weight(self, double weight) noexcept nogil:
-        if self.is_double:
-            (<double *>self.snapshot)[0] = weight
+    cdef bint _serve_application(self) noexcept nogil:
+        """Take the application's call or operation one step on; return whether it did."""
+        if self.copying:
+            return False
+        if self.calling:
+            if self.protocol.vectors != HELD or self.protocol.waiting:
+                return False
+            if self.protocol.timely and not self.published:
+                self._publish_unlocked()
+                self.protocol.published()
+            else:
+                self._complete_call()
+        elif self.protocol.stage != MOVING:
+            return False
+        elif self.protocol.operation == LOAD:
+            self._load()
+        elif not self.begun:
+            self._begin_moving()
+        elif self.exchange.progress():
+            self._finish_moving()
         else:
-            (<float *>self.snapshot)[0] = <float>weight
+            return False
+        return True
 
-    cdef bint _has_weight(self) noexcept nogil:
-        return (<double *>self.snapshot)[0] != 0 if self.is_double else (
-            (<float *>self.snapshot)[0] != 0)
+    cdef void _begin_call(self) noexcept nogil:
+        self.done = False
+        self.taken_version = self.protocol.t
+        self.calling = True
+        self.protocol.call()
 
-    cdef char *_data(self) noexcept nogil:
-        return self.snapshot + HEADER * self.itemsize
+    cdef void _complete_call(self) noexcept nogil:
+        """The version that the call waited for has been executed, timely or not: return."""
+        if not self.protocol.timely:
+            self._publish_unlocked()
+        if self.conserving:
+            self._take_snapshot()
+        elif not self.protocol.timely:
+            self._take_late()
+        memcpy(self.taken, self.groups.members, self.groups.count * sizeof(int))
+        self.taken_count = self.groups.count
+        self.taken_weight = self.weight
+        self.taken_source = self.protocol.source
+        self.calls += 1
+        self.timely += self.protocol.timely and self.finite
+        self.calling = False
+        self.published = False
+        self.done = True
+        self.protocol.returns()
 
-    cdef void _replace(self, char *x) noexcept nogil:
+    cdef void _load(self) noexcept nogil:
+        """Go on from the application's vector at another version."""
+        if self.has_x:
+            self._unlock_to_copy()
+            self._replace(self.x)
+            self._lock_after_copy()
+        self.protocol.base = self.loading - self.protocol.t
+        self.published_version = self.protocol.t - 1
+        self._end_operation()
+
+    cdef void _unlock_to_copy(self) noexcept nogil:
+        """Let others drive the collective while this thread is at vectors that may be long.
+
+        The application holds the vectors, so nothing else reads or writes them.
+        """
+        self.copying = True
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void _lock_after_copy(self) noexcept nogil:
+        pthread_mutex_lock(&self.lock)
+        self.copying = False
+
+    cdef void _publish_unlocked(self) noexcept nogil:
+        self._unlock_to_copy()
+        self._publish(self.x)
+        self._lock_after_copy()
+        self.published = True
+        self.published_version = self.protocol.t
+
+    cdef inline void _set_weight(self, double weight) noexcept nogil:
+        weight_of(self.snapshot)[0] = weight
+
+    cdef void _replace(self, char **x) noexcept nogil:
         """Make this vector what the rank contributes, with weight 0 and zeroed if not finite."""
-        if self.is_double:
-            self.finite = all_finite(<double *>x, self.length)
-        else:
-            self.finite = all_finite(<float *>x, self.length)
+        self.finite = self.layout.all_finite(x)
         if self.finite:
-            memcpy(self._data(), x, self.length * self.itemsize)
+            self.layout.copy(self.snapshot_arrays, x)
         else:
             self.nonfinite += 1
-            memset(self._data(), 0, self.length * self.itemsize)
-        self._set_weight(1 if self.finite else 0)
+            self.layout.zero(self.snapshot_arrays)
+        self.weight_published = self.weight_given
+        self._set_weight(self.weight_given if self.finite else 0)
+        self.filled = self.finite
         self.unchanged = self.finite
         self.unreturned = not self.finite
 
-    cdef void _publish(self, char *x) noexcept nogil:
+    cdef void _publish(self, char **x) noexcept nogil:
         """Publish: the vector itself (paper), or what the application changed (conserving).
 
         While the snapshot is `unchanged` since it was returned, adding the change gives x exactly.
         """
-        if not self.conserving:
-            self._replace(x)
-            return
-        if self.unreturned and not self._has_weight():
+        if not self.conserving or self.unreturned and not self.filled:
             self._replace(x)
             return
         if self.unreturned:
             self.finite = False
-        elif self.is_double:
-            self.finite = self._add_change(<double *>self._data(), <double *>x)
+        elif self.unchanged:
+            self.finite = self.layout.all_finite(x)
+            if self.finite:
+                self.layout.copy(self.snapshot_arrays, x)
         else:
-            self.finite = self._add_change(<float *>self._data(), <float *>x)
-        if not self.finite:
+            self.finite = self.layout.finite_change(self.snapshot_arrays, x, self.second)
+            if self.finite:
+                self.layout.add_change(self.snapshot_arrays, self.snapshot_arrays, x, self.second)
+        if self.finite:
+            self.weight_published = self.weight_given
+            self._set_weight(self.weight_given)
+        else:
             self.nonfinite += 1
 
-    cdef bint _add_change(self, real *snapshot, const real *x) noexcept nogil:
-        cdef const real *returned = <const real *>self.second
-        if self.unchanged:
-            if not all_finite(x, self.length):
-                return False
-            memcpy(snapshot, x, self.length * self.itemsize)
-            return True
-        if not finite_change(x, returned, self.length):
-            return False
-        add_change(snapshot, snapshot, x, returned, self.length)
-        return True
+    cdef void _take_snapshot(self) noexcept nogil:
+        """Return the snapshot, unless nobody has contributed to it; a timely call has it already."""
+        if not self.filled:
+            return
+        if not self.protocol.timely or self.weight == 0:
+            self._unlock_to_copy()
+            self.layout.copy(self.x, self.snapshot_arrays)
+            self._lock_after_copy()
+        self.unchanged = True
+        self.unreturned = False
 
-    cdef void _take_late(self, char *x) noexcept nogil:
-        """Late under the paper's rule: x = (W·m + x') / (W + 1), or m if x' is not finite."""
+    cdef void _take_late(self) noexcept nogil:
+        """Late under the paper's rule: x = (W·m + w·x') / (W + w), or m if x' is not finite."""
+        cdef double own = self.weight_given if self.finite else 0
         if self.weight == 0:
             return
-        if not self.finite:
-            memcpy(x, self.second, self.length * self.itemsize)
-        elif self.is_double:
-            blend(<double *>x, <double *>self.second, self.weight, self.length)
+        self._unlock_to_copy()
+        if own == 0:
+            self.layout.copy(self.x, self.second)
         else:
-            blend(<float *>x, <float *>self.second, <float>self.weight, self.length)
+            self.layout.combine(self.x, own / (self.weight + own),
+                                self.second, self.weight / (self.weight + own))
+        self._lock_after_copy()
 
-    cdef void _contribute_to_average(self, char *x) noexcept nogil:
-        """Fill `third` with what a synchronisation would take from this rank now."""
-        if self.is_double:
-            self._fill_contribution(<double *>self.third, <double *>self._data(), <double *>x)
+    cdef void _contribute_to_average(self, bint publishes) noexcept nogil:
+        """Fill the third vector with what a synchronisation would take from this rank now."""
+        cdef char **returned = self.snapshot_arrays if self.unchanged else self.second
+        cdef char **x = self.x
+        cdef double weight = self.weight_published
+        self._unlock_to_copy()
+        if publishes and (not self.conserving or self.unreturned and not self.filled):
+            if self.layout.all_finite(x):
+                self.layout.copy(self.third_arrays, x)
+            else:
+                self.layout.zero(self.third_arrays)
+                weight = 0
+        elif (publishes and not self.unreturned
+                and self.layout.finite_change(self.snapshot_arrays, x, returned)):
+            if self.unchanged:
+                self.layout.copy(self.third_arrays, x)
+            else:
+                self.layout.add_change(self.third_arrays, self.snapshot_arrays, x, returned)
         else:
-            self._fill_contribution(<float *>self.third, <float *>self._data(), <float *>x)
+            self.layout.copy(self.third_arrays, self.snapshot_arrays)
+            weight = weight_of(self.snapshot)[0]
+        weight_of(self.third)[0] = weight
+        self._lock_after_copy()
 
-    cdef void _fill_contribution(
-        self, real *contribution, const real *snapshot, const real *x
-    ) noexcept nogil:
-        cdef real *out = contribution + HEADER
-        cdef const real *returned = snapshot if self.unchanged else <const real *>self.second
-        cdef Py_ssize_t size = self.length * self.itemsize
-        if not self.conserving or self.unreturned and not self._has_weight():
-            contribution[0] = all_finite(x, self.length)
-            memcpy(out, x, size)
-            if contribution[0] == 0:
-                memset(out, 0, size)
-        elif self.unreturned or not finite_change(x, returned, self.length):
-            contribution[0] = (<real *>self.snapshot)[0]
-            memcpy(out, snapshot, size)
-        elif self.unchanged:
-            contribution[0] = 1
-            memcpy(out, x, size)
-        else:
-            contribution[0] = 1
-            add_change(out, snapshot, x, returned, self.length)
+    cdef int _publish_between_calls(self) except -1 nogil:
+        """Publish, and remember the vector as what the application goes on from."""
+        cdef bint unchanged
+        self.holding = True
+        self.protocol.hold()
+        self._wait(VECTORS_HELD)
+        unchanged = self.unchanged or self.unreturned
+        self._publish_unlocked()
+        if self.conserving and self.finite and not unchanged:
+            self._unlock_to_copy()
+            self.layout.copy(self.second, self.x)
+            self._lock_after_copy()
+        self.holding = False
+        self.published = False
+        return 0
+
+    cdef int _join(self) except -1 nogil:
+        """Share what the application has, and enter what the others do."""
+        self._publish_between_calls()
+        self.joined_at = self.protocol.t
+        if not self.conserving:
+            # Under the other rule what was not yet shared goes into the next synchronisation first.
+            self._set_weight(0)
+        self.protocol.release()
+        self._begin_operation(JOIN)
+        return 0
 
     # Waiting: the caller drives the collective
 
     cdef bint _reached(self, int goal) noexcept nogil:
+        if goal == DONE or goal == SETTLED:
+            return self.done
         if goal == VECTORS_HELD:
             return self.protocol.vectors == HELD and not self.protocol.waiting
-        if goal == AGREED:
-            return self.protocol.stage != AGREEING
-        if goal == AVERAGED:
-            return self.begun and self.exchange.low >= self.exchange.length and self.error == 0
         if goal == OVER:
             return self.protocol.stage == OUTSIDE
         if goal == CAUGHT_UP:
             return self.protocol.stage == OUTSIDE and self.protocol.next >= self.protocol.t
-        return self.protocol.may_leave() and self._all_sent()
+        return self.protocol.may_leave() and self._all_sent() and self._all_answered()
 
     cdef int _wait(self, int goal) except -1 nogil:
         """Drive the collective until the goal is reached; the lock is held on entry and exit.
 
         Between polls it yields where ranks outnumber cores, and the longer it has waited, the
-        longer it sleeps. About ten times a second it looks for signals.
+        longer it sleeps. About ten times a second it looks for signals, failures and stalls.
         """
-        cdef long long begin, checked, moves
+        cdef Waiting waiting
+        cdef long long moves, engine = self.engine_ns
         if self._reached(goal):
             return 0
         self.progress()
         if self._reached(goal):
             return 0
-        begin = now()
-        checked = begin
+        memset(&waiting, 0, sizeof(waiting))
+        waiting.began = now()
+        waiting.moved = waiting.began
+        waiting.looked = waiting.began
         self.waiting_callers += 1
         try:
             while not self._reached(goal):
-                if self.error != 0:
+                if self.error != 0 or self._is_failed(goal):
                     with gil:
-                        self._raise_mpi_error()
+                        self._raise_failure()
                 moves = self.exchange.moves
-                self._pause(begin, &checked)
+                self._pause(goal, &waiting)
                 self.progress()
                 if self.exchange.moves != moves:
-                    begin = now()
+                    waiting.moved = now()
         finally:
             self.waiting_callers -= 1
+            self.waiting_ns += now() - waiting.began - (self.engine_ns - engine)
         return 0
 
-    cdef int _pause(self, long long begin, long long *checked) except -1 nogil:
-        """Let others run between two polls of a caller that has waited since `begin`."""
+    cdef int _pause(self, int goal, Waiting *waiting) except -1 nogil:
+        """Let others run between two polls of a waiting caller."""
         cdef long long time = now()
-        cdef long long waited = time - begin
-        if waited < SPIN_BEFORE_SLEEP and not self.crowded:
+        cdef long long waited = time - waiting.moved
+        cdef bint look = time - waiting.looked > LOOK_FOR_SIGNALS
+        if waited < SPIN_BEFORE_SLEEP and not self.crowded and not look:
             return 0
-        cdef bint look = time - checked[0] > 100000000
         if look:
             # Getting the GIL may take long: let the progress thread drive in the meantime.
             self.waiting_callers -= 1
         pthread_mutex_unlock(&self.lock)
         try:
             if look:
-                checked[0] = time
+                waiting.looked = time
                 with gil:
                     PyErr_CheckSignals()
+                    self._look_for_stalls(goal, waiting, time)
+            if self.lonely:
+                (<Engine>the_engine).serve_once()
             if waited < SPIN_BEFORE_SLEEP:
                 sched_yield()
             else:
@@ -724,161 +923,271 @@ cdef class Collective:
                 self.waiting_callers += 1
         return 0
 
-    cdef int _raise_mpi_error(self) except -1:
-        raise CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
+    cdef inline bint _is_failed(self, int goal) noexcept nogil:
+        """Whether another rank has failed, for which a call does not wait any longer."""
+        return self.protocol.failed >= 0 and (goal == DONE or goal == VECTORS_HELD)
 
-    cdef int _call(self, char *x) except -1 nogil:
-        """One version, from the application's vector to what it returns, in place."""
-        self.x = x
-        self.taken_version = self.protocol.t
-        self.calling = True
-        self.protocol.call()
-        if self.protocol.timely:
-            # The activations leave before the vector is copied.
-            self.progress()
-            self._publish_unlocked(x)
-            self.protocol.published()
-        self._wait(VECTORS_HELD)
-        if not self.protocol.timely:
-            pthread_mutex_unlock(&self.lock)
-            self._publish(x)
-            if not self.conserving:
-                self._take_late(x)
-            pthread_mutex_lock(&self.lock)
-        if self.conserving:
-            self._take_snapshot(x)
-        memcpy(self.taken, self.members, self.group_count * sizeof(int))
-        self.taken_count = self.group_count
-        self.taken_weight = self.weight
-        self.taken_source = self.protocol.source
-        self.calling = False
-        self.published = False
-        self.protocol.returns()
-        self._begin_what_waited()
+    cdef int _raise_failure(self) except -1:
+        if self.error != 0:
+            raise CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
+        raise self._failure()
+
+    def _failure(self):
+        """The error of a rank that has heard of another's failure."""
+        text = self.failure[:strlen(self.failure)].decode(errors="replace")
+        return RankFailedError(
+            f"rank {self.protocol.failed} failed, so only close() is left here: {text}")
+
+    # Stalls
+
+    cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
+        """Say once who is missing, end the job where that was asked for; without the lock."""
+        cdef long long waited = time - waiting.moved
+        if self.abort and waited > self.abort:
+            self._abort(waited)
+        # Who has closed or joined waits for ranks that still work.
+        if not self.stall or waited < self.stall or self.size == 1 or waiting.reported:
+            return 0
+        if (goal != DONE and goal != VECTORS_HELD) or self.protocol.operation in (CLOSE, JOIN):
+            return 0
+        if waiting.asked == 0:
+            waiting.asked = time
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                pthread_mutex_lock(&mpi_mutex)
+                self.inquiry.ask()
+                pthread_mutex_unlock(&mpi_mutex)
+                pthread_mutex_unlock(&self.lock)
+        elif self.inquiry.asking == 0 or time - waiting.asked > SECOND:
+            waiting.reported = True
+            log.warning("%s", self._describe_stall(waited * 1e-9))
         return 0
 
-    cdef void _begin_what_waited(self) noexcept nogil:
-        """Begin at once the version that waited for the application to let go of the vectors."""
-        if self.protocol.vectors == RUNNING:
-            self.progress()
+    def _describe_stall(self, seconds):
+        """Say what this rank waits in, and for whom."""
+        cdef int rank
+        operation = self.protocol.operation
+        version = self.protocol.t + self.protocol.base
+        ranks = range(self.size)
+        where = f"version {version}"
+        if operation != NONE:
+            where = f"{OPERATIONS[operation]} after {version} calls"
+        elif self.protocol.vectors == RUNNING:
+            ranks = [self.groups.members[rank] for rank in range(self.groups.count)]
+            running = self.protocol.running + self.protocol.base
+            where = f"version {running}" if self.calling else f"publish() during version {running}"
+        silent, elsewhere = [], {}
+        for rank in sorted(ranks):
+            if rank == self.rank:
+                continue
+            if not self.inquiry.answered[rank]:
+                silent.append(rank)
+            elif not (self.inquiry.answers[rank * ANSWER + 2] if operation != NONE
+                      else self.inquiry.answers[rank * ANSWER + 1] > self.protocol.running
+                      or self.inquiry.answers[rank * ANSWER + 4]):
+                calls = self.inquiry.answers[rank * ANSWER] + self.protocol.base
+                elsewhere.setdefault(calls, []).append(rank)
+        missing = [
+            f"{name_ranks(who)}, whose application computes after {calls} calls"
+            for calls, who in sorted(elsewhere.items())
+        ]
+        if silent:
+            missing.append(
+                f"{name_ranks(silent)}, which does not answer (stopped, or computing without a "
+                "progress thread)"
+            )
+        return (
+            f"rank {self.rank} has waited {seconds:.0f} s in {where} for "
+            + ("; ".join(missing) or "nobody in particular: all are there")
+        )
 
-    cdef int _publish_between_calls(self, char *x) except -1 nogil:
-        """Publish, and remember the vector as what the application goes on from."""
-        cdef bint unchanged
-        self.holding = True
-        self.protocol.hold()
-        self._wait(VECTORS_HELD)
-        unchanged = self.unchanged or self.unreturned
-        pthread_mutex_unlock(&self.lock)
-        self._publish(x)
-        if self.conserving and self.finite and not unchanged:
-            memcpy(self.second, x, self.length * self.itemsize)
-        pthread_mutex_lock(&self.lock)
-        self.holding = False
-        self.protocol.release()
-        self._begin_what_waited()
-        return 0
+    cdef int _abort(self, long long waited) except -1:
+        log.error("rank %d has waited %.0f s, the limit that was set: it ends the job",
+                  self.rank, waited * 1e-9)
+        logging.shutdown()
+        MPI_Abort(self.control_comm, 1)
+        os._exit(1)  # MPICH's can return before the job is killed
 
-    cdef void _take_snapshot(self, char *x) noexcept nogil:
-        """Return the snapshot, unless nobody has contributed to it; a timely call has it already."""
-        if not self._has_weight():
-            return
-        if not self.protocol.timely or self.weight == 0:
-            pthread_mutex_unlock(&self.lock)
-            memcpy(x, self._data(), self.length * self.itemsize)
-            pthread_mutex_lock(&self.lock)
-        self.unchanged = True
-        self.unreturned = False
-
-    cdef void _publish_unlocked(self, char *x) noexcept nogil:
-        """Publish a vector that may be long, while the progress thread goes on forwarding.
-
-        The application holds the vectors, so nothing else reads or writes them.
-        """
-        pthread_mutex_unlock(&self.lock)
-        self._publish(x)
-        pthread_mutex_lock(&self.lock)
-        self.published = True
-
-    cdef int _operate(self, int operation, char *x) except -1 nogil:
-        """One synchronous operation; raises if the ranks do not agree on which it is."""
-        cdef double weight
-        self.protocol.enter(operation)
-        if self.size > 1:
-            pthread_mutex_lock(&mpi_mutex)
-            self._contribute()
-            pthread_mutex_unlock(&mpi_mutex)
-        self._wait(AGREED)
-        if operation == CLOSE:
-            return self._wait(LEFT)
-        if self.protocol.stage != MOVING:
-            with gil:
-                self._raise_disagreement(operation)
-        self.x = x
-        self.taken_version = self.protocol.t
-        self.taken_count = 0
-        if operation == AVERAGE:
-            self._contribute_to_average(x)
-            self._begin_moving(self.third)
-        else:
-            self._publish_unlocked(x)
-            self._begin_moving(self.snapshot)
-        self._wait(AVERAGED)
-        weight = self.exchange.weight
-        self.published = False
-        self._finish_moving()
-        self._begin_what_waited()
-        self.taken_weight = weight
-        return 0
+    # What an exception interrupts
 
     cdef void _abandon(self) noexcept nogil:
         """The call was interrupted by an exception: the user's vector is ours no longer."""
         pthread_mutex_lock(&self.lock)
+        while self.copying:
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
         if self.begun and self.exchange.target == self.x:
-            self.exchange.target = self._data() if self.conserving else self.second
+            self.exchange.target = self.snapshot_arrays if self.conserving else self.second
         self.exchange.copy = NULL
         if self.published and self.conserving:
             # All that the application has changed is published; x is what it goes on from.
-            memcpy(self.second, self.x, self.length * self.itemsize)
+            self.layout.copy(self.second, self.x)
             self.unchanged = False
         self.published = False
-        if self.protocol.stage != OUTSIDE:
-            self.abandoned = True
-        elif self.calling:
+        if self.protocol.stage == OUTSIDE and self.calling:
             self.protocol.abandon()
-        elif self.holding:
+        elif self.protocol.stage == OUTSIDE and self.holding:
             self.protocol.waiting = False
             if self.protocol.vectors == HELD:
                 self.protocol.release()
         self.calling = False
         self.holding = False
+        self.has_x = False
         pthread_mutex_unlock(&self.lock)
 
     # What Python calls
 
-    cdef int _open(self, vector, Py_buffer *view, int flags) except -1:
-        """Check a vector and open its memory."""
+    cdef int _check_usable(self) except -1:
         if self.closed or self.protocol.operation == CLOSE:
             raise ClosedError("this collective is closed")
+        if self.protocol.failed == self.rank:
+            raise ClosedError("this rank failed in an earlier call: only close() is left")
+        if self.protocol.failed >= 0:
+            raise self._failure()
         if self.protocol.broken:
             raise ClosedError("the ranks disagreed in an earlier operation: only close() is left")
-        try:
-            PyObject_GetBuffer(vector, view, flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
-        except (BufferError, ValueError, TypeError):
-            raise _what_is_wrong(vector, self.dtype, self.length) from None
-        if (view.ndim != 1 or view.shape[0] != self.length or view.format[1] != 0
-                or view.format[0] != (c"d" if self.is_double else c"f")
-                or <size_t>view.buf % self.itemsize != 0):
-            PyBuffer_Release(view)
-            raise _what_is_wrong(vector, self.dtype, self.length)
         return 0
 
-    def call(self, vector):
+    def start(self, vector, weight):
+        """Begin this rank's next call, a version or a synchronisation, and return the `Call`."""
+        return self._start(CALL, vector, PyBUF_WRITABLE, weight)
+
+    def call(self, vector, weight):
         """Average the vector in place in this rank's next version, or over all ranks."""
-        cdef Result result = Result()
+        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight).result
+
+    def synchronize(self, vector):
+        """Average the vector in place over all ranks, and publish the average."""
+        self._carry_out(SYNCHRONIZE, vector, PyBUF_WRITABLE)
+
+    def average(self, vector):
+        """Overwrite the vector by the average over all ranks, and change nothing else."""
+        self._carry_out(AVERAGE, vector, PyBUF_WRITABLE)
+
+    def load(self, vector, long long version):
+        """Go on from this vector, with this version for the next one."""
+        self.loading = version
+        self._carry_out(LOAD, vector, 0)
+
+    def join(self, vector):
+        """Take part in what the others do until all have joined, and get the average of all."""
+        self._carry_out(JOIN, vector, PyBUF_WRITABLE)
+
+    def publish(self, vector, weight):
+        """Contribute this vector, or its change since the last, while this rank is late."""
+        self._carry_out(PUBLISH, vector, 0, weight)
+
+    cdef Call _carry_out(self, int what, vector, int flags, weight=None):
+        cdef Call call = self._start(what, vector, flags, weight)
+        self._complete()
+        return call
+
+    cdef Call _start(self, int what, vector, int flags, weight):
+        """Begin what the application wants with its vector."""
+        cdef Call call = Call.__new__(Call)
+        cdef double given
+        cdef long long began = now()
+        self._check_usable()
+        self._complete()
+        try:
+            call.vector = Opened(vector, self.layout, flags)
+            given = self.weight_published if weight is None else _checked(weight)
+        except (TypeError, ValueError) as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+        call.collective = self
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    # What an exception interrupted before is carried on to its end first.
+                    self._wait(CAUGHT_UP)
+                    self.x = call.vector.arrays
+                    self.has_x = True
+                    self.weight_given = given
+                    self._begin(what)
+                    self.progress()
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+                    self.calls_ns += now() - began
+        except:
+            with nogil:
+                self._abandon()
+            raise
+        self.pending = call
+        return call
+
+    cdef int _begin(self, int what) except -1 nogil:
+        if what == PUBLISH:
+            self._publish_between_calls()
+            self.protocol.release()
+            self.done = True
+        elif what == JOIN:
+            self._join()
+        elif what == CALL and not self.protocol.is_synchronous():
+            self._begin_call()
+        else:
+            self._begin_operation(SYNC if what == CALL else what)
+        return 0
+
+    def _test(self):
+        """Return whether the call that was started is complete."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.progress()
+            pthread_mutex_unlock(&self.lock)
+        if not self.done and not self._is_failed(DONE):
+            return False
+        self._complete()
+        return True
+
+    cdef int _complete(self) except -1:
+        """Wait for the call that was started, if there is one."""
+        cdef long long began = now()
+        cdef Call call = self.pending
+        if call is None:
+            return 0
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    self._wait(DONE)
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+                    self.calls_ns += now() - began
+        except BaseException as error:
+            with nogil:
+                self._abandon()
+            self._forget(call)
+            call.error = error
+            raise
+        self._settle(call)
+        if call.error is not None:
+            raise call.error
+        return 0
+
+    cdef int _forget(self, Call call) except -1:
+        """The user's memory is the user's again."""
+        self.pending = None
+        self.has_x = False
+        call.vector = None
+        return 0
+
+    cdef int _settle(self, Call call) except -1:
+        """Give a completed call its result or its error."""
+        self._forget(call)
+        if self.disagreed != NONE:
+            call.error = self._disagreement(self.disagreed)
+            self.disagreed = NONE
+        else:
+            call.result = self._result()
+        return 0
+
+    def _result(self):
+        cdef Result result = Result.__new__(Result)
         cdef int k
-        self._enter(CALL, vector, PyBUF_WRITABLE)
-        result.version = self.taken_version
+        result.version = self.taken_version + self.protocol.base
         result.synchronized = self.taken_count == 0
         result.weight = self.taken_weight
         if result.synchronized:
@@ -887,48 +1196,21 @@ cdef class Collective:
             result.group = tuple(range(self.size))
         else:
             result.timely = self.protocol.timely and self.finite
-            result.source = self.taken_source
+            result.source = self.taken_source + self.protocol.base
             result.group = tuple(sorted([self.taken[k] for k in range(self.taken_count)]))
         return result
 
-    def synchronize(self, vector):
-        """Average the vector in place over all ranks, and publish the average."""
-        self._enter(SYNCHRONIZE, vector, PyBUF_WRITABLE)
-
-    def average(self, vector):
-        """Overwrite the vector by the average over all ranks, and change nothing else."""
-        if self.third == NULL:
-            self.third = _allocate((HEADER + self.length) * self.itemsize)
-        self._enter(AVERAGE, vector, PyBUF_WRITABLE)
-
-    def publish(self, vector):
-        """Contribute this vector, or its change since the last, while this rank is late."""
-        self._enter(PUBLISH, vector, 0)
-
-    cdef int _enter(self, int what, vector, int flags) except -1:
-        """Do what the application wants with its vector; see to it if an exception interrupts."""
-        cdef Py_buffer view
-        self._open(vector, &view, flags)
-        try:
-            with nogil:
-                pthread_mutex_lock(&self.lock)
-                try:
-                    # What an exception interrupted before is carried on to its end first.
-                    self._wait(CAUGHT_UP)
-                    if what == CALL and not self.protocol.is_synchronous():
-                        self._call(<char *>view.buf)
-                    elif what == PUBLISH:
-                        self._publish_between_calls(<char *>view.buf)
-                    else:
-                        self._operate(SYNC if what == CALL else what, <char *>view.buf)
-                finally:
-                    pthread_mutex_unlock(&self.lock)
-        except:
-            self._abandon()
-            raise
-        finally:
-            PyBuffer_Release(&view)
-        return 0
+    def fail(self, text):
+        """Let all ranks know that this one has failed; only close() is left."""
+        cdef bytes encoded = text.encode()
+        cdef char *characters = encoded
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            if self.protocol.failed < 0:
+                strncpy(self.failure, characters, TEXT - 1)
+                self.protocol.notice(self.rank, -1)
+            self.progress()
+            pthread_mutex_unlock(&self.lock)
 
     def close(self):
         """Execute every version that anybody has started, and leave; collective."""
@@ -939,72 +1221,84 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
             try:
                 if self.protocol.operation != CLOSE:
-                    # What an exception interrupted is carried on to its end first.
+                    # What was started, or an exception interrupted, is carried on to its end first.
+                    if self.has_x:
+                        self._wait(SETTLED)
                     self._wait(OVER)
-                    self.abandoned = False
-                    self._operate(CLOSE, NULL)
-                else:
-                    self._wait(LEFT)
+                    self._begin_operation(CLOSE)
+                self._wait(LEFT)
             finally:
                 pthread_mutex_unlock(&self.lock)
+        if self.pending is not None:
+            self._settle(self.pending)
         self.closed = True
         pthread_mutex_lock(&mpi_mutex)
         for k in range(self.dimensions):
             MPI_Request_free(&self.receives[k])
+        self.inquiry.end()
         pthread_mutex_unlock(&mpi_mutex)
 
-    cdef int _raise_disagreement(self, int operation) except -1:
+    def statistics(self):
+        """Return the counts and times of `statistics.Statistics`, in its order, times in seconds."""
+        cdef int staleness, last = 0
+        for staleness in range(MOST_STALENESS + 1):
+            if self.staleness[staleness]:
+                last = staleness + 1
+        return (
+            self.calls,
+            self.timely,
+            self.synchronizations,
+            self.versions,
+            self.passive,
+            tuple([self.staleness[staleness] for staleness in range(last)]),
+            self.nonfinite,
+            self.exchange.bytes_sent,
+            self.waiting_ns * 1e-9,
+            (self.calls_ns - self.waiting_ns) * 1e-9,
+            self.engine_ns * 1e-9,
+        )
+
+    def _disagreement(self, int operation):
+        """The error of a rank whose operation was not everybody's."""
         entered = {}
         for rank in range(self.size):
-            entered.setdefault((self.records[2 * rank], self.records[2 * rank + 1]), []).append(rank)
+            kind, t, loaded = [self.records[RECORD * rank + i] for i in range(3)]
+            entered.setdefault((kind, t, loaded), []).append(rank)
         others = "; ".join(
-            f"{name_ranks(ranks)} entered {SYNC_NAMES[kind]} after {t} calls"
-            for (kind, t), ranks in sorted(entered.items())
+            f"{name_ranks(ranks)} entered {OPERATIONS[kind]}"
+            + (f" of version {loaded}" if kind == LOAD else "")
+            + f" after {t + self.protocol.base} calls"
+            for (kind, t, loaded), ranks in sorted(entered.items())
         )
-        closing = any(kind == CLOSE for kind, _ in entered)
-        raise (ClosedError if closing else DisagreementError)(
-            f"rank {self.rank} waits in {SYNC_NAMES[operation]} after {self.protocol.t} calls, "
+        closing = any(kind == CLOSE for kind, _, _ in entered)
+        return (ClosedError if closing else DisagreementError)(
+            f"rank {self.rank} waits in {OPERATIONS[operation]} after "
+            f"{self.protocol.t + self.protocol.base} calls, "
             f"which needs all ranks to make the same calls, but {others}"
         )
 
     @property
     def version(self):
         """The version of the next call."""
-        return self.protocol.t
+        return self.protocol.t + self.protocol.base
 
     @property
     def executed(self):
         """Number of the next version to be executed here: how many have been, by anybody's call."""
-        return self.protocol.next
+        return self.protocol.next + self.protocol.base
 
     @property
-    def bytes_sent(self):
-        """Bytes of vectors sent by this rank so far."""
-        return self.exchange.bytes_sent
+    def broken(self):
+        """Whether only close() is left."""
+        return self.protocol.broken or self.protocol.failed >= 0
 
 
-cdef enum:
-    SPIN_BEFORE_SLEEP = 500000
-    LONGEST_WAIT = 500000
-
-
-def _what_is_wrong(vector, dtype, length):
-    """The error for a vector that the collective cannot average."""
-    import numpy
-
-    if not isinstance(vector, numpy.ndarray):
-        return TypeError(f"the vector is a {type(vector).__name__}, not a numpy array")
-    if vector.dtype != dtype:
-        return TypeError(f"the vector is of dtype {vector.dtype}, the collective of {dtype}")
-    if vector.ndim != 1:
-        return ValueError(f"the vector has {vector.ndim} dimensions, not one")
-    if vector.size != length:
-        return ValueError(f"the vector has {vector.size} elements, the collective's have {length}")
-    if not vector.flags.c_contiguous:
-        return ValueError("the vector is not contiguous")
-    if not vector.flags.aligned:
-        return ValueError("the vector is not aligned")
-    return ValueError("the vector is read-only")
+def _checked(weight):
+    """Return a weight as a number; raises ValueError or TypeError."""
+    value = float(weight)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"weight is {weight!r}, not a finite number from 0 on")
+    return value
 
 
 cdef void _ask_for_short_slices() noexcept nogil:
@@ -1027,7 +1321,8 @@ cdef class Engine:
     cdef int count
     cdef pthread_mutex_t lock
     cdef bint stopping, spinning
-    cdef long long moves
+    # Of the last round: what has moved, and how long the thread may sleep.
+    cdef long long moves, pause
     cdef list collectives  # keeps those served alive
     cdef object thread
 
@@ -1038,6 +1333,7 @@ cdef class Engine:
     def add(self, Collective collective, str mode):
         """Serve a collective; the first one starts the thread, unless the mode is "none"."""
         cdef void *pointer = <void *>collective
+        collective.lonely = mode == "none"
         self.collectives.append(collective)
         # Not with the GIL held in between: the thread that serves all collectives takes this lock.
         with nogil:
@@ -1074,18 +1370,25 @@ cdef class Engine:
             _ask_for_short_slices()
             self._loop()
 
+    cdef bint serve_once(self) noexcept nogil:
+        """Advance each collective that no caller drives; return whether work is in flight."""
+        cdef int i
+        cdef bint busy = False
+        self.moves = 0
+        self.pause = LONGEST_PAUSE
+        pthread_mutex_lock(&self.lock)
+        for i in range(self.count):
+            busy |= self._look_after(<Collective>self.served[i])
+        pthread_mutex_unlock(&self.lock)
+        return busy
+
     cdef void _loop(self) noexcept nogil:
-        cdef int i, polls = 0
+        cdef int polls = 0
         cdef bint busy
         cdef long long pause, moves = 0
         while not self.stopping:
-            busy = False
-            self.moves = 0
-            pause = LONGEST_PAUSE
-            pthread_mutex_lock(&self.lock)
-            for i in range(self.count):
-                busy |= self._look_after(<Collective>self.served[i], &pause)
-            pthread_mutex_unlock(&self.lock)
+            busy = self.serve_once()
+            pause = self.pause
             if not busy or self.moves != moves:
                 polls = 0
             moves = self.moves
@@ -1098,13 +1401,17 @@ cdef class Engine:
             if pause:
                 sleep(pause)
 
-    cdef bint _look_after(self, Collective collective, long long *pause) noexcept nogil:
+    cdef bint _look_after(self, Collective collective) noexcept nogil:
         """Advance one collective, unless a caller does; shorten the pause if it wants that."""
         cdef bint busy
         if collective.waiting_callers or pthread_mutex_trylock(&collective.lock) != 0:
             return False
         busy = not collective.closed and collective.progress()
         self.moves += collective.exchange.moves
-        pause[0] = min(pause[0], collective.rhythm.pause(now()))
+        self.pause = min(self.pause, collective.rhythm.pause(now()))
         pthread_mutex_unlock(&collective.lock)
         return busy
+
+
+engine = Engine()
+cdef void *the_engine = <void *>engine

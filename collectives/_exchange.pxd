@@ -1,11 +1,7 @@
 from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 
-from collectives._kernels cimport real
+from collectives._vectors cimport Layout
 from collectives.protocols.schedule cimport Schedule
-
-cdef enum:
-    # Elements before the data of a vector that is sent; the first is the vector's weight.
-    HEADER = 16
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_mutex_t:
@@ -17,35 +13,46 @@ cdef extern from "<pthread.h>" nogil:
 
 cdef pthread_mutex_t mpi_mutex
 
+cdef enum:
+    # Steps of one exchange at most: a fold, 31 of doubling, an unfold.
+    PHASES = 34
+
 cdef class Exchange:
     cdef MPI_Comm comm
     cdef Schedule schedule
+    cdef Layout layout
     cdef MPI_Request requests[2]
-    cdef bint is_double, summed
-    cdef int itemsize, tag, size, error
+    cdef bint summed
+    cdef int tag, size, error
     cdef const int *members
     cdef char *source
-    cdef char *target
-    cdef char *copy
-    cdef char *saved
+    cdef char **target
+    cdef char **copy
+    cdef char **saved
+    # Two blocks: what has been averaged so far, and what comes in.
     cdef char *partial
     cdef char *incoming
-    cdef Py_ssize_t length, block, low, high
+    cdef Py_ssize_t low, high
+    # The weights that meet in each step, known from the first block on.
+    cdef double ours[PHASES]
+    cdef double theirs[PHASES]
     cdef double weight
+    cdef readonly Py_ssize_t block
     cdef long long bytes_sent, moves
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
-        char *source, char *target, char *copy, char *saved
+        char *source, char **target, char **copy, char **saved
     ) noexcept nogil
     cdef bint progress(self) noexcept nogil
+    cdef bint done(self) noexcept nogil
     cdef void _begin_block(self) noexcept nogil
+    cdef char *_mean(self) noexcept nogil
     cdef void _post(self) noexcept nogil
     cdef void _receive(self) noexcept nogil
-    cdef void _finish_block(self, const char *a, const char *b) noexcept nogil
-    cdef void _finish_chunk(
-        self, Py_ssize_t offset, const char *a, const char *b, Py_ssize_t size
-    ) noexcept nogil
-    cdef void _write_mean(
-        self, real *out, const real *a, const real *b, Py_ssize_t count
-    ) noexcept nogil
+    cdef void _combine(self, double share_ours, double share_theirs) noexcept nogil
+    cdef void _finish_block(
+        self, const char *a, double share_a, const char *b, double share_b) noexcept nogil
+    cdef void _finish_array(
+        self, int i, Py_ssize_t low, Py_ssize_t high,
+        const char *a, double share_a, const char *b, double share_b) noexcept nogil

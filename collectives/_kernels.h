@@ -1,7 +1,11 @@
-/* The passes over vectors, once for float and once for double. Plain loops that the compiler
-   vectorises; where it can, it makes a version for each generation of x86 and the loader chooses. */
+/* The passes over vectors, once for each dtype. Plain loops that the compiler vectorises; where it
+   can, it makes a version for each generation of x86 and the loader chooses. Halves are computed
+   with in single precision, and converted by integer arithmetic that needs no instruction of its
+   own. */
 
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define KERNEL __attribute__((target_clones("avx512f", "avx2", "default"), unused)) static
@@ -9,52 +13,136 @@
 #define KERNEL __attribute__((unused)) static
 #endif
 
-#define KERNELS(real)                                                                             \
+typedef struct {
+    int itemsize;
+    void (*combine)(void *, const void *, double, const void *, double, ptrdiff_t);
+    void (*add_change)(void *, const void *, const void *, const void *, ptrdiff_t);
+    int (*all_finite)(const void *, ptrdiff_t);
+    int (*finite_change)(const void *, const void *, const void *, ptrdiff_t);
+} Kernels;
+
+typedef float float32;
+typedef double float64;
+typedef uint16_t float16;
+typedef uint16_t bfloat16;
+
+static inline float as_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t as_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+#define load_float32(x) (x)
+#define store_float32(x) (x)
+#define load_float64(x) (x)
+#define store_float64(x) (x)
+
+static inline float load_bfloat16(uint16_t half) { return as_float((uint32_t)half << 16); }
+
+static inline uint16_t store_bfloat16(float value)
+{
+    uint32_t bits = as_bits(value);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    uint32_t nan = bits >> 16 | 0x40;
+    return (bits & 0x7fffffff) > 0x7f800000 ? nan : rounded;
+}
+
+/* The exponent's bias differs by 112, and multiplying makes subnormal numbers right as well. */
+static inline float load_float16(uint16_t half)
+{
+    uint32_t bits = as_bits(as_float((uint32_t)(half & 0x7fff) << 13) * 0x1p112f);
+    bits |= (half & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
+    return as_float(bits | (uint32_t)(half & 0x8000) << 16);
+}
+
+/* Adding 0.5, whose last bit is worth the smallest half, rounds what becomes a subnormal one. */
+static inline uint16_t store_float16(float value)
+{
+    uint32_t bits = as_bits(value), size = bits & 0x7fffffff;
+    uint32_t subnormal = as_bits(as_float(size) + 0.5f) - 0x3f000000;
+    uint32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+    uint32_t half = size < 0x38800000 ? subnormal : normal;
+    uint32_t not_finite = size > 0x7f800000 ? 0x7e00 : 0x7c00;
+    half = size >= 0x47800000 ? not_finite : half;
+    return half | (bits >> 16 & 0x8000);
+}
+
+/* combine: out = share_a · a + share_b · b, the same for (a, b) as for (b, a).
+   add_change: out = snapshot + (x − returned).
+   all_finite, finite_change: whether x, or what add_change gives, is; value − value is 0 unless it
+   is infinite or NaN, and a reduction of integers vectorises where one of floats does not. */
+#define KERNELS(type, real)                                                                       \
                                                                                                   \
-KERNEL void add_##real(real *out, const real *a, const real *b, ptrdiff_t n)                      \
+KERNEL void combine_##type(void *out, const void *a, double share_a, const void *b,               \
+                           double share_b, ptrdiff_t n)                                           \
 {                                                                                                 \
-    for (ptrdiff_t i = 0; i < n; i++) out[i] = a[i] + b[i];                                       \
+    type *o = out;                                                                                \
+    const type *p = a, *q = b;                                                                    \
+    real s = (real)share_a, t = (real)share_b;                                                    \
+    for (ptrdiff_t i = 0; i < n; i++)                                                             \
+        o[i] = store_##type(s * load_##type(p[i]) + t * load_##type(q[i]));                       \
 }                                                                                                 \
                                                                                                   \
-KERNEL void mean_of_sum_##real(real *out, const real *a, const real *b, real weight, ptrdiff_t n) \
+KERNEL void add_change_##type(void *out, const void *snapshot, const void *x,                     \
+                              const void *returned, ptrdiff_t n)                                  \
 {                                                                                                 \
-    for (ptrdiff_t i = 0; i < n; i++) out[i] = (a[i] + b[i]) / weight;                            \
+    type *o = out;                                                                                \
+    const type *s = snapshot, *p = x, *q = returned;                                              \
+    for (ptrdiff_t i = 0; i < n; i++)                                                             \
+        o[i] = store_##type(load_##type(s[i]) + (load_##type(p[i]) - load_##type(q[i])));         \
 }                                                                                                 \
                                                                                                   \
-KERNEL void mean_##real(real *out, const real *total, real weight, ptrdiff_t n)                   \
+KERNEL int all_finite_##type(const void *x, ptrdiff_t n)                                          \
 {                                                                                                 \
-    for (ptrdiff_t i = 0; i < n; i++) out[i] = total[i] / weight;                                 \
-}                                                                                                 \
-                                                                                                  \
-/* x = (weight · m + x) / (weight + 1), the paper's rule for a late rank */                       \
-KERNEL void blend_##real(real *x, const real *m, real weight, ptrdiff_t n)                        \
-{                                                                                                 \
-    for (ptrdiff_t i = 0; i < n; i++) x[i] = (weight * m[i] + x[i]) / (weight + 1);               \
-}                                                                                                 \
-                                                                                                  \
-KERNEL void add_change_##real(                                                                    \
-    real *out, const real *snapshot, const real *x, const real *returned, ptrdiff_t n)            \
-{                                                                                                 \
-    for (ptrdiff_t i = 0; i < n; i++) out[i] = snapshot[i] + (x[i] - returned[i]);                \
-}                                                                                                 \
-                                                                                                  \
-/* x - x is 0 unless x is infinite or NaN; a reduction of integers vectorises, of floats not */   \
-KERNEL int all_finite_##real(const real *x, ptrdiff_t n)                                          \
-{                                                                                                 \
+    const type *p = x;                                                                            \
     int bad = 0;                                                                                  \
-    for (ptrdiff_t i = 0; i < n; i++) bad |= x[i] - x[i] != 0;                                    \
+    for (ptrdiff_t i = 0; i < n; i++) {                                                           \
+        real value = load_##type(p[i]);                                                           \
+        bad |= value - value != 0;                                                                \
+    }                                                                                             \
     return !bad;                                                                                  \
 }                                                                                                 \
                                                                                                   \
-KERNEL int finite_change_##real(const real *x, const real *returned, ptrdiff_t n)                 \
+KERNEL int finite_change_##type(const void *snapshot, const void *x, const void *returned,        \
+                                ptrdiff_t n)                                                      \
 {                                                                                                 \
+    const type *s = snapshot, *p = x, *q = returned;                                              \
     int bad = 0;                                                                                  \
     for (ptrdiff_t i = 0; i < n; i++) {                                                           \
-        real change = x[i] - returned[i];                                                         \
-        bad |= change - change != 0;                                                              \
+        type changed = store_##type(load_##type(s[i]) + (load_##type(p[i]) - load_##type(q[i]))); \
+        real value = load_##type(changed);                                                        \
+        bad |= value - value != 0;                                                                \
     }                                                                                             \
     return !bad;                                                                                  \
 }
 
-KERNELS(float)
-KERNELS(double)
+KERNELS(float32, float)
+KERNELS(float64, double)
+KERNELS(float16, float)
+KERNELS(bfloat16, float)
+
+#define USE(type)                                                                                 \
+    kernels->itemsize = sizeof(type);                                                             \
+    kernels->combine = combine_##type;                                                            \
+    kernels->add_change = add_change_##type;                                                      \
+    kernels->all_finite = all_finite_##type;                                                      \
+    kernels->finite_change = finite_change_##type
+
+/* Fill in the kernels of a dtype: 'f', 'd', 'e' as in Python's struct module, 'E' for bfloat16. */
+__attribute__((unused)) static void choose_kernels(Kernels *kernels, char dtype)
+{
+    switch (dtype) {
+    case 'f': USE(float32); break;
+    case 'd': USE(float64); break;
+    case 'e': USE(float16); break;
+    case 'E': USE(bfloat16); break;
+    }
+}

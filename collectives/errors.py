@@ -1,6 +1,6 @@
 """What goes wrong between ranks, as opposed to wrong arguments (ValueError, TypeError)."""
 
-__all__ = ["ClosedError", "CollectiveError", "DisagreementError"]
+__all__ = ["ClosedError", "CollectiveError", "DisagreementError", "RankFailedError"]
 
 
 class CollectiveError(RuntimeError):
@@ -13,3 +13,7 @@ class DisagreementError(CollectiveError):
 
 class ClosedError(DisagreementError):
     """The collective is closed, here or by ranks that this one waited for."""
+
+
+class RankFailedError(CollectiveError):
+    """Another rank has failed; the collective can only be closed now."""

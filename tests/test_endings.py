@@ -74,20 +74,19 @@ def test_an_exception_on_one_rank_is_printed_and_ends_the_job(job, where):
     )
     assert result.returncode != 0
     assert "the dataset is gone" in result.stderr
-    assert "rank 1 entered close() after 5 calls" in result.stderr
+    reason = "rank 1 failed, so only close() is left here: KeyError: 'the dataset is gone'"
+    assert f"RankFailedError: {reason}" in result.stderr
     assert result.seconds < 20
 
 
 def test_an_exception_shows_its_traceback_while_others_go_on(job):
-    """The others reach no synchronisation for two seconds; the traceback does not wait for that."""
+    """The others make no call for two seconds; the traceback does not wait for that."""
     result = job(
         """
         with GroupAllreduce(comm, x, group_size=2, sync_period=1000) as average:
             if comm.rank == 1:
                 raise KeyError("the dataset is gone")
-            begin = time.time()
-            while time.time() - begin < 2:
-                average(x) if average.version < 900 else time.sleep(0.01)
+            time.sleep(2)
             print("went on", file=sys.stderr, flush=True)
         """
     )

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 def mpi_pytest(mpirun, tmp_path):
     """Return a function that runs pytest on a text under mpiexec, with this suite's plugin."""
 
-    def run(ranks, tests, *arguments, env={}):
+    def run(ranks, tests, *arguments, **env):
         (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
         header = "import os, time\nimport pytest\npytestmark = pytest.mark.mpi\n"
         (tmp_path / "test_inner.py").write_text(header + textwrap.dedent(tests))
@@ -90,7 +90,7 @@ def test_a_failing_rank_fails_the_test_with_its_traceback_and_the_next_test_runs
         def test_next(comm):
             comm.Barrier()
         """,
-        env={"CI": ci},
+        CI=ci,
     )
     assert result.returncode == 1
     assert "1 failed, 1 passed" in result.stdout

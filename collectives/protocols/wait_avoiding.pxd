@@ -4,9 +4,9 @@ cdef int OUTSIDE, AGREEING, DRAINING, MOVING, LEAVING
 
 cdef class WaitAvoiding:
     cdef public long long t, next, told, told_ops, ops, running, source, fin_at, base
-    cdef public int vectors, operation, stage, failed
+    cdef public int vectors, operation, stage, failed, fin_seen
     cdef public bint timely, waiting, joined, broken
-    cdef public unsigned int due, notice_due, noticed, fin_due, fin_seen
+    cdef public unsigned int due, notice_due, noticed, fin_due
     cdef long long sent[32]
     cdef long long sent_ops[32]
     cdef int dimensions

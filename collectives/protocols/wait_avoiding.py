@@ -257,7 +257,7 @@ class WaitAvoiding:
                 at = records[2 * r + 1]
             elif kind != common or (records[2 * r + 1] != at and common != CLOSE):
                 same = False
-        if joins and (common == CLOSE or common == LOAD):
+        if joins and common in (CLOSE, LOAD):
             same = False
         if not same:
             self.ops += 1

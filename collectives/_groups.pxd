@@ -1,0 +1,16 @@
+cdef class Groups:
+    cdef int rank
+    # The members of the group last found, and all ranks.
+    cdef int count
+    cdef int *members
+    cdef int *everyone
+    # topology.Shuffle, position by position: the cycle's place in `cycles`, its length and this
+    # position's index in it, and the chunk's bounds.
+    cdef int *cycle_begin
+    cdef int *cycle_length
+    cdef int *cycle_index
+    cdef int *cycles
+    cdef int *chunk_begin
+    cdef int *chunk_end
+
+    cdef int find(self, long long version) noexcept nogil

@@ -1,0 +1,106 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Who is missing: a rank that has waited for long asks all others how far they are.
+
+Engines answer, so a rank that computes is told from one that is stopped. The MPI mutex is held in
+every call.
+"""
+
+from libc.stdlib cimport calloc, free
+from mpi4py.libmpi cimport (
+    MPI_ANY_SOURCE,
+    MPI_LONG_LONG,
+    MPI_REQUEST_NULL,
+    MPI_STATUS_IGNORE,
+    MPI_SUCCESS,
+    MPI_Cancel,
+    MPI_Irecv,
+    MPI_Isend,
+    MPI_Status,
+    MPI_Test,
+    MPI_Wait,
+)
+from mpi4py.MPI cimport Comm
+
+
+cdef class Inquiry:
+    """One rank's questions and answers, on two tags from `tag` on that nothing else uses."""
+
+    def __init__(self, Comm comm, int tag):
+        self.comm = comm.ob_mpi
+        self.rank, self.size = comm.rank, comm.size
+        self.tag = tag
+        self.receive = MPI_REQUEST_NULL
+        self.reply = MPI_REQUEST_NULL
+        self.sends = <MPI_Request *>calloc(self.size, sizeof(MPI_Request))
+        self.receives = <MPI_Request *>calloc(self.size, sizeof(MPI_Request))
+        self.answers = <long long *>calloc(self.size * ANSWER, sizeof(long long))
+        self.answered = <bint *>calloc(self.size, sizeof(bint))
+        if (self.sends == NULL or self.receives == NULL or self.answers == NULL
+                or self.answered == NULL):
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.sends)
+        free(self.receives)
+        free(self.answers)
+        free(self.answered)
+
+    cdef void listen(self) noexcept nogil:
+        """Wait for the next question."""
+        self._check(MPI_Irecv(&self.question, 1, MPI_LONG_LONG, MPI_ANY_SOURCE, self.tag,
+                              self.comm, &self.receive))
+
+    cdef void progress(self, const long long *answer) noexcept nogil:
+        """Answer a question that has come, and take in answers."""
+        cdef MPI_Status status
+        cdef int done, rank, i
+        if self.receive != MPI_REQUEST_NULL:
+            self._check(MPI_Test(&self.receive, &done, &status))
+            if done:
+                self.received += 1
+                for i in range(ANSWER):
+                    self.answer[i] = answer[i]
+                self._check(MPI_Isend(self.answer, ANSWER, MPI_LONG_LONG, status.MPI_SOURCE,
+                                      self.tag + 1, self.comm, &self.reply))
+        elif self.reply != MPI_REQUEST_NULL:
+            self._check(MPI_Test(&self.reply, &done, MPI_STATUS_IGNORE))
+            if done:
+                self.listen()
+        if self.asking:
+            self.asking = 0
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self._check(MPI_Test(&self.sends[rank], &done, MPI_STATUS_IGNORE))
+                    self.asking += not done
+                    self._check(MPI_Test(&self.receives[rank], &done, MPI_STATUS_IGNORE))
+                    self.answered[rank] = done
+                    self.asking += not done
+
+    cdef void ask(self) noexcept nogil:
+        """Ask all other ranks, unless the answers to the last question are not all there."""
+        cdef int rank
+        if self.asking:
+            return
+        self.asked += 1
+        for rank in range(self.size):
+            self.answered[rank] = False
+            if rank != self.rank:
+                self.asking += 2
+                self._check(MPI_Irecv(&self.answers[rank * ANSWER], ANSWER, MPI_LONG_LONG, rank,
+                                      self.tag + 1, self.comm, &self.receives[rank]))
+                self._check(MPI_Isend(&self.asked, 1, MPI_LONG_LONG, rank, self.tag, self.comm,
+                                      &self.sends[rank]))
+
+    cdef bint quiet(self) noexcept nogil:
+        """Whether nothing of this rank's is under way."""
+        return self.asking == 0 and self.reply == MPI_REQUEST_NULL
+
+    cdef void end(self) noexcept nogil:
+        """Wait for questions no longer: all have come."""
+        if self.receive != MPI_REQUEST_NULL:
+            self._check(MPI_Cancel(&self.receive))
+            self._check(MPI_Wait(&self.receive, MPI_STATUS_IGNORE))
+
+    cdef void _check(self, int rc) noexcept nogil:
+        if rc != MPI_SUCCESS:
+            self.error = rc

@@ -1,0 +1,44 @@
+# cython: language_level=3, cdivision=True
+"""When the idle engine looks for work: often around the time at which the next version is due."""
+
+cdef enum:
+    SHORTEST_PAUSE = 10000
+    FAST = 1000000
+    PAUSE_WHEN_FAST = 100000
+    LONGEST_PAUSE_WITHIN_RHYTHM = 500000
+
+
+cdef class Rhythm:
+    """When to look for the next version, from when the last ones came.
+
+    Around the time at which the next one is due the idle engine looks often, before that rarely,
+    and the less often the longer nothing has come. Versions that follow each other closely are
+    mostly driven by this rank's own calls, which looking often would disturb.
+    """
+    cdef void beat(self, long long time) noexcept nogil:
+        """A version began at this time."""
+        cdef double interval = time - self.last
+        cdef double error = interval - self.interval
+        if self.last == 0:
+            self.last = time
+            return
+        self.last = time
+        if self.interval == 0 or interval > 8 * self.interval or 8 * interval < self.interval:
+            self.interval = interval
+            self.deviation = interval / 2
+            return
+        self.interval += error / 8
+        self.deviation += ((error if error > 0 else -error) - self.deviation) / 4
+
+    cdef long long pause(self, long long time) noexcept nogil:
+        """How many nanoseconds the idle engine may sleep at this time."""
+        cdef double since = time - self.last
+        cdef double guard = 2 * self.deviation + 50e3
+        cdef double early = self.interval - guard - since
+        cdef double shortest = PAUSE_WHEN_FAST if self.interval < FAST else SHORTEST_PAUSE
+        if early > 0:
+            return <long long>min(early + 1e3, LONGEST_PAUSE_WITHIN_RHYTHM)
+        if since < self.interval + guard:
+            # The less is known of the rhythm the longer this lasts, so look less often.
+            return <long long>min(max(guard / 64, shortest), LONGEST_PAUSE)
+        return <long long>min(max((since - self.interval) / 8, shortest), LONGEST_PAUSE)

@@ -1,0 +1,39 @@
+from cpython.buffer cimport Py_buffer
+
+from collectives._kernels cimport Kernels
+
+cdef enum:
+    # Bytes before the data of a vector in our memory; they begin with its weight, a double.
+    HEADER = 64
+    LINE = 64
+
+cdef inline double *weight_of(char *vector) noexcept nogil:
+    return <double *>vector
+
+cdef inline Py_ssize_t round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nogil:
+    return (number + unit - 1) // unit * unit
+
+cdef class Layout:
+    cdef readonly int count
+    cdef readonly Py_ssize_t size
+    cdef readonly tuple dtypes, lengths
+    cdef readonly bint single
+    cdef Kernels *kernels
+    # Of each array: where it begins in a vector, and its elements and bytes.
+    cdef Py_ssize_t *begin
+    cdef Py_ssize_t *length
+    cdef Py_ssize_t *bytes
+
+    cdef void place(self, char **arrays, char *vector) noexcept nogil
+    cdef void copy(self, char **to, char **source) noexcept nogil
+    cdef void zero(self, char **arrays) noexcept nogil
+    cdef void combine(self, char **x, double share_x, char **m, double share_m) noexcept nogil
+    cdef void add_change(
+        self, char **to, char **snapshot, char **x, char **returned) noexcept nogil
+    cdef bint all_finite(self, char **x) noexcept nogil
+    cdef bint finite_change(self, char **snapshot, char **x, char **returned) noexcept nogil
+
+cdef class Opened:
+    cdef char **arrays
+    cdef Py_buffer *views
+    cdef int count

@@ -1,0 +1,183 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What is averaged: a vector of one or several arrays, the user's or in memory of our own.
+
+In our memory a vector is contiguous: a header, then the arrays, each at a multiple of 64 bytes.
+Everywhere a vector is given by the addresses of its arrays.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from collectives._kernels cimport choose_kernels
+
+# What Python's struct module and our kernels call the dtypes. Numpy knows bfloat16 from ml_dtypes,
+# whose arrays lend their memory as integers only.
+CODES = {"float16": b"e", "bfloat16": b"E", "float32": b"f", "float64": b"d"}
+FORMATS = {"float16": "e", "bfloat16": "H", "float32": "f", "float64": "d"}
+
+
+cdef class Layout:
+    """The dtypes and lengths of a vector's arrays, and the passes over such vectors.
+
+    Args:
+        like: a list of 1-D numpy arrays.
+        single: whether users give one array rather than a list.
+    """
+
+    def __init__(self, list like, bint single):
+        cdef int i
+        cdef Py_ssize_t place = HEADER
+        self.count = len(like)
+        self.single = single
+        self.dtypes = tuple(array.dtype.name for array in like)
+        self.lengths = tuple(array.size for array in like)
+        self.kernels = <Kernels *>calloc(self.count, sizeof(Kernels))
+        self.begin = <Py_ssize_t *>calloc(3 * self.count, sizeof(Py_ssize_t))
+        if self.kernels == NULL or self.begin == NULL:
+            raise MemoryError
+        self.length = self.begin + self.count
+        self.bytes = self.length + self.count
+        for i in range(self.count):
+            choose_kernels(&self.kernels[i], ord(CODES[self.dtypes[i]]))
+            self.begin[i] = place
+            self.length[i] = self.lengths[i]
+            self.bytes[i] = self.length[i] * self.kernels[i].itemsize
+            place = round_up(place + self.bytes[i], LINE)
+        self.size = place
+
+    def __dealloc__(self):
+        free(self.kernels)
+        free(self.begin)
+
+    cdef void place(self, char **arrays, char *vector) noexcept nogil:
+        """Fill in where the arrays of a vector in our memory are."""
+        cdef int i
+        for i in range(self.count):
+            arrays[i] = vector + self.begin[i]
+
+    cdef void copy(self, char **to, char **source) noexcept nogil:
+        cdef int i
+        for i in range(self.count):
+            memcpy(to[i], source[i], self.bytes[i])
+
+    cdef void zero(self, char **arrays) noexcept nogil:
+        cdef int i
+        for i in range(self.count):
+            memset(arrays[i], 0, self.bytes[i])
+
+    cdef void combine(self, char **x, double share_x, char **m, double share_m) noexcept nogil:
+        """x = share_x · x + share_m · m"""
+        cdef int i
+        for i in range(self.count):
+            self.kernels[i].combine(x[i], x[i], share_x, m[i], share_m, self.length[i])
+
+    cdef void add_change(
+        self, char **to, char **snapshot, char **x, char **returned
+    ) noexcept nogil:
+        """to = snapshot + (x − returned)"""
+        cdef int i
+        for i in range(self.count):
+            self.kernels[i].add_change(to[i], snapshot[i], x[i], returned[i], self.length[i])
+
+    cdef bint all_finite(self, char **x) noexcept nogil:
+        cdef int i
+        for i in range(self.count):
+            if not self.kernels[i].all_finite(x[i], self.length[i]):
+                return False
+        return True
+
+    cdef bint finite_change(self, char **snapshot, char **x, char **returned) noexcept nogil:
+        """Whether snapshot + (x − returned) is finite."""
+        cdef int i
+        for i in range(self.count):
+            if not self.kernels[i].finite_change(snapshot[i], x[i], returned[i], self.length[i]):
+                return False
+        return True
+
+
+cdef class Opened:
+    """A user's vector, checked, its memory kept open as long as this object lives.
+
+    Raises:
+        TypeError, ValueError: it does not fit the layout, or is read-only where `flags` say that
+            it is written to.
+    """
+
+    def __init__(self, vector, Layout layout, int flags):
+        cdef int i
+        cdef char *expected
+        if layout.single:
+            arrays = (vector,)
+        elif isinstance(vector, (list, tuple)) and len(vector) == layout.count:
+            arrays = vector
+        else:
+            raise _not_such_a_list(vector, layout)
+        self.arrays = <char **>calloc(layout.count, sizeof(char *))
+        self.views = <Py_buffer *>calloc(layout.count, sizeof(Py_buffer))
+        if self.arrays == NULL or self.views == NULL:
+            raise MemoryError
+        for i in range(layout.count):
+            array = arrays[i]
+            try:
+                if layout.dtypes[i] == "bfloat16" and array.dtype.name == "bfloat16":
+                    array = array.view("uint16")
+                PyObject_GetBuffer(
+                    array, &self.views[i], flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+            except (AttributeError, BufferError, ValueError, TypeError):
+                raise _what_is_wrong(arrays[i], layout, i) from None
+            self.count = i + 1
+            self.arrays[i] = <char *>self.views[i].buf
+            if (self.views[i].ndim != 1 or self.views[i].shape[0] != layout.length[i]
+                    or self.views[i].format.decode() != FORMATS[layout.dtypes[i]]
+                    or <size_t>self.arrays[i] % layout.kernels[i].itemsize != 0):
+                raise _what_is_wrong(arrays[i], layout, i)
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.count):
+            PyBuffer_Release(&self.views[i])
+        free(self.views)
+        free(self.arrays)
+
+
+def _not_such_a_list(vector, Layout layout):
+    """The error for what is no list of as many arrays as the collective averages."""
+    if isinstance(vector, (list, tuple)):
+        return ValueError(
+            f"the vector has {len(vector)} arrays, the collective's have {layout.count}"
+        )
+    return TypeError(
+        f"the vector is a {type(vector).__name__}, not a list of {layout.count} arrays"
+    )
+
+
+def _what_is_wrong(array, Layout layout, int i):
+    """The error for an array that the collective cannot average."""
+    import numpy
+
+    name = "the vector" if layout.single else f"array {i} of the vector"
+    if not isinstance(array, numpy.ndarray):
+        return TypeError(f"{name} is a {type(array).__name__}, not a numpy array")
+    if array.dtype.name != layout.dtypes[i]:
+        return TypeError(
+            f"{name} is of dtype {array.dtype}, the collective's of {layout.dtypes[i]}"
+        )
+    if array.ndim != 1:
+        return ValueError(f"{name} has {array.ndim} dimensions, not one")
+    if array.size != layout.lengths[i]:
+        return ValueError(
+            f"{name} has {array.size} elements, the collective's have {layout.lengths[i]}"
+        )
+    if not array.dtype.isnative:
+        return TypeError(f"{name} is of dtype {array.dtype}, not of this machine's byte order")
+    if not array.flags.c_contiguous:
+        return ValueError(f"{name} is not contiguous")
+    if not array.flags.aligned:
+        return ValueError(f"{name} is not aligned")
+    return ValueError(f"{name} is read-only")

@@ -1,0 +1,115 @@
+"""What all collectives of a process share: the native engine, and their common end."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+
+__all__ = ["MOST_OPEN", "add", "engine_mode", "interrupts_held", "native", "open_count", "remove"]
+
+MOST_OPEN = 256
+
+_open: dict[int, object] = {}
+_mode = None
+
+
+def native():
+    """Return the engine's module; only making a collective imports it, as it initialises MPI.
+
+    Raises:
+        ImportError: the extensions run on another MPI library than mpi4py does.
+    """
+    from mpi4py import MPI
+
+    remedy = "build wagma again with the mpicc of mpi4py's MPI (MPICC=/path/to/mpicc)"
+    used = _first_line(MPI.Get_library_version())
+    try:
+        from collectives import _library
+    except ImportError as error:
+        raise ImportError(
+            f"wagma's extensions were built for another MPI than mpi4py's {used}: {error}; {remedy}"
+        ) from error
+    built = _first_line(_library.version())
+    if built != used:
+        raise ImportError(
+            f"wagma's extensions were built for {built}, but mpi4py runs on {used}; {remedy}"
+        )
+    from collectives import _engine
+
+    return _engine
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0].strip("\0 ")
+
+
+def open_count() -> int:
+    """Return how many collectives are open in this process."""
+    return len(_open)
+
+
+def engine_mode() -> str | None:
+    """Return the mode of the engine that serves the open collectives; None where there is none."""
+    return _mode if _open else None
+
+
+def add(collective, mode: str) -> None:
+    """Let the engine serve a collective, which is closed at the process's end at the latest."""
+    global _mode
+    if _mode is None:
+        atexit.register(_close_all)
+        _close_all_at_finalize()
+    _mode = mode
+    native().engine.add(collective.native, mode)
+    _open[id(collective)] = collective
+
+
+def remove(collective) -> bool:
+    """Serve a closed collective no longer; return whether it was served."""
+    if _open.pop(id(collective), None) is None:
+        return False
+    native().engine.remove(collective.native)
+    return True
+
+
+def _close_all() -> None:
+    """Close what the application forgot to, in the order in which all ranks opened it."""
+    uncaught = getattr(sys, "last_value", None)
+    for collective in list(_open.values()):
+        try:
+            if uncaught is not None:
+                collective.fail(uncaught)
+            collective.close()
+        except RuntimeError as error:
+            print(f"rank {collective.rank}: {error}", file=sys.stderr, flush=True)
+
+
+def _close_all_at_finalize() -> None:
+    """MPI deletes COMM_SELF's attributes first when it is finalised, and can still communicate."""
+    from mpi4py import MPI
+
+    key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _close_all())
+    MPI.COMM_SELF.Set_attr(key, None)
+
+
+@contextmanager
+def interrupts_held():
+    """Hold SIGINT and SIGTERM back: a rank that left half-way would leave the others waiting."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])

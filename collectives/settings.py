@@ -1,0 +1,196 @@
+"""The arguments of a collective: what they are by default, and what is wrong with them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from importlib import metadata
+
+import numpy as np
+
+from collectives import process
+from collectives.agreement import name_ranks, singleton_error
+
+__all__ = ["DEFAULT_LATE", "difference", "first_error", "level_name", "resolve", "set_log_level"]
+
+DEFAULT_LATE = "conserving"
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+CHOICES = {
+    "wait": ("nobody", "group"),
+    "late": ("paper", "conserving"),
+    "engine": ("adaptive", "dedicated", "none"),
+}
+LOG_LEVELS = ("debug", "info", "warning", "error")
+# What may come from the environment, and what it is otherwise.
+VARIABLES = {
+    "engine": ("WAGMA_ENGINE", "adaptive"),
+    "stall": ("WAGMA_STALL", 60.0),
+    "abort": ("WAGMA_ABORT", 0.0),
+    "log_level": ("WAGMA_LOG_LEVEL", None),
+}
+# What need not be the same on all ranks.
+OWN = ("stall", "abort", "log_level")
+
+
+def resolve(like, **given) -> dict:
+    """Return the settings of a collective: arguments, else variables, else defaults."""
+    for name, (variable, default) in VARIABLES.items():
+        if given[name] is None:
+            given[name] = os.environ.get(variable, default)
+    given["late"] = DEFAULT_LATE if given["late"] is None else given["late"]
+    for name in ("stall", "abort"):
+        with contextlib.suppress(TypeError, ValueError):  # first_error says so
+            given[name] = float(given[name])
+    arrays = like if isinstance(like, (list, tuple)) else [like]
+    lengths = [getattr(array, "size", None) for array in arrays]
+    dtypes = [str(getattr(array, "dtype", None)) for array in arrays]
+    single = not isinstance(like, (list, tuple))
+    given["length"] = lengths[0] if single else lengths
+    given["dtype"] = dtypes[0] if single else dtypes
+    try:
+        given["version of wagma"] = metadata.version("wagma")
+    except metadata.PackageNotFoundError:
+        given["version of wagma"] = "unknown"
+    return given
+
+
+def first_error(comm, like, settings: dict) -> Exception | None:
+    """Return what is wrong with this rank's arguments, or None."""
+    from mpi4py import MPI
+
+    group_size, sync_period = settings["group_size"], settings["sync_period"]
+    singleton = singleton_error(MPI.COMM_WORLD.size)
+    if singleton:
+        return singleton
+    if not is_integer(group_size):
+        return TypeError(f"group_size is {group_size!r}, not an integer")
+    if not 1 <= group_size <= comm.size:
+        return ValueError(f"group_size is {group_size}, not between 1 and the {comm.size} ranks")
+    if not is_integer(sync_period):
+        return TypeError(f"sync_period is {sync_period!r}, not an integer")
+    if sync_period < 1:
+        return ValueError(f"sync_period is {sync_period}, less than 1")
+    return choice_error(settings) or vector_error(like) or process_error(settings)
+
+
+def is_integer(value) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def choice_error(settings: dict) -> Exception | None:
+    """Return what is wrong with what is one of few words, or a time, or None."""
+
+    def name_of(setting):
+        variable = VARIABLES.get(setting, (None,))[0]
+        return f"{setting} ({variable})" if variable else setting
+
+    for name, allowed in CHOICES.items():
+        if settings[name] not in allowed:
+            return ValueError(
+                f"{name_of(name)} is {settings[name]!r}, not one of {', '.join(allowed)}"
+            )
+    for name in ("stall", "abort"):
+        value = settings[name]
+        if not (isinstance(value, float) and math.isfinite(value) and value >= 0):
+            return ValueError(
+                f"{name_of(name)} is {value!r}, not a number of seconds from 0 (never) on"
+            )
+    level = settings["log_level"]
+    if level is not None and str(level).lower() not in LOG_LEVELS:
+        return ValueError(
+            f"{name_of('log_level')} is {level!r}, not one of {', '.join(LOG_LEVELS)}"
+        )
+    return None
+
+
+def vector_error(like) -> Exception | None:
+    """Return what is wrong with the initial vector, or None."""
+    if not isinstance(like, (list, tuple)):
+        return array_error("like", like)
+    if not like:
+        return ValueError("like is an empty list")
+    errors = (array_error(f"like[{index}]", array) for index, array in enumerate(like))
+    return next(filter(None, errors), None)
+
+
+def array_error(name: str, array) -> Exception | None:
+    if not isinstance(array, np.ndarray):
+        return TypeError(f"{name} is a {type(array).__name__}, not a numpy array")
+    if array.dtype.name not in DTYPES:
+        return TypeError(f"{name} is of dtype {array.dtype}, not one of {', '.join(DTYPES)}")
+    if not array.dtype.isnative:
+        return TypeError(f"{name} is of dtype {array.dtype}, not of this machine's byte order")
+    if array.ndim != 1:
+        return ValueError(f"{name} has {array.ndim} dimensions, not one")
+    if array.size == 0:
+        return ValueError(f"{name} is empty")
+    if not array.flags.c_contiguous:
+        return ValueError(f"{name} is not contiguous")
+    if not array.flags.aligned:
+        return ValueError(f"{name} is not aligned")
+    if not array.flags.writeable:
+        return ValueError(f"{name} is read-only")
+    return None
+
+
+def process_error(settings: dict) -> Exception | None:
+    """Return why this process cannot have such a collective now, or None."""
+    from mpi4py import MPI
+
+    level = MPI.Query_thread()
+    needed = MPI.THREAD_FUNNELED if settings["engine"] == "none" else MPI.THREAD_SERIALIZED
+    if level < needed:
+        return RuntimeError(
+            "MPI was initialised without support for threads (level "
+            f"{level_name(level)}, {level_name(needed)} is needed): do not lower "
+            "mpi4py.rc.thread_level"
+        )
+    if level == MPI.THREAD_SERIALIZED and process.open_count():
+        return RuntimeError(
+            "MPI was initialised with thread level SERIALIZED, which allows one open collective "
+            "in a process: MULTIPLE is needed for more"
+        )
+    if process.open_count() == process.MOST_OPEN:
+        return RuntimeError(f"{process.MOST_OPEN} collectives are open in this process already")
+    if process.engine_mode() not in (None, settings["engine"]):
+        return ValueError(
+            f"engine is {settings['engine']!r}, but the open collectives of this process are "
+            f"served by one that is {process.engine_mode()!r}"
+        )
+    return None
+
+
+def level_name(level: int) -> str:
+    """Return the name of an MPI thread level."""
+    from mpi4py import MPI
+
+    names = {
+        MPI.THREAD_SINGLE: "SINGLE",
+        MPI.THREAD_FUNNELED: "FUNNELED",
+        MPI.THREAD_SERIALIZED: "SERIALIZED",
+        MPI.THREAD_MULTIPLE: "MULTIPLE",
+    }
+    return names[level]
+
+
+def difference(comm, settings: dict) -> Exception | None:
+    """Return what differs between the ranks' settings, the same on every rank, or None."""
+    mine = {name: value for name, value in settings.items() if name not in OWN}
+    everyone = comm.allgather(mine)
+    for name in mine:
+        values = {}
+        for rank, theirs in enumerate(everyone):
+            values.setdefault(str(theirs[name]), []).append(rank)
+        if len(values) > 1:
+            listed = "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in values.items())
+            return ValueError(f"{name} differs between ranks: {listed}")
+    return None
+
+
+def set_log_level(level: str | None) -> None:
+    """Make the collectives' logger as talkative as a setting says; None leaves it alone."""
+    if level is not None:
+        logging.getLogger("collectives").setLevel(level.upper())
