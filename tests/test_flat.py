@@ -86,7 +86,7 @@ shapes = st.lists(st.integers(0, 5), max_size=4)
 @settings(max_examples=50, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_any_shapes_and_orders_of_dimensions_survive(shapes, random):
-    model = nn.ParameterList()
+    model = nn.ParameterList([nn.Parameter(torch.ones(1))])
     for shape in shapes:
         order = random.sample(range(len(shape)), len(shape))
         model.append(nn.Parameter(torch.randn(shape).permute(order)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import numbers
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from wagma.optim.flat import FlatModel, agree, broadcast, check_members, survey
+from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.wrapper import Wrapper
 
 if TYPE_CHECKING:  # importing it initialises MPI
     from mpi4py import MPI
+
+_made: weakref.WeakSet[WAGMA] = weakref.WeakSet()
 
 
 class WAGMA(Wrapper):
@@ -26,8 +30,14 @@ class WAGMA(Wrapper):
 
     The model's parameters and floating-point buffers become views of one vector (`FlatModel`
     says which) and start from rank 0's values on every rank, integer buffers too. The parameter
-    objects stay the same, so the wrapped optimiser, schedulers and `GradScaler` go on working.
-    All ranks make the same number of steps.
+    objects stay the same, so the wrapped optimiser and schedulers go on working. All ranks make
+    the same number of steps; one that a `GradScaler` skips on some rank for its infinite gradients
+    counts there too: that rank averages the model that it has.
+
+    Step hooks, here or on the wrapped optimiser, run around its step, before the average. A
+    parameter that was frozen when the model was wrapped can be trained later; one that is new to
+    the model cannot. Where DataLoader workers are spawned, not forked, they import the main script:
+    it must import `mpi4py.MPI`, if it does, inside `if __name__ == "__main__"` or a function.
 
     Example:
         >>> optimizer = WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -75,11 +85,13 @@ class WAGMA(Wrapper):
                 parameter), or models or settings that differ between ranks (it names the ranks);
                 the same on every rank.
         """
-        if comm is None:
-            from mpi4py import MPI  # here, because it initialises MPI
+        from mpi4py import MPI  # here, because it initialises MPI
 
+        if comm is None:
             comm = MPI.COMM_WORLD
-        tensors = agree(comm, lambda: survey(model, optimizer))
+        if not isinstance(comm, MPI.Intracomm):
+            raise TypeError(f"comm must be an mpi4py communicator, not {type(comm).__name__}")
+        tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         broadcast(comm, tensors)
         super().__init__(optimizer)
         self.flat = FlatModel(tensors)
@@ -93,26 +105,40 @@ class WAGMA(Wrapper):
         )
         self.result = None
         self._inside_average = False
+        _made.add(self)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: the wrapped optimiser may then be stepped on its own."""
+        return self.collective.closed
+
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Take a step of the wrapped optimiser, then average the model (Algorithm 2).
 
         Args:
             closure: function that evaluates the model and returns the loss, for the optimisers
-                that want one.
+                that want one, some of them several times a step.
+            weight: how much this rank's model counts beside others' of weight 1, such as its
+                batch's size divided by the mean size; finite, at least 0.
 
         Returns:
-            What the wrapped optimiser's step returned.
+            What the wrapped optimiser's step returned; None where a `GradScaler` skips it.
 
         Raises:
-            RuntimeError: a parameter's memory was replaced after wrapping, or this is inside
-                `averaged()`.
+            RuntimeError: a parameter's memory was replaced after wrapping, this is inside
+                `averaged()`, or a closure was passed by way of a `GradScaler`.
+            TypeError, ValueError: another weight, or a trainable parameter in a group that was
+                not in the model when that was wrapped.
             collectives.ClosedError: after `close`.
         """
+        check_weight(weight)
         self._check_usable()
-        loss = self.optimizer.step(closure)
+        self.flat.check_members(self.param_groups)
+        loss = self.local_step(closure)
         self.flat.check()
-        self.result = self.collective(self.flat.vector)
+        settings = {} if weight == 1 else {"weight": float(weight)}
+        self.result = self.collective(self.flat.vector, **settings)
+        self.flat.mark_changed()
         return loss
 
     def synchronize(self) -> None:
@@ -120,6 +146,7 @@ class WAGMA(Wrapper):
         self._check_usable()
         self.flat.check()
         self.collective.synchronize(self.flat.vector)
+        self.flat.mark_changed()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -143,12 +170,13 @@ class WAGMA(Wrapper):
         """Add a parameter group to the wrapped optimiser.
 
         Raises:
-            ValueError: it has a parameter that was not in the model when that was wrapped.
+            ValueError: it has a parameter that was not in the model when that was wrapped, or
+                that is not averaged because it was frozen and not finite then.
         """
         before = len(self.param_groups)
         self.optimizer.add_param_group(param_group)
         try:
-            check_members(self.flat.averaged, self.param_groups)
+            self.flat.check_members(self.param_groups)
         except ValueError:
             del self.param_groups[before:]
             raise
@@ -167,10 +195,31 @@ class WAGMA(Wrapper):
         return self.collective.__exit__(*exception)
 
     def _check_usable(self) -> None:
-        if self.collective.closed:
+        if self.closed:
             raise collectives.ClosedError("this WAGMA optimizer is closed")
         if self._inside_average:
             raise RuntimeError("inside averaged() the model is the average, not this rank's own")
+
+
+def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors, unless they or the optimiser are in the hands of a `WAGMA` already."""
+    if isinstance(optimizer, Wrapper):
+        raise TypeError("optimizer is a WAGMA optimizer already: pass the one that it wraps")
+    mine = {id(tensor.value): tensor for tensor in tensors}
+    for other in _made:
+        shared = [mine[id(t.value)] for t in other.flat.averaged if id(t.value) in mine]
+        if not other.closed and (shared or other.optimizer is optimizer):
+            what = f"{shared[0].kind} {shared[0].name!r}" if shared else "optimizer"
+            raise ValueError(f"{what} belongs to another WAGMA optimizer, which is not closed")
+    return tensors
+
+
+def check_weight(weight: float) -> None:
+    """Raise for a weight that no average can have."""
+    if not isinstance(weight, numbers.Real):
+        raise TypeError(f"weight is a {type(weight).__name__}, not a number")
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"weight is {weight}, not finite and at least 0")
 
 
 def default_group_size(size: int) -> int:
