@@ -1,12 +1,13 @@
-"""A model as one vector: what every method of this package averages.
+"""A model as one vector per dtype: what every method of this package averages.
 
 The steps, in this order: `survey` lists a model's tensors and refuses what cannot be averaged,
 `agree` makes every rank refuse it alike, `broadcast` gives every rank the first rank's values,
-and `FlatModel` moves the tensors into one contiguous buffer that they become views of.
+and `FlatModel` moves the tensors into contiguous buffers that they become views of.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # importing it initialises MPI
     from mpi4py import MPI
 
 ALIGNMENT = 64  # bytes, at which torch and BLAS expect a tensor of its own to start
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 DISTRIBUTED = {"DistributedDataParallel", "FullyShardedDataParallel"}  # of torch
 
@@ -44,7 +47,7 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
 
     Args:
         model: `torch.nn.Module`, its parameters and buffers dense and on the CPU, the
-            floating-point ones all float32 or all float64.
+            floating-point ones float16, bfloat16, float32 or float64.
         optimizer: `torch.optim.Optimizer` of some or all of the model's parameters.
 
     Returns:
@@ -68,7 +71,7 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
     tensors = list(named_tensors(model))
     for tensor in tensors:
         check_averageable(tensor)
-    check_one_dtype(tensors)
+    check_any_parameter(tensors)
     check_no_aliases(tensors)
     check_members(tensors, optimizer.param_groups)
     return tensors
@@ -114,20 +117,22 @@ def check_averageable(tensor: Tensor) -> None:
         raise TypeError(f"{name} is {value.layout}: only dense tensors can be averaged")
     if value.device.type != "cpu":
         raise TypeError(f"{name} is on {value.device}: only CPU tensors can be averaged so far")
-    if value.is_complex() or (value.is_floating_point() and value.itemsize < 4):
-        raise TypeError(f"{name} is {value.dtype}: only float32 and float64 can be averaged so far")
+    if value.is_complex() or (value.is_floating_point() and value.dtype not in DTYPES):
+        averageable = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise TypeError(f"{name} is {value.dtype}, not one of {averageable}")
+    if value.dtype is torch.bfloat16 and importlib.util.find_spec("ml_dtypes") is None:
+        raise TypeError(f"{name} is torch.bfloat16, which needs `pip install ml_dtypes`")
     if any(size > 1 and not stride for size, stride in zip(value.shape, value.stride())):
         raise ValueError(f"{name} is expanded, its elements share memory: register a clone() of it")
 
 
-def check_one_dtype(tensors: list[Tensor]) -> None:
-    """Raise unless there is a floating-point parameter, and every such tensor has its dtype."""
-    floating = [tensor for tensor in tensors if tensor.value.is_floating_point()]
-    if not any("parameter" in tensor.kind and tensor.value.numel() for tensor in floating):
+def check_any_parameter(tensors: list[Tensor]) -> None:
+    """Raise unless there is a floating-point parameter with elements."""
+    if not any(
+        "parameter" in tensor.kind and tensor.value.is_floating_point() and tensor.value.numel()
+        for tensor in tensors
+    ):
         raise ValueError("the model has no floating-point parameters")
-    for tensor in floating:
-        if tensor.value.dtype != floating[0].value.dtype:
-            raise TypeError(f"one dtype only so far: the model has {floating[0]}, and {tensor}")
 
 
 def check_no_aliases(tensors: list[Tensor]) -> None:
@@ -239,7 +244,7 @@ def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
 
 
 class FlatModel:
-    """A model whose averaged tensors are views of one contiguous vector.
+    """A model whose averaged tensors are views of one contiguous vector for each dtype.
 
     Averaged are all floating-point parameters, the frozen ones included (so that they can join
     the optimiser later), and all floating-point buffers, such as BatchNorm's running statistics.
@@ -248,12 +253,13 @@ class FlatModel:
 
     Attributes:
         averaged, constant: lists of the tensors that are averaged and of those that are not.
-        vector: 1-D float32 or float64 numpy array that shares the tensors' memory, which starts
-            each of them at a multiple of 64 bytes; the gaps hold zeros.
+        vectors: list of 1-D numpy arrays, one for each dtype of the averaged tensors (float16,
+            ml_dtypes' bfloat16, float32, float64), that share the tensors' memory. Each tensor
+            starts at a multiple of 64 bytes; the gaps hold zeros.
     """
 
     def __init__(self, tensors: list[Tensor]):
-        """Move the tensors, a survey after its broadcast, into a new buffer.
+        """Move the tensors, a survey after its broadcast, into new buffers.
 
         Shapes, strides and values stay, and so do the `torch.nn.Parameter` objects.
         """
@@ -261,19 +267,11 @@ class FlatModel:
         self.constant = [tensor for tensor in tensors if not is_averaged(tensor)]
         if not any(tensor.value.numel() for tensor in self.averaged):
             raise ValueError("nothing to average: what the model has is frozen and not finite")
-        dtype = self.averaged[0].value.dtype
-        unit = ALIGNMENT // dtype.itemsize
-        starts, length = [], 0
-        for tensor in self.averaged:
-            starts.append(length)
-            length += -(-tensor.value.numel() // unit) * unit
-        buffer = torch.zeros(length, dtype=dtype)
-        for tensor, start in zip(self.averaged, starts, strict=True):
-            value = tensor.value
-            view = buffer.as_strided(value.shape, dense_stride(value), start)
-            view.copy_(value.detach())
-            value.data = view
-        self.vector = buffer.numpy()
+        dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
+        self.vectors = [
+            as_numpy(flatten([t.value for t in self.averaged if t.value.dtype is dtype]))
+            for dtype in dtypes
+        ]
         self._ids = {id(tensor.value) for tensor in self.averaged}
         self._places = [
             (module, attribute, tensor, tensor.value.data_ptr())
@@ -282,7 +280,7 @@ class FlatModel:
         ]
 
     def check(self) -> None:
-        """Raise RuntimeError if a tensor of the model is no longer a view of the vector."""
+        """Raise RuntimeError if a tensor of the model is no longer a view of its vector."""
         for module, attribute, tensor, address in self._places:
             value = getattr(module, attribute, None)
             if not isinstance(value, torch.Tensor) or value.data_ptr() != address:
@@ -310,16 +308,42 @@ class FlatModel:
             if tensor.value.requires_grad:
                 torch.autograd.graph.increment_version(tensor.value)
 
-    def save(self) -> tuple[np.ndarray, list[torch.Tensor]]:
+    def save(self) -> tuple[list[np.ndarray], list[torch.Tensor]]:
         """Return a copy of every tensor's value, averaged or not, for `restore`."""
-        return self.vector.copy(), [tensor.value.detach().clone() for tensor in self.constant]
+        constants = [tensor.value.detach().clone() for tensor in self.constant]
+        return [vector.copy() for vector in self.vectors], constants
 
-    def restore(self, saved: tuple[np.ndarray, list[torch.Tensor]]) -> None:
+    def restore(self, saved: tuple[list[np.ndarray], list[torch.Tensor]]) -> None:
         """Put the values that `save` returned back, bit for bit."""
-        vector, constants = saved
-        self.vector[:] = vector
+        vectors, constants = saved
+        for vector, value in zip(self.vectors, vectors, strict=True):
+            vector[:] = value
         for tensor, value in zip(self.constant, constants, strict=True):
             tensor.value.detach().copy_(value)
+
+
+def flatten(values: list[torch.Tensor]) -> torch.Tensor:
+    """Make the tensors, all of one dtype, views of a new vector, and return that."""
+    unit = ALIGNMENT // values[0].itemsize
+    starts, length = [], 0
+    for value in values:
+        starts.append(length)
+        length += -(-value.numel() // unit) * unit
+    buffer = torch.zeros(length, dtype=values[0].dtype)
+    for value, start in zip(values, starts, strict=True):
+        view = buffer.as_strided(value.shape, dense_stride(value), start)
+        view.copy_(value.detach())
+        value.data = view
+    return buffer
+
+
+def as_numpy(vector: torch.Tensor) -> np.ndarray:
+    """Return a numpy array that shares a tensor's memory; numpy has bfloat16 from ml_dtypes."""
+    if vector.dtype is not torch.bfloat16:
+        return vector.numpy()
+    import ml_dtypes
+
+    return vector.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
 
 
 def is_averaged(tensor: Tensor) -> bool:
