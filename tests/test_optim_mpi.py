@@ -52,9 +52,16 @@ def set_floats(model, vector):
             start += value.numel()
 
 
-def train(comm, steps, each_step=lambda optimizer: None, make=OPTIMIZERS["sgd"], **settings):
+def train(
+    comm,
+    steps,
+    each_step=lambda optimizer: None,
+    make=OPTIMIZERS["sgd"],
+    dtype=torch.float32,
+    **settings,
+):
     """Train this rank's model, call `each_step` after every step, and return the model."""
-    model = make_model(comm.rank)
+    model = make_model(comm.rank, dtype)
     with WAGMA(make(model.parameters()), model, comm=comm, **settings) as optimizer:
         for step in range(steps):
             backward(model, comm.rank, step)
@@ -141,7 +148,7 @@ def test_ranks_agree_bit_for_bit_after_every_synchronization(comm, wait, late):
     def observe(optimizer):
         time.sleep(random.uniform(0, 0.004) if comm.rank else 0.006)
         if optimizer.result.synchronized:
-            synchronized.append(optimizer.flat.vector.tobytes())
+            synchronized.append(optimizer.flat.vectors[0].tobytes())
             assert optimizer.result.version == optimizer.collective.version - 1
 
     model = train(comm, 17, observe, sync_period=5, wait=wait, late=late)
@@ -157,7 +164,7 @@ def test_synchronize_makes_all_models_equal_and_is_not_a_step(comm, wait, late):
     def synchronize(optimizer):
         version = optimizer.collective.version
         optimizer.synchronize()
-        assert same_everywhere(comm, optimizer.flat.vector.tobytes())
+        assert same_everywhere(comm, optimizer.flat.vectors[0].tobytes())
         assert optimizer.collective.version == version
 
     train(comm, 4, synchronize, wait=wait, late=late)
@@ -186,12 +193,12 @@ def test_averaged_holds_the_mean_of_all_models_and_restores_each_ones_own(comm, 
 
     def evaluate(optimizer):
         time.sleep(random.uniform(0, 0.004) * comm.rank)
-        own = optimizer.flat.vector.copy()
+        own = optimizer.flat.vectors[0].copy()
         mean = np.mean(comm.allgather(own), axis=0, dtype=np.float64)
         with optimizer.averaged():
-            np.testing.assert_allclose(optimizer.flat.vector, mean, rtol=1e-5, atol=1e-7)
-            assert same_everywhere(comm, optimizer.flat.vector.tobytes())
-        assert optimizer.flat.vector.tobytes() == own.tobytes()
+            np.testing.assert_allclose(optimizer.flat.vectors[0], mean, rtol=1e-5, atol=1e-7)
+            assert same_everywhere(comm, optimizer.flat.vectors[0].tobytes())
+        assert optimizer.flat.vectors[0].tobytes() == own.tobytes()
 
     train(comm, 9, evaluate, sync_period=4, wait=wait, late=late)
 
@@ -224,7 +231,7 @@ def test_the_conserving_rule_has_every_ranks_every_update_in_the_average(comm):
 def test_evaluating_does_not_disturb_training(comm, late):
     def evaluate(optimizer):
         with contextlib.suppress(KeyError), optimizer.averaged():
-            optimizer.flat.vector *= 2
+            optimizer.flat.vectors[0] *= 2
             raise KeyError
 
     settings = {"sync_period": 4, "wait": "group", "late": late}
@@ -254,7 +261,7 @@ def test_every_rank_starts_from_the_first_ranks_parameters_and_buffers(comm):
     with WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model, comm=comm) as optimizer:
         for name, value in model.state_dict().items():
             assert torch.equal(value, before[name]), name
-        assert same_everywhere(comm, optimizer.flat.vector.tobytes())
+        assert same_everywhere(comm, optimizer.flat.vectors[0].tobytes())
         assert model[2].num_batches_tracked == 5 and model.flags.tolist() == [True, True]
 
 
@@ -317,8 +324,8 @@ def lacking(model):
     model[2] = nn.Identity()
 
 
-def half(model):
-    model.half()
+def phased(model):
+    model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
 
 
 def double(model):
@@ -339,7 +346,7 @@ def permuted(model):
         (narrow, ValueError, r"has parameter '3.weight', float32 \(2, 8\) where .* \(3, 8\)"),
         (lacking, ValueError, "has parameter '3.weight', .* where rank 0 has parameter '2.weight'"),
         (double, ValueError, r"has parameter '0.weight', float64 \(8, 4\) where .* float32"),
-        (half, TypeError, "parameter '0.weight' is torch.float16"),
+        (phased, TypeError, "parameter 'phase' is torch.complex64"),
         (lazy, ValueError, "parameter '3.weight' has no shape yet"),
         (permuted, ValueError, r"'0.weight', float32 \(8, 4\), strides \(1, 8\) where"),
     ],
