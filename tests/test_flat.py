@@ -295,6 +295,14 @@ def test_views_without_a_common_element_are_separate_parameters():
     assert sorted(flat.vector[flat.vector != 0]) == list(range(1, 24))
 
 
+def test_torchs_default_device_does_not_matter():
+    model, table = make_model(), torch.ones(4, 6)
+    model.left, model.right = nn.Parameter(table[:, :2]), nn.Parameter(table[:, 2:])
+    with torch.device("meta"):
+        flat = flatten(model)
+    assert is_view(model.left, flat)
+
+
 def test_a_model_with_nothing_to_average_is_refused():
     model = nn.ParameterList([nn.Parameter(torch.tensor(torch.nan), requires_grad=False)])
     with pytest.raises(ValueError, match="nothing to average: .* frozen and not finite"):

@@ -444,6 +444,7 @@ def test_parameters_without_a_gradient_stay():
         assert optimizer.collective.version == 3
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.parametrize("when", ["before", "after", "step", "wrapped-step"])
 def test_compiled_models_and_steps(when):
     def compiled(function):
@@ -489,9 +490,11 @@ def test_a_graph_from_before_an_average_cannot_be_differentiated_with_the_new_va
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_evaluation_without_gradients_leaves_a_model_that_trains(mode):
+def test_wrapping_and_evaluating_without_gradients_leave_a_model_that_trains(mode):
     model = make_model()
-    with wrap(model, OPTIMIZERS["adam"]) as optimizer:
+    with mode():
+        optimizer = wrap(model, OPTIMIZERS["adam"])
+    with optimizer:
         with mode(), optimizer.averaged():
             model(torch.ones(2, 4))
         backward(model)

@@ -157,7 +157,7 @@ def sharer(cluster: list[Tensor]) -> Tensor | None:
     """Return the first tensor that has a byte in common with the last one, or None."""
     base = min(tensor.value.data_ptr() for tensor in cluster)
     length = max(tensor.value.data_ptr() - base + extent(tensor.value) for tensor in cluster)
-    taken = torch.zeros(length, dtype=torch.bool)
+    taken = torch.zeros(length, dtype=torch.bool, device="cpu")
 
     def bytes_of(value: torch.Tensor) -> torch.Tensor:
         size = value.itemsize
@@ -252,6 +252,7 @@ class FlatModel:
             each of them at a multiple of 64 bytes; the gaps hold zeros.
     """
 
+    @torch.inference_mode(False)  # whatever the caller's mode, the views must be trainable
     def __init__(self, tensors: list[Tensor]):
         """Move the tensors, a survey after its broadcast, into a new buffer.
 
@@ -267,7 +268,7 @@ class FlatModel:
         for tensor in self.averaged:
             starts.append(length)
             length += -(-tensor.value.numel() // unit) * unit
-        buffer = torch.zeros(length, dtype=dtype)
+        buffer = torch.zeros(length, dtype=dtype, device="cpu")
         for tensor, start in zip(self.averaged, starts, strict=True):
             value = tensor.value
             view = buffer.as_strided(value.shape, dense_stride(value), start)
