@@ -7,7 +7,6 @@ mutex is around all MPI calls, held for nothing else. No MPI call blocks.
 """
 
 import logging
-import math
 import os
 import threading
 
@@ -76,6 +75,7 @@ from collectives.errors import (
     DisagreementError,
     RankFailedError,
 )
+from collectives.settings import checked_weight
 from collectives.topology import activation_peers, propagation_bound
 
 cdef extern from "<sched.h>" nogil:
@@ -1092,7 +1092,7 @@ cdef class Collective:
         self._complete()
         try:
             call.vector = Opened(vector, self.layout, flags)
-            given = self.weight_published if weight is None else _checked(weight)
+            given = self.weight_published if weight is None else checked_weight(weight)
         except (TypeError, ValueError) as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
@@ -1291,17 +1291,6 @@ cdef class Collective:
     def broken(self):
         """Whether only close() is left."""
         return self.protocol.broken or self.protocol.failed >= 0
-
-
-def _checked(weight):
-    """Return a weight as a number; raises ValueError or TypeError."""
-    try:
-        value = float(weight)
-    except (TypeError, ValueError):
-        raise TypeError(f"weight is {weight!r}, not a number") from None
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"weight is {weight!r}, not a finite number from 0 on")
-    return value
 
 
 cdef void _ask_for_short_slices() noexcept nogil:

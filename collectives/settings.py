@@ -13,7 +13,15 @@ import numpy as np
 from collectives import process
 from collectives.agreement import name_ranks, singleton_error
 
-__all__ = ["DEFAULT_LATE", "difference", "first_error", "level_name", "resolve", "set_log_level"]
+__all__ = [
+    "DEFAULT_LATE",
+    "checked_weight",
+    "difference",
+    "first_error",
+    "level_name",
+    "resolve",
+    "set_log_level",
+]
 
 DEFAULT_LATE = "conserving"
 
@@ -74,6 +82,16 @@ def first_error(comm, like, settings: dict) -> Exception | None:
     if sync_period < 1:
         return ValueError(f"sync_period is {sync_period}, less than 1")
     return choice_error(settings) or vector_error(like) or process_error(settings)
+
+
+def checked_weight(weight) -> float:
+    """Return the weight of a vector as a float; raise TypeError or ValueError if it is none."""
+    if isinstance(weight, str) or not hasattr(weight, "__float__"):
+        raise TypeError(f"weight is a {type(weight).__name__}, not a number")
+    value = float(weight)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"weight is {value:g}, not finite and at least 0")
+    return value
 
 
 def is_integer(value) -> bool:

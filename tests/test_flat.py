@@ -256,6 +256,29 @@ def with_shared_memory(model):
     model.register_buffer("start", model[4].weight.detach())
 
 
+def with_overlapping_memory(model):
+    words = torch.randn(10)
+    model.one, model.two = nn.Parameter(words[:6]), nn.Parameter(words[5:])
+
+
+def with_interlocking_memory(model):
+    table = torch.randn(4, 6)
+    model.left, model.right = nn.Parameter(table[:, :4]), nn.Parameter(table[:, 3:])
+
+
+def with_memory_seen_as_integers(model):
+    model.register_buffer("bits", model[4].bias.detach().view(torch.int32)[1:])
+
+
+def with_an_expanded_buffer(model):
+    model.register_buffer("mask", torch.ones(1, 4).expand(3, 4))
+
+
+def with_an_inference_tensor(model):
+    with torch.inference_mode():
+        model.register_buffer("cache", torch.ones(4))
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -265,6 +288,11 @@ def with_shared_memory(model):
         (with_a_sparse_buffer, TypeError, "buffer 'graph' is torch.sparse_coo"),
         (with_a_tensor_elsewhere, TypeError, "buffer 'far' is on meta"),
         (with_shared_memory, ValueError, "buffer 'start' and parameter '4.weight' share memory"),
+        (with_overlapping_memory, ValueError, "parameter 'one' and parameter 'two' share memory"),
+        (with_interlocking_memory, ValueError, "'left' and parameter 'right' share memory"),
+        (with_memory_seen_as_integers, ValueError, "'4.bias' and buffer 'bits' share memory"),
+        (with_an_expanded_buffer, ValueError, "buffer 'mask' is expanded.*register a clone"),
+        (with_an_inference_tensor, TypeError, "buffer 'cache' was made in torch.inference_mode"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused_by_name(change, kind, message):
@@ -273,6 +301,31 @@ def test_what_cannot_be_averaged_is_refused_by_name(change, kind, message):
     change(model)
     with pytest.raises(kind, match=message):
         survey(model, optimizer)
+
+
+def test_views_without_a_common_element_are_separate_parameters():
+    table = torch.arange(24.0).view(4, 6)
+    model = nn.ParameterList([table[:, :2], table[::2, 2:], table[1::2, 2:], table[:0]])
+    before = [parameter.clone() for parameter in model]
+    flat = flatten(model)
+    assert all(torch.equal(p, value) for p, value in zip(model, before, strict=True))
+    assert sorted(flat.vectors[0][flat.vectors[0] != 0]) == list(range(1, 24))
+
+
+def test_torchs_default_device_does_not_matter():
+    model, table = make_model(), torch.ones(4, 6)
+    model.left, model.right = nn.Parameter(table[:, :2]), nn.Parameter(table[:, 2:])
+    with torch.device("meta"):
+        flat = flatten(model)
+    assert is_view(model.left, flat)
+
+
+def test_a_model_with_nothing_to_average_is_refused():
+    model = nn.ParameterList([nn.Parameter(torch.tensor(torch.nan), requires_grad=False)])
+    with pytest.raises(ValueError, match="nothing to average: .* frozen and not finite"):
+        flatten(model)
+    with pytest.raises(ValueError, match="no floating-point parameters"):
+        flatten(nn.ParameterList([torch.zeros(0)]))
 
 
 def test_wrong_objects_and_strangers_are_refused():

@@ -219,11 +219,3 @@ def test_a_step_is_weighed(comm):
         optimizer.step(weight=comm.rank)
         torch.testing.assert_close(model.weight.item(), (1 + 4 + 9) / 6)
         assert optimizer.result.weight == 6
-
-
-@pytest.mark.parametrize(("weight", "kind"), [(-1, ValueError), ("much", TypeError)])
-def test_a_wrong_weight_is_refused(weight, kind):
-    from mpi4py import MPI
-
-    with wrap(make_model(), MPI.COMM_SELF) as optimizer, pytest.raises(kind, match="weight is"):
-        optimizer.step(weight=weight)

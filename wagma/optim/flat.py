@@ -162,7 +162,7 @@ def sharer(cluster: list[Tensor]) -> Tensor | None:
     """Return the first tensor that has a byte in common with the last one, or None."""
     base = min(tensor.value.data_ptr() for tensor in cluster)
     length = max(tensor.value.data_ptr() - base + extent(tensor.value) for tensor in cluster)
-    taken = torch.zeros(length, dtype=torch.bool)
+    taken = torch.zeros(length, dtype=torch.bool, device="cpu")
 
     def bytes_of(value: torch.Tensor) -> torch.Tensor:
         size = value.itemsize
@@ -258,6 +258,7 @@ class FlatModel:
             starts at a multiple of 64 bytes; the gaps hold zeros.
     """
 
+    @torch.inference_mode(False)  # whatever the caller's mode, the views must be trainable
     def __init__(self, tensors: list[Tensor]):
         """Move the tensors, a survey after its broadcast, into new buffers.
 
@@ -329,7 +330,7 @@ def flatten(values: list[torch.Tensor]) -> torch.Tensor:
     for value in values:
         starts.append(length)
         length += -(-value.numel() // unit) * unit
-    buffer = torch.zeros(length, dtype=values[0].dtype)
+    buffer = torch.zeros(length, dtype=values[0].dtype, device="cpu")
     for value, start in zip(values, starts, strict=True):
         view = buffer.as_strided(value.shape, dense_stride(value), start)
         view.copy_(value.detach())

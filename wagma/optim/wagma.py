@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
+from collectives.settings import checked_weight
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.wrapper import Wrapper
 
@@ -135,6 +136,7 @@ class WAGMA(Wrapper):
             collectives.RankFailedError: another rank has failed.
             collectives.ClosedError: after `close`.
         """
+        weight = checked_weight(weight)
         self._check_usable()
         self.flat.check_members(self.param_groups)
         loss = self.local_step(closure)

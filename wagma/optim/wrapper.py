@@ -116,9 +116,11 @@ def refuse_alone(optimizer: torch.optim.Optimizer, wrapper: weakref.ref[Wrapper]
 
 
 def unscale(param_groups: list[dict[str, Any]], scale: float) -> None:
-    """Divide the gradients by the scale, in place."""
+    """Divide the gradients by the scale, in place; raise ValueError for float16, as torch does."""
     with torch.no_grad():
         for group in param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
+                    if parameter.grad.dtype is torch.float16:
+                        raise ValueError("Attempting to unscale FP16 gradients.")
                     parameter.grad.mul_(1 / scale)
