@@ -16,7 +16,7 @@ from launch import Signal
 from collectives.topology import group_of
 from wagma import data, imbalance, progress
 from wagma.runs import JsonLines, Tally, summarise
-from wagma.train import small_cnn
+from wagma.tasks.digits import small_cnn
 
 RANKS = 4
 TIMEOUT = 100
