@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,12 +47,15 @@ examples:
 
 CONTRACT = """\
 a script defines:
-  model()                               the torch.nn.Module to train
-  data(rank, size, batch_size, seed)    two iterables of batches: this rank's to train on, which
-                                        starts again when exhausted, and those to test with
-  loss(model, batch)                    the mean loss, a scalar tensor
+  model()             returns the torch.nn.Module to train
+  data(rank, size, batch_size, seed)
+                      returns two iterables of batches: this rank's to train on,
+                      started again when exhausted, and those to test with
+  loss(model, batch)  returns the mean loss, a scalar tensor
 and may define:
-  metrics(model, batch)                 numbers to report of test batches, by name; else the loss
+  metrics(model, batch)
+                      returns what to report of a test batch, numbers by name;
+                      without it that is the loss
 """
 
 INFO_EXAMPLES = """\
@@ -88,9 +92,12 @@ def help_formatter() -> type[argparse.HelpFormatter]:
 class Parser(argparse.ArgumentParser):
     """A parser of which only the job's rank 0 prints, and errors take one line."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, description: str, **options) -> None:
         super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+            allow_abbrev=False,
+            description=textwrap.fill(description, 79),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
         )
 
     def format_help(self) -> str:

@@ -66,7 +66,9 @@ def draw_loss(path: Path, curves: Sequence[Curve], title: str) -> None:
         axes.plot(*mean_curve(points, row), color="black", lw=2, label="mean")
         axes.grid(alpha=0.3)
         axes.set_xlim(left=0)
-    if all(np.all(curve[2][np.isfinite(curve[2])] > 0) for curve in points):
+    losses = np.concatenate([curve[2] for curve in points])
+    finite = losses[np.isfinite(losses)]
+    if finite.size and finite.min() > 0:
         over_steps.set_yscale("log")
     over_steps.set(xlabel="step", ylabel="training loss")
     over_time.set(xlabel="time in s")

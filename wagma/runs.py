@@ -84,25 +84,24 @@ class Curve:
         steps: How many steps there will be.
 
     Attributes:
-        points: (step, elapsed seconds, loss) each; step and time are those of the last step that
-            the mean is over.
+        points: (step, elapsed seconds, loss) each; step, counted from 1, and time are those of the
+            last step that the mean is over.
     """
 
     def __init__(self, steps: int) -> None:
-        self.width = math.ceil(steps / POINTS)
         self.points: list[tuple[int, float, float]] = []
-        self._count = 0
+        self._width = math.ceil(steps / POINTS)
+        self._steps = 0
 
-    def add(self, step: int, elapsed_s: float, loss: float) -> None:
-        """Count one step."""
-        if self._count % self.width == 0:
-            mean = loss
-            self.points.append((step, elapsed_s, mean))
+    def add(self, elapsed_s: float, loss: float) -> None:
+        """Count the next step."""
+        part = 1 / (self._steps % self._width + 1)
+        self._steps += 1
+        if part == 1:
+            self.points.append((self._steps, elapsed_s, loss))
         else:
-            part = 1 / (self._count % self.width + 1)
             mean = (1 - part) * self.points[-1][2] + part * loss
-            self.points[-1] = (step, elapsed_s, mean)
-        self._count += 1
+            self.points[-1] = (self._steps, elapsed_s, mean)
 
 
 class Tally:
@@ -133,7 +132,7 @@ class Tally:
         self.compute_s += record["compute_s"]
         self.delay_s += record["delay_s"]
         self.elapsed_s = record["elapsed_s"]
-        self.loss.add(record["step"], record["elapsed_s"], record["loss"])
+        self.loss.add(record["elapsed_s"], record["loss"])
         self.samples += record["samples"]
         self.steps += 1
         if not record["synchronized"]:
