@@ -34,7 +34,7 @@ def test_values_that_differ_are_shown_with_their_ranks():
     [
         (None, "adaptive (default)"),
         ("dedicated", "dedicated (WAGMA_ENGINE)"),
-        ("fast", "'fast' (WAGMA_ENGINE), which is none of adaptive, dedicated, none"),
+        ("fast", "'fast' (WAGMA_ENGINE), not one of adaptive, dedicated, none"),
     ],
 )
 def test_the_engine_s_mode_is_the_variable_s(monkeypatch, value, shown):
@@ -58,6 +58,15 @@ def test_cuda_awareness_is_what_the_variable_says_or_not_known(monkeypatch, valu
     if value:
         monkeypatch.setenv("WAGMA_CUDA_AWARE", value)
     assert info.cuda_awareness("not checked: no GPU") == shown
+
+
+def test_an_engine_for_another_mpi_is_named(monkeypatch):
+    def refuse():
+        raise ImportError("wagma's extensions were built for MPICH 4")
+
+    monkeypatch.setattr("collectives.process.native", refuse)
+    expected = "cannot be loaded: wagma's extensions were built for MPICH 4"
+    assert info.native_engine() == expected
 
 
 def test_what_torch_knows_of_gpus(monkeypatch):

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 
+from collectives.settings import resolve, set_log_level
 from wagma import logs
 
 
@@ -54,6 +55,15 @@ def test_a_line_names_the_logger_and_the_level(capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first == "collectives: warning: rank 3 is missing"
     assert second == "wagma.train: error: a mistake"
+
+
+def test_the_variable_does_not_overrule_the_command(monkeypatch):
+    monkeypatch.setenv(logs.VARIABLE, "error")
+    logs.start("info", rank=1)
+    set_log_level(
+        resolve(None, engine=None, stall=None, abort=None, late=None, log_level=None)["log_level"]
+    )
+    assert logging.getLogger("collectives").isEnabledFor(logging.INFO)
 
 
 @pytest.mark.parametrize(("level", "lines"), [("debug", 4), ("info", 3), ("error", 3)])

@@ -2,7 +2,9 @@
 
 import itertools
 import random
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,6 +223,19 @@ def test_a_script_s_functions_are_a_task_and_it_finds_its_neighbours(load, tmp_p
     assert sys.modules["my_task"].model is task.model
     text = GOOD.replace("neighbour import loss", "math import sin as loss, cos as metrics")
     assert callable(load(text, "another-task.py").metrics)
+
+
+def test_the_readme_s_script_keeps_the_contract(load):
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (text,) = re.findall(r"```python\n((?:(?!```).)*def model\(\).*?)```", readme, re.DOTALL)
+    task = load(text)
+    parts = []
+    for rank in range(3):
+        _, batches, test = prepare(task, rank, size=3)
+        pass_over_the_part = list(itertools.islice(batches, -(-4000 // 3) // 4 + 1))
+        parts.append(contract.samples(pass_over_the_part[-1]))
+        assert sum(map(contract.samples, test)) in (333, 334)
+    assert parts == [2, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -419,7 +419,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def log_level(settings: argparse.Namespace) -> str:
     """Return the level that the option, else the variable, else nobody asks for."""
-    level = settings.log_level or os.environ.get(logs.VARIABLE) or logs.DEFAULT_LEVEL
+    level = settings.log_level or os.environ.get(logs.VARIABLE, "").lower() or logs.DEFAULT_LEVEL
     if level not in logs.LEVELS:
         settings.parser.error(
             f"{logs.VARIABLE} must be one of {', '.join(logs.LEVELS)}, not {level!r}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import metadata
 
 import wagma
 from wagma import progress
@@ -55,26 +55,30 @@ def thread_level() -> str:
     """Return the name of the thread level that MPI provides."""
     from mpi4py import MPI
 
-    level = MPI.Query_thread()
-    return next(name for name in THREAD_LEVELS if getattr(MPI, f"THREAD_{name}") == level)
+    from collectives.settings import level_name
+
+    return level_name(MPI.Query_thread())
 
 
 def engine_mode() -> str:
     """Return how progress threads will idle, and what says so."""
-    from collectives.group_allreduce import ENGINE_MODES
+    from collectives.settings import CHOICES, VARIABLES
 
-    mode = os.environ.get("WAGMA_ENGINE")
+    variable, default = VARIABLES["engine"]
+    mode = os.environ.get(variable)
     if mode is None:
-        return "adaptive (default)"
-    if mode not in ENGINE_MODES:
-        return f"{mode!r} (WAGMA_ENGINE), which is none of {', '.join(ENGINE_MODES)}"
-    return f"{mode} (WAGMA_ENGINE)"
+        return f"{default} (default)"
+    if mode not in CHOICES["engine"]:
+        return f"{mode!r} ({variable}), not one of {', '.join(CHOICES['engine'])}"
+    return f"{mode} ({variable})"
 
 
 def native_engine() -> str:
-    """Return whether the compiled extension can be loaded."""
+    """Return whether the compiled extension can be loaded, and why not."""
+    from collectives import process
+
     try:
-        import_module("collectives._engine")
+        process.native()
     except ImportError as error:
         return f"cannot be loaded: {error}"
     return "loaded"

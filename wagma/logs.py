@@ -8,6 +8,7 @@ it says is not lost: files have every rank's messages from "info" on, whatever t
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def start(level: str, rank: int) -> None:
         root.addHandler(logging.NullHandler())  # without any, logging would write warnings itself
     for name in LOGGERS:
         logging.getLogger(name).setLevel(min(number, logging.INFO))
+    os.environ.pop(VARIABLE, None)  # a collective would set its logger's level to it
     logging.captureWarnings(True)
 
 
