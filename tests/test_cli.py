@@ -244,12 +244,16 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
         (["--name", "used"], "used is not empty: choose another --name, or remove it"),
         (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),
         (["--images", "gone"], "cannot read the folder gone: No such file or directory"),
+        (["--images", "few"], "2 training images are too few for 4 ranks"),
     ],
 )
 def test_a_job_of_four_says_it_once(mpirun, tmp_path, flags, message):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "model.pt").touch()
-    ended = mpirun(4, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags, timeout=30)
+    for name in ("red", "blue"):
+        (tmp_path / "few" / "train" / name).mkdir(parents=True)
+        (tmp_path / "few" / "train" / name / "0.png").touch()
+    ended = mpirun(4, "-m", "wagma", "train", "--runs-dir", ".", *flags, timeout=30, cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith("wagma: error: ")

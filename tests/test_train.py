@@ -342,7 +342,8 @@ def loss(model, batch):
 def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(runs):
     script = runs / "my_task.py"
     script.write_text(SCRIPT)
-    options = ["--steps", 60, "--batch-size", 16, "--script", script, "--log-level", "info"]
+    options = ["--steps", 60, "--batch-size", 16, "--lr", 0.1, "--momentum", 0, "--wait", "group"]
+    options += ["--script", script, "--log-level", "info"]
     ended = train(runs, "script", *options, ranks=2).check()
     outcome = ended.stdout.splitlines()[-2]
     assert re.match(r"test loss [\d.e-]+, wall time ", outcome)
@@ -366,7 +367,7 @@ def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(runs):
 @pytest.mark.launch
 def test_folders_of_images_are_learnt(runs):
     squares(runs / "squares")
-    options = ["--steps", 40, "--batch-size", 8, "--image-size", 16]
+    options = ["--steps", 30, "--batch-size", 8, "--image-size", 16, "--wait", "group"]
     ended = train(runs, "images", "--images", runs / "squares", *options, ranks=2).check()
     assert re.match("test accuracy [0-9.]+%, wall time ", ended.stdout.splitlines()[-2])
     run = runs / "images"

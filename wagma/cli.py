@@ -334,11 +334,20 @@ def check_train(settings: argparse.Namespace) -> list[str]:
 
 def run_train(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     """Check what only the running job knows, and train."""
-    from wagma import data, runs  # not at the top: --help needs no numpy
-    from wagma.tasks import folders
+    from wagma import runs  # not at the top: --help needs no numpy
 
     logs.start(settings.log_level, comm.rank)
-    size = comm.size
+    check_ranks(settings, comm.size)
+    found = find_data(settings, comm)
+    run = runs.make_directory(settings.runs_dir, settings.name, comm)
+    logs.to_file(run, comm.rank)
+    from wagma.train import train  # not at the top: it loads torch
+
+    return train(settings, load_task(settings, found, comm), run, comm, signals)
+
+
+def check_ranks(settings: argparse.Namespace, size: int) -> None:
+    """Raise UsageError for options that a job of so many ranks cannot have."""
     if settings.group_size is not None and settings.group_size > size:
         raise job.UsageError(
             f"argument --group-size: groups of {settings.group_size} in a job of {ranks(size)}"
@@ -346,20 +355,27 @@ def run_train(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     for rank in settings.slow_rank:
         if rank >= size:
             raise job.UsageError(f"argument --slow-rank: no rank {rank} in a job of {ranks(size)}")
-    found = None
+
+
+def find_data(settings: argparse.Namespace, comm):
+    """Return the `folders.Folders` of --images, None without; collective.
+
+    Raises:
+        UsageError: What is to be trained is not there, or is too little.
+    """
+    from wagma import data
+    from wagma.tasks import folders
+
     if settings.script:
         job.together(lambda: check_file(settings.script), comm)
-    elif settings.images:
+        return None
+    found, images = None, data.TRAIN_IMAGES
+    if settings.images:
         found = job.from_rank_0(lambda: folders.scan(settings.images), comm)
-    if not settings.script:
-        images = len(found.train.paths) if found else data.TRAIN_IMAGES
-        if size > images:
-            raise job.UsageError(f"{images} training images are too few for {size} ranks")
-    run = runs.make_directory(settings.runs_dir, settings.name, comm)
-    logs.to_file(run, comm.rank)
-    from wagma.train import train  # not at the top: it loads torch
-
-    return train(settings, load_task(settings, found, comm), run, comm, signals)
+        images = len(found.train.paths)
+    if comm.size > images:
+        raise job.UsageError(f"{images} training images are too few for {ranks(comm.size)}")
+    return found
 
 
 def check_file(path: Path) -> None:
@@ -375,7 +391,7 @@ def load_task(settings: argparse.Namespace, found, comm):
 
     Args:
         settings: The command line's.
-        found: The `folders.Folders` of --images, else None.
+        found: What `find_data` returned.
         comm: An mpi4py communicator.
     """
     from wagma.tasks import digits, images, script  # not at the top: they load torch

@@ -95,8 +95,10 @@ class Trainer:
         drawn = imbalance.delay(settings.imbalance, settings.seed, step, self.rank, self.size)
         factor = settings.slow_rank.get(self.rank, 1.0)
         slow = imbalance.slow_rank_delay(factor, self.stopwatch.compute)
-        time.sleep(drawn * settings.imbalance_scale + slow)
-        self.stopwatch.delayed()
+        seconds = drawn * settings.imbalance_scale + slow
+        if seconds > 0:
+            time.sleep(seconds)
+            self.stopwatch.delayed()
 
 
 def train(
