@@ -22,12 +22,16 @@ SYNC = 1
 AVERAGE = 2
 SYNCHRONIZE = 3
 CLOSE = 4
+LOAD = 5
+JOIN = 6
+FINISH = 7
 
 # How far a synchronous operation has come.
 OUTSIDE = 0
 AGREEING = 1
-MOVING = 2
-LEAVING = 3
+DRAINING = 2
+MOVING = 3
+LEAVING = 4
 
 
 class WaitAvoiding:
@@ -37,10 +41,14 @@ class WaitAvoiding:
     ``(sent[k], sent_ops[k])`` on every dimension k whose bit in `due` is set, and a FIN after it
     where the bit in `fin_due` is set; it clears the bits. A later activation may overtake one that
     is still due, since a message covers every lower version. While `stage` is AGREEING it gathers
-    the pair ``(operation, t)`` from every rank; while it is MOVING it averages over all ranks.
+    the pair ``(operation, t)`` from every rank; while it is MOVING it averages over all ranks, but
+    for LOAD, in which each rank replaces its own vectors. Where a bit in `notice_due` is set it
+    sends on that dimension that rank `failed` has failed.
 
     Attributes:
         t: the application's next version; `next`: the next version to be executed here.
+        base: what to add to any version for the number that users see, and that chooses groups and
+            synchronisations; versions themselves only grow, also where a LOAD goes back.
         told, told_ops: the highest version heard of, and after how many operations it was started.
         sent, sent_ops: the highest version sent on each dimension, likewise.
         ops: synchronous operations completed.
@@ -49,7 +57,10 @@ class WaitAvoiding:
         waiting: whether the application waits for the running version to finish.
         source: the newest version whose result may be used; −1 where there is none.
         operation, stage: the synchronous operation that this rank is in, and how far it has come.
+        joined: whether the application has no more steps to make, and this rank takes part in
+            the others' operations until all have joined (JOIN, and FINISH for the end of it).
         broken: whether an operation did not agree, after which only CLOSE may follow.
+        failed: the first rank of whose failure this one has heard; −1 where there is none.
         fin_at: the version before which all ranks leave, once all are closing; else −1.
     """
 
@@ -77,9 +88,14 @@ class WaitAvoiding:
         self.source = -1
         self.operation = NONE
         self.stage = OUTSIDE
+        self.joined = False
         self.broken = False
+        self.failed = -1
         self.fin_at = -1
+        self.base = 0
         self.due = 0
+        self.notice_due = 0
+        self.noticed = 0
         self.fin_due = 0
         self.fin_seen = 0
 
@@ -128,6 +144,22 @@ class WaitAvoiding:
             self.waiting = False
             self.vectors = HELD
         self.run()
+        self.settle()
+
+    def notice(self, rank, dimension):
+        """A rank has failed, as came in on this dimension (−1: this rank itself): spread it.
+
+        It is forwarded as an activation is.
+        """
+        j: cython.int
+        if self.fin_at >= 0:
+            return
+        if self.failed < 0:
+            self.failed = rank
+        for j in range(dimension + 1, self.dimensions):
+            if not self.noticed >> j & 1:
+                self.noticed |= 1 << j
+                self.notice_due |= 1 << j
 
     # The application's call of a version
 
@@ -189,10 +221,12 @@ class WaitAvoiding:
 
     def is_synchronous(self):
         """Whether the application's next version is the periodic global average."""
-        return (self.t + 1) % self.sync_period == 0
+        return (self.t + self.base + 1) % self.sync_period == 0
 
     def enter(self, operation):
         """The application enters a synchronous operation: gather (operation, t) from all ranks."""
+        if operation == JOIN:
+            self.joined = True
         self.operation = operation
         self.stage = AGREEING
         self.run()
@@ -200,22 +234,42 @@ class WaitAvoiding:
     def agreed(self, records, size):
         """Every rank has entered an operation; `records` holds each one's (operation, t).
 
-        If all are the same the average begins, with the vectors in the application's hands. If all
-        close, the versions that anybody has started are executed, FIN is sent, and nothing is
-        forwarded any more. Otherwise whoever is not closing is broken, and who is closes anew.
+        If all are the same it begins; ranks that have joined take part in any average, and once
+        all have joined, all finish. If all close, the versions that anybody has started are
+        executed, FIN is sent, and nothing is forwarded any more. Otherwise whoever is not closing
+        is broken, and who is closes anew.
         """
         r: cython.int
+        kind: cython.int
+        common: cython.int = JOIN
         same: cython.bint = True
-        closing: cython.bint = True
+        joins: cython.bint = False
+        at: cython.longlong = 0
         last: cython.longlong = 0
         for r in range(size):
-            if records[2 * r] != CLOSE:
-                closing = False
-            if records[2 * r] != self.operation or records[2 * r + 1] != self.t:
-                same = False
+            kind = records[2 * r]
             if records[2 * r + 1] > last:
                 last = records[2 * r + 1]
-        if closing:
+            if kind == JOIN:
+                joins = True
+            elif common == JOIN:
+                common = kind
+                at = records[2 * r + 1]
+            elif kind != common or (records[2 * r + 1] != at and common != CLOSE):
+                same = False
+        if joins and (common == CLOSE or common == LOAD):
+            same = False
+        if not same:
+            self.ops += 1
+            if self.operation == CLOSE:
+                self.stage = AGREEING
+            else:
+                self.broken = True
+                self.joined = False
+                self.operation = NONE
+                self.stage = OUTSIDE
+            self.run()
+        elif common == CLOSE:
             self.ops += 1
             self.stage = LEAVING
             self.fin_at = last
@@ -223,31 +277,47 @@ class WaitAvoiding:
             self.told = last - 1
             self.told_ops = self.ops
             self.run()
-        elif same:
+        elif common == JOIN:
+            self.operation = FINISH
+            self.drain(last)
+        else:
+            self.operation = common
+            self.drain(at)
+
+    def drain(self, t):
+        """Execute what comes before version t, which a rank that has joined may have to, and move.
+
+        Every version before t has been started, since a rank that has made t calls is there.
+        """
+        self.t = t
+        self.stage = DRAINING
+        if self.told < t - 1:
+            self.told = t - 1
+            self.told_ops = self.ops
+        self.run()
+        self.settle()
+
+    def settle(self):
+        """Begin to move once everything before has been executed."""
+        if self.stage == DRAINING and self.vectors == IDLE and self.next >= self.t:
             self.stage = MOVING
             self.vectors = HELD
-        else:
-            self.ops += 1
-            if self.operation == CLOSE:
-                self.stage = AGREEING
-            else:
-                self.broken = True
-                self.operation = NONE
-                self.stage = OUTSIDE
-            self.run()
 
     def moved(self):
         """The average over all ranks is there, and the application has taken it.
 
-        It is published everywhere by all of them but AVERAGE, which changes nothing.
+        It is published everywhere by all of them but AVERAGE, which changes nothing. A rank that
+        has joined waits for the next operation.
         """
         if self.operation != AVERAGE:
             self.source = -1
         if self.operation == SYNC:
             self.t += 1
             self.next = self.t
-        self.operation = NONE
-        self.stage = OUTSIDE
+        if self.operation == FINISH:
+            self.joined = False
+        self.operation = JOIN if self.joined else NONE
+        self.stage = AGREEING if self.joined else OUTSIDE
         self.ops += 1
         self.release()
 
@@ -264,6 +334,7 @@ class WaitAvoiding:
             and self.next >= self.fin_at
             and self.vectors != RUNNING
             and self.due == 0
+            and self.notice_due == 0
             and self.fin_due == 0
             and self.fin_seen == (1 << self.dimensions) - 1
         )
