@@ -256,9 +256,9 @@ def test_a_job_of_four_says_it_once(mpirun, tmp_path, flags, message):
     ended = mpirun(4, "-m", "wagma", "train", "--runs-dir", ".", *flags, timeout=30, cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stdout == ""
-    assert ended.stderr.startswith("wagma: error: ")
-    assert message in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert ended.complaints.startswith("wagma: error: ")
+    assert message in ended.complaints
+    assert ended.complaints.count("\n") == 1
 
 
 @pytest.mark.launch
