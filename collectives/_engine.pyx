@@ -115,8 +115,9 @@ cdef enum:
     FAILED = -2
     MESSAGE = 32
     TEXT = 8 * (MESSAGE - 2)
-    # What a rank gathers from all: operation, t, the version to load, and questions asked.
-    RECORD = 4
+    # What a rank gathers from all: operation, t, the version to load, questions asked, and the
+    # rank of whose failure it has heard.
+    RECORD = 5
     # Staleness is counted up to this many versions, and what exceeds it together.
     MOST_STALENESS = 1000
 
@@ -520,6 +521,7 @@ cdef class Collective:
         record[1] = self.protocol.t
         record[2] = self.loading if self.protocol.operation == LOAD else 0
         record[3] = self.inquiry.asked
+        record[4] = self.protocol.failed
 
     cdef void _contribute(self) noexcept nogil:
         """Gather what operation every rank is in; the MPI mutex is held."""
@@ -541,8 +543,10 @@ cdef class Collective:
     cdef void _agreed(self) noexcept nogil:
         cdef int operation = self.protocol.operation
         cdef bint same = True
+        cdef bint failed = False
         cdef int rank
         for rank in range(self.size):
+            failed = failed or self.records[RECORD * rank + 4] >= 0
             self.pairs[2 * rank] = self.records[RECORD * rank]
             self.pairs[2 * rank + 1] = self.records[RECORD * rank + 1]
             same = same and self.records[RECORD * rank + 2] == self.records[2]
@@ -552,7 +556,8 @@ cdef class Collective:
         self.protocol.agreed(self.pairs, self.size)
         if self.protocol.stage == OUTSIDE:
             self.disagreed = operation
-            self.done = True
+            # A failure that made others close is on its way here too, and says why.
+            self.done = not failed
 
     cdef void _begin_operation(self, int operation) noexcept nogil:
         self.done = False
@@ -851,8 +856,10 @@ cdef class Collective:
     # Waiting: the caller drives the collective
 
     cdef bint _reached(self, int goal) noexcept nogil:
-        if goal == DONE or goal == SETTLED:
+        if goal == DONE:
             return self.done
+        if goal == SETTLED:
+            return self.done or self.protocol.broken
         if goal == VECTORS_HELD:
             return self.protocol.vectors == HELD and not self.protocol.waiting
         if goal == OVER:
