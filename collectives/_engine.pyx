@@ -76,6 +76,7 @@ from collectives.errors import (
     DisagreementError,
     RankFailedError,
 )
+from collectives.process import check_owner
 from collectives.topology import activation_peers, propagation_bound
 
 cdef extern from "<sched.h>" nogil:
@@ -89,6 +90,7 @@ cdef extern from "<sys/syscall.h>" nogil:
     long SYS_sched_getattr, SYS_sched_setattr
 
 cdef extern from "<unistd.h>" nogil:
+    int getpid()
     long syscall(long, ...)
 
 cdef struct sched_attr:
@@ -217,6 +219,7 @@ cdef class Call:
     cdef bint _is_settled(self) except -1:
         if self.error is not None:
             raise self.error
+        check_owner(self.collective.pid)
         return self.result is not None
 
 
@@ -230,7 +233,7 @@ cdef struct Waiting:
 
 cdef class Collective:
     """One wait-avoiding group allreduce on this rank: its vectors, messages and protocol."""
-    cdef readonly int rank, size, group_size
+    cdef readonly int rank, size, group_size, pid
     cdef readonly bint closed
     cdef readonly Layout layout
     cdef WaitAvoiding protocol
@@ -310,6 +313,7 @@ cdef class Collective:
         self.group_size = group_size
         self.conserving = conserving
         self.crowded = crowded
+        self.pid = getpid()
         self.stall = <long long>(stall * SECOND)
         self.abort = <long long>(abort * SECOND)
         self.layout = Layout(like, single)

@@ -56,7 +56,8 @@ class GroupAllreduce:
     Raises:
         ValueError, TypeError: on every rank alike, for what is wrong on any of them.
         RuntimeError: for a job of singletons, an MPI that has been finalised, or one that was
-            initialised without the thread support that the engine needs.
+            initialised without the thread support that the engine needs, or before this process
+            was forked.
         ImportError: the extensions were built for another MPI than mpi4py's.
 
     Source: WAGMA-SGD, sections III and IV; "conserving", weights and joining go beyond the paper.
@@ -245,19 +246,15 @@ class GroupAllreduce:
         return self.native.executed
 
     def _check_process(self):
-        if self._pid != os.getpid():
-            raise RuntimeError(
-                f"this collective belongs to process {self._pid}: a forked child cannot use it"
-            )
+        process.check_owner(self._pid)
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
-        # Closing waits for the other ranks, and the interpreter prints only after that.
-        if isinstance(error, Exception) and self.size > 1 and not self.closed:
-            print(f"rank {self.rank} is closing because of", file=sys.stderr)
-            traceback.print_exception(kind, error, trace)
+        if _is_failure(error) and self.size > 1 and not self.closed and self._pid == os.getpid():
+            # Closing waits for the other ranks, and the interpreter prints only after that.
+            sys.stderr.write(f"rank {self.rank} is closing because of\n{_long(error)}")
             sys.stderr.flush()
             if not isinstance(error, CollectiveError):
                 self.fail(error)
@@ -286,3 +283,4 @@ def _crowded(comm):
         return 2 * node.size > cores
     finally:
         node.Free()
+    process.check_not_forked()

@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import threading
 from contextlib import contextmanager
 
-__all__ = ["MOST_OPEN", "add", "engine_mode", "interrupts_held", "native", "open_count", "remove"]
+__all__ = [
+    "MOST_OPEN",
+    "add",
+    "check_not_forked",
+    "check_owner",
+    "engine_mode",
+    "interrupts_held",
+    "native",
+    "open_count",
+    "remove",
+]
 
 MOST_OPEN = 256
 
 _open: dict[int, object] = {}
 _mode = None
+_forked = False
+
+
+def check_owner(pid: int) -> None:
+    """Raise RuntimeError in any other process than the one that made a collective."""
+    if pid != os.getpid():
+        raise RuntimeError(
+            f"this collective belongs to process {pid}: a forked child cannot use it"
+        )
+
+
+def check_not_forked() -> None:
+    """Raise RuntimeError in a child of a process that had started MPI when it forked."""
+    if _forked:
+        raise RuntimeError(
+            f"process {os.getpid()} was forked after MPI had been started, and cannot use it: "
+            "start processes that make collectives before that, or by spawning"
+        )
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = "mpi4py.MPI" in sys.modules
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def native():
