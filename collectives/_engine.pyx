@@ -148,6 +148,8 @@ cdef enum:
     LOOK_FOR_SIGNALS = 100000000
 
 cdef long long SECOND = 1000000000
+# The limits on waiting are counted in nanoseconds, of which no more than 292 years can be.
+cdef double LONGEST_LIMIT = 9e9
 
 OPERATIONS = {SYNC: "a periodic synchronisation", AVERAGE: "average()",
               SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
@@ -313,9 +315,8 @@ cdef class Collective:
         self.group_size = group_size
         self.conserving = conserving
         self.crowded = crowded
-        self.pid = getpid()
-        self.stall = <long long>(stall * SECOND)
-        self.abort = <long long>(abort * SECOND)
+        self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
+        self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
         self.layout = Layout(like, single)
         self.rhythm = Rhythm()
         self.exchange = Exchange(data, self.layout)
