@@ -978,44 +978,48 @@ cdef class Collective:
     def _describe_stall(self, seconds):
         """Say what this rank waits in, and for whom."""
         cdef int rank
-        operation = self.protocol.operation
-        version = self.protocol.t + self.protocol.base
-        ranks = range(self.size)
-        where = f"version {version}"
-        if operation != NONE:
-            where = f"{OPERATIONS[operation]} after {version} calls"
-        elif self.protocol.vectors == RUNNING:
-            ranks = [self.groups.members[rank] for rank in range(self.groups.count)]
-            running = self.protocol.running + self.protocol.base
-            where = f"version {running}" if self.calling else f"publish() during version {running}"
-        silent, elsewhere = [], {}
-        for rank in sorted(ranks):
-            if rank == self.rank:
-                continue
-            if not self.inquiry.answered[rank]:
-                silent.append(rank)
-            elif not (self.inquiry.answers[rank * ANSWER + 2] if operation != NONE
-                      else self.inquiry.answers[rank * ANSWER + 1] > self.protocol.running
-                      or self.inquiry.answers[rank * ANSWER + 4]):
-                calls = self.inquiry.answers[rank * ANSWER] + self.protocol.base
-                elsewhere.setdefault(calls, []).append(rank)
-        missing = [
-            f"{name_ranks(who)}, whose application computes after {calls} calls"
-            for calls, who in sorted(elsewhere.items())
-        ]
-        if silent:
-            missing.append(
-                f"{name_ranks(silent)}, which does not answer (stopped, or computing without a "
-                "progress thread)"
-            )
+        where, ranks = self._waits_in()
+        missing = {}
+        for rank in ranks:
+            if rank != self.rank and self._why_missing(rank):
+                missing.setdefault(self._why_missing(rank), []).append(rank)
+        listed = "; ".join(f"{name_ranks(who)}, {why}" for why, who in missing.items())
         return (
             f"rank {self.rank} has waited {seconds:.0f} s in {where} for "
-            + ("; ".join(missing) or "nobody in particular: all are there")
+            + (listed or "nobody in particular: all are there")
         )
 
     cdef int _abort(self, long long waited) except -1:
-        log.error("rank %d has waited %.0f s, the limit that was set: it ends the job",
-                  self.rank, waited * 1e-9)
+    def _waits_in(self):
+        """Return what this rank's application waits in, in words, and the ranks it waits for."""
+        cdef int rank
+        version = self.protocol.t + self.protocol.base
+        if self.protocol.operation != NONE:
+            return f"{OPERATIONS[self.protocol.operation]} after {version} calls", range(self.size)
+        if self.protocol.vectors != RUNNING:
+            return f"version {version}", range(self.size)
+        running = f"version {self.protocol.running + self.protocol.base}"
+        members = [self.groups.members[rank] for rank in range(self.groups.count)]
+        return running if self.calling else f"publish() during {running}", sorted(members)
+
+    cdef _why_missing(self, int rank):
+        """Return what a rank does instead of what this one waits for; None if it does that."""
+        cdef long long *answer = &self.inquiry.answers[rank * ANSWER]
+        cdef long long calls = answer[0] + self.protocol.base
+        if not self.inquiry.answered[rank]:
+            return "which does not answer (stopped, or computing without a progress thread)"
+        if self.protocol.operation != NONE:
+            return None if answer[2] else f"whose application computes after {calls} calls"
+        if answer[1] > self.protocol.running:
+            return None
+        if not (answer[4] or self.protocol.passive):
+            return f"whose application computes after {calls} calls"
+        if answer[1] < self.protocol.running:
+            return f"which is still in version {answer[1] + self.protocol.base}"
+        return None
+
+        log.error("rank %d has waited %.0f s in %s, the limit that abort (WAGMA_ABORT) sets: "
+                  "it ends the job", self.rank, waited * 1e-9, self._waits_in()[0])
         logging.shutdown()
         MPI_Abort(self.control_comm, 1)
         os._exit(1)  # MPICH's can return before the job is killed
