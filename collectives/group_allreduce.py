@@ -267,9 +267,7 @@ def _check_comm(comm):
 
     if MPI.Is_finalized():
         raise RuntimeError("MPI has been finalised: collectives must be made before that")
-    if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"comm is a {type(comm).__name__}, not an mpi4py intracommunicator")
-    if comm == MPI.COMM_NULL:
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
         raise ValueError("comm is COMM_NULL: this process is not in the communicator")
 
 
@@ -284,3 +282,5 @@ def _crowded(comm):
     finally:
         node.Free()
     process.check_not_forked()
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm is of type {type(comm).__name__}, not an mpi4py intracommunicator")
