@@ -219,9 +219,9 @@ cdef class Call:
         return self.result
 
     cdef bint _is_settled(self) except -1:
+        check_owner(self.collective.pid)
         if self.error is not None:
             raise self.error
-        check_owner(self.collective.pid)
         return self.result is not None
 
 
@@ -313,6 +313,7 @@ cdef class Collective:
         self.rank = control.Get_rank()
         self.size = control.Get_size()
         self.group_size = group_size
+        self.pid = getpid()
         self.conserving = conserving
         self.crowded = crowded
         self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
@@ -946,7 +947,7 @@ cdef class Collective:
 
     def _failure(self):
         """The error of a rank that has heard of another's failure."""
-        text = self.failure[:strlen(self.failure)].decode(errors="replace")
+        text = self.failure[:strlen(self.failure)].decode(errors="ignore")  # it may be cut
         return RankFailedError(
             f"rank {self.protocol.failed} failed, so only close() is left here: {text}")
 
@@ -989,7 +990,6 @@ cdef class Collective:
             + (listed or "nobody in particular: all are there")
         )
 
-    cdef int _abort(self, long long waited) except -1:
     def _waits_in(self):
         """Return what this rank's application waits in, in words, and the ranks it waits for."""
         cdef int rank
@@ -1018,6 +1018,7 @@ cdef class Collective:
             return f"which is still in version {answer[1] + self.protocol.base}"
         return None
 
+    cdef int _abort(self, long long waited) except -1:
         log.error("rank %d has waited %.0f s in %s, the limit that abort (WAGMA_ABORT) sets: "
                   "it ends the job", self.rank, waited * 1e-9, self._waits_in()[0])
         logging.shutdown()
@@ -1218,7 +1219,7 @@ cdef class Collective:
 
     def fail(self, text):
         """Let all ranks know that this one has failed; only close() is left."""
-        cdef bytes encoded = text.encode()
+        cdef bytes encoded = text.encode(errors="replace")
         cdef char *characters = encoded
         with nogil:
             pthread_mutex_lock(&self.lock)
