@@ -567,7 +567,8 @@ cdef class Collective:
 
     cdef void _begin_operation(self, int operation) noexcept nogil:
         self.done = False
-        self.taken_version = self.protocol.t
+        if operation != CLOSE:  # which leaves a call that was started its result
+            self.taken_version = self.protocol.t
         self.protocol.enter(operation)
         if self.size > 1:
             pthread_mutex_lock(&mpi_mutex)
