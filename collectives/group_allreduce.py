@@ -271,7 +271,7 @@ def _is_failure(error) -> bool:
 def _describe(error) -> str:
     """Return an exception's type and text, also where it cannot say its text."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:
         return type(error).__name__
 
