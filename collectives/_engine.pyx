@@ -1230,6 +1230,14 @@ cdef class Collective:
             self.progress()
             pthread_mutex_unlock(&self.lock)
 
+    def begin_close(self):
+        """Let the others know that this rank closes, where that needs no waiting."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            if self.protocol.stage == OUTSIDE and not (self.closed or self.has_x):
+                self._begin_operation(CLOSE)
+            pthread_mutex_unlock(&self.lock)
+
     def close(self):
         """Execute every version that anybody has started, and leave; collective."""
         cdef int k

@@ -8,7 +8,7 @@ import traceback
 
 from collectives import process, settings
 from collectives.agreement import raise_together
-from collectives.errors import CollectiveError, RankFailedError
+from collectives.errors import RankFailedError
 from collectives.settings import DEFAULT_LATE
 from collectives.statistics import Statistics
 
@@ -256,8 +256,7 @@ class GroupAllreduce:
             # Closing waits for the other ranks, and the interpreter prints only after that.
             sys.stderr.write(f"rank {self.rank} is closing because of\n{_long(error)}")
             sys.stderr.flush()
-            if not isinstance(error, CollectiveError):
-                self.fail(error)
+            process.fail(error)
         self.close()
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "check_not_forked",
     "check_owner",
     "engine_mode",
+    "fail",
     "interrupts_held",
     "native",
     "open_count",
@@ -112,13 +113,26 @@ def remove(collective) -> bool:
     return True
 
 
+def fail(error) -> None:
+    """Tell the ranks of all open collectives of this one's error.
+
+    While this rank closes one of them, others may wait for it in another.
+    """
+    for collective in list(_open.values()):
+        collective.fail(error)
+
+
 def _close_all() -> None:
     """Close what the application forgot to, in the order in which all ranks opened it."""
+    if _forked:
+        return
     uncaught = getattr(sys, "last_value", None)
+    if uncaught is not None:
+        fail(uncaught)
+    for collective in list(_open.values()):
+        collective.native.begin_close()
     for collective in list(_open.values()):
         try:
-            if uncaught is not None:
-                collective.fail(uncaught)
             collective.close()
         except RuntimeError as error:
             print(f"rank {collective.rank}: {error}", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """Ranks do what they may in a random order, then one fails, leaves or joins: everything ends."""
 
 import contextlib
+import itertools
 import random
 import signal
 import time
@@ -154,3 +155,31 @@ def check(plan, told, rank):
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_ranks_do_everything_ends(comm, seed):
     check(*follow(comm, seed), comm.rank)
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("seed", range(4))
+def test_an_exception_ends_whatever_several_collectives_do(comm, seed):
+    fail_in_two(comm, seed)
+
+
+def fail_in_two(comm, seed):
+    """One rank leaves the block of two collectives by an exception, at a moment of the plan's."""
+    plan = Plan(seed, comm.size)
+    chance = random.Random(f"{seed} {comm.rank}")
+    vectors = np.zeros(plan.length), np.zeros(5)
+    failing = plan.failing[0]
+    first = GroupAllreduce(comm, vectors[0], **plan.settings)
+    plan.settings["sync_period"] = 3
+    second = GroupAllreduce(comm, vectors[1], **plan.settings)
+    with pytest.raises(Interrupted if comm.rank == failing else RankFailedError) as caught:
+        with first, second:
+            for t in itertools.count():
+                for average, vector in zip((first, second), vectors):
+                    if chance.random() < 0.5:
+                        time.sleep(chance.random() * 0.002)
+                    if (comm.rank, t) == (failing, plan.moment):
+                        raise Interrupted
+                    average(vector)
+    assert comm.rank == failing or "Interrupted" in str(caught.value)
+    assert first.closed and second.closed

@@ -182,6 +182,41 @@ def test_an_exception_ends_the_job_whatever_the_others_do(job, others, failing):
         assert (f"rank {rank} is closing because of" in result.stderr) == bool(told)
 
 
+@pytest.mark.parametrize("end", ["raise", "sys.exit(3)", "return"])
+def test_a_rank_that_closes_one_collective_is_not_waited_for_in_another(job, end):
+    """Blocks close the second first, the exit the first; the others wait in the other one."""
+    result = job(
+        f"""
+        y = np.zeros(10)
+        periods = [10**9, 3] if {end == "return"} else [3, 10**9]
+
+        def train(first, second):
+            for t in range(6):
+                if (comm.rank, t) == (1, 2):
+                    {end.replace("raise", 'raise KeyError("the dataset is gone")')}
+                first(x)
+                second(y)
+
+        first, second = [
+            GroupAllreduce(comm, vector, group_size=2, sync_period=period)
+            for vector, period in zip((x, y), periods)
+        ]
+        if {end == "return"}:
+            train(first, second)
+        else:
+            with first, second:
+                train(first, second)
+        """,
+        ranks=3,
+    )
+    assert result.returncode != 0
+    if end == "return":
+        assert "ClosedError: rank 0 waits in" in result.stderr
+        assert "rank 1 entered close() after 2 calls" in result.stderr
+    else:
+        assert "RankFailedError: rank 1 failed, so only close() is left here" in result.stderr
+
+
 @pytest.mark.parametrize("where", ["with", "without"])
 def test_sys_exit_on_one_rank_gives_the_job_its_status(job, where):
     """In a block the others are told at once; at exit it is no exception any more, but a close."""
