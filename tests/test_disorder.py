@@ -172,14 +172,14 @@ def fail_in_two(comm, seed):
     first = GroupAllreduce(comm, vectors[0], **plan.settings)
     plan.settings["sync_period"] = 3
     second = GroupAllreduce(comm, vectors[1], **plan.settings)
-    with pytest.raises(Interrupted if comm.rank == failing else RankFailedError) as caught:
-        with first, second:
-            for t in itertools.count():
-                for average, vector in zip((first, second), vectors):
-                    if chance.random() < 0.5:
-                        time.sleep(chance.random() * 0.002)
-                    if (comm.rank, t) == (failing, plan.moment):
-                        raise Interrupted
-                    average(vector)
+    kind = Interrupted if comm.rank == failing else RankFailedError
+    with pytest.raises(kind) as caught, first, second:
+        for t in itertools.count():
+            for average, vector in zip((first, second), vectors):
+                if chance.random() < 0.5:
+                    time.sleep(chance.random() * 0.002)
+                if (comm.rank, t) == (failing, plan.moment):
+                    raise Interrupted
+                average(vector)
     assert comm.rank == failing or "Interrupted" in str(caught.value)
     assert first.closed and second.closed
