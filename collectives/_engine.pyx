@@ -75,6 +75,7 @@ from collectives.errors import (
     DisagreementError,
     RankFailedError,
 )
+from collectives.process import check_owner
 from collectives.settings import checked_weight
 from collectives.topology import activation_peers, propagation_bound
 
@@ -89,6 +90,7 @@ cdef extern from "<sys/syscall.h>" nogil:
     long SYS_sched_getattr, SYS_sched_setattr
 
 cdef extern from "<unistd.h>" nogil:
+    int getpid()
     long syscall(long, ...)
 
 cdef struct sched_attr:
@@ -115,8 +117,9 @@ cdef enum:
     FAILED = -2
     MESSAGE = 32
     TEXT = 8 * (MESSAGE - 2)
-    # What a rank gathers from all: operation, t, the version to load, and questions asked.
-    RECORD = 4
+    # What a rank gathers from all: operation, t, the version to load, questions asked, and the
+    # rank of whose failure it has heard.
+    RECORD = 5
     # Staleness is counted up to this many versions, and what exceeds it together.
     MOST_STALENESS = 1000
 
@@ -145,6 +148,8 @@ cdef enum:
     LOOK_FOR_SIGNALS = 100000000
 
 cdef long long SECOND = 1000000000
+# The limits on waiting are counted in nanoseconds, of which no more than 292 years can be.
+cdef double LONGEST_LIMIT = 9e9
 
 OPERATIONS = {SYNC: "a periodic synchronisation", AVERAGE: "average()",
               SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
@@ -214,6 +219,7 @@ cdef class Call:
         return self.result
 
     cdef bint _is_settled(self) except -1:
+        check_owner(self.collective.pid)
         if self.error is not None:
             raise self.error
         return self.result is not None
@@ -229,7 +235,7 @@ cdef struct Waiting:
 
 cdef class Collective:
     """One wait-avoiding group allreduce on this rank: its vectors, messages and protocol."""
-    cdef readonly int rank, size, group_size
+    cdef readonly int rank, size, group_size, pid
     cdef readonly bint closed
     cdef readonly Layout layout
     cdef WaitAvoiding protocol
@@ -307,10 +313,11 @@ cdef class Collective:
         self.rank = control.Get_rank()
         self.size = control.Get_size()
         self.group_size = group_size
+        self.pid = getpid()
         self.conserving = conserving
         self.crowded = crowded
-        self.stall = <long long>(stall * SECOND)
-        self.abort = <long long>(abort * SECOND)
+        self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
+        self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
         self.layout = Layout(like, single)
         self.rhythm = Rhythm()
         self.exchange = Exchange(data, self.layout)
@@ -520,6 +527,7 @@ cdef class Collective:
         record[1] = self.protocol.t
         record[2] = self.loading if self.protocol.operation == LOAD else 0
         record[3] = self.inquiry.asked
+        record[4] = self.protocol.failed
 
     cdef void _contribute(self) noexcept nogil:
         """Gather what operation every rank is in; the MPI mutex is held."""
@@ -541,8 +549,10 @@ cdef class Collective:
     cdef void _agreed(self) noexcept nogil:
         cdef int operation = self.protocol.operation
         cdef bint same = True
+        cdef bint failed = False
         cdef int rank
         for rank in range(self.size):
+            failed = failed or self.records[RECORD * rank + 4] >= 0
             self.pairs[2 * rank] = self.records[RECORD * rank]
             self.pairs[2 * rank + 1] = self.records[RECORD * rank + 1]
             same = same and self.records[RECORD * rank + 2] == self.records[2]
@@ -552,11 +562,13 @@ cdef class Collective:
         self.protocol.agreed(self.pairs, self.size)
         if self.protocol.stage == OUTSIDE:
             self.disagreed = operation
-            self.done = True
+            # A failure that made others close is on its way here too, and says why.
+            self.done = not failed
 
     cdef void _begin_operation(self, int operation) noexcept nogil:
         self.done = False
-        self.taken_version = self.protocol.t
+        if operation != CLOSE:  # which leaves a call that was started its result
+            self.taken_version = self.protocol.t
         self.protocol.enter(operation)
         if self.size > 1:
             pthread_mutex_lock(&mpi_mutex)
@@ -851,8 +863,10 @@ cdef class Collective:
     # Waiting: the caller drives the collective
 
     cdef bint _reached(self, int goal) noexcept nogil:
-        if goal == DONE or goal == SETTLED:
+        if goal == DONE:
             return self.done
+        if goal == SETTLED:
+            return self.done or self.protocol.broken
         if goal == VECTORS_HELD:
             return self.protocol.vectors == HELD and not self.protocol.waiting
         if goal == OVER:
@@ -934,7 +948,7 @@ cdef class Collective:
 
     def _failure(self):
         """The error of a rank that has heard of another's failure."""
-        text = self.failure[:strlen(self.failure)].decode(errors="replace")
+        text = self.failure[:strlen(self.failure)].decode(errors="ignore")  # it may be cut
         return RankFailedError(
             f"rank {self.protocol.failed} failed, so only close() is left here: {text}")
 
@@ -966,44 +980,48 @@ cdef class Collective:
     def _describe_stall(self, seconds):
         """Say what this rank waits in, and for whom."""
         cdef int rank
-        operation = self.protocol.operation
-        version = self.protocol.t + self.protocol.base
-        ranks = range(self.size)
-        where = f"version {version}"
-        if operation != NONE:
-            where = f"{OPERATIONS[operation]} after {version} calls"
-        elif self.protocol.vectors == RUNNING:
-            ranks = [self.groups.members[rank] for rank in range(self.groups.count)]
-            running = self.protocol.running + self.protocol.base
-            where = f"version {running}" if self.calling else f"publish() during version {running}"
-        silent, elsewhere = [], {}
-        for rank in sorted(ranks):
-            if rank == self.rank:
-                continue
-            if not self.inquiry.answered[rank]:
-                silent.append(rank)
-            elif not (self.inquiry.answers[rank * ANSWER + 2] if operation != NONE
-                      else self.inquiry.answers[rank * ANSWER + 1] > self.protocol.running
-                      or self.inquiry.answers[rank * ANSWER + 4]):
-                calls = self.inquiry.answers[rank * ANSWER] + self.protocol.base
-                elsewhere.setdefault(calls, []).append(rank)
-        missing = [
-            f"{name_ranks(who)}, whose application computes after {calls} calls"
-            for calls, who in sorted(elsewhere.items())
-        ]
-        if silent:
-            missing.append(
-                f"{name_ranks(silent)}, which does not answer (stopped, or computing without a "
-                "progress thread)"
-            )
+        where, ranks = self._waits_in()
+        missing = {}
+        for rank in ranks:
+            if rank != self.rank and self._why_missing(rank):
+                missing.setdefault(self._why_missing(rank), []).append(rank)
+        listed = "; ".join(f"{name_ranks(who)}, {why}" for why, who in missing.items())
         return (
             f"rank {self.rank} has waited {seconds:.0f} s in {where} for "
-            + ("; ".join(missing) or "nobody in particular: all are there")
+            + (listed or "nobody in particular: all are there")
         )
 
+    def _waits_in(self):
+        """Return what this rank's application waits in, in words, and the ranks it waits for."""
+        cdef int rank
+        version = self.protocol.t + self.protocol.base
+        if self.protocol.operation != NONE:
+            return f"{OPERATIONS[self.protocol.operation]} after {version} calls", range(self.size)
+        if self.protocol.vectors != RUNNING:
+            return f"version {version}", range(self.size)
+        running = f"version {self.protocol.running + self.protocol.base}"
+        members = [self.groups.members[rank] for rank in range(self.groups.count)]
+        return running if self.calling else f"publish() during {running}", sorted(members)
+
+    cdef _why_missing(self, int rank):
+        """Return what a rank does instead of what this one waits for; None if it does that."""
+        cdef long long *answer = &self.inquiry.answers[rank * ANSWER]
+        cdef long long calls = answer[0] + self.protocol.base
+        if not self.inquiry.answered[rank]:
+            return "which does not answer (stopped, or computing without a progress thread)"
+        if self.protocol.operation != NONE:
+            return None if answer[2] else f"whose application computes after {calls} calls"
+        if answer[1] > self.protocol.running:
+            return None
+        if not (answer[4] or self.protocol.passive):
+            return f"whose application computes after {calls} calls"
+        if answer[1] < self.protocol.running:
+            return f"which is still in version {answer[1] + self.protocol.base}"
+        return None
+
     cdef int _abort(self, long long waited) except -1:
-        log.error("rank %d has waited %.0f s, the limit that was set: it ends the job",
-                  self.rank, waited * 1e-9)
+        log.error("rank %d has waited %.0f s in %s, the limit that abort (WAGMA_ABORT) sets: "
+                  "it ends the job", self.rank, waited * 1e-9, self._waits_in()[0])
         logging.shutdown()
         MPI_Abort(self.control_comm, 1)
         os._exit(1)  # MPICH's can return before the job is killed
@@ -1202,7 +1220,7 @@ cdef class Collective:
 
     def fail(self, text):
         """Let all ranks know that this one has failed; only close() is left."""
-        cdef bytes encoded = text.encode()
+        cdef bytes encoded = text.encode(errors="replace")
         cdef char *characters = encoded
         with nogil:
             pthread_mutex_lock(&self.lock)
@@ -1210,6 +1228,14 @@ cdef class Collective:
                 strncpy(self.failure, characters, TEXT - 1)
                 self.protocol.notice(self.rank, -1)
             self.progress()
+            pthread_mutex_unlock(&self.lock)
+
+    def begin_close(self):
+        """Let the others know that this rank closes, where that needs no waiting."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            if self.protocol.stage == OUTSIDE and not (self.closed or self.has_x):
+                self._begin_operation(CLOSE)
             pthread_mutex_unlock(&self.lock)
 
     def close(self):
