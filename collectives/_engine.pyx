@@ -1295,7 +1295,10 @@ cdef class Collective:
 
 def _checked(weight):
     """Return a weight as a number; raises ValueError or TypeError."""
-    value = float(weight)
+    try:
+        value = float(weight)
+    except (TypeError, ValueError):
+        raise TypeError(f"weight is {weight!r}, not a number") from None
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"weight is {weight!r}, not a finite number from 0 on")
     return value
