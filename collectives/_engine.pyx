@@ -1224,13 +1224,13 @@ cdef class Collective:
                     # What was started, or an exception interrupted, is carried on to its end first.
                     if self.has_x:
                         self._wait(SETTLED)
+                        with gil:
+                            self._settle(self.pending)
                     self._wait(OVER)
                     self._begin_operation(CLOSE)
                 self._wait(LEFT)
             finally:
                 pthread_mutex_unlock(&self.lock)
-        if self.pending is not None:
-            self._settle(self.pending)
         self.closed = True
         pthread_mutex_lock(&mpi_mutex)
         for k in range(self.dimensions):
