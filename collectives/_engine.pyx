@@ -1137,6 +1137,8 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
             self.progress()
             pthread_mutex_unlock(&self.lock)
+            if self.lonely:
+                (<Engine>the_engine).serve_once()
         if not self.done and not self._is_failed(DONE):
             return False
         self._complete()
