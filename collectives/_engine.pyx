@@ -1087,9 +1087,10 @@ cdef class Collective:
         """Begin what the application wants with its vector."""
         cdef Call call = Call.__new__(Call)
         cdef double given
-        cdef long long began = now()
+        cdef long long began
         self._check_usable()
         self._complete()
+        began = now()
         try:
             call.vector = Opened(vector, self.layout, flags)
             given = self.weight_published if weight is None else _checked(weight)
@@ -1217,6 +1218,7 @@ cdef class Collective:
     def close(self):
         """Execute every version that anybody has started, and leave; collective."""
         cdef int k
+        cdef long long waiting = self.waiting_ns
         if self.closed:
             return
         with nogil:
@@ -1232,6 +1234,8 @@ cdef class Collective:
                     self._begin_operation(CLOSE)
                 self._wait(LEFT)
             finally:
+                # The times are those of calls.
+                self.waiting_ns = waiting
                 pthread_mutex_unlock(&self.lock)
         self.closed = True
         pthread_mutex_lock(&mpi_mutex)
