@@ -2,6 +2,7 @@
 
 import random
 import time
+from functools import cache
 from zlib import crc32
 
 import ml_dtypes
@@ -26,19 +27,20 @@ pytestmark = pytest.mark.mpi
 HALVES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 DTYPES = [*HALVES, np.dtype(np.float32), np.dtype(np.float64)]
 # Short arrays of odd lengths; then, in blocks of 512 KiB, some that straddle and some of several.
-LENGTHS = [1, 3, 64, 257, 1000, 31, 2] * 14 + [100_001, 70_001, 600_001, 300_001]
+LENGTHS = [1, 3, 64, 257, 1000, 31, 2] * 14 + [100_001, 70_001, 300_001, 20_001]
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 each_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
 each_rule = pytest.mark.parametrize("late", RULES)
 
 
-def many_arrays(rank, t, lengths=LENGTHS):
+@cache
+def many_arrays(rank, t):
     """A list of arrays of all dtypes in turn."""
     chance = np.random.default_rng((rank, t))
     return [
         chance.standard_normal(length, np.float32).astype(DTYPES[i % len(DTYPES)])
-        for i, length in enumerate(lengths)
+        for i, length in enumerate(LENGTHS)
     ]
 
 
@@ -84,7 +86,7 @@ def test_a_list_of_all_dtypes_is_the_weighted_mean_bit_for_bit(comm, late, weigh
             comm, many_arrays(0, 0), group_size=group_size, sync_period=2, wait="group", late=late
         ) as average:
             for t in range(2):
-                mine = many_arrays(comm.rank, t)
+                mine = copy_of(many_arrays(comm.rank, t))
                 result = average(mine, weight=weights[comm.rank])
                 members = range(comm.size)
                 if t == 0:
@@ -101,7 +103,8 @@ def test_a_list_of_all_dtypes_is_the_weighted_mean_bit_for_bit(comm, late, weigh
 @pytest.mark.ranks(4)
 @each_dtype
 def test_a_list_of_one_array_is_what_that_array_is(comm, dtype):
-    array, listed = (many_arrays(comm.rank, 0, [1001] * 4)[DTYPES.index(dtype)] for _ in range(2))
+    array = many_arrays(comm.rank, 0)[DTYPES.index(dtype) + 4].copy()
+    listed = array.copy()
     for vector, like in ((array, array), ([listed], [listed])):
         with GroupAllreduce(comm, like, group_size=4, wait="group") as average:
             average(vector)
@@ -274,7 +277,7 @@ def test_halves_are_summed_in_single_precision(comm, dtype):
         comm, x.copy(), group_size=3, sync_period=NEVER, wait="group", late="paper"
     ) as average:
         average(mine)
-    assert_same_bits(mine, x + np.zeros_like(x))
+    assert_same_bits(mine, x)
 
 
 @pytest.mark.ranks(3, 4)
