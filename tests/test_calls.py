@@ -34,7 +34,7 @@ def poll(handle, seconds=20):
 # Calls that are started
 
 
-@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.ranks(1, 3, 4)
 @pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 def test_a_started_call_does_what_calling_does(comm, late, engine):
@@ -152,7 +152,7 @@ def test_a_rank_that_starts_a_call_and_computes_holds_nobody_up(comm, late, grou
             assert np.isfinite(mine).all()
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("how", ["call", "start", "synchronize", "average", "publish", "close"])
 @pytest.mark.parametrize("sync_period", [1, NEVER])
 def test_whatever_follows_completes_a_started_call_first(comm, how, sync_period):
@@ -286,7 +286,7 @@ def test_two_models_are_averaged_at_once_with_slow_ranks_in_both(comm, engine):
                         np.testing.assert_allclose(array, expected, atol=1e-12)
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("how", ["call", "test", "average", "join", "close"])
 def test_without_a_thread_waiting_in_one_collective_serves_the_other(comm, how):
     """Rank 0 waits in the first for ranks that need it in the second before they come."""
@@ -395,7 +395,7 @@ def test_statistics_agree_with_what_calls_returned(comm, late, wait):
         assert (now.bytes_sent > 0) == (comm.size > 1)
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("how", ["call", "start"])
 def test_times_in_calls_are_waiting_and_communicating(comm, how):
     """Rank 1 comes late, by a known time, to a synchronisation, and later to close()."""

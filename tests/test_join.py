@@ -157,7 +157,7 @@ def test_joining_completes_a_started_call_first(comm, late):
         np.testing.assert_allclose(mine, (comm.size - 1) / 2)
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("what", ["close", "load"])
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 def test_joining_while_others_close_or_load_names_the_ranks(comm, what, engine):
