@@ -1105,9 +1105,10 @@ cdef class Collective:
         """Begin what the application wants with its vector."""
         cdef Call call = Call.__new__(Call)
         cdef double given
-        cdef long long began = now()
+        cdef long long began
         self._check_usable()
         self._complete()
+        began = now()
         try:
             call.vector = Opened(vector, self.layout, flags)
             given = self.weight_published if weight is None else checked_weight(weight)
@@ -1155,6 +1156,8 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
             self.progress()
             pthread_mutex_unlock(&self.lock)
+            if self.lonely:
+                (<Engine>the_engine).serve_once()
         if not self.done and not self._is_failed(DONE):
             return False
         self._complete()
@@ -1241,6 +1244,7 @@ cdef class Collective:
     def close(self):
         """Execute every version that anybody has started, and leave; collective."""
         cdef int k
+        cdef long long waiting = self.waiting_ns
         if self.closed:
             return
         with nogil:
@@ -1250,13 +1254,15 @@ cdef class Collective:
                     # What was started, or an exception interrupted, is carried on to its end first.
                     if self.has_x:
                         self._wait(SETTLED)
+                        with gil:
+                            self._settle(self.pending)
                     self._wait(OVER)
                     self._begin_operation(CLOSE)
                 self._wait(LEFT)
             finally:
+                # The times are those of calls.
+                self.waiting_ns = waiting
                 pthread_mutex_unlock(&self.lock)
-        if self.pending is not None:
-            self._settle(self.pending)
         self.closed = True
         pthread_mutex_lock(&mpi_mutex)
         for k in range(self.dimensions):

@@ -125,8 +125,9 @@ cdef class Opened:
         for i in range(layout.count):
             array = arrays[i]
             try:
-                if layout.dtypes[i] == "bfloat16" and array.dtype.name == "bfloat16":
-                    array = array.view("uint16")
+                if layout.dtypes[i] == "bfloat16":
+                    # Real integers of 16 bits would look the same as its buffer.
+                    array = array.view("uint16") if array.dtype.name == "bfloat16" else None
                 PyObject_GetBuffer(
                     array, &self.views[i], flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
             except (AttributeError, BufferError, ValueError, TypeError):

@@ -1,20 +1,17 @@
 """GroupAllreduce under mpiexec: what it averages, whom it waits for, how it ends, what it says."""
 
-import contextlib
 import random
-import signal
 import time
 
 import numpy as np
 import pytest
+from together import NEVER, RULES, assert_equal_everywhere, compute_until, interrupted
 
 from collectives import ClosedError, DisagreementError, GroupAllreduce, RankFailedError
 from collectives.topology import group_of, groups
 
 pytestmark = pytest.mark.mpi
 
-RULES = ("paper", "conserving")
-NEVER = 10**9
 READ_ONLY = np.zeros(3)
 READ_ONLY.flags.writeable = False
 UNALIGNED = np.zeros(25, np.uint8)[1:].view(np.float64)
@@ -24,26 +21,11 @@ def vector_of(rank, t, length, dtype=np.float64):
     return np.random.default_rng((rank, t)).normal(size=length).astype(dtype)
 
 
-def assert_equal_everywhere(comm, vector):
-    """Bit for bit, on every rank."""
-    assert len(set(comm.allgather(vector.tobytes()))) == 1
-
-
 def assert_same_error_everywhere(comm, kind, make):
     with pytest.raises(kind) as caught:
         make()
     assert len(set(comm.allgather(str(caught.value)))) == 1
     return str(caught.value)
-
-
-def compute_until(comm, everybody_else_is_done):
-    """Compute in pure Python and never call, until the others have said that they are done."""
-    request = comm.Ibarrier()
-    if not everybody_else_is_done:
-        while not request.Test():
-            for _ in range(1000):
-                pass
-    request.Wait()
 
 
 # What is averaged
@@ -470,27 +452,6 @@ def test_ranks_in_different_operations_are_told_who_is_where(comm):
         operation(mine)
     assert "ranks 0-1, 3 entered average() after 0 calls" in str(caught.value)
     average.close()
-
-
-class Interrupted(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def interrupted():
-    """The block is interrupted by a signal handler's exception after a while, as by Ctrl-C."""
-
-    def interrupt(*_):
-        raise Interrupted
-
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        with pytest.raises(Interrupted):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
 
 
 @pytest.mark.ranks(4)

@@ -1,0 +1,272 @@
+"""Going on from a checkpoint, and ranks that have fewer calls to make than others."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from together import NEVER, RULES, assert_equal_everywhere, wait_until
+
+from collectives import ClosedError, DisagreementError, GroupAllreduce, RankFailedError
+from collectives.topology import group_of, groups
+
+pytestmark = pytest.mark.mpi
+
+LENGTH = 7
+
+
+def change_of(rank, epoch, t):
+    return np.random.default_rng((rank, epoch, t)).normal(size=LENGTH)
+
+
+# join()
+
+
+def after_joining(start, epoch, calls, group_size, period, late):
+    """Return what all ranks have after an epoch in which each makes so many calls, then joins.
+
+    Under the conserving rule, by conservation: of every period, the mean of the changes of those
+    that had not joined before it. Under the paper's, where all wait for their groups, model
+    averaging among those that have not joined.
+    """
+    size, last = len(calls), max(calls)
+    models = np.array([start] * size)
+    active = np.full(size, True)
+    for t in range(last):
+        calling = np.array(calls) > t
+        models[calling] += [change_of(rank, epoch, t) for rank in np.flatnonzero(calling)]
+        if late == "paper":
+            active = calling
+        if (t + 1) % period == 0:
+            models[:] = models[active].mean(0)
+            active = calling
+        elif late == "paper":
+            for members in map(list, groups(size, group_size, t)):
+                if active[members].any():
+                    models[members] = models[[r for r in members if active[r]]].mean(0)
+    if late == "paper":
+        active = np.array(calls) == last
+    return models[active | (np.array(calls) == last)].mean(0)
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("late", RULES)
+@pytest.mark.parametrize(
+    ("wait", "engine"), [("nobody", "adaptive"), ("group", "adaptive"), ("nobody", "none")]
+)
+def test_ranks_with_fewer_calls_join_and_all_end_with_one_vector(comm, late, wait, engine):
+    """Two epochs of random lengths, some of no call at all, for each group size."""
+    sleep = random.Random(comm.rank)
+    for group_size in sorted({1, min(2, comm.size), comm.size}):
+        period = 4
+        mine, expected, version = np.zeros(LENGTH), np.zeros(LENGTH), 0
+        with GroupAllreduce(
+            comm,
+            mine,
+            group_size=group_size,
+            sync_period=period,
+            wait=wait,
+            late=late,
+            engine=engine,
+        ) as average:
+            for epoch in range(3):
+                chance = random.Random(100 * group_size + 10 * epoch + comm.size)
+                calls = [chance.choice((0, chance.randrange(12))) for _ in range(comm.size)]
+                # The reference counts from 0, so each epoch begins with a period.
+                average.load(mine, 0)
+                for t in range(calls[comm.rank]):
+                    mine += change_of(comm.rank, epoch, t)
+                    time.sleep(sleep.random() * 0.001)
+                    result = average(mine)
+                    assert (result.version, result.synchronized) == (t, t % period == period - 1)
+                average.join(mine)
+                version = max(calls)
+                assert (average.version, average.executed) == (version, version), calls
+                assert_equal_everywhere(comm, mine)
+                if late == "conserving" or wait == "group":
+                    expected = after_joining(expected, epoch, calls, group_size, period, late)
+                    np.testing.assert_allclose(
+                        mine, expected, atol=1e-12, err_msg=f"{group_size=} {calls=} {epoch=}"
+                    )
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("late", RULES)
+def test_a_rank_that_has_joined_has_weight_0(comm, late):
+    """At once, or under the conserving rule from the next synchronisation on, with its updates."""
+    size = comm.size
+    mine = np.zeros(3)
+    with GroupAllreduce(
+        comm, mine, group_size=size, sync_period=3, wait="group", late=late
+    ) as average:
+        average(mine)
+        mine += size if comm.rank == 0 else 0
+        if comm.rank == 0:
+            average.join(mine)
+        else:
+            weights = [average(mine).weight for _ in range(5)]
+            before = size if late == "conserving" else size - 1
+            assert weights == [before, before, size - 1, size - 1, size - 1]
+            np.testing.assert_allclose(mine, 1 if late == "conserving" else 0)
+            mine += 1
+            average.join(mine)
+        np.testing.assert_allclose(mine, 2 if late == "conserving" else 1)
+        assert_equal_everywhere(comm, mine)
+        result = average(mine)
+        assert (result.version, result.weight) == (6, size)
+        average.join(mine)
+        assert average.version == 7
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", RULES)
+def test_a_rank_that_has_joined_takes_part_in_what_the_others_do(comm, late):
+    """average(), synchronize() and started calls, before and after periodic synchronisations."""
+    mine = np.zeros(3)
+    with GroupAllreduce(comm, mine, group_size=2, sync_period=2, late=late) as average:
+        if comm.rank == 1:
+            mine += 1
+            average.join(mine)
+        else:
+            for _ in range(4):
+                shown = mine.copy()
+                average.average(shown)
+                average.synchronize(mine)
+                np.testing.assert_array_equal(shown, mine)
+                mine += 1
+                average.start(mine).wait()
+            assert average.executed == 4
+            average.join(mine)
+        assert (average.version, average.executed) == (4, 4)
+        assert_equal_everywhere(comm, mine)
+        conserved = 4 + 1 / comm.size
+        np.testing.assert_allclose(mine, conserved if late == "conserving" else 4)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", RULES)
+def test_joining_completes_a_started_call_first(comm, late):
+    mine = np.full(3, float(comm.rank))
+    with GroupAllreduce(
+        comm, np.zeros(3), group_size=comm.size, sync_period=NEVER, wait="group", late=late
+    ) as average:
+        handle = average.start(mine)
+        average.join(mine)
+        assert handle.test()
+        assert handle.wait().version == 0
+        np.testing.assert_allclose(mine, (comm.size - 1) / 2)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("what", ["close", "load"])
+@pytest.mark.parametrize("engine", ["adaptive", "none"])
+def test_joining_while_others_close_or_load_names_the_ranks(comm, what, engine):
+    mine = np.zeros(3)
+    average = GroupAllreduce(comm, mine, group_size=2, sync_period=NEVER, engine=engine)
+    average(mine)
+    others = "ranks 0, 2" if comm.size == 3 else f"ranks 0, 2-{comm.size - 1}"
+    if comm.rank == 1:
+        message = {"close": r"close\(\)", "load": r"load\(\) of version 7"}[what]
+        kind = ClosedError if what == "close" else DisagreementError
+        with pytest.raises(kind, match=f"rank 1 waits in join.*{others} entered {message}"):
+            average.join(mine)
+    elif what == "load":
+        with pytest.raises(DisagreementError, match=r"rank 1 entered join\(\) after 1 calls"):
+            average.load(mine, 7)
+    average.close()
+    assert average.closed
+
+
+@pytest.mark.ranks(4)
+def test_a_rank_that_has_joined_hears_of_a_failure(comm):
+    mine = np.zeros(3)
+    with GroupAllreduce(comm, mine, group_size=2, sync_period=NEVER) as average:
+        if comm.rank == 2:
+            average.fail(KeyError("the dataset is gone"))
+        else:
+            with pytest.raises(RankFailedError, match="rank 2 failed.*the dataset is gone"):
+                average.join(mine)
+
+
+# load()
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("late", RULES)
+@pytest.mark.parametrize("wait", ["nobody", "group"])
+def test_loading_goes_on_from_another_version(comm, late, wait):
+    """A larger one and smaller ones; groups and synchronisations follow the number."""
+    group_size, period = min(2, comm.size), 5
+    mine = [np.zeros(3), np.zeros(2, np.float32)]
+    with GroupAllreduce(
+        comm, mine, group_size=group_size, sync_period=period, wait=wait, late=late
+    ) as average:
+        for _ in range(3):
+            average(mine)
+        for version in (17, 4, 0, 10**12 + 3):
+            loaded = [np.full(3, float(comm.rank)), np.full(2, 8.0, np.float32)]
+            average.load(loaded, version)
+            np.testing.assert_array_equal(loaded[0], comm.rank)
+            assert (average.version, average.executed) == (version, version)
+            comm.Barrier()
+            for t in range(version, version + 7):
+                result = average(loaded)
+                assert result.version == t
+                assert result.synchronized == ((t + 1) % period == 0)
+                if result.synchronized:
+                    assert_equal_everywhere(comm, loaded)
+                    assert result.group == tuple(range(comm.size))
+                else:
+                    assert result.group == group_of(comm.rank, comm.size, group_size, result.source)
+                    assert t <= result.source < t + period
+                if wait == "group":
+                    assert result.source == t
+                np.testing.assert_array_equal(loaded[1], 8)
+            assert 0 <= loaded[0][0] <= comm.size - 1
+            average.synchronize(loaded)
+            if late == "conserving" or wait == "group":
+                np.testing.assert_allclose(loaded[0], (comm.size - 1) / 2)
+        assert len(average.statistics().staleness) <= period
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", RULES)
+def test_what_was_loaded_is_contributed(comm, late):
+    """Not what was there before, by ranks that make no call."""
+    with GroupAllreduce(
+        comm, np.full(3, np.nan), group_size=comm.size, sync_period=NEVER, late=late
+    ) as average:
+        mine = np.full(3, float(comm.rank))
+        average.load(mine, 5)
+        if comm.rank == 0:
+            result = average(mine)
+            assert (result.version, result.weight) == (5, comm.size)
+            np.testing.assert_allclose(mine, (comm.size - 1) / 2)
+        wait_until(lambda: average.executed == 6)
+
+
+@pytest.mark.ranks(3, 4)
+def test_loading_different_versions_names_versions_and_ranks(comm):
+    average = GroupAllreduce(comm, np.zeros(3), group_size=2)
+    with pytest.raises(DisagreementError) as caught:
+        average.load(np.zeros(3), 6 if comm.rank == 1 else 4)
+    assert "rank 1 entered load() of version 6 after 0 calls" in str(caught.value)
+    others = "ranks 0, 2" if comm.size == 3 else "ranks 0, 2-3"
+    assert f"{others} entered load() of version 4 after 0 calls" in str(caught.value)
+    average.close()
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize(
+    ("kind", "message", "version"),
+    [
+        (TypeError, "version is 1.5, not an integer", 1.5),
+        (ValueError, "version is -1, less than 0", -1),
+    ],
+)
+def test_a_wrong_version_raises(comm, kind, message, version):
+    with (
+        GroupAllreduce(comm, np.zeros(3), group_size=1) as average,
+        pytest.raises(kind, match=message),
+    ):
+        average.load(np.zeros(3), version)

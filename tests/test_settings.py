@@ -1,0 +1,231 @@
+"""Settings by argument and by variable, and what a long run leaves behind."""
+
+import gc
+import logging
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+from together import NEVER, wait_until
+
+from collectives import GroupAllreduce
+
+pytestmark = pytest.mark.mpi
+
+VARIABLES = ("WAGMA_ENGINE", "WAGMA_STALL", "WAGMA_ABORT", "WAGMA_LOG_LEVEL")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    logger = logging.getLogger("collectives")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+def make(comm, **settings):
+    return GroupAllreduce(comm, np.zeros(3), group_size=min(2, comm.size), **settings)
+
+
+def engine_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "wagma-engine"]
+
+
+# Settings
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize(
+    ("variable", "argument", "mode"),
+    [
+        (None, None, "adaptive"),
+        ("dedicated", None, "dedicated"),
+        ("none", None, "none"),
+        ("none", "adaptive", "adaptive"),
+        ("adaptive", "none", "none"),
+        ("nonsense", "dedicated", "dedicated"),
+    ],
+)
+def test_the_engine_mode_is_the_arguments_else_the_variables(
+    comm, monkeypatch, variable, argument, mode
+):
+    if variable:
+        monkeypatch.setenv("WAGMA_ENGINE", variable)
+    with make(comm, engine=argument) as average:
+        assert average.engine == mode
+        assert len(engine_threads()) == (mode != "none" and comm.size > 1)
+        average(np.zeros(3))
+    assert not engine_threads()
+
+
+@pytest.mark.ranks(3)
+def test_a_dedicated_engine_spins_and_an_adaptive_one_sleeps(comm):
+    """Of an idle collective the one takes all time that it can get, the other hardly any."""
+
+    def processor_time():
+        times = psutil.Process().threads()
+        return sum(t.user_time + t.system_time for t in times if t.id == engine.native_id)
+
+    for mode in ("dedicated", "adaptive"):
+        with make(comm, engine=mode):
+            (engine,) = engine_threads()
+            comm.Barrier()
+            if mode == "dedicated":
+                wait_until(lambda: processor_time() >= 0.1)
+            else:
+                before = processor_time()
+                time.sleep(0.3)
+                assert processor_time() - before < 0.2
+            comm.Ibarrier().Wait()
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_collectives_of_one_process_have_one_engine_mode(comm, monkeypatch, how):
+    with make(comm, engine="none") as average:
+        if how == "variable":
+            monkeypatch.setenv("WAGMA_ENGINE", "adaptive")
+        with pytest.raises(
+            ValueError, match="engine is 'adaptive', but the open collectives .* is 'none'"
+        ):
+            make(comm, engine="adaptive" if how == "argument" else None)
+        with make(comm, engine="none") as another:
+            another(np.zeros(3))
+        average(np.zeros(3))
+    with make(comm, engine="adaptive") as average:
+        average(np.zeros(3))
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize("how", ["argument", "variable"])
+@pytest.mark.parametrize(
+    ("name", "variable", "value", "what"),
+    [
+        ("engine", "WAGMA_ENGINE", "fast", "'fast', not one of adaptive, dedicated, none"),
+        ("stall", "WAGMA_STALL", "-1", "-1.0, not a number of seconds from 0"),
+        ("stall", "WAGMA_STALL", "soon", "'soon', not a number of seconds from 0"),
+        ("abort", "WAGMA_ABORT", "inf", "inf, not a number of seconds from 0"),
+        ("abort", "WAGMA_ABORT", "nan", "nan, not a number of seconds from 0"),
+        ("log_level", "WAGMA_LOG_LEVEL", "loud", "'loud', not one of debug, info"),
+    ],
+)
+def test_a_wrong_setting_on_one_rank_raises_on_all(
+    comm, monkeypatch, how, name, variable, value, what
+):
+    wrong = comm.rank == comm.size - 1
+    if how == "variable" and wrong:
+        monkeypatch.setenv(variable, value)
+    arguments = {name: value} if how == "argument" and wrong else {}
+    with pytest.raises(ValueError) as caught:
+        make(comm, **arguments)
+    assert f"{name} ({variable}) is {what}" in str(caught.value)
+    assert comm.size == 1 or str(caught.value).startswith(f"rank {comm.size - 1}: ")
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
+@pytest.mark.ranks(4)
+def test_engine_modes_that_differ_name_ranks_and_values(comm):
+    with pytest.raises(
+        ValueError, match="engine differs between ranks: adaptive on ranks 0, 2-3; none on rank 1"
+    ):
+        make(comm, engine="none" if comm.rank == 1 else None)
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize(
+    ("variable", "argument", "level"),
+    [
+        (None, None, logging.CRITICAL),
+        ("debug", None, logging.DEBUG),
+        ("debug", "ERROR", logging.ERROR),
+        (None, "info", logging.INFO),
+    ],
+)
+def test_the_log_level_is_the_arguments_else_the_variables(
+    comm, monkeypatch, variable, argument, level
+):
+    logging.getLogger("collectives").setLevel(logging.CRITICAL)
+    if variable:
+        monkeypatch.setenv("WAGMA_LOG_LEVEL", variable)
+    with make(comm, log_level=argument):
+        assert logging.getLogger("collectives").level == level
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("variable", "argument", "said"),
+    [("0.2", None, True), ("0.2", 0, False), ("60", 0.2, True), (None, None, False)],
+)
+def test_the_stall_limit_is_the_arguments_else_the_variables(
+    comm, monkeypatch, caplog, variable, argument, said
+):
+    """Rank 0 comes half a second late to a synchronisation."""
+    if variable:
+        monkeypatch.setenv("WAGMA_STALL", variable)
+    mine = np.zeros(3)
+    with make(comm, stall=argument, log_level="warning") as average:
+        if comm.rank == 0:
+            time.sleep(0.6)
+        average.synchronize(mine)
+    messages = [record.message for record in caplog.records if record.name == "collectives"]
+    assert len(messages) == (said and comm.rank != 0)
+    assert all("rank 0, whose application computes after 0 calls" in text for text in messages)
+
+
+# What is left behind
+
+
+def resources():
+    """Return this process's resident memory in bytes, its open files, and its threads."""
+    gc.collect()
+    process = psutil.Process()
+    return process.memory_info().rss, process.num_fds(), process.num_threads()
+
+
+def assert_no_more(before, grown):
+    after = resources()
+    assert after[0] - before[0] < grown, f"grew by {after[0] - before[0]} bytes"
+    assert after[1:] == before[1:]
+
+
+@pytest.mark.ranks(3, 4)
+def test_ten_thousand_versions_leave_memory_flat(comm):
+    """100 bytes leaked in a version would be seen."""
+    mine = [np.zeros(30, np.float32), np.zeros(50, np.float16)]
+    with GroupAllreduce(comm, mine, group_size=2, sync_period=100) as average:
+
+        def run(calls):
+            for t in range(calls):
+                if t % 3:
+                    average(mine)
+                else:
+                    average.start(mine).wait()
+            average.synchronize(mine)
+
+        run(3000)
+        before = resources()
+        run(10_000)
+        assert_no_more(before, grown=1_000_000)
+        assert average.statistics().versions == 12_870
+
+
+@pytest.mark.ranks(4)
+def test_collectives_that_were_closed_leave_nothing_behind(comm):
+    """Neither memory nor threads nor communicators, of which MPI has a few thousand."""
+    mine = np.zeros(30_000)
+
+    def run(times):
+        for _ in range(times):
+            with GroupAllreduce(comm, mine, group_size=2, sync_period=NEVER) as average:
+                average(mine)
+            assert not any(communicator for communicator in average._communicators)
+
+    run(50)
+    before = resources()
+    run(200)
+    # Vectors of 0.25 MB each.
+    assert_no_more(before, grown=4_000_000)

@@ -1,0 +1,90 @@
+"""What several files of MPI tests use."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+
+import numpy as np
+import pytest
+
+RULES = ("paper", "conserving")
+NEVER = 10**9
+
+
+def as_list(vector):
+    return list(vector) if isinstance(vector, (list, tuple)) else [vector]
+
+
+def bytes_of(vector) -> bytes:
+    """Return the memory of an array or a list of arrays."""
+    return b"".join(array.tobytes() for array in as_list(vector))
+
+
+def assert_equal_everywhere(comm, vector):
+    """Bit for bit, on every rank."""
+    assert len(set(comm.allgather(bytes_of(vector)))) == 1
+
+
+def compute_until(comm, everybody_else_is_done):
+    """Compute in pure Python and never call, until the others have said that they are done."""
+    request = comm.Ibarrier()
+    if not everybody_else_is_done:
+        while not request.Test():
+            for _ in range(1000):
+                pass
+    request.Wait()
+
+
+def wait_until(condition, seconds=20):
+    """Wait for something that happens beside this thread; fail where it does not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.001)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def interrupted():
+    """The block is interrupted by a signal handler's exception after a while, as by Ctrl-C."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(Interrupted):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def weighted(a, weight_a, b, weight_b):
+    """Return the mean of two arrays as one exchange makes it: halves in single precision."""
+    real = np.float64 if a.dtype.itemsize == 8 else np.float32
+    total = (weight_a + weight_b) or 1.0
+    share_a, share_b = real(weight_a / total), real(weight_b / total)
+    return (share_a * a.astype(real) + share_b * b.astype(real)).astype(a.dtype)
+
+
+def schedule_mean(arrays, weights):
+    """Return the mean of the members' arrays, in their order, rounded in each exchange."""
+    core = 1 << (len(arrays).bit_length() - 1)
+    for i in range(len(arrays) - core):
+        arrays = [*arrays]
+        weights = [*weights]
+        arrays[i] = weighted(arrays[i], weights[i], arrays[i + core], weights[i + core])
+        weights[i] += weights[i + core]
+    arrays, weights = arrays[:core], weights[:core]
+    while len(arrays) > 1:
+        pairs = range(0, len(arrays), 2)
+        arrays = [weighted(arrays[i], weights[i], arrays[i + 1], weights[i + 1]) for i in pairs]
+        weights = [weights[i] + weights[i + 1] for i in pairs]
+    return arrays[0]
