@@ -235,7 +235,7 @@ cdef struct Waiting:
 
 cdef class Collective:
     """One wait-avoiding group allreduce on this rank: its vectors, messages and protocol."""
-    cdef readonly int rank, size, group_size, pid
+    cdef readonly int rank, size, pid
     cdef readonly bint closed
     cdef readonly Layout layout
     cdef WaitAvoiding protocol
@@ -268,6 +268,8 @@ cdef class Collective:
     cdef bint has_x
     cdef Call pending
     cdef int waiting_callers, error, disagreed
+    # Python is in a call that has not returned.
+    cdef bint entered
     # The vectors: snapshot; result, or under the conserving rule x_returned, which is kept only
     # once the snapshot is no longer `unchanged` since it was returned; what average() takes.
     cdef char *memory
@@ -312,7 +314,6 @@ cdef class Collective:
         self.control_comm = control.ob_mpi
         self.rank = control.Get_rank()
         self.size = control.Get_size()
-        self.group_size = group_size
         self.pid = getpid()
         self.conserving = conserving
         self.crowded = crowded
@@ -412,7 +413,7 @@ cdef class Collective:
         if self.exchange.moves != moves:
             self.engine_ns += now() - began
         return (self.begun or self.protocol.stage == AGREEING or self.protocol.due != 0
-                or self.calling and self.has_x)
+                or self.calling)
 
     cdef bint _step(self) noexcept nogil:
         """Take the running version, or else the application, one step on; return whether it did."""
@@ -495,8 +496,7 @@ cdef class Collective:
         answer[0] = self.protocol.t
         answer[1] = self.protocol.next
         answer[2] = self.protocol.operation
-        answer[3] = self.protocol.stage
-        answer[4] = self.calling
+        answer[3] = self.calling
         self.inquiry.progress(answer)
         if self.inquiry.error != 0:
             self.error = self.inquiry.error
@@ -639,8 +639,9 @@ cdef class Collective:
         self.weight = self.exchange.weight
         if operation != AVERAGE:
             self.synchronizations += 1
-            self.calls += operation == SYNC
-            self.timely += operation == SYNC and self.finite
+            if operation == SYNC and not self.protocol.joined:
+                self.calls += 1
+                self.timely += self.finite
             self.published_version = self.protocol.t - (operation != SYNC)
             # What a rank that has joined had not yet shared is in this average.
             self.out = self.protocol.joined and operation != FINISH
@@ -671,7 +672,7 @@ cdef class Collective:
         if self.copying:
             return False
         if self.calling:
-            if self.protocol.vectors != HELD or self.protocol.waiting:
+            if self.protocol.vectors != HELD:
                 return False
             if self.protocol.timely and not self.published:
                 self._publish_unlocked()
@@ -721,7 +722,8 @@ cdef class Collective:
             self._unlock_to_copy()
             self._replace(self.x)
             self._lock_after_copy()
-        self.protocol.base = self.loading - self.protocol.t
+        # The version that all have agreed on, whatever an interrupted load() wanted.
+        self.protocol.base = self.records[2] - self.protocol.t
         self.published_version = self.protocol.t - 1
         self._end_operation()
 
@@ -810,23 +812,22 @@ cdef class Collective:
         self._lock_after_copy()
 
     cdef void _contribute_to_average(self, bint publishes) noexcept nogil:
-        """Fill the third vector with what a synchronisation would take from this rank now."""
-        cdef char **returned = self.snapshot_arrays if self.unchanged else self.second
-        cdef char **x = self.x
+        """Fill the third vector with what a synchronisation would take from this rank now.
+
+        The cases are those of `_publish`.
+        """
         cdef double weight = self.weight_published
+        cdef bint replaces = not self.conserving or self.unreturned and not self.filled
         self._unlock_to_copy()
-        if publishes and (not self.conserving or self.unreturned and not self.filled):
-            if self.layout.all_finite(x):
-                self.layout.copy(self.third_arrays, x)
-            else:
-                self.layout.zero(self.third_arrays)
-                weight = 0
-        elif (publishes and not self.unreturned
-                and self.layout.finite_change(self.snapshot_arrays, x, returned)):
-            if self.unchanged:
-                self.layout.copy(self.third_arrays, x)
-            else:
-                self.layout.add_change(self.third_arrays, self.snapshot_arrays, x, returned)
+        if publishes and (replaces or self.unchanged) and self.layout.all_finite(self.x):
+            self.layout.copy(self.third_arrays, self.x)
+        elif publishes and replaces:
+            self.layout.zero(self.third_arrays)
+            weight = 0
+        elif (publishes and not self.unreturned and not self.unchanged
+                and self.layout.finite_change(self.snapshot_arrays, self.x, self.second)):
+            self.layout.add_change(
+                self.third_arrays, self.snapshot_arrays, self.x, self.second)
         else:
             self.layout.copy(self.third_arrays, self.snapshot_arrays)
             weight = weight_of(self.snapshot)[0]
@@ -868,7 +869,7 @@ cdef class Collective:
         if goal == SETTLED:
             return self.done or self.protocol.broken
         if goal == VECTORS_HELD:
-            return self.protocol.vectors == HELD and not self.protocol.waiting
+            return self.protocol.vectors == HELD
         if goal == OVER:
             return self.protocol.stage == OUTSIDE
         if goal == CAUGHT_UP:
@@ -879,7 +880,7 @@ cdef class Collective:
         """Drive the collective until the goal is reached; the lock is held on entry and exit.
 
         Between polls it yields where ranks outnumber cores, and the longer it has waited, the
-        longer it sleeps. About ten times a second it looks for signals, failures and stalls.
+        longer it sleeps. About ten times a second it looks for signals and stalls.
         """
         cdef Waiting waiting
         cdef long long moves, engine = self.engine_ns
@@ -938,8 +939,12 @@ cdef class Collective:
         return 0
 
     cdef inline bint _is_failed(self, int goal) noexcept nogil:
-        """Whether another rank has failed, for which a call does not wait any longer."""
-        return self.protocol.failed >= 0 and (goal == DONE or goal == VECTORS_HELD)
+        """Whether a rank has failed, so that a call does not wait any longer."""
+        return self.protocol.failed >= 0 and self._is_calls(goal)
+
+    cdef inline bint _is_calls(self, int goal) noexcept nogil:
+        """Whether it is a call that waits, not close()."""
+        return goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP
 
     cdef int _raise_failure(self) except -1:
         if self.error != 0:
@@ -962,7 +967,7 @@ cdef class Collective:
         # Who has closed or joined waits for ranks that still work.
         if not self.stall or waited < self.stall or self.size == 1 or waiting.reported:
             return 0
-        if (goal != DONE and goal != VECTORS_HELD) or self.protocol.operation in (CLOSE, JOIN):
+        if not self._is_calls(goal) or self.protocol.operation in (CLOSE, JOIN):
             return 0
         if waiting.asked == 0:
             waiting.asked = time
@@ -1013,7 +1018,7 @@ cdef class Collective:
             return None if answer[2] else f"whose application computes after {calls} calls"
         if answer[1] > self.protocol.running:
             return None
-        if not (answer[4] or self.protocol.passive):
+        if not (answer[3] or self.protocol.passive):
             return f"whose application computes after {calls} calls"
         if answer[1] < self.protocol.running:
             return f"which is still in version {answer[1] + self.protocol.base}"
@@ -1037,13 +1042,14 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
         if self.begun and self.exchange.target == self.x:
             self.exchange.target = self.snapshot_arrays if self.conserving else self.second
-        self.exchange.copy = NULL
-        if self.published and self.conserving:
+        if self.conserving and (self.published or self._is_finishing() and self.begun):
             # All that the application has changed is published; x is what it goes on from.
+            self.exchange.saved = NULL
             self.layout.copy(self.second, self.x)
             self.unchanged = False
+        self.exchange.copy = NULL
         self.published = False
-        if self.protocol.stage == OUTSIDE and self.calling:
+        if self.calling:
             self.protocol.abandon()
         elif self.protocol.stage == OUTSIDE and self.holding:
             self.protocol.waiting = False
@@ -1085,8 +1091,7 @@ cdef class Collective:
 
     def load(self, vector, long long version):
         """Go on from this vector, with this version for the next one."""
-        self.loading = version
-        self._carry_out(LOAD, vector, 0)
+        self._carry_out(LOAD, vector, 0, None, version)
 
     def join(self, vector):
         """Take part in what the others do until all have joined, and get the average of all."""
@@ -1096,12 +1101,12 @@ cdef class Collective:
         """Contribute this vector, or its change since the last, while this rank is late."""
         self._carry_out(PUBLISH, vector, 0, weight)
 
-    cdef Call _carry_out(self, int what, vector, int flags, weight=None):
-        cdef Call call = self._start(what, vector, flags, weight)
+    cdef Call _carry_out(self, int what, vector, int flags, weight=None, long long version=0):
+        cdef Call call = self._start(what, vector, flags, weight, version)
         self._complete()
         return call
 
-    cdef Call _start(self, int what, vector, int flags, weight):
+    cdef Call _start(self, int what, vector, int flags, weight, long long version=0):
         """Begin what the application wants with its vector."""
         cdef Call call = Call.__new__(Call)
         cdef double given
@@ -1116,15 +1121,20 @@ cdef class Collective:
             self.fail(f"{type(error).__name__}: {error}")
             raise
         call.collective = self
+        self._enter()
         try:
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
                     # What an exception interrupted before is carried on to its end first.
                     self._wait(CAUGHT_UP)
+                    if self.disagreed != NONE:
+                        with gil:
+                            self._forget_disagreement()
                     self.x = call.vector.arrays
                     self.has_x = True
                     self.weight_given = given
+                    self.loading = version
                     self._begin(what)
                     self.progress()
                 finally:
@@ -1134,8 +1144,26 @@ cdef class Collective:
             with nogil:
                 self._abandon()
             raise
+        finally:
+            self.entered = False
         self.pending = call
         return call
+
+    cdef int _enter(self) except -1:
+        """Keep a signal handler's call, or another thread's, out of one that is going on."""
+        if self.entered:
+            raise RuntimeError(
+                "this collective is in a call already: a signal handler or another thread cannot "
+                "make one as well"
+            )
+        self.entered = True
+        return 0
+
+    cdef int _forget_disagreement(self) except -1:
+        """What an exception interrupted has ended in a disagreement meanwhile: only say so."""
+        self.disagreed = NONE
+        self._check_usable()
+        return 0
 
     cdef int _begin(self, int what) except -1 nogil:
         if what == PUBLISH:
@@ -1158,7 +1186,7 @@ cdef class Collective:
             pthread_mutex_unlock(&self.lock)
             if self.lonely:
                 (<Engine>the_engine).serve_once()
-        if not self.done and not self._is_failed(DONE):
+        if not self.done and not self._is_failed(DONE) and self.error == 0:
             return False
         self._complete()
         return True
@@ -1169,6 +1197,7 @@ cdef class Collective:
         cdef Call call = self.pending
         if call is None:
             return 0
+        self._enter()
         try:
             with nogil:
                 pthread_mutex_lock(&self.lock)
@@ -1181,8 +1210,11 @@ cdef class Collective:
             with nogil:
                 self._abandon()
             self._forget(call)
-            call.error = error
+            call.error = error if isinstance(error, CollectiveError) else CollectiveError(
+                f"the call was interrupted by {type(error).__name__}")
             raise
+        finally:
+            self.entered = False
         self._settle(call)
         if call.error is not None:
             raise call.error
@@ -1247,6 +1279,7 @@ cdef class Collective:
         cdef long long waiting = self.waiting_ns
         if self.closed:
             return
+        self._enter()
         with nogil:
             pthread_mutex_lock(&self.lock)
             try:
@@ -1262,6 +1295,7 @@ cdef class Collective:
             finally:
                 # The times are those of calls.
                 self.waiting_ns = waiting
+                self.entered = False
                 pthread_mutex_unlock(&self.lock)
         self.closed = True
         pthread_mutex_lock(&mpi_mutex)
@@ -1417,6 +1451,8 @@ cdef class Engine:
                 polls = 0
             moves = self.moves
             if self.spinning:
+                # Whoever wants the lock, or this core, gets it.
+                sched_yield()
                 continue
             if busy:
                 # Whom it waits for may need this core.

@@ -192,10 +192,10 @@ class GroupAllreduce:
         version, else they raise DisagreementError.
         """
         self._check_process()
-        if not settings.is_integer(version):
-            raise TypeError(f"version is {version!r}, not an integer")
-        if version < 0:
-            raise ValueError(f"version is {version}, less than 0")
+        error = settings.version_error(version)
+        if error:
+            self.fail(error)
+            raise error
         self.native.load(vector, version)
 
     def join(self, vector):
@@ -203,7 +203,8 @@ class GroupAllreduce:
 
         This rank then has weight 0; under the conserving rule, from the next synchronisation on,
         so that nothing it has done is lost. When all have joined, `vector` is the average of those
-        that made the most calls, bitwise equal on all ranks, and all have made as many calls.
+        that made the most calls and of those whose weight is not yet 0, bitwise equal on all ranks,
+        and all have made as many calls.
         """
         self._check_process()
         self.native.join(vector)

@@ -134,7 +134,7 @@ def _close_all() -> None:
     for collective in list(_open.values()):
         try:
             collective.close()
-        except RuntimeError as error:
+        except Exception as error:  # the next one must be closed as well
             print(f"rank {collective.rank}: {error}", file=sys.stderr, flush=True)
 
 

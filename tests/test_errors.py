@@ -138,10 +138,10 @@ def test_one_rank_closes_while_another_fails(comm):
     comm.Barrier()
     if comm.rank == 0:
         for _ in range(2):
-            with pytest.raises(RankFailedError, match="rank 1 failed.* weight is -1, not a finite"):
+            with pytest.raises(RankFailedError, match="rank 1 failed.* weight is -1, not from"):
                 handle.wait()
     elif comm.rank == 1:
-        with pytest.raises(ValueError, match="weight is -1, not a finite number from 0 on"):
+        with pytest.raises(ValueError, match="weight is -1, not from 0 to 1e"):
             average(mine, weight=-1)
     average.close()
 

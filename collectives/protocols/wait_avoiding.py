@@ -243,7 +243,8 @@ class WaitAvoiding:
         kind: cython.int
         common: cython.int = JOIN
         same: cython.bint = True
-        joined_at: cython.longlong = -1
+        joins: cython.bint = False
+        joined_at: cython.longlong = 0
         at: cython.longlong = 0
         last: cython.longlong = 0
         for r in range(size):
@@ -251,6 +252,7 @@ class WaitAvoiding:
             if records[2 * r + 1] > last:
                 last = records[2 * r + 1]
             if kind == JOIN:
+                joins = True
                 if records[2 * r + 1] > joined_at:
                     joined_at = records[2 * r + 1]
             elif common == JOIN:
@@ -259,7 +261,7 @@ class WaitAvoiding:
             elif kind != common or (records[2 * r + 1] != at and common != CLOSE):
                 same = False
         averages: cython.bint = common != CLOSE and common != LOAD
-        if joined_at >= 0 and common != JOIN and not (averages and joined_at <= at):
+        if joins and common != JOIN and not (averages and joined_at <= at):
             same = False
         if not same:
             self.ops += 1
