@@ -163,17 +163,35 @@ def test_the_log_level_is_the_arguments_else_the_variables(
 def test_the_stall_limit_is_the_arguments_else_the_variables(
     comm, monkeypatch, caplog, variable, argument, said
 ):
-    """Rank 0 comes half a second late to a synchronisation."""
+    """Rank 0 comes to a synchronisation half a second late, or once all others have said so."""
+    others = range(1, comm.size)
     if variable:
         monkeypatch.setenv("WAGMA_STALL", variable)
+    if comm.rank != 0:
+        monkeypatch.setattr(caplog.handler, "emit", tell_rank_0(comm, caplog.handler.emit))
     mine = np.zeros(3)
     with make(comm, stall=argument, log_level="warning") as average:
-        if comm.rank == 0:
-            time.sleep(0.6)
+        if comm.rank == 0 and said:
+            wait_until(lambda: all(comm.iprobe(source=rank) for rank in others))
+        elif comm.rank == 0:
+            time.sleep(0.5)
         average.synchronize(mine)
+    if comm.rank == 0 and said:
+        for rank in others:
+            comm.recv(source=rank)
     messages = [record.message for record in caplog.records if record.name == "collectives"]
     assert len(messages) == (said and comm.rank != 0)
     assert all("rank 0, whose application computes after 0 calls" in text for text in messages)
+
+
+def tell_rank_0(comm, emit):
+    """Return what a log handler does with a record, after which it tells rank 0."""
+
+    def emit_and_tell(record):
+        emit(record)
+        comm.send(record.message, 0)
+
+    return emit_and_tell
 
 
 # What is left behind
