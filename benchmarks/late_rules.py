@@ -21,7 +21,7 @@ from torch import nn
 
 from wagma import data
 from wagma.optim import WAGMA
-from wagma.train import small_cnn
+from wagma.tasks.digits import small_cnn
 
 SYNC_PERIOD = 10
 JITTER = 0.05

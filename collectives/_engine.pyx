@@ -7,7 +7,6 @@ mutex is around all MPI calls, held for nothing else. No MPI call blocks.
 """
 
 import logging
-import math
 import os
 import threading
 
@@ -76,6 +75,8 @@ from collectives.errors import (
     DisagreementError,
     RankFailedError,
 )
+from collectives.process import check_owner
+from collectives.settings import checked_weight
 from collectives.topology import activation_peers, propagation_bound
 
 cdef extern from "<sched.h>" nogil:
@@ -89,6 +90,7 @@ cdef extern from "<sys/syscall.h>" nogil:
     long SYS_sched_getattr, SYS_sched_setattr
 
 cdef extern from "<unistd.h>" nogil:
+    int getpid()
     long syscall(long, ...)
 
 cdef struct sched_attr:
@@ -115,8 +117,9 @@ cdef enum:
     FAILED = -2
     MESSAGE = 32
     TEXT = 8 * (MESSAGE - 2)
-    # What a rank gathers from all: operation, t, the version to load, and questions asked.
-    RECORD = 4
+    # What a rank gathers from all: operation, t, the version to load, questions asked, and the
+    # rank of whose failure it has heard.
+    RECORD = 5
     # Staleness is counted up to this many versions, and what exceeds it together.
     MOST_STALENESS = 1000
 
@@ -145,6 +148,8 @@ cdef enum:
     LOOK_FOR_SIGNALS = 100000000
 
 cdef long long SECOND = 1000000000
+# The limits on waiting are counted in nanoseconds, of which no more than 292 years can be.
+cdef double LONGEST_LIMIT = 9e9
 
 OPERATIONS = {SYNC: "a periodic synchronisation", AVERAGE: "average()",
               SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
@@ -214,6 +219,7 @@ cdef class Call:
         return self.result
 
     cdef bint _is_settled(self) except -1:
+        check_owner(self.collective.pid)
         if self.error is not None:
             raise self.error
         return self.result is not None
@@ -229,7 +235,7 @@ cdef struct Waiting:
 
 cdef class Collective:
     """One wait-avoiding group allreduce on this rank: its vectors, messages and protocol."""
-    cdef readonly int rank, size, group_size
+    cdef readonly int rank, size, pid
     cdef readonly bint closed
     cdef readonly Layout layout
     cdef WaitAvoiding protocol
@@ -262,6 +268,8 @@ cdef class Collective:
     cdef bint has_x
     cdef Call pending
     cdef int waiting_callers, error, disagreed
+    # Python is in a call that has not returned.
+    cdef bint entered
     # The vectors: snapshot; result, or under the conserving rule x_returned, which is kept only
     # once the snapshot is no longer `unchanged` since it was returned; what average() takes.
     cdef char *memory
@@ -306,11 +314,11 @@ cdef class Collective:
         self.control_comm = control.ob_mpi
         self.rank = control.Get_rank()
         self.size = control.Get_size()
-        self.group_size = group_size
+        self.pid = getpid()
         self.conserving = conserving
         self.crowded = crowded
-        self.stall = <long long>(stall * SECOND)
-        self.abort = <long long>(abort * SECOND)
+        self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
+        self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
         self.layout = Layout(like, single)
         self.rhythm = Rhythm()
         self.exchange = Exchange(data, self.layout)
@@ -405,7 +413,7 @@ cdef class Collective:
         if self.exchange.moves != moves:
             self.engine_ns += now() - began
         return (self.begun or self.protocol.stage == AGREEING or self.protocol.due != 0
-                or self.calling and self.has_x)
+                or self.calling)
 
     cdef bint _step(self) noexcept nogil:
         """Take the running version, or else the application, one step on; return whether it did."""
@@ -488,8 +496,7 @@ cdef class Collective:
         answer[0] = self.protocol.t
         answer[1] = self.protocol.next
         answer[2] = self.protocol.operation
-        answer[3] = self.protocol.stage
-        answer[4] = self.calling
+        answer[3] = self.calling
         self.inquiry.progress(answer)
         if self.inquiry.error != 0:
             self.error = self.inquiry.error
@@ -520,6 +527,7 @@ cdef class Collective:
         record[1] = self.protocol.t
         record[2] = self.loading if self.protocol.operation == LOAD else 0
         record[3] = self.inquiry.asked
+        record[4] = self.protocol.failed
 
     cdef void _contribute(self) noexcept nogil:
         """Gather what operation every rank is in; the MPI mutex is held."""
@@ -541,8 +549,10 @@ cdef class Collective:
     cdef void _agreed(self) noexcept nogil:
         cdef int operation = self.protocol.operation
         cdef bint same = True
+        cdef bint failed = False
         cdef int rank
         for rank in range(self.size):
+            failed = failed or self.records[RECORD * rank + 4] >= 0
             self.pairs[2 * rank] = self.records[RECORD * rank]
             self.pairs[2 * rank + 1] = self.records[RECORD * rank + 1]
             same = same and self.records[RECORD * rank + 2] == self.records[2]
@@ -552,11 +562,13 @@ cdef class Collective:
         self.protocol.agreed(self.pairs, self.size)
         if self.protocol.stage == OUTSIDE:
             self.disagreed = operation
-            self.done = True
+            # A failure that made others close is on its way here too, and says why.
+            self.done = not failed
 
     cdef void _begin_operation(self, int operation) noexcept nogil:
         self.done = False
-        self.taken_version = self.protocol.t
+        if operation != CLOSE:  # which leaves a call that was started its result
+            self.taken_version = self.protocol.t
         self.protocol.enter(operation)
         if self.size > 1:
             pthread_mutex_lock(&mpi_mutex)
@@ -627,8 +639,9 @@ cdef class Collective:
         self.weight = self.exchange.weight
         if operation != AVERAGE:
             self.synchronizations += 1
-            self.calls += operation == SYNC
-            self.timely += operation == SYNC and self.finite
+            if operation == SYNC and not self.protocol.joined:
+                self.calls += 1
+                self.timely += self.finite
             self.published_version = self.protocol.t - (operation != SYNC)
             # What a rank that has joined had not yet shared is in this average.
             self.out = self.protocol.joined and operation != FINISH
@@ -659,7 +672,7 @@ cdef class Collective:
         if self.copying:
             return False
         if self.calling:
-            if self.protocol.vectors != HELD or self.protocol.waiting:
+            if self.protocol.vectors != HELD:
                 return False
             if self.protocol.timely and not self.published:
                 self._publish_unlocked()
@@ -709,7 +722,8 @@ cdef class Collective:
             self._unlock_to_copy()
             self._replace(self.x)
             self._lock_after_copy()
-        self.protocol.base = self.loading - self.protocol.t
+        # The version that all have agreed on, whatever an interrupted load() wanted.
+        self.protocol.base = self.records[2] - self.protocol.t
         self.published_version = self.protocol.t - 1
         self._end_operation()
 
@@ -798,23 +812,22 @@ cdef class Collective:
         self._lock_after_copy()
 
     cdef void _contribute_to_average(self, bint publishes) noexcept nogil:
-        """Fill the third vector with what a synchronisation would take from this rank now."""
-        cdef char **returned = self.snapshot_arrays if self.unchanged else self.second
-        cdef char **x = self.x
+        """Fill the third vector with what a synchronisation would take from this rank now.
+
+        The cases are those of `_publish`.
+        """
         cdef double weight = self.weight_published
+        cdef bint replaces = not self.conserving or self.unreturned and not self.filled
         self._unlock_to_copy()
-        if publishes and (not self.conserving or self.unreturned and not self.filled):
-            if self.layout.all_finite(x):
-                self.layout.copy(self.third_arrays, x)
-            else:
-                self.layout.zero(self.third_arrays)
-                weight = 0
-        elif (publishes and not self.unreturned
-                and self.layout.finite_change(self.snapshot_arrays, x, returned)):
-            if self.unchanged:
-                self.layout.copy(self.third_arrays, x)
-            else:
-                self.layout.add_change(self.third_arrays, self.snapshot_arrays, x, returned)
+        if publishes and (replaces or self.unchanged) and self.layout.all_finite(self.x):
+            self.layout.copy(self.third_arrays, self.x)
+        elif publishes and replaces:
+            self.layout.zero(self.third_arrays)
+            weight = 0
+        elif (publishes and not self.unreturned and not self.unchanged
+                and self.layout.finite_change(self.snapshot_arrays, self.x, self.second)):
+            self.layout.add_change(
+                self.third_arrays, self.snapshot_arrays, self.x, self.second)
         else:
             self.layout.copy(self.third_arrays, self.snapshot_arrays)
             weight = weight_of(self.snapshot)[0]
@@ -851,10 +864,12 @@ cdef class Collective:
     # Waiting: the caller drives the collective
 
     cdef bint _reached(self, int goal) noexcept nogil:
-        if goal == DONE or goal == SETTLED:
+        if goal == DONE:
             return self.done
+        if goal == SETTLED:
+            return self.done or self.protocol.broken
         if goal == VECTORS_HELD:
-            return self.protocol.vectors == HELD and not self.protocol.waiting
+            return self.protocol.vectors == HELD
         if goal == OVER:
             return self.protocol.stage == OUTSIDE
         if goal == CAUGHT_UP:
@@ -865,7 +880,7 @@ cdef class Collective:
         """Drive the collective until the goal is reached; the lock is held on entry and exit.
 
         Between polls it yields where ranks outnumber cores, and the longer it has waited, the
-        longer it sleeps. About ten times a second it looks for signals, failures and stalls.
+        longer it sleeps. About ten times a second it looks for signals and stalls.
         """
         cdef Waiting waiting
         cdef long long moves, engine = self.engine_ns
@@ -924,8 +939,12 @@ cdef class Collective:
         return 0
 
     cdef inline bint _is_failed(self, int goal) noexcept nogil:
-        """Whether another rank has failed, for which a call does not wait any longer."""
-        return self.protocol.failed >= 0 and (goal == DONE or goal == VECTORS_HELD)
+        """Whether a rank has failed, so that a call does not wait any longer."""
+        return self.protocol.failed >= 0 and self._is_calls(goal)
+
+    cdef inline bint _is_calls(self, int goal) noexcept nogil:
+        """Whether it is a call that waits, not close()."""
+        return goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP
 
     cdef int _raise_failure(self) except -1:
         if self.error != 0:
@@ -934,7 +953,7 @@ cdef class Collective:
 
     def _failure(self):
         """The error of a rank that has heard of another's failure."""
-        text = self.failure[:strlen(self.failure)].decode(errors="replace")
+        text = self.failure[:strlen(self.failure)].decode(errors="ignore")  # it may be cut
         return RankFailedError(
             f"rank {self.protocol.failed} failed, so only close() is left here: {text}")
 
@@ -948,7 +967,7 @@ cdef class Collective:
         # Who has closed or joined waits for ranks that still work.
         if not self.stall or waited < self.stall or self.size == 1 or waiting.reported:
             return 0
-        if (goal != DONE and goal != VECTORS_HELD) or self.protocol.operation in (CLOSE, JOIN):
+        if not self._is_calls(goal) or self.protocol.operation in (CLOSE, JOIN):
             return 0
         if waiting.asked == 0:
             waiting.asked = time
@@ -966,44 +985,48 @@ cdef class Collective:
     def _describe_stall(self, seconds):
         """Say what this rank waits in, and for whom."""
         cdef int rank
-        operation = self.protocol.operation
-        version = self.protocol.t + self.protocol.base
-        ranks = range(self.size)
-        where = f"version {version}"
-        if operation != NONE:
-            where = f"{OPERATIONS[operation]} after {version} calls"
-        elif self.protocol.vectors == RUNNING:
-            ranks = [self.groups.members[rank] for rank in range(self.groups.count)]
-            running = self.protocol.running + self.protocol.base
-            where = f"version {running}" if self.calling else f"publish() during version {running}"
-        silent, elsewhere = [], {}
-        for rank in sorted(ranks):
-            if rank == self.rank:
-                continue
-            if not self.inquiry.answered[rank]:
-                silent.append(rank)
-            elif not (self.inquiry.answers[rank * ANSWER + 2] if operation != NONE
-                      else self.inquiry.answers[rank * ANSWER + 1] > self.protocol.running
-                      or self.inquiry.answers[rank * ANSWER + 4]):
-                calls = self.inquiry.answers[rank * ANSWER] + self.protocol.base
-                elsewhere.setdefault(calls, []).append(rank)
-        missing = [
-            f"{name_ranks(who)}, whose application computes after {calls} calls"
-            for calls, who in sorted(elsewhere.items())
-        ]
-        if silent:
-            missing.append(
-                f"{name_ranks(silent)}, which does not answer (stopped, or computing without a "
-                "progress thread)"
-            )
+        where, ranks = self._waits_in()
+        missing = {}
+        for rank in ranks:
+            if rank != self.rank and self._why_missing(rank):
+                missing.setdefault(self._why_missing(rank), []).append(rank)
+        listed = "; ".join(f"{name_ranks(who)}, {why}" for why, who in missing.items())
         return (
             f"rank {self.rank} has waited {seconds:.0f} s in {where} for "
-            + ("; ".join(missing) or "nobody in particular: all are there")
+            + (listed or "nobody in particular: all are there")
         )
 
+    def _waits_in(self):
+        """Return what this rank's application waits in, in words, and the ranks it waits for."""
+        cdef int rank
+        version = self.protocol.t + self.protocol.base
+        if self.protocol.operation != NONE:
+            return f"{OPERATIONS[self.protocol.operation]} after {version} calls", range(self.size)
+        if self.protocol.vectors != RUNNING:
+            return f"version {version}", range(self.size)
+        running = f"version {self.protocol.running + self.protocol.base}"
+        members = [self.groups.members[rank] for rank in range(self.groups.count)]
+        return running if self.calling else f"publish() during {running}", sorted(members)
+
+    cdef _why_missing(self, int rank):
+        """Return what a rank does instead of what this one waits for; None if it does that."""
+        cdef long long *answer = &self.inquiry.answers[rank * ANSWER]
+        cdef long long calls = answer[0] + self.protocol.base
+        if not self.inquiry.answered[rank]:
+            return "which does not answer (stopped, or computing without a progress thread)"
+        if self.protocol.operation != NONE:
+            return None if answer[2] else f"whose application computes after {calls} calls"
+        if answer[1] > self.protocol.running:
+            return None
+        if not (answer[3] or self.protocol.passive):
+            return f"whose application computes after {calls} calls"
+        if answer[1] < self.protocol.running:
+            return f"which is still in version {answer[1] + self.protocol.base}"
+        return None
+
     cdef int _abort(self, long long waited) except -1:
-        log.error("rank %d has waited %.0f s, the limit that was set: it ends the job",
-                  self.rank, waited * 1e-9)
+        log.error("rank %d has waited %.0f s in %s, the limit that abort (WAGMA_ABORT) sets: "
+                  "it ends the job", self.rank, waited * 1e-9, self._waits_in()[0])
         logging.shutdown()
         MPI_Abort(self.control_comm, 1)
         os._exit(1)  # MPICH's can return before the job is killed
@@ -1019,13 +1042,14 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
         if self.begun and self.exchange.target == self.x:
             self.exchange.target = self.snapshot_arrays if self.conserving else self.second
-        self.exchange.copy = NULL
-        if self.published and self.conserving:
+        if self.conserving and (self.published or self._is_finishing() and self.begun):
             # All that the application has changed is published; x is what it goes on from.
+            self.exchange.saved = NULL
             self.layout.copy(self.second, self.x)
             self.unchanged = False
+        self.exchange.copy = NULL
         self.published = False
-        if self.protocol.stage == OUTSIDE and self.calling:
+        if self.calling:
             self.protocol.abandon()
         elif self.protocol.stage == OUTSIDE and self.holding:
             self.protocol.waiting = False
@@ -1067,8 +1091,7 @@ cdef class Collective:
 
     def load(self, vector, long long version):
         """Go on from this vector, with this version for the next one."""
-        self.loading = version
-        self._carry_out(LOAD, vector, 0)
+        self._carry_out(LOAD, vector, 0, None, version)
 
     def join(self, vector):
         """Take part in what the others do until all have joined, and get the average of all."""
@@ -1078,12 +1101,12 @@ cdef class Collective:
         """Contribute this vector, or its change since the last, while this rank is late."""
         self._carry_out(PUBLISH, vector, 0, weight)
 
-    cdef Call _carry_out(self, int what, vector, int flags, weight=None):
-        cdef Call call = self._start(what, vector, flags, weight)
+    cdef Call _carry_out(self, int what, vector, int flags, weight=None, long long version=0):
+        cdef Call call = self._start(what, vector, flags, weight, version)
         self._complete()
         return call
 
-    cdef Call _start(self, int what, vector, int flags, weight):
+    cdef Call _start(self, int what, vector, int flags, weight, long long version=0):
         """Begin what the application wants with its vector."""
         cdef Call call = Call.__new__(Call)
         cdef double given
@@ -1093,20 +1116,25 @@ cdef class Collective:
         began = now()
         try:
             call.vector = Opened(vector, self.layout, flags)
-            given = self.weight_published if weight is None else _checked(weight)
+            given = self.weight_published if weight is None else checked_weight(weight)
         except (TypeError, ValueError) as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
         call.collective = self
+        self._enter()
         try:
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
                     # What an exception interrupted before is carried on to its end first.
                     self._wait(CAUGHT_UP)
+                    if self.disagreed != NONE:
+                        with gil:
+                            self._forget_disagreement()
                     self.x = call.vector.arrays
                     self.has_x = True
                     self.weight_given = given
+                    self.loading = version
                     self._begin(what)
                     self.progress()
                 finally:
@@ -1116,8 +1144,26 @@ cdef class Collective:
             with nogil:
                 self._abandon()
             raise
+        finally:
+            self.entered = False
         self.pending = call
         return call
+
+    cdef int _enter(self) except -1:
+        """Keep a signal handler's call, or another thread's, out of one that is going on."""
+        if self.entered:
+            raise RuntimeError(
+                "this collective is in a call already: a signal handler or another thread cannot "
+                "make one as well"
+            )
+        self.entered = True
+        return 0
+
+    cdef int _forget_disagreement(self) except -1:
+        """What an exception interrupted has ended in a disagreement meanwhile: only say so."""
+        self.disagreed = NONE
+        self._check_usable()
+        return 0
 
     cdef int _begin(self, int what) except -1 nogil:
         if what == PUBLISH:
@@ -1140,7 +1186,7 @@ cdef class Collective:
             pthread_mutex_unlock(&self.lock)
             if self.lonely:
                 (<Engine>the_engine).serve_once()
-        if not self.done and not self._is_failed(DONE):
+        if not self.done and not self._is_failed(DONE) and self.error == 0:
             return False
         self._complete()
         return True
@@ -1151,6 +1197,7 @@ cdef class Collective:
         cdef Call call = self.pending
         if call is None:
             return 0
+        self._enter()
         try:
             with nogil:
                 pthread_mutex_lock(&self.lock)
@@ -1163,8 +1210,11 @@ cdef class Collective:
             with nogil:
                 self._abandon()
             self._forget(call)
-            call.error = error
+            call.error = error if isinstance(error, CollectiveError) else CollectiveError(
+                f"the call was interrupted by {type(error).__name__}")
             raise
+        finally:
+            self.entered = False
         self._settle(call)
         if call.error is not None:
             raise call.error
@@ -1205,7 +1255,7 @@ cdef class Collective:
 
     def fail(self, text):
         """Let all ranks know that this one has failed; only close() is left."""
-        cdef bytes encoded = text.encode()
+        cdef bytes encoded = text.encode(errors="replace")
         cdef char *characters = encoded
         with nogil:
             pthread_mutex_lock(&self.lock)
@@ -1215,12 +1265,21 @@ cdef class Collective:
             self.progress()
             pthread_mutex_unlock(&self.lock)
 
+    def begin_close(self):
+        """Let the others know that this rank closes, where that needs no waiting."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            if self.protocol.stage == OUTSIDE and not (self.closed or self.has_x):
+                self._begin_operation(CLOSE)
+            pthread_mutex_unlock(&self.lock)
+
     def close(self):
         """Execute every version that anybody has started, and leave; collective."""
         cdef int k
         cdef long long waiting = self.waiting_ns
         if self.closed:
             return
+        self._enter()
         with nogil:
             pthread_mutex_lock(&self.lock)
             try:
@@ -1236,6 +1295,7 @@ cdef class Collective:
             finally:
                 # The times are those of calls.
                 self.waiting_ns = waiting
+                self.entered = False
                 pthread_mutex_unlock(&self.lock)
         self.closed = True
         pthread_mutex_lock(&mpi_mutex)
@@ -1297,17 +1357,6 @@ cdef class Collective:
     def broken(self):
         """Whether only close() is left."""
         return self.protocol.broken or self.protocol.failed >= 0
-
-
-def _checked(weight):
-    """Return a weight as a number; raises ValueError or TypeError."""
-    try:
-        value = float(weight)
-    except (TypeError, ValueError):
-        raise TypeError(f"weight is {weight!r}, not a number") from None
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"weight is {weight!r}, not a finite number from 0 on")
-    return value
 
 
 cdef void _ask_for_short_slices() noexcept nogil:
@@ -1402,6 +1451,8 @@ cdef class Engine:
                 polls = 0
             moves = self.moves
             if self.spinning:
+                # Whoever wants the lock, or this core, gets it.
+                sched_yield()
                 continue
             if busy:
                 # Whom it waits for may need this core.

@@ -45,7 +45,6 @@ cdef class Exchange:
         char *source, char **target, char **copy, char **saved
     ) noexcept nogil
     cdef bint progress(self) noexcept nogil
-    cdef bint done(self) noexcept nogil
     cdef void _begin_block(self) noexcept nogil
     cdef char *_mean(self) noexcept nogil
     cdef void _post(self) noexcept nogil

@@ -59,10 +59,6 @@ cdef class Exchange:
         self.schedule.begin(size, me)
         self._begin_block()
 
-    cdef bint done(self) noexcept nogil:
-        """Whether the mean is there."""
-        return self.low >= self.layout.size and self.error == 0
-
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
         cdef int arrived, rc

@@ -1,9 +1,9 @@
 from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 
 cdef enum:
-    # What a rank answers: its next version, its next version to be executed, its operation, how
-    # far that has come, and whether its application is in a call.
-    ANSWER = 5
+    # What a rank answers: its next version, its next version to be executed, its operation, and
+    # whether its application is in the call of a version.
+    ANSWER = 4
 
 cdef class Inquiry:
     cdef MPI_Comm comm

@@ -8,7 +8,7 @@ import traceback
 
 from collectives import process, settings
 from collectives.agreement import raise_together
-from collectives.errors import CollectiveError
+from collectives.errors import RankFailedError
 from collectives.settings import DEFAULT_LATE
 from collectives.statistics import Statistics
 
@@ -56,7 +56,8 @@ class GroupAllreduce:
     Raises:
         ValueError, TypeError: on every rank alike, for what is wrong on any of them.
         RuntimeError: for a job of singletons, an MPI that has been finalised, or one that was
-            initialised without the thread support that the engine needs.
+            initialised without the thread support that the engine needs, or before this process
+            was forked.
         ImportError: the extensions were built for another MPI than mpi4py's.
 
     Source: WAGMA-SGD, sections III and IV; "conserving", weights and joining go beyond the paper.
@@ -77,7 +78,7 @@ class GroupAllreduce:
         log_level=None,
     ):
         _check_comm(comm)
-        native = process.native()
+        native, error = _native()
         given = settings.resolve(
             like,
             group_size=group_size,
@@ -90,7 +91,7 @@ class GroupAllreduce:
             log_level=log_level,
         )
         with process.interrupts_held():
-            raise_together(comm, settings.first_error(comm, like, given))
+            raise_together(comm, error or settings.first_error(comm, like, given))
             raise_together(comm, settings.difference(comm, given))
             self._build(native, comm, like, given)
 
@@ -191,10 +192,10 @@ class GroupAllreduce:
         version, else they raise DisagreementError.
         """
         self._check_process()
-        if not settings.is_integer(version):
-            raise TypeError(f"version is {version!r}, not an integer")
-        if version < 0:
-            raise ValueError(f"version is {version}, less than 0")
+        error = settings.version_error(version)
+        if error:
+            self.fail(error)
+            raise error
         self.native.load(vector, version)
 
     def join(self, vector):
@@ -202,7 +203,8 @@ class GroupAllreduce:
 
         This rank then has weight 0; under the conserving rule, from the next synchronisation on,
         so that nothing it has done is lost. When all have joined, `vector` is the average of those
-        that made the most calls, bitwise equal on all ranks, and all have made as many calls.
+        that made the most calls and of those whose weight is not yet 0, bitwise equal on all ranks,
+        and all have made as many calls.
         """
         self._check_process()
         self.native.join(vector)
@@ -214,7 +216,7 @@ class GroupAllreduce:
     def fail(self, error):
         """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
         if not (self._pid != os.getpid() or self.closed or self.native.broken):
-            self.native.fail(f"{type(error).__name__}: {error}")
+            self.native.fail(_describe(error))
 
     def close(self):
         """Execute every version that any rank has started, on all of them, and leave.
@@ -245,35 +247,61 @@ class GroupAllreduce:
         return self.native.executed
 
     def _check_process(self):
-        if self._pid != os.getpid():
-            raise RuntimeError(
-                f"this collective belongs to process {self._pid}: a forked child cannot use it"
-            )
+        process.check_owner(self._pid)
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
-        # Closing waits for the other ranks, and the interpreter prints only after that.
-        if isinstance(error, Exception) and self.size > 1 and not self.closed:
-            print(f"rank {self.rank} is closing because of", file=sys.stderr)
-            traceback.print_exception(kind, error, trace)
+        if _is_failure(error) and self.size > 1 and not self.closed and self._pid == os.getpid():
+            # Closing waits for the other ranks, and the interpreter prints only after that.
+            sys.stderr.write(f"rank {self.rank} is closing because of\n{_long(error)}")
             sys.stderr.flush()
-            if not isinstance(error, CollectiveError):
-                self.fail(error)
+            process.fail(error)
         self.close()
+
+
+def _is_failure(error) -> bool:
+    """Whether a block that ends by this ends badly; sys.exit(0) and a generator's end do not."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return error is not None and not isinstance(error, GeneratorExit)
+
+
+def _describe(error) -> str:
+    """Return an exception's type and text, also where it cannot say its text."""
+    try:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:
+        return type(error).__name__
+
+
+def _long(error) -> str:
+    """Return an exception with its traceback, unless another rank or a signal is its cause."""
+    if isinstance(error, Exception) and not isinstance(error, RankFailedError):
+        return "".join(traceback.format_exception(error))
+    return f"{_describe(error)}\n"
+
+
+def _native():
+    """Return the engine's module, or None and the error of a rank that cannot load it."""
+    try:
+        return process.native(), None
+    except ImportError as error:
+        return None, error
 
 
 def _check_comm(comm):
     """Raise for what is no communicator to work on; ranks cannot meet there to raise together."""
     from mpi4py import MPI
 
+    process.check_not_forked()
     if MPI.Is_finalized():
         raise RuntimeError("MPI has been finalised: collectives must be made before that")
-    if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"comm is a {type(comm).__name__}, not an mpi4py intracommunicator")
-    if comm == MPI.COMM_NULL:
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
         raise ValueError("comm is COMM_NULL: this process is not in the communicator")
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm is of type {type(comm).__name__}, not an mpi4py intracommunicator")
 
 
 def _crowded(comm):

@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import threading
 from contextlib import contextmanager
 
-__all__ = ["MOST_OPEN", "add", "engine_mode", "interrupts_held", "native", "open_count", "remove"]
+__all__ = [
+    "MOST_OPEN",
+    "add",
+    "check_not_forked",
+    "check_owner",
+    "engine_mode",
+    "fail",
+    "interrupts_held",
+    "native",
+    "open_count",
+    "remove",
+]
 
 MOST_OPEN = 256
 
 _open: dict[int, object] = {}
 _mode = None
+_forked = False
+
+
+def check_owner(pid: int) -> None:
+    """Raise RuntimeError in any other process than the one that made a collective."""
+    if pid != os.getpid():
+        raise RuntimeError(
+            f"this collective belongs to process {pid}: a forked child cannot use it"
+        )
+
+
+def check_not_forked() -> None:
+    """Raise RuntimeError in a child of a process that had started MPI when it forked."""
+    if _forked:
+        raise RuntimeError(
+            f"process {os.getpid()} was forked after MPI had been started, and cannot use it: "
+            "start processes that make collectives before that, or by spawning"
+        )
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = "mpi4py.MPI" in sys.modules
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def native():
@@ -75,15 +113,28 @@ def remove(collective) -> bool:
     return True
 
 
+def fail(error) -> None:
+    """Tell the ranks of all open collectives of this one's error.
+
+    While this rank closes one of them, others may wait for it in another.
+    """
+    for collective in list(_open.values()):
+        collective.fail(error)
+
+
 def _close_all() -> None:
     """Close what the application forgot to, in the order in which all ranks opened it."""
+    if _forked:
+        return
     uncaught = getattr(sys, "last_value", None)
+    if uncaught is not None:
+        fail(uncaught)
+    for collective in list(_open.values()):
+        collective.native.begin_close()
     for collective in list(_open.values()):
         try:
-            if uncaught is not None:
-                collective.fail(uncaught)
             collective.close()
-        except RuntimeError as error:
+        except Exception as error:  # the next one must be closed as well
             print(f"rank {collective.rank}: {error}", file=sys.stderr, flush=True)
 
 

@@ -13,11 +13,22 @@ import numpy as np
 from collectives import process
 from collectives.agreement import name_ranks, singleton_error
 
-__all__ = ["DEFAULT_LATE", "difference", "first_error", "level_name", "resolve", "set_log_level"]
+__all__ = [
+    "DEFAULT_LATE",
+    "checked_weight",
+    "difference",
+    "first_error",
+    "level_name",
+    "resolve",
+    "set_log_level",
+    "version_error",
+]
 
 DEFAULT_LATE = "conserving"
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+LARGEST_VERSION = 2**60
+LARGEST_WEIGHT = 1e100  # the sum over all ranks must be finite
 CHOICES = {
     "wait": ("nobody", "group"),
     "late": ("paper", "conserving"),
@@ -74,6 +85,28 @@ def first_error(comm, like, settings: dict) -> Exception | None:
     if sync_period < 1:
         return ValueError(f"sync_period is {sync_period}, less than 1")
     return choice_error(settings) or vector_error(like) or process_error(settings)
+
+
+def checked_weight(weight) -> float:
+    """Return the weight of a vector as a float; raise TypeError or ValueError if it is none."""
+    if isinstance(weight, str) or not hasattr(weight, "__float__"):
+        raise TypeError(f"weight is a {type(weight).__name__}, not a number")
+    try:
+        value = float(weight)
+    except OverflowError:
+        value = math.inf
+    if not 0 <= value <= LARGEST_WEIGHT:
+        raise ValueError(f"weight is {value:g}, not from 0 to {LARGEST_WEIGHT:g}")
+    return value
+
+
+def version_error(version) -> Exception | None:
+    """Return why a version cannot be loaded, or None."""
+    if not is_integer(version):
+        return TypeError(f"version is {version!r}, not an integer")
+    if not 0 <= version <= LARGEST_VERSION:
+        return ValueError(f"version is {version}, not from 0 to {LARGEST_VERSION}")
+    return None
 
 
 def is_integer(value) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,6 +21,12 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 ENDING = 3.0  # seconds that processes may outlive their mpiexec
+# Open MPI starts no ranks as root, and none beyond the number of cores, unless it is told to.
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
@@ -50,6 +58,11 @@ class Result:
         assert self.returncode == 0, f"exit status {self.returncode}\n{self}"
         return self
 
+    @property
+    def complaints(self) -> str:
+        """What the ranks wrote to standard error, without Open MPI's launcher's own remarks."""
+        return re.sub(r"^(-{50,}\n).*?^\1", "", self.stderr, flags=re.MULTILINE | re.DOTALL)
+
     def __str__(self):
         return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
@@ -62,7 +75,7 @@ class Job:
         self._foreign_segments = segments()
         self._segments = set()
         self._look_again = 0.0
-        env = {**(os.environ if env is None else env), self._mark: "1"}
+        env = {**OPEN_MPI, **(os.environ if env is None else env), self._mark: "1"}
         self.launcher = subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True, **popen
         )
@@ -171,6 +184,13 @@ def mpiexec() -> list[str]:
     return [str(beside) if beside.exists() else "mpiexec"]
 
 
+@functools.cache
+def is_open_mpi() -> bool:
+    """Return whether the launcher is Open MPI's, which kills its ranks when it gets a signal."""
+    told = subprocess.run([*mpiexec(), "--version"], capture_output=True, text=True)
+    return "Open MPI" in told.stdout
+
+
 def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
     """Run `mpiexec -n ranks python argv…` and return its result.
 
@@ -178,14 +198,15 @@ def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
     0, a shared-memory segment (an aborted MPICH always leaves one; it is removed).
 
     Args:
-        ranks: number of ranks.
+        ranks: number of ranks; None starts one process without mpiexec.
         argv: Python's: a script, or "-m" and a module, or "-c" and code, and their arguments.
         timeout: seconds.
         env: variables to set beside the current ones.
         cwd: the directory to run in.
         signals: each `Signal` is sent once, in this order.
     """
-    command = [*mpiexec(), "-n", str(ranks), sys.executable, *map(str, argv)]
+    launcher = [] if ranks is None else [*mpiexec(), "-n", str(ranks)]
+    command = [*launcher, sys.executable, *map(str, argv)]
     env = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
     pending = list(signals)
     began = time.monotonic()

@@ -11,296 +11,48 @@ and a run that breaks one raises a `Violation` that names it.
 from __future__ import annotations
 
 import enum
-import importlib.util
 import itertools
 import pickle
 import random
 import sys
-from collections import deque
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
 
-from collectives.topology import activation_peers, propagation_bound, shuffle
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def load_source(module):
-    """Load a protocol's source as a module of its own: the compiled one's methods are C's."""
-    name = f"_source_of_{module}"
-    if name not in sys.modules:
-        path = ROOT / "collectives" / "protocols" / f"{module}.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-protocols = load_source("wait_avoiding")
-schedules = load_source("schedule")
-
-# What an application's program consists of, besides the operations AVERAGE, SYNCHRONIZE, CLOSE.
-CALL = "call"
-INTERRUPTED_CALL = "interrupted call"
-PUBLISH = "publish"
-AVERAGE = protocols.AVERAGE
-SYNCHRONIZE = protocols.SYNCHRONIZE
-CLOSE = protocols.CLOSE
-
-# When a rank sends the activations that are due.
-AT_ONCE = "at once"
-DELAYED = "delayed"
-ONE_AT_A_TIME = "one at a time"
-
-FIN = "fin"
-
-# What an exchange is of: the number follows.
-VERSION = "version"
-OPERATION = "operation"
-
-
-class Invariant(enum.Enum):
-    """What must hold in every run."""
-
-    IN_ORDER = "every started version, and no other, is executed once by each rank, in order"
-    ONE_EACH = "the members of a group have the same contributions, one of each member"
-    TIMELY = "a call is timely exactly if its vector is in its version's sum"
-    LATE = "a late result is as new as its call, and lacks the call's vector"
-    EPOCH = "no contribution and no result crosses a synchronisation"
-    NOBODY_PASSIVE = "where nobody is passive, every call is timely"
-    BETWEEN_VERSIONS = "a snapshot changes only between versions"
-    CONSERVED = "the sum of all snapshots changes by the published updates alone"
-    NEAR = "no two ranks' engines are further apart than the propagation bound"
-    BOUNDED = "the messages that wait at a rank are bounded"
-    MATCHED = "a message is received by the exchange that it was sent for"
-    WAIT_AVOIDING = "no group call waits for a stopped application"
-    ENDS = "nothing hangs"
-    DRAINED = "no message is received after leaving, or left over"
-    DISAGREED = "after a mismatch the ranks that are not closing are broken, the others close anew"
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
-
-    def __init__(self, invariant, details):
-        super().__init__(f"not so: {invariant.value}: {details}")
-        self.invariant = invariant
-
-
-def require(condition, invariant, *details):
-    if not condition:
-        raise Violation(invariant, " ".join(str(detail) for detail in details))
-
-
-class Contribution(NamedTuple):
-    """Which of a rank's publications is in a sum."""
-
-    rank: int
-    publication: int
-    epoch: int
-
-
-class Sum(NamedTuple):
-    """The contributions of some ranks, and the exact sum of their vectors."""
-
-    parts: frozenset
-    value: Fraction
-
-    def plus(self, other):
-        twice = self.parts & other.parts
-        require(not twice, Invariant.ONE_EACH, sorted(twice), "counted twice")
-        return Sum(self.parts | other.parts, self.value + other.value)
-
-    @property
-    def mean(self):
-        return self.value / len(self.parts)
-
-
-class PaperRule:
-    """Publishing replaces the snapshot; the model is one exact number."""
-
-    conserves = False
-
-    def __init__(self, model):
-        self.model = model
-        self.snapshot = model
-        self.returned = model
-
-    def unpublished(self):
-        """The update that a publication would add to the snapshot."""
-        return self.model - self.snapshot
-
-    def publish(self):
-        self.snapshot = self.model
-
-    def executed(self, mean):
-        """A version has been executed, passively or not."""
-
-    def returns(self, timely, result):
-        """The call returns the group's mean, or, late, the mean with its own vector added."""
-        weight = len(result.parts)
-        self.model = result.mean if timely else (result.value + self.model) / (weight + 1)
-
-    def adopt(self, mean):
-        """All ranks' common average is the model, and what is contributed from now on."""
-        self.model = self.snapshot = self.returned = mean
-
-
-class ConservingRule(PaperRule):
-    """Publishing adds the application's own change; a mean replaces the snapshot."""
-
-    conserves = True
-
-    def unpublished(self):
-        return self.model - self.returned
-
-    def publish(self):
-        self.snapshot += self.unpublished()
-        self.returned = self.model
-
-    def executed(self, mean):
-        self.snapshot = mean
-
-    def returns(self, timely, result):
-        self.model = self.returned = self.snapshot
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """What the ranks of a run do, and which of their applications stop for a while.
-
-    Attributes:
-        programs: what each rank's application does; the last operation is CLOSE.
-        sends: when due activations are sent; a delayed one may be overtaken by a later one.
-        frozen: the ranks whose applications stop, wherever they compute, after `frozen_from`
-            events, until nothing more can happen without them.
-    """
-
-    world_size: int
-    group_size: int
-    sync_period: int
-    programs: tuple
-    passive: bool = True
-    rule: type = PaperRule
-    sends: str = AT_ONCE
-    frozen: frozenset = frozenset()
-    frozen_from: int = 0
-
-
-class Network:
-    """The messages under way: activations by receiver and dimension, data by source and tag.
-
-    For one rank there wait at most the vectors of one synchronous operation and of `gap` + 1
-    versions: ⌊log2 n⌋ + 1 from an exchange of n members. On a channel there wait at most `gap` + 1
-    activations that the receiver has use for; where one is sent at a time, at most one at all.
-    """
-
-    def __init__(self, world_size, group_size):
-        steps = _log2_floor(world_size) + 1
-        self.gap = 0
-        self.data_bound = steps
-        if group_size > 1:
-            self.gap = propagation_bound(world_size, group_size)
-            self.data_bound += (self.gap + 1) * (_log2_floor(group_size) + 1)
-        self.window = 4 * self.gap + 4
-        self.phases = steps + 1
-        self.control = {}
-        self.data = [{} for _ in range(world_size)]
-        self.waiting = [0] * world_size
-
-    def tag(self, version):
-        """The first of a version's tags; the synchronous operations share one above them all."""
-        return version % self.window * self.phases
-
-    @property
-    def operations_tag(self):
-        return self.window * self.phases
-
-    def send_control(self, destination, dimension, message):
-        """Send (version, ops) or FIN; a channel carries ever higher versions, and FIN last."""
-        channel = self.control.setdefault((destination, dimension), deque())
-        if channel:
-            follows = channel[-1] != FIN and (message == FIN or channel[-1][0] < message[0])
-            require(follows, Invariant.BOUNDED, message, "is sent after", list(channel))
-        channel.append(message)
-
-    def receive_control(self, destination, dimension):
-        channel = self.control[destination, dimension]
-        message = channel.popleft()
-        if not channel:
-            del self.control[destination, dimension]
-        return message
-
-    def send_data(self, source, destination, tag, message):
-        self.data[destination].setdefault((source, tag), deque()).append(message)
-        self.waiting[destination] += 1
-        require(
-            self.waiting[destination] <= self.data_bound,
-            Invariant.BOUNDED,
-            f"{self.waiting[destination]} messages wait at rank {destination}",
-        )
-
-    def receive_data(self, source, destination, tag):
-        messages = self.data[destination][source, tag]
-        message = messages.popleft()
-        if not messages:
-            del self.data[destination][source, tag]
-        self.waiting[destination] -= 1
-        return message
-
-
-class Exchange:
-    """One member's part in the allreduce of a version, or of a synchronous operation."""
-
-    def __init__(self, network, label, members, rank, contribution, tag):
-        self.network = network
-        self.label = label
-        self.members = members
-        self.rank = rank
-        self.sum = self.contribution = contribution
-        self.tag = tag
-        self.schedule = schedules.Schedule()
-        self.schedule.begin(len(members), members.index(rank))
-        self._send()
-
-    @property
-    def done(self):
-        return self.schedule.done
-
-    def can_receive(self):
-        return not self.done and self._awaited() in self.network.data[self.rank]
-
-    def receive(self):
-        """Take the message that the present step waits for, and go on to the next."""
-        source, tag = self._awaited()
-        label, incoming = self.network.receive_data(source, self.rank, tag)
-        require(
-            label == self.label,
-            Invariant.MATCHED,
-            f"rank {self.rank} receives data of {label} in {self.label}",
-        )
-        taken = self.schedule.receives == schedules.TAKE
-        self.sum = incoming if taken else self.sum.plus(incoming)
-        self.schedule.advance()
-        self._send()
-
-    def state(self):
-        return self.schedule.phase, self.sum.parts
-
-    def _awaited(self):
-        return self.members[self.schedule.peer], self.tag + self.schedule.phase
-
-    def _send(self):
-        """Send what is to be sent, up to the first step that receives."""
-        while not self.schedule.done:
-            if self.schedule.sends:
-                peer, tag = self._awaited()
-                self.network.send_data(self.rank, peer, tag, (self.label, self.sum))
-            if self.schedule.receives != schedules.NOTHING:
-                return
-            self.schedule.advance()
+from collectives.topology import activation_peers, shuffle
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from protocol_messages import (
+    FIN,
+    NOTICE,
+    OPERATION,
+    VERSION,
+    Contribution,
+    Exchange,
+    Invariant,
+    Network,
+    Sum,
+    Violation,
+    protocols,
+    require,
+)
+from protocol_scenarios import (
+    AT_ONCE,
+    CALL,
+    INTERRUPTED_CALL,
+    ONE_AT_A_TIME,
+    PUBLISH,
+    Load,
+    random_scenario,
+)
+
+# What to call the operations that a run meets.
+OPERATIONS = {
+    protocols.SYNC: "synchronisation",
+    protocols.SYNCHRONIZE: "synchronisation",
+    protocols.LOAD: "load",
+    protocols.FINISH: "finish",
+}
 
 
 class Stage(enum.Enum):
@@ -311,8 +63,28 @@ class Stage(enum.Enum):
     COLLECTING = enum.auto()
     PUBLISHING = enum.auto()
     AGREEING = enum.auto()
-    AVERAGING = enum.auto()
+    MOVING = enum.auto()
     CLOSED = enum.auto()
+
+
+def agreement(entered):
+    """Return the operation and the version that these pairs (operation, t) agree on.
+
+    There is none where two operations or versions differ; but ranks may close after different
+    numbers of calls, and ranks that have joined take part in the averages of others, as many as
+    those have made calls.
+    """
+    joined = {t for operation, t in entered if operation == protocols.JOIN}
+    others = {pair for pair in entered if pair[0] != protocols.JOIN}
+    if not others:
+        return protocols.FINISH, max(joined)
+    if not joined and {operation for operation, _ in others} == {protocols.CLOSE}:
+        return protocols.CLOSE, max(t for _, t in others)
+    operation, t = min(others)
+    averages = operation not in (protocols.CLOSE, protocols.LOAD)
+    if len(others) > 1 or (joined and (not averages or max(joined) > t)):
+        return protocols.NONE, -1
+    return operation, t
 
 
 class Application:
@@ -322,7 +94,7 @@ class Application:
         self.rank = rank
         self.program = list(program)
         self.stage = Stage.COMPUTING
-        self.operation = None
+        self.load = None
         self.frozen = False
         self.interruptible = False
         self.vector = None
@@ -331,14 +103,19 @@ class Application:
         """Whether the application can take its next step."""
         protocol = self.rank.protocol
         if self.stage == Stage.COMPUTING:
-            return not self.frozen and (self.program[0] == CLOSE or self.caught_up())
+            return not self.frozen and (self.is_closing() or self.caught_up())
         if self.stage in (Stage.COLLECTING, Stage.PUBLISHING):
             return protocol.vectors == protocols.HELD and not protocol.waiting
         if self.stage == Stage.AGREEING:
             return protocol.stage == protocols.MOVING
-        if self.stage == Stage.AVERAGING:
-            return self.rank.average.done
+        if self.stage == Stage.MOVING:
+            return self.rank.average is None or self.rank.average.done
         return self.stage == Stage.HANDING_OVER
+
+    def is_closing(self):
+        """Whether the application closes next, as it does once it heeds a failure."""
+        heeded = self.rank.world.scenario.heeds and self.rank.protocol.failed >= 0
+        return heeded or self.program[0] == protocols.CLOSE
 
     def caught_up(self):
         """Whether the version of an interrupted call, if there was one, has been executed since."""
@@ -351,7 +128,7 @@ class Application:
 
     def step(self):
         if self.stage == Stage.COMPUTING:
-            self.begin(self.program.pop(0))
+            self.begin(protocols.CLOSE if self.is_closing() else self.program.pop(0))
         elif self.stage == Stage.HANDING_OVER:
             self.hand_over()
         elif self.stage == Stage.COLLECTING:
@@ -361,11 +138,11 @@ class Application:
             self.rank.protocol.release()
             self.stage = Stage.COMPUTING
         elif self.stage == Stage.AGREEING:
-            self.rank.begin_average(self.operation)
-            self.stage = Stage.AVERAGING
+            self.rank.begin_operation()
+            self.stage = Stage.MOVING
         else:
-            self.rank.finish_average(self.operation)
-            self.stage = Stage.COMPUTING
+            self.rank.finish_operation(self.load)
+            self.stage = Stage.AGREEING if self.rank.protocol.joined else Stage.COMPUTING
 
     def begin(self, operation):
         """Compute, which changes the model, and enter the program's next operation."""
@@ -373,6 +150,9 @@ class Application:
         if operation == PUBLISH:
             self.rank.protocol.hold()
             self.stage = Stage.PUBLISHING
+        elif isinstance(operation, Load):
+            self.load = operation
+            self.enter(protocols.LOAD)
         elif operation not in (CALL, INTERRUPTED_CALL):
             self.enter(operation)
         elif self.rank.protocol.is_synchronous():
@@ -382,10 +162,8 @@ class Application:
             self.call()
 
     def enter(self, operation):
-        self.operation = operation
-        self.stage = Stage.CLOSED if operation == CLOSE else Stage.AGREEING
-        self.rank.protocol.enter(operation)
-        self.rank.contribute_to_agreement()
+        self.stage = Stage.CLOSED if operation == protocols.CLOSE else Stage.AGREEING
+        self.rank.enter(operation)
 
     def call(self):
         protocol = self.rank.protocol
@@ -423,9 +201,9 @@ class Application:
         self.stage = Stage.COMPUTING
 
     def fail(self):
-        """The operation raised: the application can only close."""
+        """The operation did not agree: the application can only close."""
         self.rank.world.met.add("disagreement")
-        self.program = [CLOSE]
+        self.program = [protocols.CLOSE]
         self.stage = Stage.COMPUTING
 
 
@@ -442,9 +220,12 @@ class Rank:
         )
         self.application = application_type(self, scenario.programs[number])
         self.rule = scenario.rule(Fraction(number))
-        self.contribution = Contribution(number, 0, 0)
+        self.contribution = Contribution(number, 0, 0, 0)
+        self.contributed = None
         self.epoch = 0
         self.updates = 0
+        self.updates_until_join = 0
+        self.failing = number in scenario.failing
         self.exchange = None
         self.average = None
         self.result = None
@@ -469,8 +250,10 @@ class Rank:
             events.append((self.number, "receive_average"))
         if protocol.stage == protocols.AGREEING and self.all_entered():
             events.append((self.number, "agree"))
-        if protocol.due or protocol.fin_due:
+        if protocol.due or protocol.notice_due or protocol.fin_due:
             events += [(self.number, "send", k) for k in dimensions if self.can_send(k)]
+        if self.failing and not self.left:
+            events.append((self.number, "fail"))
         if not self.left and protocol.may_leave():
             events.append((self.number, "leave"))
         return events
@@ -481,6 +264,13 @@ class Rank:
     def interrupt(self):
         self.application.interrupt()
 
+    def fail(self):
+        """Something failed on this rank: all are told."""
+        self.failing = False
+        if self.protocol.fin_at < 0:
+            self.world.failed.add(self.number)
+        self.protocol.notice(self.number, -1)
+
     def receive(self):
         self.exchange.receive()
 
@@ -488,11 +278,15 @@ class Rank:
         self.average.receive()
 
     def hear(self, dimension):
-        """An activation or a FIN arrives."""
+        """An activation, a notice or a FIN arrives."""
         message = self.world.network.receive_control(self.number, dimension)
         require(not self.left, Invariant.DRAINED, f"{message} for rank {self.number}, which left")
         if message == FIN:
             self.protocol.fin(dimension)
+            return
+        if message[0] == NOTICE:
+            self.world.met.add("notice")
+            self.protocol.notice(message[1], dimension)
             return
         due, sent = self.protocol.due, list(self.protocol.sent)
         self.protocol.tell(*message, dimension)
@@ -500,19 +294,23 @@ class Rank:
             self.world.met.add("overtaken activation")
 
     def can_send(self, dimension):
-        if not (self.protocol.due | self.protocol.fin_due) >> dimension & 1:
+        protocol = self.protocol
+        if not (protocol.due | protocol.notice_due | protocol.fin_due) >> dimension & 1:
             return False
         channel = (self.peers[dimension][0], dimension)
         busy = channel in self.world.network.control
         return not busy or self.world.scenario.sends != ONE_AT_A_TIME
 
     def send(self, dimension):
-        """Send the activation that is due on a dimension, or else the FIN."""
+        """Send the activation that is due on a dimension, or else the notice, or else the FIN."""
         protocol, bit = self.protocol, 1 << dimension
         if protocol.due & bit:
             protocol.due &= ~bit
             message = (protocol.sent[dimension], protocol.sent_ops[dimension])
             self.world.check_activation(message, self.peers[dimension][0])
+        elif protocol.notice_due & bit:
+            protocol.notice_due &= ~bit
+            message = (NOTICE, protocol.failed)
         else:
             protocol.fin_due &= ~bit
             message = FIN
@@ -522,24 +320,26 @@ class Rank:
         """All ranks have entered an operation: each learns of what the others have entered."""
         protocol, entered = self.protocol, self.world.entered[self.protocol.ops]
         records = [number for rank in sorted(entered) for number in entered[rank]]
-        same, closing = len(set(entered.values())) == 1, protocol.operation == CLOSE
-        closed = all(operation == CLOSE for operation, _ in entered.values())
-        broken = protocol.broken
+        operation, t = agreement(entered.values())
+        closing, broken = protocol.operation == protocols.CLOSE, protocol.broken
         protocol.agreed(records, len(entered))
-        if closed or same:
-            stage = protocols.LEAVING if closed else protocols.MOVING
+        if operation == protocols.CLOSE:
+            stages = (protocols.LEAVING,)
+        elif operation != protocols.NONE:
+            stages = (protocols.DRAINING, protocols.MOVING)
+            require(protocol.operation == operation, Invariant.AGREED, self, entered)
+            require(protocol.t == t, Invariant.AGREED, self, entered)
         else:
-            stage = protocols.AGREEING if closing else protocols.OUTSIDE
+            stages = (protocols.AGREEING if closing else protocols.OUTSIDE,)
             broken = broken or not closing
-        require(
-            protocol.stage == stage and protocol.broken == broken,
-            Invariant.DISAGREED,
-            f"rank {self.number}, at stage {protocol.stage}, broken {protocol.broken}, {entered}",
-        )
+        agreed = protocol.stage in stages and protocol.broken == broken
+        require(agreed, Invariant.AGREED, self, f"broken={protocol.broken}", entered)
         if protocol.stage == protocols.OUTSIDE:
             self.application.fail()
         elif protocol.stage == protocols.AGREEING:
             self.contribute_to_agreement()
+        elif protocol.stage == protocols.DRAINING:
+            self.world.met.add("draining")
 
     def leave(self):
         self.left = True
@@ -563,8 +363,9 @@ class Rank:
     def begin_version(self):
         world, version = self.world, self.protocol.running
         scenario = world.scenario
+        number = version + self.protocol.base
         require(
-            (version + 1) % scenario.sync_period,
+            (number + 1) % scenario.sync_period,
             Invariant.EPOCH,
             f"rank {self.number} executes version {version}, a synchronisation, passively",
         )
@@ -574,24 +375,27 @@ class Rank:
             Invariant.EPOCH,
             f"version {version}, started in epoch {world.started[version]}: {self.contribution}",
         )
+        self.check_joined()
+        self.contributed = self.contribution, self.rule.snapshot
+        weight = self.rule.joined_weight if self.protocol.joined else 1
         groups = shuffle(scenario.world_size, scenario.group_size)
         self.exchange = Exchange(
             world.network,
             (VERSION, version),
-            groups.members(self.number, version),
+            groups.members(self.number, number),
             self.number,
-            Sum(frozenset([self.contribution]), self.rule.snapshot),
+            Sum(frozenset([self.contribution]), weight * self.rule.snapshot, weight),
             world.network.tag(version),
         )
 
     def finish_version(self):
         exchange, self.exchange = self.exchange, None
         version = exchange.label[1]
-        contributed = Sum(frozenset([self.contribution]), self.rule.snapshot)
+        now = self.contribution, self.rule.snapshot
         require(
-            contributed == exchange.contribution,
+            self.contributed == now,
             Invariant.BETWEEN_VERSIONS,
-            f"rank {self.number} in version {version}: {exchange.contribution}, {contributed}",
+            f"rank {self.number} in version {version}: {self.contributed}, {now}",
         )
         self.world.check_sum(exchange, exchange.sum)
         require(
@@ -602,7 +406,9 @@ class Rank:
         self.executed.append(version)
         if self.application.stage == Stage.COMPUTING:
             self.world.met.add("passive")
-        self.rule.executed(exchange.sum.mean)
+        elif self.protocol.joined:
+            self.world.met.add("joined")
+        self.rule.executed(exchange.sum)
         self.result = exchange.sum
         self.result_epoch = self.epoch
         self.protocol.finished()
@@ -617,9 +423,20 @@ class Rank:
         self.world.published += self.rule.unpublished()
         self.rule.publish()
         self.contribution = self.contribution._replace(
-            publication=self.contribution.publication + 1, epoch=self.epoch
+            publication=self.contribution.publication + 1,
+            updates=self.updates,
+            epoch=self.epoch,
         )
         return self.contribution
+
+    def check_joined(self):
+        if self.protocol.joined:
+            newest = self.updates_until_join
+            require(
+                self.contribution.updates <= newest,
+                Invariant.JOINED,
+                f"rank {self.number}, joined after {newest} updates: {self.contribution}",
+            )
 
     def check_late(self):
         protocol = self.protocol
@@ -631,7 +448,8 @@ class Rank:
         """What a call is about to return is what it says that it is."""
         protocol, scenario = self.protocol, self.world.scenario
         details = f"rank {self.number} in call {protocol.t}, timely {protocol.timely}"
-        group = shuffle(scenario.world_size, scenario.group_size).members(self.number, protocol.t)
+        groups = shuffle(scenario.world_size, scenario.group_size)
+        group = groups.members(self.number, protocol.t + protocol.base)
         result = self.world.sums.get((VERSION, protocol.t, *group))
         present = result is not None and vector in result.parts
         require(present == bool(protocol.timely), Invariant.TIMELY, details, vector, result)
@@ -642,6 +460,12 @@ class Rank:
 
     # Synchronous operations
 
+    def enter(self, operation):
+        if operation == protocols.JOIN:
+            self.updates_until_join = self.updates
+        self.protocol.enter(operation)
+        self.contribute_to_agreement()
+
     def all_entered(self):
         return len(self.world.entered[self.protocol.ops]) == self.world.scenario.world_size
 
@@ -649,37 +473,66 @@ class Rank:
         entered = self.world.entered.setdefault(self.protocol.ops, {})
         entered[self.number] = (self.protocol.operation, self.protocol.t)
 
-    def begin_average(self, operation):
-        """Contribute to the average over all ranks, which publishes, except for AVERAGE."""
+    def begin_operation(self):
+        """Contribute to the average over all ranks, if it is one, and publish by most of them."""
+        operation = self.protocol.operation
+        if operation == protocols.LOAD:
+            return
         value = self.rule.snapshot + self.rule.unpublished()
-        if operation == AVERAGE:
+        if operation == protocols.AVERAGE:
             self.world.unpublished += self.rule.unpublished()
         else:
             self.publish()
+        self.check_joined()
+        counts = operation == protocols.FINISH or not self.protocol.joined
+        weight = 1 if counts else self.rule.joined_weight
         network = self.world.network
         self.average = Exchange(
             network,
             (OPERATION, self.protocol.ops),
             list(range(self.world.scenario.world_size)),
             self.number,
-            Sum(frozenset([self.contribution]), value),
+            Sum(frozenset([self.contribution]), weight * value, weight),
             network.operations_tag,
         )
 
-    def finish_average(self, operation):
-        average, self.average = self.average, None
-        self.world.check_sum(average, average.sum)
-        epochs = {part.epoch for part in average.sum.parts}
-        require(epochs == {self.epoch}, Invariant.EPOCH, f"{average.label}: {average.sum}")
-        if operation != AVERAGE:
+    def finish_operation(self, load):
+        """Take the average over all ranks, or what is loaded."""
+        protocol, average, self.average = self.protocol, self.average, None
+        operation, ops = protocol.operation, protocol.ops
+        published = operation not in (protocols.AVERAGE, protocols.LOAD)
+        if average is not None:
+            self.world.check_sum(average, average.sum)
+            epochs = {part.epoch for part in average.sum.parts}
+            require(epochs == {self.epoch}, Invariant.EPOCH, f"{average.label}: {average.sum}")
+        if operation != protocols.AVERAGE:
             self.epoch += 1
-            self.world.met.add("synchronisation")
-            self.adopt(average.sum.mean)
+            self.world.met.add(OPERATIONS[operation])
+            self.adopt(average.sum.mean) if published else self.load(load)
+        self.move()
+        fresh = operation == protocols.AVERAGE or protocol.source < 0
+        require(fresh, Invariant.EPOCH, f"{self} keeps the result of {protocol.source}")
+        state = (protocol.t, protocol.next, protocol.base, self.rule.model if published else None)
+        first = self.world.left.setdefault(ops, state)
+        require(state == first, Invariant.TOGETHER, self, state, "and", first)
+        if protocol.stage == protocols.AGREEING:
+            self.contribute_to_agreement()
+
+    def move(self):
         self.protocol.moved()
 
-    def adopt(self, mean):
-        """The common average is this rank's model, and what it contributes from now on."""
-        self.rule.adopt(mean)
+    def load(self, load):
+        """Replace this rank's vectors by loaded ones, whose number must be common to all."""
+        number = self.world.numbers.setdefault(self.protocol.ops, load.number)
+        self.protocol.base = number - self.protocol.t
+        self.updates += 1
+        model = Fraction(self.updates * self.world.scenario.world_size + self.number, 3)
+        self.world.published += model - self.rule.snapshot
+        self.adopt(model)
+
+    def adopt(self, model):
+        """This is the rank's model, and what it contributes from now on."""
+        self.rule.adopt(model)
         self.contribution = self.contribution._replace(
             publication=self.contribution.publication + 1, epoch=self.epoch
         )
@@ -691,6 +544,7 @@ class Rank:
             *values,
             application.stage,
             len(application.program),
+            self.failing,
             application.interruptible,
             application.vector,
             self.contribution,
@@ -704,7 +558,8 @@ class Rank:
 
     def __str__(self):
         state = vars(self.protocol)
-        shown = ("t", "next", "told", "told_ops", "ops", "vectors", "stage", "fin_at", "fin_seen")
+        shown = ("t", "next", "told", "told_ops", "ops", "vectors", "operation", "stage")
+        shown += ("base", "joined", "failed", "fin_at", "fin_seen")
         values = " ".join(f"{name}={state[name]}" for name in shown)
         return f"rank {self.number} {self.application.stage.name}: {values}"
 
@@ -724,6 +579,9 @@ class World:
         self.started = {}
         self.sums = {}
         self.entered = {}
+        self.left = {}
+        self.numbers = {}
+        self.failed = set()
         self.ranks = [
             rank_type(self, number, protocol_type, application_type)
             for number in range(scenario.world_size)
@@ -745,6 +603,8 @@ class World:
         rank.react()
         if rank.protocol.next != before:
             self.check_distance()
+        if self.failed:
+            self.check_heard()
 
     def run(self, choose, watch=None):
         """Let everything happen, in the order in which `choose` picks from the events."""
@@ -767,10 +627,10 @@ class World:
         self.check_end()
         return count
 
-    def is_computing(self, event):
-        """Whether the event is the end of an application's computing."""
+    def may_never_happen(self, event):
+        """Whether the event is a failure, or the end of an application's computing."""
         stage = self.ranks[event[0]].application.stage
-        return event[1] == "step" and stage == Stage.COMPUTING
+        return event[1] == "fail" or (event[1] == "step" and stage == Stage.COMPUTING)
 
     def state(self):
         """All that the future depends on, but for the vectors' values."""
@@ -824,6 +684,16 @@ class World:
         if self.scenario.group_size > 1:
             require(apart <= self.network.gap, Invariant.NEAR, versions)
 
+    def check_heard(self):
+        """Where no notice is under way, everybody has heard of a failure, unless all close."""
+        for rank in self.ranks:
+            if rank.protocol.fin_at >= 0 or rank.protocol.notice_due:
+                return
+        if self.network.carries_notices():
+            return
+        for rank in self.ranks:
+            require(rank.protocol.failed in self.failed, Invariant.HEARD, rank, self.failed)
+
     def check_nobody_waits(self):
         """Nothing more can happen while some applications stop: no group call may wait."""
         if not self.scenario.passive:
@@ -872,54 +742,12 @@ class RandomChooser:
     def _weight(self, event):
         number, action, *_ = event
         weight = (self.applications if action == "step" else self.engines)[number]
+        if action == "fail":
+            weight = 0.02
         if action == "hear" and self.stall and self.generator.random() < 0.15:
             weight *= 0.001
         self.weights[event] = weight
         return weight
-
-
-def random_programs(generator, world_size, sync_period, kind, longest=14):
-    """Make one program a rank: all "equal", of "unequal" lengths, or with a "mismatch"."""
-    calls = generator.randint(0, 3 * sync_period if sync_period < 8 else longest)
-    common = [CALL] * calls
-    for _ in range(generator.choice((0, 0, 1, 2))):
-        operation = generator.choice((AVERAGE, SYNCHRONIZE))
-        common.insert(generator.randint(0, len(common)), operation)
-    programs = []
-    for _ in range(world_size):
-        program = list(common)
-        if kind == "unequal":
-            del program[generator.randint(0, len(program)) :]
-        elif kind == "mismatch" and generator.random() < 0.3:
-            operation = generator.choice((CALL, AVERAGE, SYNCHRONIZE))
-            program.insert(generator.randint(0, len(program)), operation)
-        for _ in range(generator.choice((0, 0, 1, 2))):
-            program.insert(generator.randint(0, len(program)), PUBLISH)
-        if CALL in program and generator.random() < 0.2:
-            calls = [index for index, operation in enumerate(program) if operation == CALL]
-            program[generator.choice(calls)] = INTERRUPTED_CALL
-        programs.append((*program, CLOSE))
-    return tuple(programs)
-
-
-def random_scenario(generator):
-    world_size = generator.randint(1, 9)
-    sync_period = generator.choice((1, 2, 3, 4, 5, 100))
-    kind = generator.choice(("equal", "equal", "unequal", "mismatch"))
-    frozen = frozenset()
-    if generator.random() < 0.5:
-        frozen = frozenset(rank for rank in range(world_size) if generator.random() < 0.4)
-    return Scenario(
-        world_size,
-        group_size=generator.randint(1, world_size),
-        sync_period=sync_period,
-        programs=random_programs(generator, world_size, sync_period, kind),
-        passive=generator.random() < 0.75,
-        rule=generator.choice((PaperRule, ConservingRule)),
-        sends=generator.choice((AT_ONCE, DELAYED, ONE_AT_A_TIME)),
-        frozen=frozen,
-        frozen_from=generator.randint(0, 60 * world_size),
-    )
 
 
 def run_seed(seed, make_scenario=random_scenario, watch=None, **types):
@@ -949,7 +777,7 @@ def explore(scenario, **types):
         events = world.events()
         if not events:
             world.check_end()
-        if all(world.is_computing(event) for event in events):
+        if all(world.may_never_happen(event) for event in events):
             world.check_nobody_waits()
         for event in events:
             world = pickle.loads(saved)
@@ -963,10 +791,6 @@ def explore(scenario, **types):
 
 def print_event(event, world):
     print(*event, "|", world.ranks[event[0]])
-
-
-def _log2_floor(number):
-    return number.bit_length() - 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Run the whole suite: one-process tests, MPI tests at each number of ranks, launched jobs.
 
-Arguments go to every pytest. Each part must pass, and must run something unless the arguments
-select tests; the exit status is 0 only then.
+--brief leaves only what another MPI is most likely to break: the tests of four ranks, and the
+jobs' endings. Other arguments go to every pytest. Each part must pass, and must run something
+unless the arguments select tests; the exit status is 0 only then.
 """
 
 import os
@@ -14,17 +15,20 @@ from launch import Job, mpiexec, print_stacks
 from lockstep import SIZES
 
 NO_TESTS = 5  # pytest's exit status
+BRIEF = (4,)  # numbers of ranks
+ENDINGS = ["tests/test_endings.py", "tests/test_library.py"]
 TIME_LIMIT = 400  # seconds, of a part; only a hang takes so long
 
 
-def parts():
+def parts(brief):
     pytest = [sys.executable, "-m", "pytest"]
     # The ranks' caches would overwrite each other.
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread", "-m", "mpi"]
-    yield "one process", [*pytest, "-m", "not mpi and not launch"]
-    for size in SIZES:
+    if not brief:
+        yield "one process", [*pytest, "-m", "not mpi and not launch"]
+    for size in BRIEF if brief else SIZES:
         yield f"{size} rank{'s' * (size > 1)}", [*mpiexec(), "-n", str(size), *mpi]
-    yield "launched jobs", [*pytest, "-m", "launch"]
+    yield "launched jobs", [*pytest, "-m", "launch", *(ENDINGS if brief else [])]
 
 
 def run(command):
@@ -52,8 +56,10 @@ def main(arguments):
     # A terminated run still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.chdir(Path(__file__).parent.parent)
+    brief = "--brief" in arguments
+    arguments = [argument for argument in arguments if argument != "--brief"]
     lines, good, ran = [], True, False
-    for name, command in parts():
+    for name, command in parts(brief):
         print(f"\n=== tests: {name}", flush=True)
         began = time.monotonic()
         status = run([*command, *arguments])

@@ -1,14 +1,18 @@
 """The command line: what it refuses, in how many words, and what it loads before that."""
 
+import os
+import pty
+import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 import wagma
 from collectives import agreement
-from wagma import cli, job
+from wagma import cli, job, logs, progress
 
 MISTAKES = {
     "": "the following arguments are required: COMMAND",
@@ -38,12 +42,18 @@ MISTAKES = {
     "train --slow-rank 3:2 --slow-rank 3:4": "argument --slow-rank: rank 3 is given twice",
     "train --name a/b": "argument --name: must be the name of one directory, not 'a/b'",
     "train --name ..": "argument --name: must be the name of one directory, not '..'",
+    "train --image-size 7": "argument --image-size: must be a whole number from 8 on, not '7'",
+    "train --image-size 64": "argument --image-size: not allowed without argument --images",
+    "train --script a.py --images b": "argument --images: not allowed with argument --script",
+    "train --script a.py --shards iid": "argument --shards: not allowed with argument --script",
+    "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
+    "info --steps 3": "unrecognized arguments: --steps 3",
 }
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for variable in (*job.RANK_VARIABLES, *agreement.TASK_COUNTS):
+    for variable in (*job.RANK_VARIABLES, *agreement.TASK_COUNTS, logs.VARIABLE):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -70,6 +80,22 @@ def test_a_mistake_is_one_line_and_status_2(refuse, line):
     assert message.count("\n") == 1
 
 
+def test_the_variable_of_the_log_level_is_checked_and_the_option_comes_first(refuse, monkeypatch):
+    monkeypatch.setenv(logs.VARIABLE, "loud")
+    message = refuse("train")
+    assert message.startswith(f"wagma: error: {logs.VARIABLE} must be one of debug, info, ")
+    assert message.endswith("not 'loud' (see wagma train --help)\n")
+
+    def level(*options):
+        return cli.log_level(cli.make_parser().parse_args(["info", *options]))
+
+    assert level("--log-level", "info") == "info"
+    monkeypatch.setenv(logs.VARIABLE, "debug")
+    assert level() == "debug"
+    monkeypatch.setenv(logs.VARIABLE, "")
+    assert level() == "warning"
+
+
 @pytest.mark.parametrize("variable", job.RANK_VARIABLES)
 def test_only_rank_0_speaks(refuse, monkeypatch, variable):
     monkeypatch.setattr(cli, "SPEAK_FIRST", 0)
@@ -86,7 +112,10 @@ def test_a_slurm_batch_script_is_no_rank_of_the_mpiexec_in_it(refuse, monkeypatc
     assert refuse("train --lr -1") == ""
 
 
-@pytest.mark.parametrize("line", [["--help"], ["--version"], ["train", "--help"], ["train", "--x"]])
+@pytest.mark.parametrize(
+    "line",
+    [["--help"], ["--version"], ["train", "--help"], ["info", "--help"], ["train", "--x"]],
+)
 def test_help_version_and_mistakes_load_neither_mpi_nor_torch(line):
     program = f"""
 import sys
@@ -115,15 +144,70 @@ def test_the_package_offers_the_optimiser():
         wagma.ADPSGD  # noqa: B018
 
 
-def test_help_has_examples_and_the_exit_statuses(capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train", "--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    assert "mpiexec -n 4 wagma train\n" in text
-    assert "srun --mpi=pmi2 -n 4 wagma train" in text
+@pytest.fixture
+def help_of(capsys):
+    """Return a function that returns the help of a command line."""
+
+    def show(*command):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, "--help"])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [
+        ([], "mpiexec -n 4 wagma train\n"),
+        (["train"], "mpiexec -n 4 wagma train\n"),
+        (["train"], "srun --mpi=pmi2 -n 4 wagma train"),
+        (["train"], "wagma train --script my_task.py"),
+        (["info"], "mpiexec -n 4 wagma info\n"),
+    ],
+)
+def test_help_has_examples_and_the_exit_statuses(help_of, command, example):
+    text = help_of(*command)
+    assert example in text
     for status in (0, 1, 2, 130, 143):
         assert f"\n  {status} " in text
+    assert "\x1b" not in text  # no terminal here
+    assert all(len(line) < 100 for line in text.splitlines())
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Let the command find a terminal that knows colours."""
+    _, end = pty.openpty()
+    monkeypatch.setattr(progress, "terminal", lambda: os.fdopen(os.dup(end), "w"))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    for variable in ("NO_COLOR", "TTY_COMPATIBLE", "FORCE_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    yield
+    os.close(end)
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["info"]])
+def test_help_on_a_terminal_has_the_same_words_in_colour(help_of, terminal, monkeypatch, command):
+    pytest.importorskip("rich_argparse")
+    coloured = help_of(*command)
+    assert "\x1b[36m--help\x1b[0m" in coloured
+    monkeypatch.setattr(progress, "terminal", lambda: None)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).split() == help_of(*command).split()
+
+
+def test_help_is_plain_without_rich_argparse(help_of, terminal, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich_argparse", None)
+    assert "\x1b" not in help_of("train")
+
+
+def test_the_readme_has_the_exit_statuses(help_of):
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `(\d+)` \| (.*) \|$", readme, re.MULTILINE))
+    assert rows == {str(int(status)): text for status, text in job.EXIT_STATUSES.items()}
+    assert list(job.EXIT_STATUSES) == [0, 1, 2, 130, 143]
 
 
 def test_the_version_is_the_distribution_s(capsys):
@@ -133,12 +217,20 @@ def test_the_version_is_the_distribution_s(capsys):
     assert metadata.version("wagma") == wagma.__version__
 
 
-def test_modules_that_are_not_installed_are_named(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "modules"),
+    [
+        ([], "rich, sklearn, torch"),
+        (["--script", "a.py"], "rich, torch"),
+        (["--images", "a"], "PIL, rich, torch"),
+    ],
+)
+def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, modules):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["train"])
+        cli.main(["train", *options])
     assert ended.value.code == 1
-    message = "wagma: error: rich, sklearn, torch not installed: pip install 'wagma[train]'\n"
+    message = f"wagma: error: {modules} not installed: pip install 'wagma[train]'\n"
     assert capsys.readouterr().err == message
 
 
@@ -150,17 +242,23 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch):
         (["--group-size", "5"], "argument --group-size: groups of 5 in a job of 4 ranks"),
         (["--slow-rank", "4:2"], "argument --slow-rank: no rank 4 in a job of 4 ranks"),
         (["--name", "used"], "used is not empty: choose another --name, or remove it"),
+        (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),
+        (["--images", "gone"], "cannot read the folder gone: No such file or directory"),
+        (["--images", "few"], "2 training images are too few for 4 ranks"),
     ],
 )
 def test_a_job_of_four_says_it_once(mpirun, tmp_path, flags, message):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "model.pt").touch()
-    ended = mpirun(4, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags, timeout=30)
+    for name in ("red", "blue"):
+        (tmp_path / "few" / "train" / name).mkdir(parents=True)
+        (tmp_path / "few" / "train" / name / "0.png").touch()
+    ended = mpirun(4, "-m", "wagma", "train", "--runs-dir", ".", *flags, timeout=30, cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stdout == ""
-    assert ended.stderr.startswith("wagma: error: ")
-    assert message in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert ended.complaints.startswith("wagma: error: ")
+    assert message in ended.complaints
+    assert ended.complaints.count("\n") == 1
 
 
 @pytest.mark.launch
@@ -170,9 +268,10 @@ def test_a_job_of_four_prints_its_help_once(mpirun):
 
 
 @pytest.mark.launch
-def test_tasks_that_mpi_took_for_jobs_of_their_own_are_refused(mpirun, tmp_path):
+@pytest.mark.parametrize("command", ["train", "info"])
+def test_tasks_that_mpi_took_for_jobs_of_their_own_are_refused(mpirun, tmp_path, command):
     variables = {"SLURM_STEP_NUM_TASKS": "4"}
-    ended = mpirun(1, "-m", "wagma", "train", "--runs-dir", tmp_path, timeout=30, env=variables)
+    ended = mpirun(1, "-m", "wagma", command, timeout=30, env=variables, cwd=tmp_path)
     assert ended.returncode == 2
     assert "each of the job's 4 tasks (SLURM_STEP_NUM_TASKS) a job of its own" in ended.stderr
     assert ended.stderr.count("\n") == 1

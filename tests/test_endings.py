@@ -1,5 +1,6 @@
 """How a job ends: explicitly, by forgetting to close, by an exception, by a signal."""
 
+import re
 import signal
 import textwrap
 
@@ -49,9 +50,57 @@ def test_mpi_finalized_before_close_closes_first(job):
             average(x)
         MPI.Finalize()
         assert average.closed and average.executed == 30
+        for use, message in (
+            (lambda: average(x), "ClosedError('this collective is closed')"),
+            (lambda: GroupAllreduce(comm, x, group_size=2), "RuntimeError('MPI has been finalised"),
+        ):
+            try:
+                use()
+            except RuntimeError as error:
+                assert repr(error).startswith(message), error
+            else:
+                raise AssertionError(message)
+        average.close()
+        assert average.statistics().calls == average.version
         """
     )
     assert result.check().stderr == ""
+
+
+def test_children_of_a_rank_neither_hold_up_nor_close_anything(job):
+    """Forked ones have the collective, spawned ones have not; and deleting it does not close it."""
+    result = job(
+        """
+        import gc, multiprocessing, os
+
+        def compute(value):
+            return 2 * value
+
+        if __name__ == "__main__":
+            average = GroupAllreduce(comm, x, group_size=2, sync_period=1000)
+            average(x)
+            for kind in ("fork", "spawn"):
+                with multiprocessing.get_context(kind).Pool(1) as pool:
+                    assert pool.map(compute, [1, 2]) == [2, 4]
+            child = os.fork()
+            if child == 0:
+                del average
+                gc.collect()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            for _ in range(10 * comm.rank):
+                average(x)
+            del average
+            gc.collect()
+            print("ended")
+        """,
+        ranks=2,
+        head=HEAD.replace("from mpi4py", "if __name__ == '__main__': from mpi4py")
+        .replace("comm =", "if __name__ == '__main__': comm =")
+        .replace("from collectives", "if __name__ == '__main__': from collectives"),
+    )
+    assert result.check().stdout.split() == ["ended"] * 2
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize("where", ["with", "without"])
@@ -94,6 +143,122 @@ def test_an_exception_shows_its_traceback_while_others_go_on(job):
     assert result.stderr.index("the dataset is gone") < result.stderr.index("went on")
 
 
+@pytest.mark.parametrize("others", ["call", "have joined", "are closing", "wait for their group"])
+@pytest.mark.parametrize("failing", [[0], [1, 2]])
+def test_an_exception_ends_the_job_whatever_the_others_do(job, others, failing):
+    """Which ends well only for those that are closing."""
+    result = job(
+        f"""
+        failing, others = {failing}, {others!r}
+        wait = "group" if others == "wait for their group" else "nobody"
+        size = comm.size if wait == "group" else 2
+        average = GroupAllreduce(comm, x, group_size=size, sync_period=10**9, wait=wait)
+        with average:
+            average(x)
+            if comm.rank in failing:
+                time.sleep(0.3)
+                raise KeyError(f"the dataset of rank {{comm.rank}} is gone")
+            if others == "have joined":
+                average.join(x)
+            elif others != "are closing":
+                while True:
+                    average(x)
+                    time.sleep(0.001)
+        print("ended well", flush=True)
+        """,
+        ranks=3,
+    )
+    assert result.returncode != 0
+    assert result.seconds < 20
+    for rank in failing:
+        assert 'in <module>\n    raise KeyError(f"the dataset of rank' in result.stderr
+        assert f"the dataset of rank {rank} is gone" in result.stderr
+    told = 0 if others == "are closing" else 3 - len(failing)
+    assert result.stdout.count("ended well") == 3 - len(failing) - told
+    reasons = re.findall(r"\.RankFailedError: rank (\d) failed, so only .* KeyError", result.stderr)
+    assert set(map(int, reasons)) <= set(failing)
+    assert len(reasons) >= told
+    for rank in set(range(3)) - set(failing):
+        assert (f"rank {rank} is closing because of" in result.stderr) == bool(told)
+
+
+@pytest.mark.parametrize("end", ["raise", "sys.exit(3)", "return"])
+def test_a_rank_that_closes_one_collective_is_not_waited_for_in_another(job, end):
+    """Blocks close the second first, the exit the first; the others wait in the other one."""
+    result = job(
+        f"""
+        y = np.zeros(10)
+        periods = [10**9, 3] if {end == "return"} else [3, 10**9]
+
+        def train(first, second):
+            for t in range(6):
+                if (comm.rank, t) == (1, 2):
+                    {end.replace("raise", 'raise KeyError("the dataset is gone")')}
+                first(x)
+                second(y)
+
+        first, second = [
+            GroupAllreduce(comm, vector, group_size=2, sync_period=period)
+            for vector, period in zip((x, y), periods)
+        ]
+        if {end == "return"}:
+            train(first, second)
+        else:
+            with first, second:
+                train(first, second)
+        """,
+        ranks=3,
+    )
+    assert result.returncode != 0
+    if end == "return":
+        assert "ClosedError: rank 0 waits in" in result.stderr
+        assert "rank 1 entered close() after 2 calls" in result.stderr
+    else:
+        assert "RankFailedError: rank 1 failed, so only close() is left here" in result.stderr
+
+
+@pytest.mark.parametrize("where", ["with", "without"])
+def test_sys_exit_on_one_rank_gives_the_job_its_status(job, where):
+    """In a block the others are told at once; at exit it is no exception any more, but a close."""
+    result = job(
+        f"""
+        import contextlib
+        average = GroupAllreduce(comm, x, group_size=2, sync_period=100)
+        with average if {where == "with"} else contextlib.nullcontext():
+            if comm.rank == 1:
+                sys.exit(3)
+            for _ in range(100):
+                average(x)
+                time.sleep(0.005)
+        """,
+        ranks=3,
+    )
+    assert result.returncode == 3
+    if where == "with":
+        assert "rank 1 is closing because of\nSystemExit: 3\n" in result.stderr
+        assert "RankFailedError: rank 1 failed, so only close() is left here" in result.stderr
+    else:
+        assert "rank 1 entered close() after 0 calls" in result.stderr
+
+
+@pytest.mark.parametrize("end", ["os._exit(5)", "os.kill(os.getpid(), 9)"])
+def test_the_launcher_ends_a_job_that_lost_a_process(job, end):
+    """Nothing of ours runs in that process any more, and the others cannot go on without it."""
+    result = job(
+        f"""
+        import os
+        with GroupAllreduce(comm, x, group_size=2, sync_period=10) as average:
+            for t in range(10):
+                if (comm.rank, t) == (1, 5):
+                    {end}
+                average(x)
+        """,
+        ranks=3,
+    )
+    assert result.returncode != 0
+    assert result.seconds < 20
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT])
 @pytest.mark.parametrize("to", ["ranks", 2])
 def test_ctrl_c_interrupts_a_waiting_call_and_the_job_ends(job, number, to):
@@ -114,7 +279,8 @@ def test_ctrl_c_interrupts_a_waiting_call_and_the_job_ends(job, number, to):
     assert result.returncode != 0
     assert "KeyboardInterrupt" in result.stderr
     if to == 2:
-        assert "rank 2 entered close() after" in result.stderr
+        told = "RankFailedError: rank 2 failed, so only close() is left here: KeyboardInterrupt\n"
+        assert told in result.stderr
 
 
 @pytest.mark.parametrize("level", ["single", "funneled"])
@@ -163,7 +329,8 @@ def test_without_a_progress_thread_funneled_suffices(job):
 
 @pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
 def test_singletons_of_a_larger_job_are_refused(job, variable):
-    result = job("GroupAllreduce(comm, x, group_size=2)", ranks=1, env={variable: "4"})
+    # Without mpiexec, because Open MPI's sets its variable itself.
+    result = job("GroupAllreduce(comm, x, group_size=2)", ranks=None, env={variable: "4"})
     assert result.returncode != 0
     assert f"MPI made each of the job's 4 tasks ({variable}) a job of its own" in result.stderr
 

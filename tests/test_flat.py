@@ -29,8 +29,8 @@ def flatten(model, optimizer=None):
 
 
 def is_view(tensor, flat):
-    start = flat.vector.__array_interface__["data"][0]
-    return start <= tensor.data_ptr() < start + flat.vector.nbytes
+    start = flat.vectors[0].__array_interface__["data"][0]
+    return start <= tensor.data_ptr() < start + flat.vectors[0].nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -41,8 +41,9 @@ def test_tensors_keep_object_shape_and_value_and_become_aligned_views(dtype):
 
     flat = flatten(model)
 
-    assert flat.vector.ndim == 1 and flat.vector.flags.c_contiguous and flat.vector.flags.writeable
-    assert torch.from_numpy(flat.vector).dtype == dtype
+    (vector,) = flat.vectors
+    assert vector.ndim == 1 and vector.flags.c_contiguous and vector.flags.writeable
+    assert torch.from_numpy(vector).dtype == dtype
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     for name, value in model.state_dict().items():
         assert value.shape == before[name].shape
@@ -53,14 +54,38 @@ def test_tensors_keep_object_shape_and_value_and_become_aligned_views(dtype):
     assert all(p.requires_grad and p.is_leaf for p in parameters)
 
 
+def test_each_dtype_has_a_vector_that_its_tensors_are_views_of():
+    """A mixed model: half-precision layers, a float32 BatchNorm, a float64 buffer."""
+    model = make_model()
+    model[0].half()
+    model[4].bfloat16()
+    model.register_buffer("total", torch.ones(3, dtype=torch.float64))
+    before = copy.deepcopy(model.state_dict())
+
+    flat = flatten(model)
+
+    names = [vector.dtype.name for vector in flat.vectors]
+    # The order of the modules, a module's own parameters and buffers first.
+    assert names == ["float32", "float64", "float16", "bfloat16"]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for vector in flat.vectors:
+        vector[:] = 3
+    assert all((tensor.value == 3).all() for tensor in flat.averaged)
+    saved = flat.save()
+    for vector in flat.vectors:
+        vector[:] = 4
+    flat.restore(saved)
+    assert all((tensor.value == 3).all() for tensor in flat.averaged)
+
+
 def test_a_write_to_the_vector_is_seen_in_the_model_and_the_reverse():
     model = make_model()
     flat = flatten(model)
-    flat.vector[:] = 3
+    flat.vectors[0][:] = 3
     assert all((tensor.value == 3).all() for tensor in flat.averaged)
     with torch.no_grad():
         model[4].bias.fill_(7)
-    assert (flat.vector == 7).sum() == model[4].bias.numel()
+    assert (flat.vectors[0] == 7).sum() == model[4].bias.numel()
 
 
 def test_forward_backward_and_steps_equal_those_of_the_plain_model():
@@ -86,7 +111,7 @@ shapes = st.lists(st.integers(0, 5), max_size=4)
 @settings(max_examples=50, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_any_shapes_and_orders_of_dimensions_survive(shapes, random):
-    model = nn.ParameterList()
+    model = nn.ParameterList([nn.Parameter(torch.ones(1))])
     for shape in shapes:
         order = random.sample(range(len(shape)), len(shape))
         model.append(nn.Parameter(torch.randn(shape).permute(order)))
@@ -97,7 +122,9 @@ def test_any_shapes_and_orders_of_dimensions_survive(shapes, random):
     for parameter, (value, stride) in zip(model, before, strict=True):
         assert torch.equal(parameter, value) and parameter.stride() == stride
     numbers = np.concatenate([value.numpy().ravel() for value, _ in before])
-    assert np.array_equal(np.sort(flat.vector[flat.vector != 0]), np.sort(numbers[numbers != 0]))
+    assert np.array_equal(
+        np.sort(flat.vectors[0][flat.vectors[0] != 0]), np.sort(numbers[numbers != 0])
+    )
 
 
 def test_channels_last_parameters_stay_so():
@@ -110,7 +137,7 @@ def test_a_tied_parameter_is_one_view():
     model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 7, bias=False))
     model[1].weight = model[0].weight
     flat = flatten(model)
-    assert len(flat.averaged) == 1 and flat.vector.size == 32  # 21 elements, aligned
+    assert len(flat.averaged) == 1 and flat.vectors[0].size == 32  # 21 elements, aligned
     assert model[1].weight is model[0].weight
 
     model[1].weight = nn.Parameter(torch.zeros(7, 3))
@@ -140,7 +167,7 @@ def test_a_constant_that_is_not_finite_stays_out_of_the_average():
     model.limit = nn.Parameter(torch.tensor(torch.inf), requires_grad=False)
     flat = flatten(model)
     assert not is_view(model.mask, flat) and not is_view(model.limit, flat)
-    assert np.isfinite(flat.vector).all()
+    assert np.isfinite(flat.vectors[0]).all()
 
 
 def test_views_survive_loading_and_zero_grad():
@@ -152,7 +179,7 @@ def test_views_survive_loading_and_zero_grad():
         model(torch.randn(2, 1, 8, 8)).sum().backward()
         model.zero_grad(set_to_none)
     flat.check()
-    assert (flat.vector == 5).sum() == 540
+    assert (flat.vectors[0] == 5).sum() == 540
 
 
 def replace_data(model):
@@ -194,27 +221,19 @@ def test_replaced_memory_is_noticed(change, named):
 def test_saved_values_come_back_bit_for_bit():
     model = make_model()
     flat = flatten(model)
-    flat.vector[:3] = [np.nan, -0.0, np.inf]
-    before, counter = flat.vector.tobytes(), model[1].num_batches_tracked.item()
+    flat.vectors[0][:3] = [np.nan, -0.0, np.inf]
+    before, counter = flat.vectors[0].tobytes(), model[1].num_batches_tracked.item()
     saved = flat.save()
-    flat.vector[:] = 1
+    flat.vectors[0][:] = 1
     model(torch.randn(2, 1, 8, 8))
     flat.restore(saved)
-    assert flat.vector.tobytes() == before
+    assert flat.vectors[0].tobytes() == before
     assert model[1].num_batches_tracked.item() == counter
     flat.check()
 
 
-def with_half(model):
-    model[4].half()
-
-
-def with_two_dtypes(model):
-    model[4].double()
-
-
-def with_a_double_buffer(model):
-    model.register_buffer("total", torch.zeros(3, dtype=torch.float64))
+def with_a_quarter(model):
+    model.register_buffer("scales", torch.zeros(3).to(torch.float8_e5m2))
 
 
 def with_a_lazy_layer(model):
@@ -237,17 +256,43 @@ def with_shared_memory(model):
     model.register_buffer("start", model[4].weight.detach())
 
 
+def with_overlapping_memory(model):
+    words = torch.randn(10)
+    model.one, model.two = nn.Parameter(words[:6]), nn.Parameter(words[5:])
+
+
+def with_interlocking_memory(model):
+    table = torch.randn(4, 6)
+    model.left, model.right = nn.Parameter(table[:, :4]), nn.Parameter(table[:, 3:])
+
+
+def with_memory_seen_as_integers(model):
+    model.register_buffer("bits", model[4].bias.detach().view(torch.int32)[1:])
+
+
+def with_an_expanded_buffer(model):
+    model.register_buffer("mask", torch.ones(1, 4).expand(3, 4))
+
+
+def with_an_inference_tensor(model):
+    with torch.inference_mode():
+        model.register_buffer("cache", torch.ones(4))
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (with_half, TypeError, "parameter '4.weight' is torch.float16: only float32 and float64"),
-        (with_two_dtypes, TypeError, "one dtype only.*and parameter '4.weight', float64"),
-        (with_a_double_buffer, TypeError, r"one dtype only.*buffer 'total', float64 \(3,\)"),
+        (with_a_quarter, TypeError, "buffer 'scales' is torch.float8_e5m2, not one of float16, b"),
         (with_a_lazy_layer, ValueError, "parameter '5.weight' has no shape yet"),
         (with_a_complex_parameter, TypeError, "parameter 'phase' is torch.complex64"),
         (with_a_sparse_buffer, TypeError, "buffer 'graph' is torch.sparse_coo"),
         (with_a_tensor_elsewhere, TypeError, "buffer 'far' is on meta"),
         (with_shared_memory, ValueError, "buffer 'start' and parameter '4.weight' share memory"),
+        (with_overlapping_memory, ValueError, "parameter 'one' and parameter 'two' share memory"),
+        (with_interlocking_memory, ValueError, "'left' and parameter 'right' share memory"),
+        (with_memory_seen_as_integers, ValueError, "'4.bias' and buffer 'bits' share memory"),
+        (with_an_expanded_buffer, ValueError, "buffer 'mask' is expanded.*register a clone"),
+        (with_an_inference_tensor, TypeError, "buffer 'cache' was made in torch.inference_mode"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused_by_name(change, kind, message):
@@ -256,6 +301,31 @@ def test_what_cannot_be_averaged_is_refused_by_name(change, kind, message):
     change(model)
     with pytest.raises(kind, match=message):
         survey(model, optimizer)
+
+
+def test_views_without_a_common_element_are_separate_parameters():
+    table = torch.arange(24.0).view(4, 6)
+    model = nn.ParameterList([table[:, :2], table[::2, 2:], table[1::2, 2:], table[:0]])
+    before = [parameter.clone() for parameter in model]
+    flat = flatten(model)
+    assert all(torch.equal(p, value) for p, value in zip(model, before, strict=True))
+    assert sorted(flat.vectors[0][flat.vectors[0] != 0]) == list(range(1, 24))
+
+
+def test_torchs_default_device_does_not_matter():
+    model, table = make_model(), torch.ones(4, 6)
+    model.left, model.right = nn.Parameter(table[:, :2]), nn.Parameter(table[:, 2:])
+    with torch.device("meta"):
+        flat = flatten(model)
+    assert is_view(model.left, flat)
+
+
+def test_a_model_with_nothing_to_average_is_refused():
+    model = nn.ParameterList([nn.Parameter(torch.tensor(torch.nan), requires_grad=False)])
+    with pytest.raises(ValueError, match="nothing to average: .* frozen and not finite"):
+        flatten(model)
+    with pytest.raises(ValueError, match="no floating-point parameters"):
+        flatten(nn.ParameterList([torch.zeros(0)]))
 
 
 def test_wrong_objects_and_strangers_are_refused():

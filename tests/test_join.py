@@ -263,7 +263,7 @@ def test_loading_different_versions_names_versions_and_ranks(comm):
     ("kind", "message", "version"),
     [
         (TypeError, "version is 1.5, not an integer", 1.5),
-        (ValueError, "version is -1, less than 0", -1),
+        (ValueError, "version is -1, not from 0", -1),
     ],
 )
 def test_a_wrong_version_raises(comm, kind, message, version):

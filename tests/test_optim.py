@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 
@@ -10,6 +11,10 @@ import pytest
 import torch
 from mpi4py import MPI
 from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import collectives
 from wagma.optim import WAGMA
@@ -96,14 +101,158 @@ def test_it_is_an_optimizer_that_shares_the_wrapped_ones_groups_and_state():
         assert {entry["step"].item() for entry in inner.state.values()} == {1}
 
 
-def test_hooks_run_once_a_step():
-    model, calls = make_model(), []
+def test_its_attributes_are_set_on_the_wrapped_one():
+    model = make_model()
     with wrap(model) as optimizer:
-        optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
-        optimizer.register_step_post_hook(lambda *_: calls.append("post"))
         backward(model)
         optimizer.step()
-    assert calls == ["pre", "post"]
+        optimizer.state = type(optimizer.state)(dict)
+        optimizer.param_groups = [{**optimizer.param_groups[0], "lr": 0.5}]
+        assert not optimizer.optimizer.state
+        assert optimizer.optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_hooks_run_once_a_step():
+    model, calls = make_model(), []
+
+    def note(name):
+        return lambda *_: calls.append(name)
+
+    handles = [
+        register_optimizer_step_pre_hook(note("global pre")),
+        register_optimizer_step_post_hook(note("global post")),
+    ]
+    try:
+        with wrap(model) as optimizer:
+            optimizer.register_step_pre_hook(note("pre"))
+            optimizer.optimizer.register_step_post_hook(note("post"))
+            backward(model)
+            optimizer.step()
+            optimizer.register_state_dict_pre_hook(note("state"))
+            optimizer.state_dict()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert calls == ["global pre", "pre", "post", "global post", "state"]
+
+
+def test_a_copy_is_refused_and_the_wrapped_one_can_be_copied():
+    with wrap(make_model()) as optimizer:
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="a WAGMA optimizer cannot be copied or pickled"):
+                make(optimizer)
+        copy.deepcopy(optimizer.optimizer).step()  # nobody's, so it may
+
+
+def test_a_step_of_the_wrapped_optimizer_alone_is_refused_until_it_is_free_again():
+    model = make_model()
+    inner = OPTIMIZERS["sgd"](model.parameters())
+    with WAGMA(inner, model, comm=MPI.COMM_SELF) as optimizer:
+        backward(model)
+        before = state(model)
+        with pytest.raises(RuntimeError, match="step the WAGMA optimizer, not the one that it wr"):
+            inner.step()
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        with pytest.raises(RuntimeError, match="step the WAGMA optimizer"):
+            scaler.step(inner)
+        assert_equal_states(state(model)[:2], before[:2])
+        optimizer.step()
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(lambda: 1 / 0)
+        with pytest.raises(RuntimeError, match="step the WAGMA optimizer"):
+            inner.step()
+    inner.step()
+
+
+def test_a_model_or_optimizer_is_wrapped_once_at_a_time():
+    model = make_model()
+    inner = OPTIMIZERS["sgd"](model.parameters())
+    with WAGMA(inner, model, comm=MPI.COMM_SELF) as optimizer:
+        with pytest.raises(TypeError, match="optimizer is a WAGMA optimizer already"):
+            WAGMA(optimizer, model, comm=MPI.COMM_SELF)
+        for part in (model, nn.Sequential(nn.Linear(4, 4), model)):
+            with pytest.raises(
+                ValueError, match=r"parameter '.*0\.weight' belongs to another WAGMA"
+            ):
+                wrap(part)
+        inner.param_groups[0]["params"] = []
+        with pytest.raises(ValueError, match="optimizer belongs to another WAGMA"):
+            WAGMA(inner, make_model(), comm=MPI.COMM_SELF)
+    with wrap(model) as optimizer:
+        backward(model)
+        optimizer.step()
+
+
+def test_an_optimizer_that_is_itself_a_wrapper_can_be_wrapped():
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, base):
+            self.base, self.defaults, self.state = base, {}, {}
+            self.param_groups = base.param_groups
+
+        def step(self):  # no closure
+            self.base.step()
+
+    model = make_model()
+    with wrap(model, lambda p: Outer(torch.optim.SGD(p, lr=0.1))) as optimizer:
+        before = model[0].weight.detach().clone()
+        backward(model)
+        optimizer.step()
+        assert not torch.equal(model[0].weight, before)
+
+
+def test_the_communicator_must_be_one():
+    model = make_model()
+    with pytest.raises(TypeError, match="comm must be an mpi4py communicator, not str"):
+        WAGMA(OPTIMIZERS["sgd"](model.parameters()), model, comm="world")
+
+
+@pytest.mark.parametrize(
+    ("weight", "kind", "message"),
+    [
+        (-1, ValueError, r"weight is -1, not from 0 to 1e\+100"),
+        (float("nan"), ValueError, "weight is nan"),
+        (float("inf"), ValueError, "weight is inf"),
+        ("2", TypeError, "weight is a str, not a number"),
+    ],
+)
+def test_a_weight_that_is_none_is_refused_before_the_step(weight, kind, message):
+    model = make_model()
+    with wrap(model) as optimizer:
+        backward(model)
+        before = state(model)
+        with pytest.raises(kind, match=message):
+            optimizer.step(weight=weight)
+        assert optimizer.collective.version == 0
+        assert all(torch.equal(a, b) for a, b in zip(state(model), before, strict=True))
+
+
+def test_a_weight_reaches_the_collective_by_every_way_of_stepping():
+    model, calls = make_model(), []
+    with wrap(model) as optimizer:
+        optimizer.collective = Recorder(optimizer.collective, calls)
+        backward(model)
+        optimizer.step()
+        optimizer.step(lambda: backward(model), weight=2)
+        torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        optimizer.step(weight=0.5)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer, weight=0)
+    assert [call["weight"] for call in calls] == [1, 2, 0.5, 0]
+
+
+class Recorder:
+    """A collective that notes its settings instead of averaging."""
+
+    def __init__(self, collective, calls):
+        self.collective, self.calls = collective, calls
+
+    def __call__(self, vector, **settings):
+        self.calls.append(settings)
+
+    def __getattr__(self, name):
+        return getattr(self.collective, name)
 
 
 @pytest.mark.filterwarnings("error")
@@ -114,8 +263,10 @@ def test_hooks_run_once_a_step():
         lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
         lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
         lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=10),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, threshold=1e9, patience=1),
     ],
-    ids=["step", "cosine", "one-cycle"],
+    ids=["step", "cosine", "one-cycle", "lambda", "plateau"],
 )
 def test_schedulers_drive_either_object(make, outside):
     plain, model = make_model(), make_model()
@@ -128,36 +279,226 @@ def test_schedulers_drive_either_object(make, outside):
                 (plain, alone.step, expected),
                 (model, optimizer.step, scheduler),
             ):
-                backward(network)
+                loss = backward(network)
                 step()
-                schedule.step()
+                plateau = isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+                schedule.step(*([loss.item()] if plateau else []))
             assert optimizer.param_groups[0]["lr"] == alone.param_groups[0]["lr"]
+        assert alone.param_groups[0]["lr"] != 0.1
     assert_equal_states(state(model), state(plain))
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_grad_scaler_unscales_for_either_kind_of_wrapped_optimizer(fused):
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    alone = torch.optim.SGD(plain.parameters(), lr=0.1)  # unlike Adam not indifferent to scale
-    with wrap(model, lambda p: torch.optim.SGD(p, lr=0.1, fused=fused)) as optimizer:
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-        for step in range(3):
-            backward(plain, step)
-            alone.step()
-            optimizer.zero_grad()
-            batch = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
-            scaler.scale(model(batch).square().mean()).backward()
+SCALED = {
+    "sgd": OPTIMIZERS["sgd"],
+    "sgd-fused": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+    "adam": OPTIMIZERS["adam"],
+    "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+}
+
+
+def train_scaled(model, optimizer, scaler, clip, overflows=()):
+    """Make five steps, those of `overflows` with infinite gradients, and return the scales."""
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    scales = []
+    for step in range(5):
+        optimizer.zero_grad()
+        batch = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(batch).square().mean()
+        scaler.scale(loss * (torch.inf if step in overflows else 1)).backward()
+        if clip:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("overflows", [(), (2,), (3, 4)])
+@pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
+@pytest.mark.parametrize("make", SCALED.values(), ids=SCALED)
+def test_grad_scaler_scales_and_skips_as_with_the_optimizer_alone(make, clip, overflows):
+    plain, model = make_model(), make_model()
+    settings = {"device": "cpu", "init_scale": 2.0**10, "growth_interval": 2}
+    expected = train_scaled(
+        plain, make(plain.parameters()), torch.amp.GradScaler(**settings), clip, overflows
+    )
+    with wrap(model, make, late="paper") as optimizer:
+        scaler = torch.amp.GradScaler(**settings)
+        scales = train_scaled(model, optimizer, scaler, clip, overflows)
+        assert optimizer.collective.version == 5
+        assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
+    assert scales == expected and len(set(scales)) > 1
+    assert_equal_states(state(model), state(plain))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
+def test_a_step_that_grad_scaler_skips_is_a_version_that_changes_nothing(clip):
+    model = make_model()
+    with wrap(model, OPTIMIZERS["adam"], late="paper") as optimizer:
+        before = [value.clone() for value in model.parameters()]
+        calls = []
+        optimizer.register_step_post_hook(lambda *_: calls.append("stepped"))
+        scaler = torch.amp.GradScaler("cpu")
+        train_scaled(model, optimizer, scaler, clip, overflows=range(5))
+        assert optimizer.collective.version == 5
+        assert not calls and not optimizer.state
+        assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
+
+
+def test_grad_scaler_still_refuses_what_it_refuses():
+    model = make_model()
+    with wrap(model) as optimizer:
+        scaler = torch.amp.GradScaler("cpu")
+        with pytest.raises(AssertionError, match="did not use scaler.scale"):
             scaler.step(optimizer)
-            scaler.update()
-    torch.testing.assert_close(state(model), state(plain), rtol=1e-4, atol=1e-5)
+        scaler.scale(model(torch.ones(2, 4)).mean()).backward()
+        scaler.unscale_(optimizer)
+        with pytest.raises(RuntimeError, match="unscale_.. has already been called"):
+            scaler.unscale_(optimizer)
+        with pytest.raises(RuntimeError, match="GradScaler does not support closures"):
+            scaler.step(optimizer, lambda: backward(model))
+        assert optimizer.collective.version == 0
+        scaler.step(optimizer)
+        with pytest.raises(RuntimeError, match="already been called since the last update"):
+            scaler.step(optimizer)
+        assert optimizer.collective.version == 1
+
+
+def test_a_disabled_grad_scaler_does_nothing():
+    plain, model = make_model(), make_model()
+    train_scaled(plain, OPTIMIZERS["sgd"](plain.parameters()), torch.amp.GradScaler("cpu"), True)
+    with wrap(model) as optimizer:
+        train_scaled(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), clip=True)
+    assert_equal_states(state(model), state(plain))
 
 
 def test_a_closure_evaluates_and_its_loss_is_returned():
-    model = make_model()
+    model, calls = make_model(), []
+
+    def closure():
+        calls.append(1)
+        return backward(model)
+
     with wrap(model, lambda p: torch.optim.LBFGS(p, max_iter=4)) as optimizer:
-        first = optimizer.step(lambda: backward(model)).item()
-        assert optimizer.step(lambda: backward(model)).item() < first
+        first = optimizer.step(closure).item()
+        assert len(calls) > 1
+        assert optimizer.step(closure).item() < first
+        assert optimizer.collective.version == 2
+        with pytest.raises(TypeError, match="closure"):
+            optimizer.step()
+    with wrap(make_model()) as optimizer:
+        assert optimizer.step(lambda: 3) == 3
+        assert optimizer.step() is None
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_accumulate_over_several_backward_passes(set_to_none):
+    plain, model = make_model(), make_model()
+    alone = OPTIMIZERS["adam"](plain.parameters())
+    with wrap(model, OPTIMIZERS["adam"]) as optimizer:
+        for network, either in ((plain, alone), (model, optimizer)):
+            for _ in range(3):
+                either.zero_grad(set_to_none)
+                for part in torch.randn(4, 8, 4, generator=torch.Generator().manual_seed(1)):
+                    (network(part).square().mean() / 4).backward()
+                either.step()
+    assert_equal_states(state(model), state(plain))
+
+
+def test_several_groups_with_settings_that_the_user_edits():
+    plain, model = make_model(), make_model()
+
+    def make(network):
+        bias = {"params": [network[0].bias, network[3].bias], "lr": 0.5, "momentum": 0.0}
+        rest = {"params": [network[0].weight, network[3].weight]}
+        return torch.optim.SGD([rest, bias], lr=0.1, momentum=0.9)
+
+    alone = make(plain)
+    with WAGMA(make(model), model, comm=MPI.COMM_SELF) as optimizer:
+        for network, either in ((plain, alone), (model, optimizer)):
+            for step in range(3):
+                backward(network, step)
+                either.step()
+                either.param_groups[1]["lr"] /= 2
+                either.param_groups[0]["weight_decay"] = 0.1
+    assert_equal_states(state(model), state(plain))
+
+
+def test_parameters_without_a_gradient_stay():
+    model = make_model()
+    with wrap(model) as optimizer:
+        model[3].weight.requires_grad_(False)
+        before = state(model[3])
+        for _ in range(2):
+            backward(model)
+            model[3].bias.grad = None
+            optimizer.step()
+        assert torch.equal(model[3].weight, before[0]) and torch.equal(model[3].bias, before[1])
+        optimizer.zero_grad()
+        optimizer.step()
+        assert optimizer.collective.version == 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize("when", ["before", "after", "step", "wrapped-step"])
+def test_compiled_models_and_steps(when):
+    def compiled(function):
+        torch._dynamo.reset()
+        return torch.compile(function, backend="eager")
+
+    plain = make_model()
+    alone = OPTIMIZERS["adam"](plain.parameters())
+    if "step" in when:  # its arithmetic differs from the other's in the last bit
+        alone.step = compiled(alone.step)
+    model = network = compiled(make_model()) if when == "before" else make_model()
+    with wrap(model, OPTIMIZERS["adam"], late="paper") as optimizer:
+        step = optimizer.step
+        if when == "after":
+            network = compiled(model)
+        elif when == "step":
+            step = compiled(optimizer.step)
+        elif when == "wrapped-step":
+            optimizer.optimizer.step = compiled(optimizer.optimizer.step)
+        for number in range(3):
+            for one, take in ((plain, alone.step), (network, step)):
+                one.zero_grad()
+                batch = torch.randn(16, 4, generator=torch.Generator().manual_seed(number))
+                one(batch).square().mean().backward()
+                take()
+        assert optimizer.collective.version == 3
+    assert_equal_states(state(model), state(plain))
+
+
+def test_a_graph_from_before_an_average_cannot_be_differentiated_with_the_new_values():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with wrap(model) as optimizer:
+        for change in (optimizer.synchronize, optimizer.step):  # a step without a gradient
+            loss = model(torch.ones(2)).sum()
+            change()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+            optimizer.zero_grad()
+        loss = model(torch.ones(2)).sum()
+        with optimizer.averaged():
+            pass
+        loss.backward()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_wrapping_and_evaluating_without_gradients_leave_a_model_that_trains(mode):
+    model = make_model()
+    with mode():
+        optimizer = wrap(model, OPTIMIZERS["adam"])
+    with optimizer:
+        with mode(), optimizer.averaged():
+            model(torch.ones(2, 4))
+        backward(model)
+        optimizer.step()
 
 
 def test_a_group_of_the_models_parameters_can_join_and_a_stranger_cannot():
@@ -168,11 +509,53 @@ def test_a_group_of_the_models_parameters_can_join_and_a_stranger_cannot():
         optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.5})
         with pytest.raises(ValueError, match=r"parameter 0 of group 2, shape \(2, 2\)"):
             optimizer.add_param_group({"params": other.parameters()})
+        with pytest.raises(ValueError, match="more than one parameter group"):
+            optimizer.add_param_group({"params": model[3].parameters()})
         assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5]
         before = model[0].weight.detach().clone()
         backward(model)
         optimizer.step()
         assert not torch.equal(model[0].weight, before)
+
+
+def test_a_stranger_that_came_by_another_way_is_refused_before_the_next_step():
+    model, other = make_model(), nn.Linear(2, 2)
+    with wrap(model) as optimizer:
+        backward(model)
+        before = state(model)
+        optimizer.optimizer.add_param_group({"params": other.parameters()})
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"of group 1, .* was not in the model when"):
+                optimizer.step()
+        assert_equal_states(state(model), before)
+        del optimizer.param_groups[1]
+        optimizer.step()
+
+
+def test_an_infinite_frozen_parameter_cannot_be_trained_later():
+    model = make_model()
+    model.limit = nn.Parameter(torch.tensor(torch.inf), requires_grad=False)
+    with wrap(model) as optimizer:
+        backward(model)
+        optimizer.step()
+        model.limit.requires_grad_(True)
+        for call in (optimizer.step, lambda: optimizer.add_param_group({"params": []})):
+            with pytest.raises(ValueError, match=r"shape \(\), was frozen and not finite when"):
+                call()
+
+
+def test_a_parameter_that_is_frozen_or_unfrozen_later():
+    plain, model = make_model(), make_model()
+    alone = OPTIMIZERS["adam"](plain.parameters())
+    for network in (plain, model):
+        network[0].requires_grad_(False)
+    with wrap(model, OPTIMIZERS["adam"]) as optimizer:
+        for network, either in ((plain, alone), (model, optimizer)):
+            for step in range(6):
+                network[0].requires_grad_(step in (2, 3))
+                backward(network, step)
+                either.step()
+    assert_equal_states(state(model), state(plain))
 
 
 def test_synchronize_and_averaged_alone_keep_the_model_bit_for_bit():
@@ -249,8 +632,9 @@ def test_replaced_memory_raises_instead_of_averaging_the_wrong_memory():
 
 
 def test_what_cannot_be_averaged_raises_before_the_first_step():
-    model = make_model().half()
-    with pytest.raises(TypeError, match=r"parameter '0\.weight' is torch.float16"):
+    model = make_model()
+    model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="parameter 'phase' is torch.complex64"):
         wrap(model)
 
 

@@ -8,29 +8,33 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from protocol_messages import protocols
 from protocol_network import (
+    ListedChooser,
+    RandomChooser,
+    Stage,
+    World,
+    explore,
+    run_seed,
+)
+from protocol_scenarios import (
     AT_ONCE,
     AVERAGE,
     CALL,
     CLOSE,
     DELAYED,
     INTERRUPTED_CALL,
+    JOIN,
     ONE_AT_A_TIME,
     PUBLISH,
     SYNCHRONIZE,
     ConservingRule,
-    ListedChooser,
+    Load,
     PaperRule,
-    RandomChooser,
     Scenario,
-    Stage,
-    World,
-    explore,
-    protocols,
-    run_seed,
 )
 
-SEEDS_PER_BLOCK = 300
+SEEDS_PER_BLOCK = 220
 
 
 @pytest.mark.parametrize("block", range(14))
@@ -50,19 +54,30 @@ def test_random_runs_meet_all_that_can_happen():
         "disagreement",
         "synchronisation",
         "overtaken activation",
+        "joined",
+        "draining",
+        "finish",
+        "load",
+        "notice",
     }
 
 
-OPERATIONS = st.sampled_from((CALL, CALL, CALL, INTERRUPTED_CALL, PUBLISH, AVERAGE, SYNCHRONIZE))
+OPERATIONS = st.sampled_from(
+    (CALL, CALL, CALL, INTERRUPTED_CALL, PUBLISH, AVERAGE, SYNCHRONIZE, JOIN, Load(0), Load(5))
+)
 
 
 @st.composite
 def scenarios(draw):
     world_size = draw(st.integers(1, 5))
-    common = draw(st.lists(OPERATIONS, max_size=6))
+    epochs = draw(st.lists(st.lists(OPERATIONS, max_size=6), min_size=1, max_size=2))
+    joining = draw(st.booleans())
     programs = []
     for _ in range(world_size):
-        program = common[: draw(st.just(len(common)) | st.integers(0, len(common)))]
+        program = []
+        for epoch in epochs:
+            program += epoch[: draw(st.just(len(epoch)) | st.integers(0, len(epoch)))]
+            program += [JOIN] * joining
         program += draw(st.just([]) | st.lists(OPERATIONS, max_size=2))
         programs.append((*program, CLOSE))
     return Scenario(
@@ -75,6 +90,8 @@ def scenarios(draw):
         sends=draw(st.sampled_from((AT_ONCE, DELAYED, ONE_AT_A_TIME))),
         frozen=draw(st.frozensets(st.integers(0, world_size - 1))),
         frozen_from=draw(st.integers(0, 60)),
+        failing=draw(st.frozensets(st.integers(0, world_size - 1))),
+        heeds=draw(st.booleans()),
     )
 
 
@@ -107,6 +124,41 @@ EVERY_INTERLEAVING = {
         2, 2, 9, ((INTERRUPTED_CALL, CALL, CLOSE), (CALL, CALL, CLOSE)), passive=False
     ),
     "two of three ranks call": Scenario(3, 2, 9, ((CALL, CLOSE), (CALL, CLOSE), (CLOSE,))),
+    "one joins earlier, and they go on": Scenario(
+        2, 2, 9, ((CALL, CALL, JOIN, CALL, CLOSE), (CALL, JOIN, CALL, CLOSE))
+    ),
+    "one joins earlier, the other synchronises": Scenario(
+        2, 2, 3, ((CALL, CALL, CALL, CALL, JOIN, CLOSE), (CALL, JOIN, CLOSE))
+    ),
+    "one joins earlier, the other averages": Scenario(
+        2, 2, 9, ((CALL, CALL, AVERAGE, CALL, JOIN, CALL, CLOSE), (JOIN, CALL, CLOSE))
+    ),
+    "one joins earlier, the other averages and closes": Scenario(
+        2, 2, 9, ((CALL, CALL, AVERAGE, CALL, CLOSE), (CALL, JOIN, CLOSE))
+    ),
+    "one joins later than the other synchronises": Scenario(
+        2, 2, 9, ((CALL, SYNCHRONIZE, CALL, CLOSE), (CALL, CALL, JOIN, CLOSE))
+    ),
+    "one joins, the other loads": Scenario(2, 2, 9, ((CALL, Load(0), CLOSE), (CALL, JOIN, CLOSE))),
+    "one joins after an interrupted call": Scenario(
+        2, 2, 9, ((INTERRUPTED_CALL, JOIN, CALL, CLOSE), (JOIN, CALL, CLOSE))
+    ),
+    "nobody is passive, one joins earlier": Scenario(
+        2, 2, 3, ((CALL, CALL, JOIN, CALL, CALL, CLOSE), (JOIN, CALL, CALL, CLOSE)), passive=False
+    ),
+    "their groups have one member, one joins earlier": Scenario(
+        2, 1, 3, ((CALL, CALL, CALL, CALL, JOIN, CALL, CLOSE), (CALL, JOIN, CALL, CLOSE))
+    ),
+    "one of three ranks calls, all join": Scenario(
+        3, 2, 9, ((CALL, JOIN, CLOSE), (JOIN, CLOSE), (JOIN, CLOSE))
+    ),
+    "they load and go back": Scenario(2, 2, 2, ((CALL, CALL, Load(0), CALL, CLOSE),) * 2),
+    "they load and go forward": Scenario(2, 2, 3, ((CALL, Load(5), CALL, CALL, CLOSE),) * 2),
+    "both fail": Scenario(2, 2, 9, ((CALL, CLOSE), (CLOSE,)), failing=frozenset({0, 1})),
+    "one fails, and they heed it": Scenario(
+        2, 2, 2, ((CALL, CALL, CLOSE), (CALL, JOIN, CLOSE)), failing=frozenset({0}), heeds=True
+    ),
+    "one of three ranks fails": Scenario(3, 1, 9, ((CLOSE,),) * 3, failing=frozenset({0})),
 }
 
 
@@ -149,6 +201,23 @@ def test_all_ranks_have_the_same_model_after_a_synchronisation(sync_period):
     world.run(choose, watch)
     assert len(models) == 5
     assert len(set(models.values())) == 1
+
+
+def test_ranks_that_join_early_end_with_the_version_and_the_model_of_the_others():
+    epochs = [(*[CALL] * calls, JOIN) for calls in (7, 2, 0, 5, 4)]
+    world = World(Scenario(5, 2, 4, tuple((*epoch, CALL, CLOSE) for epoch in epochs)))
+    choose = RandomChooser(random.Random(7), 5)
+    finished = {}
+
+    def watch(event, world):
+        for rank in world.ranks:
+            if rank.epoch == 2 and rank.application.stage == Stage.COMPUTING:
+                finished.setdefault(rank.number, (rank.protocol.t, rank.rule.model))
+
+    world.run(choose, watch)
+    assert len(finished) == 5
+    assert len(set(finished.values())) == 1
+    assert finished[2][0] == 7
 
 
 def protocol_of(dimensions=3, group_size=2, sync_period=100, passive=True):
@@ -207,3 +276,48 @@ def test_nothing_is_forwarded_once_all_ranks_close():
     assert (protocol.fin_due, protocol.running) == (0b111, 0)
     protocol.tell(1, 0, 0)
     assert protocol.due == 0
+
+
+def test_a_rank_that_has_joined_executes_what_it_missed_before_it_moves():
+    protocol = protocol_of()
+    protocol.enter(JOIN)
+    protocol.agreed([JOIN, 0, AVERAGE, 2], 2)
+    assert (protocol.stage, protocol.running, protocol.t) == (protocols.DRAINING, 0, 2)
+    protocol.finished()
+    assert (protocol.stage, protocol.running) == (protocols.DRAINING, 1)
+    protocol.finished()
+    assert (protocol.stage, protocol.vectors) == (protocols.MOVING, protocols.HELD)
+    protocol.moved()
+    assert (protocol.operation, protocol.stage, protocol.ops) == (JOIN, protocols.AGREEING, 1)
+
+
+@pytest.mark.parametrize("operation, t", ((CLOSE, 3), (protocols.LOAD, 3), (AVERAGE, 2)))
+def test_a_rank_that_has_joined_does_not_agree_with(operation, t):
+    """Nobody else may close or load, nor average after fewer calls than it has made."""
+    protocol = protocol_of()
+    protocol.next = protocol.t = 3
+    protocol.enter(JOIN)
+    protocol.agreed([JOIN, 3, operation, t], 2)
+    assert protocol.broken and not protocol.joined
+    assert (protocol.operation, protocol.stage) == (protocols.NONE, protocols.OUTSIDE)
+
+
+def test_a_notice_is_sent_once_on_each_dimension():
+    protocol = protocol_of(dimensions=4)
+    protocol.notice(5, 1)
+    assert (protocol.failed, protocol.notice_due) == (5, 0b1100)
+    protocol.notice_due = 0
+    protocol.notice(6, -1)
+    assert (protocol.failed, protocol.notice_due) == (5, 0b0011)
+
+
+def test_a_load_renumbers_the_versions():
+    protocol = protocol_of(sync_period=5)
+    assert not protocol.is_synchronous()
+    protocol.enter(protocols.LOAD)
+    protocol.agreed([protocols.LOAD, 0] * 2, 2)
+    assert protocol.stage == protocols.MOVING
+    protocol.base = 9
+    protocol.moved()
+    assert (protocol.t, protocol.stage) == (0, protocols.OUTSIDE)
+    assert protocol.is_synchronous()

@@ -3,21 +3,18 @@
 from dataclasses import dataclass
 
 import pytest
-from protocol_network import (
+from protocol_messages import Invariant, Violation, protocols
+from protocol_network import Application, Rank, Stage, run_seed
+from protocol_scenarios import (
     AT_ONCE,
     AVERAGE,
     CALL,
     CLOSE,
     DELAYED,
-    Application,
-    Invariant,
-    Rank,
+    JOIN,
+    SYNCHRONIZE,
     Scenario,
-    Stage,
-    Violation,
-    protocols,
     random_scenario,
-    run_seed,
 )
 
 WaitAvoiding = protocols.WaitAvoiding
@@ -100,6 +97,143 @@ class InterruptedMemberServesNobody(WaitAvoiding):
             super().run()
 
 
+class MovesWithoutDraining(WaitAvoiding):
+    """A rank that has joined averages at once, whatever it has not executed yet."""
+
+    def drain(self, t):
+        if self.vectors == protocols.IDLE:
+            self.t = t
+            self.stage = protocols.MOVING
+            self.vectors = protocols.HELD
+        else:
+            super().drain(t)
+
+
+class SkipsWhatIsOutstanding(WaitAvoiding):
+    """All have joined: versions that a rank has not begun by then are not executed there."""
+
+    def drain(self, t):
+        if self.operation == protocols.FINISH and self.vectors == protocols.IDLE:
+            self.next = t
+        super().drain(t)
+
+
+class FinishesAtItsOwnVersion(WaitAvoiding):
+    """After all have joined, each rank goes on from the number of calls that it has made."""
+
+    def agreed(self, records, size):
+        self.calls = self.t
+        super().agreed(records, size)
+
+    def moved(self):
+        finishing = self.operation == protocols.FINISH
+        super().moved()
+        if finishing:
+            self.t = self.calls
+
+
+class JoinsOneOperation(WaitAvoiding):
+    """A rank that has joined takes part in one operation of the others, and in no more."""
+
+    def moved(self):
+        super().moved()
+        if self.joined:
+            self.operation = protocols.NONE
+            self.stage = protocols.OUTSIDE
+
+
+class JoinedServesNobody(WaitAvoiding):
+    """A rank that has joined lets its groups wait until it moves."""
+
+    def run(self):
+        if self.operation != protocols.JOIN:
+            super().run()
+
+
+class ClosesWithWhoHasJoined(WaitAvoiding):
+    """Ranks that have joined do not keep the others from closing."""
+
+    def agreed(self, records, size):
+        if CLOSE in records[::2] and set(records[::2]) <= {CLOSE, JOIN}:
+            records = [number for t in records[1::2] for number in (CLOSE, t)]
+        super().agreed(records, size)
+
+
+class OvertakenByWhoHasJoined(WaitAvoiding):
+    """A rank may join after more calls than the others have made when they average."""
+
+    def agreed(self, records, size):
+        kinds, versions = records[::2], records[1::2]
+        if set(kinds) != {JOIN}:
+            versions = [0 if kind == JOIN else t for kind, t in zip(kinds, versions)]
+        super().agreed([number for pair in zip(kinds, versions) for number in pair], size)
+
+
+class KeepsResultOverLoad(WaitAvoiding):
+    """A result from before a LOAD may be used after it."""
+
+    def moved(self):
+        loading, source = self.operation == protocols.LOAD, self.source
+        super().moved()
+        if loading:
+            self.source = source
+
+
+class ForwardsOnlyTheFirstNotice(WaitAvoiding):
+    """Only who has not heard of a failure forwards the notice."""
+
+    def notice(self, rank, dimension):
+        super().notice(rank, dimension if self.failed < 0 else self.dimensions)
+
+
+class NoNoticeInOperations(WaitAvoiding):
+    """A rank in a synchronous operation forwards no notice."""
+
+    def notice(self, rank, dimension):
+        super().notice(rank, dimension if self.operation == protocols.NONE else self.dimensions)
+
+
+class ForwardsNoNotice(WaitAvoiding):
+    """A rank sends its own notice on every dimension, and others' on none."""
+
+    def notice(self, rank, dimension):
+        super().notice(rank, -1 if dimension < 0 else self.dimensions)
+
+
+class FinBeforeNotice(Rank):
+    """A FIN may overtake the notice that is due on its dimension."""
+
+    def send(self, dimension):
+        protocol, bit = self.protocol, 1 << dimension
+        if protocol.fin_due & bit and not protocol.due & bit:
+            notice_due, protocol.notice_due = protocol.notice_due, 0
+            super().send(dimension)
+            protocol.notice_due = notice_due
+        else:
+            super().send(dimension)
+
+
+class RenumbersTooLate(Rank):
+    """What is loaded renumbers the versions only when the next one may have begun."""
+
+    def move(self):
+        base, self.protocol.base = self.protocol.base, self.base
+        super().move()
+        self.react()
+        self.base = self.protocol.base = base
+
+    base = 0
+
+
+class TrainsAfterJoining(Rank):
+    """A rank that has joined still changes and contributes its model."""
+
+    def begin_operation(self):
+        if self.protocol.joined:
+            self.compute()
+        super().begin_operation()
+
+
 class SilentSynchronisation(Rank):
     """A synchronisation does not publish the common average."""
 
@@ -174,6 +308,31 @@ def stopped_applications(generator):
     )
 
 
+def joined_and_synchronising(generator):
+    """Some ranks synchronise, others only join, before or after that."""
+    world_size = generator.randint(2, 9)
+    joins = [(*[CALL] * calls, JOIN, CLOSE) for calls in range(8)]
+    programs = [(*[CALL] * 4, SYNCHRONIZE, CALL, JOIN, CLOSE)] * 8
+    return Scenario(
+        world_size,
+        group_size=generator.randint(1, world_size),
+        sync_period=100,
+        programs=tuple(generator.sample(joins + programs, world_size)),
+    )
+
+
+def several_failures(generator):
+    """Many ranks fail while all call."""
+    world_size = generator.randint(5, 9)
+    return Scenario(
+        world_size,
+        group_size=generator.randint(1, world_size),
+        sync_period=100,
+        programs=((*[CALL] * 5, CLOSE),) * world_size,
+        failing=frozenset(generator.sample(range(world_size), world_size // 2)),
+    )
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A wrong variant, what catches it, and among how many seeds at the most."""
@@ -206,6 +365,20 @@ MUTANTS = [
     Mutant(GroupMembersServeOnlyWhenClosing, {Invariant.ENDS}, 100),
     Mutant(InterruptedMemberServesNobody, {Invariant.ENDS}, 500),
     Mutant(Impatient, {Invariant.LATE}, 100),
+    Mutant(MovesWithoutDraining, {Invariant.TOGETHER}, 100),
+    Mutant(SkipsWhatIsOutstanding, {Invariant.IN_ORDER}, 100),
+    Mutant(FinishesAtItsOwnVersion, {Invariant.TOGETHER}, 100),
+    Mutant(JoinsOneOperation, {Invariant.ENDS}, 100),
+    Mutant(JoinedServesNobody, {Invariant.ENDS}, 100),
+    Mutant(ClosesWithWhoHasJoined, {Invariant.AGREED}, 100),
+    Mutant(OvertakenByWhoHasJoined, {Invariant.AGREED}, 100, joined_and_synchronising),
+    Mutant(KeepsResultOverLoad, {Invariant.EPOCH}, 100),
+    Mutant(ForwardsOnlyTheFirstNotice, {Invariant.HEARD}, 200, several_failures),
+    Mutant(NoNoticeInOperations, {Invariant.HEARD}, 100),
+    Mutant(ForwardsNoNotice, {Invariant.HEARD}, 100),
+    Mutant(FinBeforeNotice, {Invariant.DRAINED}, 100),
+    Mutant(RenumbersTooLate, {Invariant.ENDS, Invariant.EPOCH, Invariant.TOGETHER}, 200),
+    Mutant(TrainsAfterJoining, {Invariant.JOINED}, 100),
 ]
 
 

@@ -5,7 +5,7 @@ import struct
 from collections import Counter, deque
 
 import pytest
-from protocol_network import schedules
+from protocol_messages import schedules
 
 SIZES = range(1, 34)
 

@@ -7,26 +7,32 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
-import re
+import os
+import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import wagma
-from wagma import job
+from wagma import job, logs, progress
+from wagma.arguments import OncePerRank, not_negative, number, run_name, slow_rank, whole
 
 SPEAK_FIRST = 1.0  # seconds for rank 0: Open MPI ends the job when any rank exits with an error
 DESCRIPTION = "Train with wait-avoiding group model averaging, on all ranks of an MPI job."
+DEFAULT_SHARDS = "iid"
+DEFAULT_IMAGE_SIZE = 32
 
-EXIT_STATUSES = """\
-exit status:
-  0    the command has done what it was asked
-  1    an error: the traceback is on standard error
-  2    a mistake on the command line: one line says which
-  130  ended by SIGINT (Ctrl-C)
-  143  ended by SIGTERM
+EXIT_STATUSES = "exit status:\n" + "".join(
+    f"  {status:<3}  {meaning}\n" for status, meaning in job.EXIT_STATUSES.items()
+)
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 wagma train
+  mpiexec -n 4 wagma train --script my_task.py
+  mpiexec -n 4 wagma info
+  wagma train --help
 """
 
 TRAIN_EXAMPLES = """\
@@ -35,16 +41,68 @@ examples:
   mpiexec -n 8 wagma train --group-size 2 --sync-period 20 --name small-groups
   mpiexec -n 4 wagma train --step-time 50 --imbalance cloud --imbalance-scale 0.5
   srun --mpi=pmi2 -n 4 wagma train --step-time 20 --slow-rank 3:5 --shards label-sorted
+  mpiexec -n 4 wagma train --images flowers --image-size 64 --steps 2000
+  mpiexec -n 4 wagma train --script my_task.py --batch-size 64 --log-level info
 """
+
+CONTRACT = """\
+a script defines:
+  model()             returns the torch.nn.Module to train
+  data(rank, size, batch_size, seed)
+                      returns two iterables of batches: this rank's to train on,
+                      started again when exhausted, and those to test with
+  loss(model, batch)  returns the mean loss, a scalar tensor
+and may define:
+  metrics(model, batch)
+                      returns what to report of a test batch, numbers by name;
+                      without it that is the loss
+"""
+
+INFO_EXAMPLES = """\
+examples:
+  wagma info
+  mpiexec -n 4 wagma info
+  srun --mpi=pmi2 -N 2 -n 8 wagma info
+"""
+
+
+def help_formatter() -> type[argparse.HelpFormatter]:
+    """Return what lays help out: in colour on a terminal, where rich-argparse is installed."""
+    output = progress.terminal()
+    if output is None or importlib.util.find_spec("rich_argparse") is None:
+        return argparse.RawDescriptionHelpFormatter
+    from rich.console import Console
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    class Coloured(RawDescriptionRichHelpFormatter):
+        group_name_formatter = str
+        help_markup = text_markup = False
+        highlights = [
+            *RawDescriptionRichHelpFormatter.highlights,
+            r"(?m)^(?P<groups>[a-z ]+:)$",
+            r"(?m)^  (?P<syntax>(mpiexec|srun|wagma) .*)$",
+        ]
+
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, console=Console(file=output), **options)
+
+    return Coloured
 
 
 class Parser(argparse.ArgumentParser):
     """A parser of which only the job's rank 0 prints, and errors take one line."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, description: str, **options) -> None:
         super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+            allow_abbrev=False,
+            description=textwrap.fill(description, 79),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
         )
+
+    def format_help(self) -> str:
+        self.formatter_class = help_formatter()  # not sooner: it may load rich
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         if job.launcher_rank() > 0:
@@ -56,71 +114,13 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-class OncePerRank(argparse.Action):
-    """Collect (rank, value) pairs in a dictionary, and refuse a rank's second one."""
-
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        rank, value = values
-        collected = dict(getattr(namespace, self.dest))
-        if rank in collected:
-            raise argparse.ArgumentError(self, f"rank {rank} is given twice")
-        setattr(namespace, self.dest, collected | {rank: value})
-
-
-def whole(lowest: int) -> Callable[[str], int]:
-    """Return a converter of whole numbers from ``lowest`` on."""
-
-    def convert(text: str) -> int:
-        if not re.fullmatch("-?[0-9]+", text) or int(text) < lowest:
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number from {lowest} on, not {text!r}"
-            )
-        return int(text)
-
-    return convert
-
-
-def number(condition: str, holds: Callable[[float], bool]) -> Callable[[str], float]:
-    """Return a converter of finite numbers for which ``holds``; ``condition`` says so in words."""
-
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and holds(value)):
-            raise argparse.ArgumentTypeError(f"must be a number {condition}, not {text!r}")
-        return value
-
-    return convert
-
-
-not_negative = number("from 0 on", lambda value: value >= 0)
-
-
-def run_name(text: str) -> str:
-    """Convert a run's name: one path component."""
-    if text in ("", ".", "..") or "/" in text:
-        raise argparse.ArgumentTypeError(f"must be the name of one directory, not {text!r}")
-    return text
-
-
-def slow_rank(text: str) -> tuple[int, float]:
-    """Convert "R:FACTOR" to the two numbers."""
-    rank, _, factor = text.partition(":")
-    try:
-        return whole(0)(rank), number("from 1 on", lambda value: value >= 1)(factor)
-    except argparse.ArgumentTypeError as error:
-        message = f"must be R:FACTOR, a rank and a number from 1 on, not {text!r}"
-        raise argparse.ArgumentTypeError(message) from error
-
-
 def make_parser() -> Parser:
     """Return the parser of the whole command line."""
-    parser = Parser(prog="wagma", description=DESCRIPTION, epilog=EXIT_STATUSES)
+    parser = Parser(prog="wagma", description=DESCRIPTION, epilog=f"{EXAMPLES}\n{EXIT_STATUSES}")
     parser.add_argument("--version", action="version", version=f"wagma {wagma.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_train(commands)
+    add_info(commands)
     return parser
 
 
@@ -128,16 +128,74 @@ def add_train(commands) -> None:
     """Add the command ``train``."""
     parser = commands.add_parser(
         "train",
-        help="train a small network on scikit-learn's digits",
-        description="Train a small convolutional network on scikit-learn's digits, each rank on "
-        "its own shard, and test the average of all ranks' models.",
-        epilog=f"{TRAIN_EXAMPLES}\n{EXIT_STATUSES}",
+        help="train a model: on digits, on folders of images, or your own",
+        description="Train a model, each rank on its own part of the data, and test the average "
+        "of all ranks' models. Without --images or --script, that is a small convolutional "
+        "network on scikit-learn's digits.",
+        epilog=f"{CONTRACT}\n{TRAIN_EXAMPLES}\n{EXIT_STATUSES}",
     )
-    parser.set_defaults(command=run_train, needs=("rich", "sklearn", "torch"))
+    parser.set_defaults(parser=parser, command=run_train, check=check_train)
+    add_task_options(parser.add_argument_group("what is trained"))
     add_training_options(parser.add_argument_group("training"))
     add_averaging_options(parser.add_argument_group("averaging"))
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
     add_run_options(parser.add_argument_group("the run's files"))
+    add_log_level(parser)
+
+
+def add_info(commands) -> None:
+    """Add the command ``info``."""
+    parser = commands.add_parser(
+        "info",
+        help="show the MPI, nodes, engine and versions that a job runs with",
+        description="Show what a job that is started like this one runs with: the MPI library, "
+        "its thread level, the ranks on each node, the engine's mode, whether MPI takes GPU "
+        "memory, and versions.",
+        epilog=f"{INFO_EXAMPLES}\n{EXIT_STATUSES}",
+    )
+    parser.set_defaults(parser=parser, command=run_info, check=lambda settings: [])
+    add_log_level(parser)
+
+
+def add_log_level(parser: Parser) -> None:
+    """Add what is common to all commands."""
+    parser.add_argument(
+        "--log-level",
+        choices=logs.LEVELS,
+        help=f"which of rank 0's messages appear on standard error; a run's log files have those "
+        f"of all ranks, from info on (default: {logs.VARIABLE}, else {logs.DEFAULT_LEVEL})",
+    )
+
+
+def add_task_options(group) -> None:
+    """Add what says which model learns from which data."""
+    task = group.add_mutually_exclusive_group()
+    task.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="a Python file that defines the model, the data and the loss: see below",
+    )
+    task.add_argument(
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="folders of images, DIR/train/CLASS and DIR/test/CLASS (or DIR/val/CLASS); without "
+        "a folder to test with, a fifth of each class is held out",
+    )
+    group.add_argument(
+        "--image-size",
+        type=whole(8),
+        metavar="PIXELS",
+        help="side of the squares that the images of --images are cropped and resized to "
+        f"(default: {DEFAULT_IMAGE_SIZE})",
+    )
+    group.add_argument(
+        "--shards",
+        choices=("iid", "label-sorted"),
+        help="which part of the digits or images a rank has: a random one, or few of the classes "
+        f"(default: {DEFAULT_SHARDS})",
+    )
 
 
 def add_training_options(group) -> None:
@@ -155,7 +213,7 @@ def add_training_options(group) -> None:
         type=whole(1),
         default=32,
         metavar="N",
-        help="images a rank draws at each step (default: %(default)s)",
+        help="samples that a rank draws at each step (default: %(default)s)",
     )
     add(
         "--lr",
@@ -170,13 +228,6 @@ def add_training_options(group) -> None:
         default=0.9,
         metavar="M",
         help="momentum of SGD, which stays on its rank (default: %(default)s)",
-    )
-    add(
-        "--shards",
-        choices=("iid", "label-sorted"),
-        default="iid",
-        help="which part of the training set a rank has: a random one, or few of the ten digits "
-        "(default: %(default)s)",
     )
     add(
         "--seed",
@@ -266,13 +317,37 @@ def add_run_options(group) -> None:
     )
 
 
+def check_train(settings: argparse.Namespace) -> list[str]:
+    """Refuse options that do not go together, and return the modules that training needs."""
+    parser = settings.parser
+    if settings.script and settings.shards:
+        parser.error("argument --shards: not allowed with argument --script: data() shares out")
+    if settings.image_size and not settings.images:
+        parser.error("argument --image-size: not allowed without argument --images")
+    if settings.images:
+        settings.image_size = settings.image_size or DEFAULT_IMAGE_SIZE
+    if settings.script:
+        return ["rich", "torch"]
+    settings.shards = settings.shards or DEFAULT_SHARDS
+    return ["PIL", "rich", "torch"] if settings.images else ["rich", "sklearn", "torch"]
+
+
 def run_train(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     """Check what only the running job knows, and train."""
-    from wagma import data, runs  # not at the top: --help needs no numpy
+    from wagma import runs  # not at the top: --help needs no numpy
 
-    size = comm.size
-    if size > data.TRAIN_IMAGES:
-        raise job.UsageError(f"{data.TRAIN_IMAGES} training images are too few for {size} ranks")
+    logs.start(settings.log_level, comm.rank)
+    check_ranks(settings, comm.size)
+    found = find_data(settings, comm)
+    run = runs.make_directory(settings.runs_dir, settings.name, comm)
+    logs.to_file(run, comm.rank)
+    from wagma.train import train  # not at the top: it loads torch
+
+    return train(settings, load_task(settings, found, comm), run, comm, signals)
+
+
+def check_ranks(settings: argparse.Namespace, size: int) -> None:
+    """Raise UsageError for options that a job of so many ranks cannot have."""
     if settings.group_size is not None and settings.group_size > size:
         raise job.UsageError(
             f"argument --group-size: groups of {settings.group_size} in a job of {ranks(size)}"
@@ -280,10 +355,61 @@ def run_train(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     for rank in settings.slow_rank:
         if rank >= size:
             raise job.UsageError(f"argument --slow-rank: no rank {rank} in a job of {ranks(size)}")
-    run = runs.make_directory(settings.runs_dir, settings.name, comm)
-    from wagma.train import train
 
-    return train(settings, run, comm, signals)
+
+def find_data(settings: argparse.Namespace, comm):
+    """Return the `folders.Folders` of --images, None without; collective.
+
+    Raises:
+        UsageError: What is to be trained is not there, or is too little.
+    """
+    from wagma import data
+    from wagma.tasks import folders
+
+    if settings.script:
+        job.together(lambda: check_file(settings.script), comm)
+        return None
+    found, images = None, data.TRAIN_IMAGES
+    if settings.images:
+        found = job.from_rank_0(lambda: folders.scan(settings.images), comm)
+        images = len(found.train.paths)
+    if comm.size > images:
+        raise job.UsageError(f"{images} training images are too few for {ranks(comm.size)}")
+    return found
+
+
+def check_file(path: Path) -> None:
+    """Raise UsageError where a script cannot be read."""
+    try:
+        path.open().close()
+    except OSError as error:
+        raise job.UsageError(f"argument --script: cannot read {path}: {error.strerror}") from error
+
+
+def load_task(settings: argparse.Namespace, found, comm):
+    """Return the task that the settings name; collective.
+
+    Args:
+        settings: The command line's.
+        found: What `find_data` returned.
+        comm: An mpi4py communicator.
+    """
+    from wagma.tasks import digits, images, script  # not at the top: they load torch
+
+    if settings.script:
+        return job.together(lambda: script.load(settings.script), comm)
+    if settings.images:
+        return images.task(found, settings.image_size, settings.shards)
+    return digits.task(settings.shards, comm)
+
+
+def run_info(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
+    """Print what the job runs with."""
+    from wagma.info import info
+
+    logs.start(settings.log_level, comm.rank)
+    info(comm)
+    return job.OK
 
 
 def ranks(size: int) -> str:
@@ -295,10 +421,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line on this rank and return the exit status, or raise SystemExit with it."""
     parser = make_parser()
     settings = parser.parse_args(arguments)
-    command, needs = settings.command, settings.needs
-    del settings.command, settings.needs
-    missing = [module for module in needs if importlib.util.find_spec(module) is None]
+    settings.log_level = log_level(settings)
+    missing = [
+        module for module in settings.check(settings) if importlib.util.find_spec(module) is None
+    ]
     if missing:
         text = f"{', '.join(missing)} not installed: pip install 'wagma[train]'"
         parser.exit(job.FAILED, f"wagma: error: {text}\n")
+    command = settings.command
+    del settings.command, settings.check, settings.parser
     return job.run(command, settings)
+
+
+def log_level(settings: argparse.Namespace) -> str:
+    """Return the level that the option, else the variable, else nobody asks for."""
+    level = settings.log_level or os.environ.get(logs.VARIABLE, "").lower() or logs.DEFAULT_LEVEL
+    if level not in logs.LEVELS:
+        settings.parser.error(
+            f"{logs.VARIABLE} must be one of {', '.join(logs.LEVELS)}, not {level!r}"
+        )
+    return level

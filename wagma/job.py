@@ -16,6 +16,14 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 OK, FAILED, USAGE = 0, 1, 2
+EXIT_STATUSES = {
+    OK: "the command has done what it was asked",
+    FAILED: "an error: the traceback is on standard error",
+    USAGE: "a mistake on the command line, or in what it names: one line says which",
+    128 + signal.SIGINT: "ended by SIGINT (Ctrl-C)",
+    128 + signal.SIGTERM: "ended by SIGTERM",
+}
+ENDING = 30.0  # seconds that a rank waits to be ended by another's failure
 T = TypeVar("T")
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
@@ -77,8 +85,7 @@ class Signals:
 def from_rank_0(function: Callable[[], T], comm) -> T:
     """Call a function on rank 0 and return its result on every rank; collective.
 
-    A UsageError that it raises is raised on every rank. The others sleep while they wait, because
-    MPI would spin, on cores that rank 0 may need.
+    A UsageError that it raises is raised on every rank. The others sleep while they wait.
     """
     result = error = None
     if comm.rank == 0:
@@ -86,13 +93,43 @@ def from_rank_0(function: Callable[[], T], comm) -> T:
             result = function()
         except UsageError as caught:
             error = caught
-    arrived = comm.Ibarrier()
-    while not arrived.Test():
-        time.sleep(0.001)
+    meet(comm)
     result, error = comm.bcast((result, error))
     if error:
         raise error
     return result
+
+
+def together(function: Callable[[], T], comm) -> T:
+    """Call a function on every rank and return this rank's result; collective.
+
+    A UsageError that it raises on any rank is raised on every rank. With any other exception the
+    lowest rank that has one ends the job: no other prints the same once more.
+    """
+    from collectives.agreement import raise_together  # not at the top: it loads numpy
+
+    result = usage = failure = None
+    try:
+        result = function()
+    except UsageError as caught:
+        usage = caught
+    except (Exception, SystemExit) as caught:
+        failure = caught
+    meet(comm)
+    failed = comm.allgather(failure is not None)
+    if any(failed):
+        if not failed[comm.rank] or any(failed[: comm.rank]):
+            time.sleep(ENDING)
+        raise failure or RuntimeError(f"rank {failed.index(True)} has failed")
+    raise_together(comm, usage)
+    return result
+
+
+def meet(comm) -> None:
+    """Wait for all ranks, asleep: MPI would spin, on cores that the others may need."""
+    arrived = comm.Ibarrier()
+    while not arrived.Test():
+        time.sleep(0.001)
 
 
 def check_launch(comm) -> None:

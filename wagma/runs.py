@@ -10,6 +10,7 @@ from pathlib import Path
 from wagma.job import UsageError, from_rank_0
 
 FLUSH_EVERY = 1.0
+POINTS = 60  # of a curve: more would show the batches' noise
 
 
 def make_directory(runs_dir: Path, name: str | None, comm) -> Path:
@@ -76,6 +77,33 @@ def _json_value(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Curve:
+    """A rank's loss over its steps, thinned to at most `POINTS` means.
+
+    Args:
+        steps: How many steps there will be.
+
+    Attributes:
+        points: (step, elapsed seconds, loss) each; step, counted from 1, and time are those of the
+            last step that the mean is over.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.points: list[tuple[int, float, float]] = []
+        self._width = math.ceil(steps / POINTS)
+        self._steps = 0
+
+    def add(self, elapsed_s: float, loss: float) -> None:
+        """Count the next step."""
+        part = 1 / (self._steps % self._width + 1)
+        self._steps += 1
+        if part == 1:
+            self.points.append((self._steps, elapsed_s, loss))
+        else:
+            mean = (1 - part) * self.points[-1][2] + part * loss
+            self.points[-1] = (self._steps, elapsed_s, mean)
+
+
 class Tally:
     """What one rank adds up over its steps.
 
@@ -87,24 +115,50 @@ class Tally:
     def __init__(self, steps: int, sync_period: int) -> None:
         self.sync_period = sync_period
         self.steps = 0
+        self.samples = 0
         self.group_calls = 0
         self.timely_calls = 0
         self.elapsed_s = 0.0
+        self.compute_s = 0.0
+        self.delay_s = 0.0
+        self.waiting_s = 0.0
+        self.communicating_s = 0.0
         self.own_seconds = [0.0] * math.ceil(steps / sync_period)
+        self.loss = Curve(steps)
 
     def add(self, record: dict) -> None:
         """Count one step's record."""
         self.own_seconds[self.steps // self.sync_period] += record["compute_s"] + record["delay_s"]
+        self.compute_s += record["compute_s"]
+        self.delay_s += record["delay_s"]
         self.elapsed_s = record["elapsed_s"]
+        self.loss.add(record["elapsed_s"], record["loss"])
+        self.samples += record["samples"]
         self.steps += 1
         if not record["synchronized"]:
             self.group_calls += 1
             self.timely_calls += record["timely"]
 
+    def add_averaging(self, waiting_s: float, communicating_s: float) -> None:
+        """Count the seconds that the steps spent in the collective: for others, and on data."""
+        self.waiting_s += waiting_s
+        self.communicating_s += communicating_s
+
     @property
     def timely_share(self) -> float:
         """The share of the group averages that this rank's vector was in; no synchronisations."""
         return share(self.timely_calls, self.group_calls)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Where this rank's time went; "other" is the rest, such as writing the metrics."""
+        spent = {
+            "compute": self.compute_s,
+            "delay": self.delay_s,
+            "waiting": self.waiting_s,
+            "communicating": self.communicating_s,
+        }
+        return {**spent, "other": max(0.0, self.elapsed_s - sum(spent.values()))}
 
 
 def share(part: int, whole: int) -> float:
@@ -112,7 +166,7 @@ def share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def summarise(tallies: list[Tally], batch_size: int) -> dict:
+def summarise(tallies: list[Tally]) -> dict:
     """Return what the ranks' tallies say about the job.
 
     ``bound_s`` is what the job would take if averaging were free: a synchronisation waits for
@@ -121,14 +175,13 @@ def summarise(tallies: list[Tally], batch_size: int) -> dict:
 
     Args:
         tallies: Every rank's.
-        batch_size: Samples that a rank draws at each step.
     """
     wall_s = max(tally.elapsed_s for tally in tallies)
     periods = zip(*(tally.own_seconds for tally in tallies), strict=True)
     bound_s = sum(max(seconds) for seconds in periods)
     timely_calls = sum(tally.timely_calls for tally in tallies)
     group_calls = sum(tally.group_calls for tally in tallies)
-    samples = batch_size * sum(tally.steps for tally in tallies)
+    samples = sum(tally.samples for tally in tallies)
     return {
         "wall_s": wall_s,
         "bound_s": bound_s,
@@ -136,4 +189,5 @@ def summarise(tallies: list[Tally], batch_size: int) -> dict:
         "samples_per_s": samples / wall_s,
         "timely_share": share(timely_calls, group_calls),
         "timely_share_of_rank": [tally.timely_share for tally in tallies],
+        "seconds_of_rank": [tally.seconds for tally in tallies],
     }

@@ -1,4 +1,4 @@
-"""``wagma train``: a small convolutional network learns scikit-learn's digits on all ranks.
+"""``wagma train``: all ranks of a job learn one task.
 
 Importing it loads torch and MPI; `train` is what the command line runs on every rank.
 """
@@ -6,87 +6,42 @@ Importing it loads torch and MPI; `train` is what the command line runs on every
 from __future__ import annotations
 
 import argparse
+import logging
+import math
 import os
-import platform
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from mpi4py import MPI
-from torch import nn
 
 import collectives
-import wagma
-from wagma import data, imbalance, progress
-from wagma.job import OK, Interrupted, Signals, complain, from_rank_0
+from wagma import imbalance, plots, progress
+from wagma.info import versions
+from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, together
 from wagma.optim import WAGMA
 from wagma.runs import JsonLines, Tally, summarise, write_json
+from wagma.stopwatch import Stopwatch
+from wagma.tasks import contract
 
-REPORTED_VERSIONS = ("torch", "numpy", "scikit-learn", "mpi4py")
-
-
-def small_cnn() -> nn.Module:
-    """Return a network for 8 × 8 images and ten classes, with 6,090 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128, 10),
-    )
-
-
-class Stopwatch:
-    """What a step spends its time on, in seconds; a sleep counts for as long as it really took.
-
-    The local optimiser's own step counts as compute: a hook on it tells where averaging begins.
-    """
-
-    def __init__(self, local_optimizer: torch.optim.Optimizer) -> None:
-        self.start()
-        local_optimizer.register_step_post_hook(lambda *_: self.computed())
-
-    def start(self) -> None:
-        """Begin a step."""
-        self.compute = self.delay = self.average = 0.0
-        self._last = time.perf_counter()
-
-    def computed(self) -> None:
-        """Count the time since the last call as this rank's own work."""
-        self.compute += self._lap()
-
-    def delayed(self) -> None:
-        """Count the time since the last call as an injected delay."""
-        self.delay += self._lap()
-
-    def averaged(self) -> None:
-        """Count the time since the last call as averaging."""
-        self.average += self._lap()
-
-    def _lap(self) -> float:
-        last, self._last = self._last, time.perf_counter()
-        return self._last - last
+log = logging.getLogger(__name__)
 
 
 class Trainer:
     """One rank's model, optimiser and data, as the settings say; making it is collective."""
 
-    def __init__(self, settings: argparse.Namespace, comm: MPI.Comm) -> None:
-        self.settings, self.rank, self.size = settings, comm.rank, comm.size
-        train_set, self.test_set = from_rank_0(data.load_digits, comm)
-        self.images = torch.from_numpy(train_set.images)
-        self.labels = torch.from_numpy(train_set.labels)
-        shard = data.shard(train_set.labels, self.rank, self.size, settings.shards, settings.seed)
-        self.batches = data.batches(shard, settings.batch_size, self.rank, settings.seed)
-        torch.manual_seed(settings.seed)
-        self.model = small_cnn()
+    def __init__(self, settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
+        self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
+        self.model, self.batches, self.test = together(
+            lambda: contract.prepare(
+                task, comm.rank, comm.size, settings.batch_size, settings.seed
+            ),
+            comm,
+        )
         sgd = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
         self.stopwatch = Stopwatch(sgd)
         self.optimizer = WAGMA(
@@ -104,7 +59,8 @@ class Trainer:
         started = time.perf_counter()
         for step in range(self.settings.steps):
             self.stopwatch.start()
-            loss = self.compute_gradient()
+            batch = next(self.batches)
+            loss = self.compute_gradient(batch)
             self.hold_up(step)
             self.optimizer.step()
             self.stopwatch.averaged()
@@ -113,6 +69,7 @@ class Trainer:
                 "step": step,
                 "version": result.version,
                 "loss": loss,
+                "samples": contract.samples(batch) or self.settings.batch_size,
                 "timely": result.timely,
                 "source": result.source,
                 "synchronized": result.synchronized,
@@ -123,11 +80,10 @@ class Trainer:
                 "elapsed_s": time.perf_counter() - started,
             }
 
-    def compute_gradient(self) -> float:
-        """Compute the gradient on this rank's next batch, and return the loss."""
-        batch = torch.from_numpy(next(self.batches))
+    def compute_gradient(self, batch: Any) -> float:
+        """Compute the gradient on a batch, and return the loss."""
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(self.images[batch]), self.labels[batch])
+        loss = self.task.loss(self.model, batch)
         loss.backward()
         time.sleep(self.settings.step_time_ms / 1000)
         self.stopwatch.computed()
@@ -139,48 +95,50 @@ class Trainer:
         drawn = imbalance.delay(settings.imbalance, settings.seed, step, self.rank, self.size)
         factor = settings.slow_rank.get(self.rank, 1.0)
         slow = imbalance.slow_rank_delay(factor, self.stopwatch.compute)
-        time.sleep(drawn * settings.imbalance_scale + slow)
-        self.stopwatch.delayed()
-
-    @torch.no_grad()
-    def accuracy(self) -> float:
-        """Return the share of the test images that the model recognises."""
-        predicted = self.model(torch.from_numpy(self.test_set.images)).argmax(1)
-        return (predicted == torch.from_numpy(self.test_set.labels)).double().mean().item()
+        seconds = drawn * settings.imbalance_scale + slow
+        if seconds > 0:
+            time.sleep(seconds)
+            self.stopwatch.delayed()
 
 
-def train(settings: argparse.Namespace, run: Path, comm: MPI.Comm, signals: Signals) -> int:
+def train(
+    settings: argparse.Namespace, task: contract.Task, run: Path, comm: MPI.Comm, signals: Signals
+) -> int:
     """Train on this rank, write the run's files, and return the exit status; collective.
 
     Args:
         settings: The command line's.
+        task: What is trained.
         run: The run's directory, which is empty.
         comm: The ranks that train together.
         signals: What may end the training early.
     """
     torch.set_num_threads(fair_threads(comm))
-    trainer = Trainer(settings, comm)
+    trainer = Trainer(settings, task, comm)
     optimizer = trainer.optimizer
     tally = Tally(settings.steps, optimizer.collective.sync_period)
     if comm.rank == 0:
         write_json(run / "config.json", configuration(settings, run, comm.size, optimizer))
+    log_beginning(trainer)
 
     trained = closed = None
     comm.Barrier()
     try:
         with signals.raising():
             run_steps(trainer, tally, run)
+            tally.add_averaging(*averaging_seconds(optimizer.collective))
             trained = evaluate(trainer)
     except Interrupted:
         pass
     except collectives.ClosedError as error:
         closed = error
     optimizer.close()
+    log.info("made %d steps in %.1f s", tally.steps, tally.elapsed_s)
 
     if all(comm.allgather(trained is not None)):
-        tallies = comm.gather(tally)
-        if comm.rank == 0:
-            report(*trained, tallies, settings.batch_size, run)
+        state, measured = trained
+        measured, tallies = comm.gather(measured), comm.gather(tally)
+        from_rank_0(lambda: report(contract.all_ranks(measured), state, tallies, run), comm)
     received = comm.allgather(signals.received)
     if any(received):
         if comm.rank == 0:
@@ -203,9 +161,24 @@ def fair_threads(comm: MPI.Comm) -> int:
     return max(1, len(cores) // sharers)
 
 
+def log_beginning(trainer: Trainer) -> None:
+    """Leave in every rank's log what it is about to do, and where."""
+    collective = trainer.optimizer.collective
+    log.info(
+        "rank %d of %d on %s, process %d, %d threads: %s",
+        *(trainer.rank, trainer.size, MPI.Get_processor_name(), os.getpid()),
+        *(torch.get_num_threads(), trainer.task.name),
+    )
+    log.info(
+        "groups of %d, all ranks every %d steps, waiting for %s, late: %s",
+        *(collective.group_size, collective.sync_period, collective.wait, collective.late),
+    )
+
+
 def run_steps(trainer: Trainer, tally: Tally, run: Path) -> None:
     """Make all steps, and record, count and show them."""
     settings, rank = trainer.settings, trainer.rank
+    finite = True
     with (
         JsonLines(run / f"rank-{rank:04}.jsonl") as metrics,
         closing(progress.start(rank, settings.steps)) as shown,
@@ -213,15 +186,27 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path) -> None:
         for record in trainer.steps():
             metrics.write(record)
             tally.add(record)
-            samples_per_s = trainer.size * settings.batch_size * tally.steps / tally.elapsed_s
+            if finite and not math.isfinite(record["loss"]):
+                finite = False
+                log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
+            samples_per_s = trainer.size * tally.samples / tally.elapsed_s
             shown.update(tally.steps, record["loss"], samples_per_s, tally.timely_share)
 
 
-def evaluate(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
-    """Return the averaged model's test accuracy, and a copy of its state; collective."""
+def averaging_seconds(collective: collectives.GroupAllreduce) -> tuple[float, float]:
+    """Return the seconds that this rank's application has waited and communicated in calls."""
+    statistics = collective.statistics()
+    return statistics.waiting, statistics.communicating
+
+
+def evaluate(trainer: Trainer) -> tuple[dict[str, torch.Tensor], contract.Means]:
+    """Return a copy of the averaged model's state, and its test results on this rank; collective.
+
+    How ranks' results are put together is left for when all have some: a signal may come between.
+    """
     with trainer.optimizer.averaged():
         state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-        return trainer.accuracy(), state
+        return state, contract.evaluate(trainer.task, trainer.model, trainer.test)
 
 
 def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer: WAGMA) -> dict:
@@ -235,33 +220,32 @@ def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer:
         "wait": optimizer.collective.wait,
         "late": optimizer.collective.late,
         "threads": torch.get_num_threads(),
-        "versions": {
-            "wagma": wagma.__version__,
-            "python": platform.python_version(),
-            **{package: metadata.version(package) for package in REPORTED_VERSIONS},
-            "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
-        },
+        "versions": versions(),
     }
 
 
 def report(
-    accuracy: float,
-    state: dict[str, torch.Tensor],
-    tallies: list[Tally],
-    batch_size: int,
-    run: Path,
+    measured: dict[str, float], state: dict[str, torch.Tensor], tallies: list[Tally], run: Path
 ) -> None:
-    """Write the finished run's model and summary, and print the summary."""
+    """Write the finished run's model, summary and plots, and print the summary."""
     torch.save(state, run / "model.pt")
-    summary = {"accuracy": accuracy, **summarise(tallies, batch_size)}
+    summary = {**measured, **summarise(tallies)}
     write_json(run / "summary.json", summary)
+    results = ", ".join(in_words(name, value) for name, value in measured.items())
     print(
-        f"test accuracy {accuracy:.2%}, wall time {summary['wall_s']:.2f} s, "
+        f"{'test ' + results if measured else 'no test batches'}, "
+        f"wall time {summary['wall_s']:.2f} s, "
         f"{summary['samples_per_s']:,.0f} samples/s, timely {summary['timely_share']:.0%}, "
         f"bound/wall {summary['bound_over_wall']:.2f}\n"
         f"metrics, model and configuration are in {run}",
         flush=True,
     )
+    plots.draw(run, tallies)
+
+
+def in_words(name: str, value: float) -> str:
+    """Return "accuracy 96.11%" or "loss 0.1234"."""
+    return f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
 
 
 def farewell(received: list[int], tally: Tally, run: Path) -> str:

@@ -234,16 +234,17 @@ class WaitAvoiding:
     def agreed(self, records, size):
         """Every rank has entered an operation; `records` holds each one's (operation, t).
 
-        If all are the same it begins; ranks that have joined take part in any average, and once
-        all have joined, all finish. If all close, the versions that anybody has started are
-        executed, FIN is sent, and nothing is forwarded any more. Otherwise whoever is not closing
-        is broken, and who is closes anew.
+        If all are the same it begins. Ranks that have joined take part in any average of the
+        others, unless they had made more calls, and once all have joined, all finish. If all close,
+        the versions that anybody has started are executed, FIN is sent, and nothing is forwarded
+        any more. Otherwise whoever is not closing is broken, and who is closes anew.
         """
         r: cython.int
         kind: cython.int
         common: cython.int = JOIN
         same: cython.bint = True
         joins: cython.bint = False
+        joined_at: cython.longlong = 0
         at: cython.longlong = 0
         last: cython.longlong = 0
         for r in range(size):
@@ -252,12 +253,15 @@ class WaitAvoiding:
                 last = records[2 * r + 1]
             if kind == JOIN:
                 joins = True
+                if records[2 * r + 1] > joined_at:
+                    joined_at = records[2 * r + 1]
             elif common == JOIN:
                 common = kind
                 at = records[2 * r + 1]
             elif kind != common or (records[2 * r + 1] != at and common != CLOSE):
                 same = False
-        if joins and common in (CLOSE, LOAD):
+        averages: cython.bint = common != CLOSE and common != LOAD
+        if joins and common != JOIN and not (averages and joined_at <= at):
             same = False
         if not same:
             self.ops += 1

@@ -1,13 +1,14 @@
-"""A model as one vector: what every method of this package averages.
+"""A model as one vector per dtype: what every method of this package averages.
 
 The steps, in this order: `survey` lists a model's tensors and refuses what cannot be averaged,
 `agree` makes every rank refuse it alike, `broadcast` gives every rank the first rank's values,
-and `FlatModel` moves the tensors into one contiguous buffer that they become views of.
+and `FlatModel` moves the tensors into contiguous buffers that they become views of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:  # importing it initialises MPI
     from mpi4py import MPI
 
 ALIGNMENT = 64  # bytes, at which torch and BLAS expect a tensor of its own to start
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+DISTRIBUTED = {"DistributedDataParallel", "FullyShardedDataParallel"}  # of torch
 
 
 class Tensor(NamedTuple):
@@ -42,16 +47,18 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
 
     Args:
         model: `torch.nn.Module`, its parameters and buffers dense and on the CPU, the
-            floating-point ones all float32 or all float64.
+            floating-point ones float16, bfloat16, float32 or float64.
         optimizer: `torch.optim.Optimizer` of some or all of the model's parameters.
 
     Returns:
         A list of `Tensor`.
 
     Raises:
-        TypeError: not a module or an optimiser; a tensor of another dtype, layout or device.
+        TypeError: not a module or an optimiser; a module that averages by itself (DDP, FSDP); a
+            tensor of another dtype, layout or device, of a class like DTensor, or made in
+            inference mode.
         ValueError: a lazy parameter without a shape, a parameter of the optimiser that is not
-            the model's, two tensors that share memory without being the same object, or a model
+            the model's, elements that share memory without being of the same object, or a model
             without any floating-point parameter.
     """
     if not isinstance(model, torch.nn.Module):
@@ -60,10 +67,11 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}"
         )
+    check_not_distributed(model)
     tensors = list(named_tensors(model))
     for tensor in tensors:
         check_averageable(tensor)
-    check_one_dtype(tensors)
+    check_any_parameter(tensors)
     check_no_aliases(tensors)
     check_members(tensors, optimizer.param_groups)
     return tensors
@@ -84,53 +92,111 @@ def named_tensors(model: torch.nn.Module) -> Iterable[Tensor]:
     return found.values()
 
 
+def check_not_distributed(model: torch.nn.Module) -> None:
+    """Raise for a module that distributes or averages its parameters or gradients itself."""
+    for prefix, module in model.named_modules():
+        for kind in type(module).__mro__:  # by name: importing FSDP takes a second
+            if kind.__name__ in DISTRIBUTED and kind.__module__.startswith("torch."):
+                what = f"module {prefix!r}" if prefix else "the model"
+                raise TypeError(
+                    f"{what} is a {kind.__name__}, which averages by itself: pass the module that "
+                    "it wraps"
+                )
+
+
 def check_averageable(tensor: Tensor) -> None:
     """Raise for a tensor that cannot become a view of a flat CPU buffer."""
     value, name = tensor.value, f"{tensor.kind} {tensor.name!r}"
     if torch.nn.parameter.is_lazy(value):
         raise ValueError(f"{name} has no shape yet: run a batch through the model first")
+    if hasattr(type(value), "__tensor_flatten__"):
+        raise TypeError(f"{name} is a {type(value).__name__}: only plain tensors can be averaged")
+    if value.is_inference():
+        raise TypeError(f"{name} was made in torch.inference_mode(), so it cannot be trained")
     if value.layout is not torch.strided:
         raise TypeError(f"{name} is {value.layout}: only dense tensors can be averaged")
     if value.device.type != "cpu":
         raise TypeError(f"{name} is on {value.device}: only CPU tensors can be averaged so far")
-    if value.is_complex() or (value.is_floating_point() and value.itemsize < 4):
-        raise TypeError(f"{name} is {value.dtype}: only float32 and float64 can be averaged so far")
+    if value.is_complex() or (value.is_floating_point() and value.dtype not in DTYPES):
+        averageable = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise TypeError(f"{name} is {value.dtype}, not one of {averageable}")
+    if value.dtype is torch.bfloat16 and importlib.util.find_spec("ml_dtypes") is None:
+        raise TypeError(f"{name} is torch.bfloat16, which needs `pip install ml_dtypes`")
+    if any(size > 1 and not stride for size, stride in zip(value.shape, value.stride())):
+        raise ValueError(f"{name} is expanded, its elements share memory: register a clone() of it")
 
 
-def check_one_dtype(tensors: list[Tensor]) -> None:
-    """Raise unless there is a floating-point parameter, and every such tensor has its dtype."""
-    floating = [tensor for tensor in tensors if tensor.value.is_floating_point()]
-    if not any("parameter" in tensor.kind for tensor in floating):
+def check_any_parameter(tensors: list[Tensor]) -> None:
+    """Raise unless there is a floating-point parameter with elements."""
+    if not any(
+        "parameter" in tensor.kind and tensor.value.is_floating_point() and tensor.value.numel()
+        for tensor in tensors
+    ):
         raise ValueError("the model has no floating-point parameters")
-    for tensor in floating:
-        if tensor.value.dtype != floating[0].value.dtype:
-            raise TypeError(f"one dtype only so far: the model has {floating[0]}, and {tensor}")
 
 
 def check_no_aliases(tensors: list[Tensor]) -> None:
-    """Raise for distinct tensors at one address: as views of the buffer they would part."""
-    first_at = {}
-    for tensor in tensors:
+    """Raise for distinct tensors with a byte in common: as views of the buffer they would part."""
+    cluster, end = [], 0  # tensors whose ranges of addresses overlap; they may still interleave
+    for tensor in sorted(tensors, key=lambda tensor: tensor.value.data_ptr()):
         if not tensor.value.numel():
             continue
-        other = first_at.setdefault(tensor.value.data_ptr(), tensor)
-        if other is not tensor:
+        start = tensor.value.data_ptr()
+        cluster = [*cluster, tensor] if start < end else [tensor]
+        end = max(end, start + extent(tensor.value))
+        other = sharer(cluster) if len(cluster) > 1 else None
+        if other:
             raise ValueError(
                 f"{other.kind} {other.name!r} and {tensor.kind} {tensor.name!r} share memory but "
                 "are different objects: register one object twice to tie them"
             )
 
 
+def extent(value: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first element to the end of its last in memory."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride()))
+    return (last + 1) * value.itemsize
+
+
+def sharer(cluster: list[Tensor]) -> Tensor | None:
+    """Return the first tensor that has a byte in common with the last one, or None."""
+    base = min(tensor.value.data_ptr() for tensor in cluster)
+    length = max(tensor.value.data_ptr() - base + extent(tensor.value) for tensor in cluster)
+    taken = torch.zeros(length, dtype=torch.bool, device="cpu")
+
+    def bytes_of(value: torch.Tensor) -> torch.Tensor:
+        size = value.itemsize
+        stride = [stride * size for stride in value.stride()]
+        return taken.as_strided((*value.shape, size), (*stride, 1), value.data_ptr() - base)
+
+    *others, last = cluster
+    bytes_of(last.value).fill_(True)
+    return next((other for other in others if bytes_of(other.value).any()), None)
+
+
 def check_members(tensors: list[Tensor], param_groups: list[dict]) -> None:
-    """Raise for a parameter in the groups that is not among the tensors."""
+    """Raise ValueError for a parameter in the groups that is not among the tensors."""
     members = {id(tensor.value) for tensor in tensors}
+    for number, index, parameter in numbered(param_groups):
+        if id(parameter) not in members:
+            raise ValueError(
+                f"{place(number, index, parameter)} is in the optimizer but not in the model, "
+                "so it would not be averaged"
+            )
+
+
+def numbered(param_groups: list[dict]) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield each parameter of the groups after its group's number and its index there."""
     for number, group in enumerate(param_groups):
         for index, parameter in enumerate(group["params"]):
-            if id(parameter) not in members:
-                raise ValueError(
-                    f"parameter {index} of group {number}, shape {tuple(parameter.shape)}, is in "
-                    "the optimizer but not in the model, so it would not be averaged"
-                )
+            yield number, index, parameter
+
+
+def place(number: int, index: int, parameter: torch.Tensor) -> str:
+    """Return where a parameter is in an optimiser, and its shape, for a message."""
+    lazy = torch.nn.parameter.is_lazy(parameter)
+    shape = "without a shape" if lazy else f"shape {tuple(parameter.shape)}"
+    return f"parameter {index} of group {number}, {shape},"
 
 
 def agree(comm: MPI.Intracomm, find: Callable[[], list]) -> list:
@@ -139,16 +205,20 @@ def agree(comm: MPI.Intracomm, find: Callable[[], list]) -> list:
     Args:
         comm: mpi4py communicator; collective.
         find: function of no arguments that returns a list, such as a survey, whose elements'
-            `str` must not differ between ranks. It may raise TypeError or ValueError.
+            `str` must not differ between ranks. It may raise.
 
     Raises:
         TypeError, ValueError: the same on every rank, naming the ranks that raised or that
             differ from rank 0, and what differs.
+        RuntimeError: for what else `find` raised, the same on every rank.
     """
+    found = error = None
     try:
-        found, error = find(), None
+        found = find()
     except (TypeError, ValueError) as problem:
-        found, error = None, problem
+        error = problem
+    except Exception as problem:  # the other ranks wait to hear of any
+        error = RuntimeError(f"{type(problem).__name__}: {problem}")
     mine = None if error else [str(item) for item in found]
     reference = comm.bcast(mine, root=0)
     if error is None and reference is not None and mine != reference:
@@ -174,7 +244,7 @@ def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
 
 
 class FlatModel:
-    """A model whose averaged tensors are views of one contiguous vector.
+    """A model whose averaged tensors are views of one contiguous vector for each dtype.
 
     Averaged are all floating-point parameters, the frozen ones included (so that they can join
     the optimiser later), and all floating-point buffers, such as BatchNorm's running statistics.
@@ -183,30 +253,27 @@ class FlatModel:
 
     Attributes:
         averaged, constant: lists of the tensors that are averaged and of those that are not.
-        vector: 1-D float32 or float64 numpy array that shares the tensors' memory, which starts
-            each of them at a multiple of 64 bytes; the gaps hold zeros.
+        vectors: list of 1-D numpy arrays, one for each dtype of the averaged tensors (float16,
+            ml_dtypes' bfloat16, float32, float64), that share the tensors' memory. Each tensor
+            starts at a multiple of 64 bytes; the gaps hold zeros.
     """
 
+    @torch.inference_mode(False)  # whatever the caller's mode, the views must be trainable
     def __init__(self, tensors: list[Tensor]):
-        """Move the tensors, a survey after its broadcast, into a new buffer.
+        """Move the tensors, a survey after its broadcast, into new buffers.
 
         Shapes, strides and values stay, and so do the `torch.nn.Parameter` objects.
         """
         self.averaged = [tensor for tensor in tensors if is_averaged(tensor)]
         self.constant = [tensor for tensor in tensors if not is_averaged(tensor)]
-        dtype = self.averaged[0].value.dtype
-        unit = ALIGNMENT // dtype.itemsize
-        starts, length = [], 0
-        for tensor in self.averaged:
-            starts.append(length)
-            length += -(-tensor.value.numel() // unit) * unit
-        buffer = torch.zeros(length, dtype=dtype)
-        for tensor, start in zip(self.averaged, starts, strict=True):
-            value = tensor.value
-            view = buffer.as_strided(value.shape, dense_stride(value), start)
-            view.copy_(value.detach())
-            value.data = view
-        self.vector = buffer.numpy()
+        if not any(tensor.value.numel() for tensor in self.averaged):
+            raise ValueError("nothing to average: what the model has is frozen and not finite")
+        dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
+        self.vectors = [
+            as_numpy(flatten([t.value for t in self.averaged if t.value.dtype is dtype]))
+            for dtype in dtypes
+        ]
+        self._ids = {id(tensor.value) for tensor in self.averaged}
         self._places = [
             (module, attribute, tensor, tensor.value.data_ptr())
             for tensor in self.averaged
@@ -214,25 +281,70 @@ class FlatModel:
         ]
 
     def check(self) -> None:
-        """Raise RuntimeError if a tensor of the model is no longer a view of the vector."""
+        """Raise RuntimeError if a tensor of the model is no longer a view of its vector."""
         for module, attribute, tensor, address in self._places:
             value = getattr(module, attribute, None)
-            if value is None or value.data_ptr() != address:
+            if not isinstance(value, torch.Tensor) or value.data_ptr() != address:
                 raise RuntimeError(
                     f"{tensor.kind} {tensor.name!r} was replaced after the model was wrapped, "
                     "so it cannot be averaged: change it in place, or wrap the model afterwards"
                 )
 
-    def save(self) -> tuple[np.ndarray, list[torch.Tensor]]:
-        """Return a copy of every tensor's value, averaged or not, for `restore`."""
-        return self.vector.copy(), [tensor.value.detach().clone() for tensor in self.constant]
+    def check_members(self, param_groups: list[dict]) -> None:
+        """Raise ValueError for a parameter in the groups that could be trained but not averaged."""
+        for number, index, parameter in numbered(param_groups):
+            if id(parameter) in self._ids or not parameter.requires_grad:
+                continue
+            reason = "is in the optimizer but was not in the model"
+            if any(tensor.value is parameter for tensor in self.constant):
+                reason = "was frozen and not finite"
+            raise ValueError(
+                f"{place(number, index, parameter)} {reason} when the model was wrapped, so it "
+                "would not be averaged"
+            )
 
-    def restore(self, saved: tuple[np.ndarray, list[torch.Tensor]]) -> None:
+    def mark_changed(self) -> None:
+        """Let autograd refuse a graph that was built with the parameters before they changed."""
+        for tensor in self.averaged:
+            if tensor.value.requires_grad:
+                torch.autograd.graph.increment_version(tensor.value)
+
+    def save(self) -> tuple[list[np.ndarray], list[torch.Tensor]]:
+        """Return a copy of every tensor's value, averaged or not, for `restore`."""
+        constants = [tensor.value.detach().clone() for tensor in self.constant]
+        return [vector.copy() for vector in self.vectors], constants
+
+    def restore(self, saved: tuple[list[np.ndarray], list[torch.Tensor]]) -> None:
         """Put the values that `save` returned back, bit for bit."""
-        vector, constants = saved
-        self.vector[:] = vector
+        vectors, constants = saved
+        for vector, value in zip(self.vectors, vectors, strict=True):
+            vector[:] = value
         for tensor, value in zip(self.constant, constants, strict=True):
             tensor.value.detach().copy_(value)
+
+
+def flatten(values: list[torch.Tensor]) -> torch.Tensor:
+    """Make the tensors, all of one dtype, views of a new vector, and return that."""
+    unit = ALIGNMENT // values[0].itemsize
+    starts, length = [], 0
+    for value in values:
+        starts.append(length)
+        length += -(-value.numel() // unit) * unit
+    buffer = torch.zeros(length, dtype=values[0].dtype, device="cpu")
+    for value, start in zip(values, starts, strict=True):
+        view = buffer.as_strided(value.shape, dense_stride(value), start)
+        view.copy_(value.detach())
+        value.data = view
+    return buffer
+
+
+def as_numpy(vector: torch.Tensor) -> np.ndarray:
+    """Return a numpy array that shares a tensor's memory; numpy has bfloat16 from ml_dtypes."""
+    if vector.dtype is not torch.bfloat16:
+        return vector.numpy()
+    import ml_dtypes
+
+    return vector.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
 
 
 def is_averaged(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from wagma.optim.flat import FlatModel, agree, broadcast, check_members, survey
+from collectives.settings import checked_weight
+from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.wrapper import Wrapper
 
 if TYPE_CHECKING:  # importing it initialises MPI
     from mpi4py import MPI
+
+_made: weakref.WeakSet[WAGMA] = weakref.WeakSet()
 
 
 class WAGMA(Wrapper):
@@ -24,10 +28,16 @@ class WAGMA(Wrapper):
     then averages the resulting model in this iteration's group without waiting for ranks that
     are late, whose last models stand in for them; every `sync_period` steps all ranks average.
 
-    The model's parameters and floating-point buffers become views of one vector (`FlatModel`
-    says which) and start from rank 0's values on every rank, integer buffers too. The parameter
-    objects stay the same, so the wrapped optimiser, schedulers and `GradScaler` go on working.
-    All ranks make the same number of steps.
+    The model's parameters and floating-point buffers become views of one vector for each dtype
+    (`FlatModel` says which) and start from rank 0's values on every rank, integer buffers too. The
+    parameter objects stay the same, so the wrapped optimiser and schedulers go on working. All
+    ranks make the same number of steps, unless they `join`; one that a `GradScaler` skips on some
+    rank for its infinite gradients counts there too: that rank averages the model that it has.
+
+    Step hooks, here or on the wrapped optimiser, run around its step, before the average. A
+    parameter that was frozen when the model was wrapped can be trained later; one that is new to
+    the model cannot. Where DataLoader workers are spawned, not forked, they import the main script:
+    it must import `mpi4py.MPI`, if it does, inside `if __name__ == "__main__"` or a function.
 
     Example:
         >>> optimizer = WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -54,13 +64,14 @@ class WAGMA(Wrapper):
         comm: MPI.Intracomm | None = None,
         wait: str = "nobody",
         late: str | None = None,
+        **options: Any,
     ):
         """Wrap an optimiser and its model; collective.
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters.
-            model: `torch.nn.Module` on the CPU, its parameters and floating-point buffers dense
-                and all float32 or all float64, of the same shapes on every rank.
+            model: `torch.nn.Module` on the CPU, its parameters and floating-point buffers dense,
+                of float16, bfloat16, float32 or float64, and of the same shapes on every rank.
             group_size: S, ranks per group, 1 to the number of ranks P; by default the paper's
                 √P, rounded up to a power of two.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
@@ -69,57 +80,77 @@ class WAGMA(Wrapper):
                 runs repeatable bit for bit.
             late: how a late rank's model is merged, "paper" or "conserving"; by default
                 `collectives.DEFAULT_LATE`.
+            **options: further ones of `collectives.GroupAllreduce`: engine, stall, abort,
+                log_level.
 
         Raises:
             TypeError, ValueError: a model that cannot be averaged (the message names the
                 parameter), or models or settings that differ between ranks (it names the ranks);
                 the same on every rank.
         """
-        if comm is None:
-            from mpi4py import MPI  # here, because it initialises MPI
+        from mpi4py import MPI  # here, because it initialises MPI
 
+        if comm is None:
             comm = MPI.COMM_WORLD
-        tensors = agree(comm, lambda: survey(model, optimizer))
+        if not isinstance(comm, MPI.Intracomm):
+            raise TypeError(f"comm must be an mpi4py communicator, not {type(comm).__name__}")
+        tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         broadcast(comm, tensors)
         super().__init__(optimizer)
         self.flat = FlatModel(tensors)
         self.collective = collectives.GroupAllreduce(
             comm,
-            self.flat.vector,
+            self.flat.vectors,
             group_size=default_group_size(comm.Get_size()) if group_size is None else group_size,
             sync_period=sync_period,
             wait=wait,
             late=late,
+            **options,
         )
         self.result = None
         self._inside_average = False
+        _made.add(self)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: the wrapped optimiser may then be stepped on its own."""
+        return self.collective.closed
+
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Take a step of the wrapped optimiser, then average the model (Algorithm 2).
 
         Args:
             closure: function that evaluates the model and returns the loss, for the optimisers
-                that want one.
+                that want one, some of them several times a step.
+            weight: how much this rank's model counts beside others' of weight 1, such as its
+                batch's size divided by the mean size; finite, at least 0.
 
         Returns:
-            What the wrapped optimiser's step returned.
+            What the wrapped optimiser's step returned; None where a `GradScaler` skips it.
 
         Raises:
-            RuntimeError: a parameter's memory was replaced after wrapping, or this is inside
-                `averaged()`.
+            RuntimeError: a parameter's memory was replaced after wrapping, this is inside
+                `averaged()`, or a closure was passed by way of a `GradScaler`.
+            TypeError, ValueError: another weight, or a trainable parameter in a group that was
+                not in the model when that was wrapped.
+            collectives.RankFailedError: another rank has failed.
             collectives.ClosedError: after `close`.
         """
+        weight = checked_weight(weight)
         self._check_usable()
-        loss = self.optimizer.step(closure)
+        self.flat.check_members(self.param_groups)
+        loss = self.local_step(closure)
         self.flat.check()
-        self.result = self.collective(self.flat.vector)
+        self.result = self.collective(self.flat.vectors, weight=weight)
+        self.flat.mark_changed()
         return loss
 
     def synchronize(self) -> None:
         """Set every rank's model to the average over all ranks now; collective, not a step."""
         self._check_usable()
         self.flat.check()
-        self.collective.synchronize(self.flat.vector)
+        self.collective.synchronize(self.flat.vectors)
+        self.flat.mark_changed()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -133,22 +164,74 @@ class WAGMA(Wrapper):
         own = self.flat.save()
         self._inside_average = True
         try:
-            self.collective.average(self.flat.vector)
+            self.collective.average(self.flat.vectors)
             yield
         finally:
             self._inside_average = False
             self.flat.restore(own)
 
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Let ranks make different numbers of steps inside; collective.
+
+        A rank that leaves the block takes part in the others' averages, those over all ranks too,
+        until all have left it. It then has weight 0: under the conserving rule, from the next
+        average over all ranks on, so that no update is lost. Afterwards all ranks have the average
+        of the models of those that made the most steps, and the same number of steps.
+
+        Example:
+            >>> with optimizer.join():
+            ...     for inputs, targets in batches:  # fewer on some ranks
+            ...         ...
+            ...         optimizer.step()
+        """
+        self._check_usable()
+        yield
+        self._check_usable()
+        self.flat.check()
+        self.collective.join(self.flat.vectors)
+        self.flat.mark_changed()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimiser's state, and the averaging's counter beside it.
+
+        Its key "averaging" holds {"version": steps made}. Each rank's model and local state are its
+        own: save them on every rank to go on exactly, or one rank's inside `averaged()`.
+        """
+        state = self.optimizer.state_dict()
+        return {**state, "averaging": {"version": self.collective.version}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, and go on from the model as it is now; collective.
+
+        Load the model's state first. With `wait="group"`, or saved right after an average over
+        all ranks, training continues as if it had not stopped; else it does from each rank's own
+        model, without what only others' averages had of it.
+
+        Args:
+            state_dict: this rank's; one of the wrapped optimiser alone counts as of this version.
+
+        Raises:
+            collectives.DisagreementError: the ranks load different versions.
+        """
+        self._check_usable()
+        state = dict(state_dict)
+        averaging = state.pop("averaging", {"version": self.collective.version})
+        super().load_state_dict(state)
+        self.flat.check()
+        self.collective.load(self.flat.vectors, averaging["version"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the wrapped optimiser.
 
         Raises:
-            ValueError: it has a parameter that was not in the model when that was wrapped.
+            ValueError: it has a parameter that was not in the model when that was wrapped, or
+                that is not averaged because it was frozen and not finite then.
         """
         before = len(self.param_groups)
         self.optimizer.add_param_group(param_group)
         try:
-            check_members(self.flat.averaged, self.param_groups)
+            self.flat.check_members(self.param_groups)
         except ValueError:
             del self.param_groups[before:]
             raise
@@ -167,10 +250,23 @@ class WAGMA(Wrapper):
         return self.collective.__exit__(*exception)
 
     def _check_usable(self) -> None:
-        if self.collective.closed:
+        if self.closed:
             raise collectives.ClosedError("this WAGMA optimizer is closed")
         if self._inside_average:
             raise RuntimeError("inside averaged() the model is the average, not this rank's own")
+
+
+def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors, unless they or the optimiser are in the hands of a `WAGMA` already."""
+    if isinstance(optimizer, Wrapper):
+        raise TypeError("optimizer is a WAGMA optimizer already: pass the one that it wraps")
+    mine = {id(tensor.value): tensor for tensor in tensors}
+    for other in _made:
+        shared = [mine[id(t.value)] for t in other.flat.averaged if id(t.value) in mine]
+        if not other.closed and (shared or other.optimizer is optimizer):
+            what = f"{shared[0].kind} {shared[0].name!r}" if shared else "optimizer"
+            raise ValueError(f"{what} belongs to another WAGMA optimizer, which is not closed")
+    return tensors
 
 
 def default_group_size(size: int) -> int:

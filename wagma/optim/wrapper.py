@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 
@@ -10,19 +12,36 @@ import torch
 class Wrapper(torch.optim.Optimizer):
     """The wrapped optimiser seen through an object whose `step` a method replaces.
 
-    Parameter groups, state and defaults *are* the wrapped optimiser's, not copies, so that
-    learning-rate schedulers, `GradScaler` and checkpoints work with either object.
+    Parameter groups, state, defaults and hooks *are* the wrapped optimiser's, not copies, so that
+    learning-rate schedulers and checkpoints work with either object. Only this one makes steps,
+    also for `GradScaler.step`: until it is closed, the wrapped optimiser's own `step` raises.
+
+    Attributes:
+        optimizer: the wrapped optimiser.
+        closed: whether the method has ended, so that the wrapped optimiser is free again.
     """
 
-    # GradScaler would hand its scale to this object, where the wrapped one does not look for it.
-    _step_supports_amp_scaling = False
+    # GradScaler then calls `step` even where it found infinite gradients, because ranks that count
+    # their steps must not skip one; it says what it found in `found_inf` and `grad_scale`.
+    _step_supports_amp_scaling = True
+
+    closed = False
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         # Not super().__init__(): it would build a second set of groups, state and hooks.
         self.optimizer = optimizer
+        self._stepping = False
+        if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # else it is a wrapper without them
+            refuse_alone(optimizer, weakref.ref(self))
 
-    param_groups = property(lambda self: self.optimizer.param_groups)
-    state = property(lambda self: self.optimizer.state)
+    param_groups = property(
+        lambda self: self.optimizer.param_groups,
+        lambda self, groups: setattr(self.optimizer, "param_groups", groups),
+    )
+    state = property(
+        lambda self: self.optimizer.state,
+        lambda self, state: setattr(self.optimizer, "state", state),
+    )
     defaults = property(lambda self: self.optimizer.defaults)
 
     def __getattr__(self, name: str) -> Any:
@@ -30,6 +49,40 @@ class Wrapper(torch.optim.Optimizer):
         if name == "optimizer":  # not yet set: looking it up would recurse
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    def __getstate__(self) -> NoReturn:
+        kind = type(self).__name__
+        raise TypeError(
+            f"a {kind} optimizer cannot be copied or pickled, because it holds a communicator: "
+            "save its state_dict(), or copy the optimizer that it wraps"
+        )
+
+    def local_step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take the wrapped optimiser's step, unless a GradScaler says that it must be skipped.
+
+        Gradients that the GradScaler has not unscaled yet are unscaled first, in place.
+
+        Args:
+            closure: for the wrapped optimiser's `step`; none beside a GradScaler.
+
+        Returns:
+            What that `step` returned, None where it was skipped.
+
+        Raises:
+            RuntimeError: a closure beside a GradScaler, which cannot see its gradients.
+        """
+        found_inf, scale = vars(self).get("found_inf"), vars(self).get("grad_scale")
+        if closure is not None and found_inf is not None:
+            raise RuntimeError("GradScaler does not support closures")
+        if found_inf is not None and bool(found_inf):
+            return None
+        if scale is not None:
+            unscale(self.param_groups, float(scale))
+        self._stepping = True
+        try:
+            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        finally:
+            self._stepping = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients: `torch.optim.Optimizer.zero_grad`."""
@@ -46,3 +99,28 @@ class Wrapper(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the wrapped optimiser."""
         self.optimizer.add_param_group(param_group)
+
+
+def refuse_alone(optimizer: torch.optim.Optimizer, wrapper: weakref.ref[Wrapper]) -> None:
+    """Make the optimiser's step raise where its wrapper, while open, does not take it."""
+
+    def refuse(*_: Any) -> None:
+        outside = wrapper()
+        if outside is not None and not (outside._stepping or outside.closed):
+            raise RuntimeError(
+                f"step the {type(outside).__name__} optimizer, not the one that it wraps, whose "
+                "step would not be averaged"
+            )
+
+    optimizer.register_step_pre_hook(refuse)
+
+
+def unscale(param_groups: list[dict[str, Any]], scale: float) -> None:
+    """Divide the gradients by the scale, in place; raise ValueError for float16, as torch does."""
+    with torch.no_grad():
+        for group in param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    if parameter.grad.dtype is torch.float16:
+                        raise ValueError("Attempting to unscale FP16 gradients.")
+                    parameter.grad.mul_(1 / scale)

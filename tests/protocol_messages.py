@@ -1,0 +1,231 @@
+"""The messages of the in-memory network of `protocol_network`, and the invariants of its runs."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import sys
+from collections import deque
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+from collectives.topology import propagation_bound
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load_source(module):
+    """Load a protocol's source as a module of its own: the compiled one's methods are C's."""
+    name = f"_source_of_{module}"
+    if name not in sys.modules:
+        path = ROOT / "collectives" / "protocols" / f"{module}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+protocols = load_source("wait_avoiding")
+schedules = load_source("schedule")
+
+# What goes over a channel of control besides activations: the last message, and (NOTICE, rank).
+FIN = "fin"
+NOTICE = "notice"
+
+# What an exchange is of: the number follows.
+VERSION = "version"
+OPERATION = "operation"
+
+
+class Invariant(enum.Enum):
+    """What must hold in every run."""
+
+    IN_ORDER = "every started version, and no other, is executed once by each rank, in order"
+    ONE_EACH = "the members of a group have the same contributions, one of each member"
+    TIMELY = "a call is timely exactly if its vector is in its version's sum"
+    LATE = "a late result is as new as its call, and lacks the call's vector"
+    EPOCH = "no contribution and no result crosses a synchronisation"
+    NOBODY_PASSIVE = "where nobody is passive, every call is timely"
+    BETWEEN_VERSIONS = "a snapshot changes only between versions"
+    CONSERVED = "the sum of all snapshots changes by the published updates alone"
+    NEAR = "no two ranks' engines are further apart than the propagation bound"
+    BOUNDED = "the messages that wait at a rank are bounded"
+    MATCHED = "a message is received by the exchange that it was sent for"
+    WAIT_AVOIDING = "no group call waits for a stopped application"
+    ENDS = "nothing hangs"
+    DRAINED = "no message is received after leaving, or left over"
+    AGREED = "an operation begins, at one version, exactly if all have entered one that allows it"
+    TOGETHER = "all ranks leave an operation at the same version, with what it publishes"
+    JOINED = "a rank that has joined contributes nothing newer than its join"
+    HEARD = "everybody hears of a failure, unless all are closing"
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant, details):
+        super().__init__(f"not so: {invariant.value}: {details}")
+        self.invariant = invariant
+
+
+def require(condition, invariant, *details):
+    if not condition:
+        raise Violation(invariant, " ".join(str(detail) for detail in details))
+
+
+class Contribution(NamedTuple):
+    """Which of a rank's publications is in a sum, and how many of its updates are in it."""
+
+    rank: int
+    publication: int
+    updates: int
+    epoch: int
+
+
+class Sum(NamedTuple):
+    """The contributions of some ranks, and the exact weighted sum of their vectors."""
+
+    parts: frozenset
+    value: Fraction
+    weight: int
+
+    def plus(self, other):
+        twice = self.parts & other.parts
+        require(not twice, Invariant.ONE_EACH, sorted(twice), "counted twice")
+        return Sum(self.parts | other.parts, self.value + other.value, self.weight + other.weight)
+
+    @property
+    def mean(self):
+        return self.value / self.weight
+
+
+class Network:
+    """The messages under way: control by receiver and dimension, data by source and tag.
+
+    For one rank there wait at most the vectors of one synchronous operation and of `gap` + 1
+    versions: ⌊log2 n⌋ + 1 from an exchange of n members. On a channel there wait at most `gap` + 1
+    activations that the receiver has use for; where one is sent at a time, at most one at all. A
+    channel carries at most one notice.
+    """
+
+    def __init__(self, world_size, group_size):
+        steps = _log2_floor(world_size) + 1
+        self.gap = 0
+        self.data_bound = steps
+        if group_size > 1:
+            self.gap = propagation_bound(world_size, group_size)
+            self.data_bound += (self.gap + 1) * (_log2_floor(group_size) + 1)
+        self.window = 4 * self.gap + 4
+        self.phases = steps + 1
+        self.control = {}
+        self.carried = {}
+        self.notified = set()
+        self.data = [{} for _ in range(world_size)]
+        self.waiting = [0] * world_size
+
+    def tag(self, version):
+        """The first of a version's tags; the synchronous operations share one above them all."""
+        return version % self.window * self.phases
+
+    @property
+    def operations_tag(self):
+        return self.window * self.phases
+
+    def send_control(self, destination, dimension, message):
+        """Send (version, ops), ever higher versions, (NOTICE, rank), at most once, or FIN, last."""
+        key = destination, dimension
+        last = self.carried.get(key, -1)
+        require(last != FIN, Invariant.DRAINED, message, "is sent after FIN on", key)
+        if message != FIN and message[0] == NOTICE:
+            require(key not in self.notified, Invariant.BOUNDED, message, "is sent twice on", key)
+            self.notified.add(key)
+        else:
+            version = FIN if message == FIN else message[0]
+            ascending = message == FIN or last < version
+            require(ascending, Invariant.BOUNDED, message, "is sent after", last, "on", key)
+            self.carried[key] = version
+        self.control.setdefault(key, deque()).append(message)
+
+    def carries_notices(self):
+        return any(message[0] == NOTICE for sent in self.control.values() for message in sent)
+
+    def receive_control(self, destination, dimension):
+        channel = self.control[destination, dimension]
+        message = channel.popleft()
+        if not channel:
+            del self.control[destination, dimension]
+        return message
+
+    def send_data(self, source, destination, tag, message):
+        self.data[destination].setdefault((source, tag), deque()).append(message)
+        self.waiting[destination] += 1
+        require(
+            self.waiting[destination] <= self.data_bound,
+            Invariant.BOUNDED,
+            f"{self.waiting[destination]} messages wait at rank {destination}",
+        )
+
+    def receive_data(self, source, destination, tag):
+        messages = self.data[destination][source, tag]
+        message = messages.popleft()
+        if not messages:
+            del self.data[destination][source, tag]
+        self.waiting[destination] -= 1
+        return message
+
+
+class Exchange:
+    """One member's part in the allreduce of a version, or of a synchronous operation."""
+
+    def __init__(self, network, label, members, rank, contribution, tag):
+        self.network = network
+        self.label = label
+        self.members = members
+        self.rank = rank
+        self.sum = self.contribution = contribution
+        self.tag = tag
+        self.schedule = schedules.Schedule()
+        self.schedule.begin(len(members), members.index(rank))
+        self._send()
+
+    @property
+    def done(self):
+        return self.schedule.done
+
+    def can_receive(self):
+        return not self.done and self._awaited() in self.network.data[self.rank]
+
+    def receive(self):
+        """Take the message that the present step waits for, and go on to the next."""
+        source, tag = self._awaited()
+        label, incoming = self.network.receive_data(source, self.rank, tag)
+        require(
+            label == self.label,
+            Invariant.MATCHED,
+            f"rank {self.rank} receives data of {label} in {self.label}",
+        )
+        taken = self.schedule.receives == schedules.TAKE
+        self.sum = incoming if taken else self.sum.plus(incoming)
+        self.schedule.advance()
+        self._send()
+
+    def state(self):
+        return self.schedule.phase, self.sum.parts
+
+    def _awaited(self):
+        return self.members[self.schedule.peer], self.tag + self.schedule.phase
+
+    def _send(self):
+        """Send what is to be sent, up to the first step that receives."""
+        while not self.schedule.done:
+            if self.schedule.sends:
+                peer, tag = self._awaited()
+                self.network.send_data(self.rank, peer, tag, (self.label, self.sum))
+            if self.schedule.receives != schedules.NOTHING:
+                return
+            self.schedule.advance()
+
+
+def _log2_floor(number):
+    return number.bit_length() - 1

@@ -1,0 +1,183 @@
+"""What the ranks of `protocol_network` do: their programs, the late rules, and random ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from protocol_messages import protocols
+
+# What an application's program consists of, besides the operations AVERAGE, SYNCHRONIZE, JOIN and
+# CLOSE, and a `Load`.
+CALL = "call"
+INTERRUPTED_CALL = "interrupted call"
+PUBLISH = "publish"
+AVERAGE = protocols.AVERAGE
+SYNCHRONIZE = protocols.SYNCHRONIZE
+JOIN = protocols.JOIN
+CLOSE = protocols.CLOSE
+
+
+class Load(NamedTuple):
+    """Replace the model by one of the rank's own, of which the next call has this number."""
+
+    number: int
+
+
+# When a rank sends the activations that are due.
+AT_ONCE = "at once"
+DELAYED = "delayed"
+ONE_AT_A_TIME = "one at a time"
+
+
+class PaperRule:
+    """Publishing replaces the snapshot; the model is one exact number.
+
+    A rank that has joined has this `joined_weight` in the sums, until all have joined: under the
+    paper's rule its snapshot is only old, under the conserving one it holds what others published.
+    """
+
+    conserves = False
+    joined_weight = 0
+
+    def __init__(self, model):
+        self.model = model
+        self.snapshot = model
+        self.returned = model
+
+    def unpublished(self):
+        """The update that a publication would add to the snapshot."""
+        return self.model - self.snapshot
+
+    def publish(self):
+        self.snapshot = self.model
+
+    def executed(self, result):
+        """A version has been executed, passively or not."""
+
+    def returns(self, timely, result):
+        """The call returns the group's mean, or, late, the mean with its own vector added."""
+        late = (result.value + self.model) / (result.weight + 1)
+        self.model = result.mean if timely else late
+
+    def adopt(self, model):
+        """A common average, or what was loaded, is the model and is contributed from now on."""
+        self.model = self.snapshot = self.returned = model
+
+
+class ConservingRule(PaperRule):
+    """Publishing adds the application's own change; a mean replaces the snapshot."""
+
+    conserves = True
+    joined_weight = 1
+
+    def unpublished(self):
+        return self.model - self.returned
+
+    def publish(self):
+        self.snapshot += self.unpublished()
+        self.returned = self.model
+
+    def executed(self, result):
+        self.snapshot = result.mean
+
+    def returns(self, timely, result):
+        self.model = self.returned = self.snapshot
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the ranks of a run do, and which of their applications stop for a while.
+
+    Attributes:
+        programs: what each rank's application does; the last operation is CLOSE.
+        sends: when due activations are sent; a delayed one may be overtaken by a later one.
+        frozen: the ranks whose applications stop, wherever they compute, after `frozen_from`
+            events, until nothing more can happen without them.
+        failing: the ranks that at some moment give notice of a failure.
+        heeds: whether an application closes, instead of going on, once it knows of a failure.
+    """
+
+    world_size: int
+    group_size: int
+    sync_period: int
+    programs: tuple
+    passive: bool = True
+    rule: type = PaperRule
+    sends: str = AT_ONCE
+    frozen: frozenset = frozenset()
+    frozen_from: int = 0
+    failing: frozenset = frozenset()
+    heeds: bool = False
+
+
+def random_epoch(generator, calls):
+    """Make the calls of one epoch, with some synchronous operations among them."""
+    epoch = [CALL] * calls
+    for _ in range(generator.choice((0, 0, 1, 2))):
+        operation = generator.choice((AVERAGE, SYNCHRONIZE))
+        epoch.insert(generator.randint(0, len(epoch)), operation)
+    return epoch
+
+
+def random_programs(generator, world_size, sync_period, kind, longest=14):
+    """Make one program a rank.
+
+    They are all "equal", or of "unequal" lengths, or consist of epochs that a rank may "join" the
+    end of early, or there is a "mismatch" or a "mismatched join".
+    """
+    most = 3 * sync_period if sync_period < 8 else longest
+    joining = kind in ("join", "mismatched join")
+    epochs = []
+    for _ in range(generator.randint(1, 3) if joining else 1):
+        epoch = random_epoch(generator, generator.randint(0, min(most, 8) if joining else most))
+        if generator.random() < 0.2:
+            load = Load(generator.randint(0, min(2 * sync_period, 20)))
+            epoch.insert(generator.randint(0, 0 if joining else len(epoch)), load)
+        epochs.append(epoch)
+    programs = []
+    for _ in range(world_size):
+        program = []
+        for epoch in epochs:
+            length = len(epoch)
+            if epoch and (kind == "unequal" or (joining and generator.random() < 0.5)):
+                length = generator.randint(isinstance(epoch[0], Load), length)
+            program += epoch[:length]
+            program += [JOIN] * joining
+        if kind.startswith("mismatch") and generator.random() < 0.3:
+            operation = generator.choice((CALL, AVERAGE, SYNCHRONIZE, JOIN, Load(0)))
+            program.insert(generator.randint(0, len(program)), operation)
+        for _ in range(generator.choice((0, 0, 1, 2))):
+            program.insert(generator.randint(0, len(program)), PUBLISH)
+        if CALL in program and generator.random() < 0.2:
+            calls = [index for index, operation in enumerate(program) if operation == CALL]
+            program[generator.choice(calls)] = INTERRUPTED_CALL
+        programs.append((*program, CLOSE))
+    return tuple(programs)
+
+
+def random_scenario(generator):
+    world_size = generator.randint(1, 9)
+    sync_period = generator.choice((1, 2, 3, 4, 5, 100))
+    kind = generator.choice(
+        ("equal", "equal", "unequal", "mismatch", "join", "join", "join", "mismatched join")
+    )
+    return Scenario(
+        world_size,
+        group_size=generator.randint(1, world_size),
+        sync_period=sync_period,
+        programs=random_programs(generator, world_size, sync_period, kind),
+        passive=generator.random() < 0.75,
+        rule=generator.choice((PaperRule, ConservingRule)),
+        sends=generator.choice((AT_ONCE, DELAYED, ONE_AT_A_TIME)),
+        frozen=random_ranks(generator, world_size, (0, 0.4)),
+        frozen_from=generator.randint(0, 60 * world_size),
+        failing=random_ranks(generator, world_size, (0, 0, 0, 0.2, 1)),
+        heeds=generator.random() < 0.5,
+    )
+
+
+def random_ranks(generator, world_size, probabilities):
+    """Choose each rank with a probability that is one of these."""
+    probability = generator.choice(probabilities)
+    return frozenset(rank for rank in range(world_size) if generator.random() < probability)

@@ -1,0 +1,221 @@
+"""Training that does not end alike everywhere, or that stops and continues; and mixed dtypes."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+import torch
+from test_optim_mpi import LATE, OPTIMIZERS, backward, make_model, same_everywhere, train
+from torch import nn
+
+from collectives import ClosedError, DisagreementError
+from wagma.optim import WAGMA
+
+pytestmark = pytest.mark.mpi
+
+
+def wrap(model, comm, make=OPTIMIZERS["sgd"], **settings):
+    return WAGMA(make(model.parameters()), model, comm=comm, **settings)
+
+
+# Checkpoints
+
+
+def checkpoint(model, optimizer):
+    """Return what a file with the model's and the optimiser's state would give back."""
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_training_continues_exactly_after_a_round_trip(comm, late, make):
+    """Stopped in the middle of a period, in new objects, with the groups of the old count."""
+    size = min(2, comm.size)
+    settings = {"make": make, "late": late, "wait": "group", "group_size": size, "sync_period": 5}
+    results = []
+    uninterrupted = make_model(comm.rank)
+    with wrap(uninterrupted, comm, **settings) as optimizer:
+        for step in range(16):
+            if step == 7:
+                saved = checkpoint(uninterrupted, optimizer)
+            backward(uninterrupted, comm.rank, step)
+            optimizer.step()
+            results.append((optimizer.result.version, optimizer.result.group))
+
+    model = make_model(17 + comm.rank)
+    with wrap(model, comm, **settings) as optimizer:
+        backward(model, comm.rank, 99)
+        optimizer.step()
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        assert optimizer.collective.version == 7
+        for step in range(7, 16):
+            backward(model, comm.rank, step)
+            optimizer.step()
+            assert (optimizer.result.version, optimizer.result.group) == results[step]
+    for one, other in zip(
+        model.state_dict().values(), uninterrupted.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_plain_optimizers_state_loads_at_the_present_version(comm):
+    model = make_model()
+    plain = OPTIMIZERS["sgd"](model.parameters())
+    backward(model, 0, 0)
+    plain.step()
+    state = plain.state_dict()
+    with wrap(model, comm) as optimizer:
+        for step in range(3):
+            backward(model, comm.rank, step)
+            optimizer.step()
+        optimizer.load_state_dict(state)
+        assert optimizer.collective.version == 3
+        momentum = optimizer.state[model[0].weight]["momentum_buffer"]
+        assert torch.equal(momentum, state["state"][0]["momentum_buffer"])
+        optimizer.step()
+
+
+def test_states_of_different_versions_are_refused_with_their_ranks(comm):
+    model = make_model()
+    with wrap(model, comm) as optimizer:
+        state = optimizer.state_dict()
+        state["averaging"]["version"] = 40 if comm.rank == 2 else 30
+        with pytest.raises(DisagreementError, match=r"ranks 0-1, 3 .* version 30.*rank 2 .* 40"):
+            optimizer.load_state_dict(state)
+
+
+# Joining
+
+
+def steps_of(rank, size, epoch):
+    return [0, 9, 4, 23, 8, 1, 15, 3][(rank + epoch) % size]
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("wait", ["nobody", "group"])
+def test_ranks_with_fewer_batches_join_and_all_end_with_the_same_model(comm, late, wait):
+    model = make_model(comm.rank)
+    with wrap(
+        model, comm, late=late, wait=wait, sync_period=6, group_size=min(2, comm.size)
+    ) as optimizer:
+        made = 0
+        for epoch in range(2):
+            steps = steps_of(comm.rank, comm.size, epoch)
+            with optimizer.join():
+                for step in range(steps):
+                    backward(model, comm.rank, step)
+                    optimizer.step()
+                    time.sleep(0.001 * (comm.rank == 1))
+            most = max(steps_of(rank, comm.size, epoch) for rank in range(comm.size))
+            made += most
+            assert optimizer.collective.version == made
+            parameters = b"".join(v.detach().numpy().tobytes() for v in model.parameters())
+            assert same_everywhere(comm, parameters)
+            assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+@pytest.mark.ranks(3, 4)
+def test_after_joining_the_model_is_the_average_of_those_that_made_the_most_steps(comm):
+    model = nn.Linear(1, 1, bias=False)
+    with wrap(model, comm, late="paper", wait="group", group_size=1, sync_period=1000) as optimizer:
+        with torch.no_grad():
+            model.weight.fill_(comm.rank)
+        with optimizer.join():
+            for _ in range(3 if comm.rank < 2 else 1):
+                optimizer.step()
+        assert model.weight.item() == 0.5
+
+
+@pytest.mark.ranks(4)
+def test_under_conserving_what_a_joined_rank_did_is_in_the_next_synchronisation(comm):
+    """Rank 3 adds 8 in its only step; the mean after the others' synchronisation has 2 of it."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    with WAGMA(sgd, model, comm=comm, late="conserving", group_size=2, sync_period=4) as optimizer:
+        with optimizer.join():
+            for _ in range(1 if comm.rank == 3 else 4):
+                model.weight.grad = torch.full((1, 1), -8.0 * (comm.rank == 3))
+                optimizer.step()
+            if comm.rank != 3:
+                assert optimizer.result.synchronized and optimizer.result.weight == 4
+                torch.testing.assert_close(model.weight.item(), 2.0)
+        torch.testing.assert_close(model.weight.item(), 2.0)
+        assert same_everywhere(comm, model.weight.item())
+
+
+def test_a_rank_that_closes_instead_of_joining_is_named(comm):
+    model = make_model()
+    optimizer = wrap(model, comm)
+    if comm.rank == 2:
+        optimizer.close()
+        return
+    named = pytest.raises(ClosedError, match=r"rank 2 entered close\(\) after 0 calls")
+    with named, optimizer.join():
+        pass
+    optimizer.close()
+
+
+def test_an_error_inside_the_block_does_not_join(comm):
+    model = make_model()
+    with wrap(model, comm) as optimizer:
+        with pytest.raises(KeyError, match="mine"), optimizer.join():
+            raise KeyError("mine")
+        optimizer.step()
+        assert optimizer.collective.version == 1
+
+
+# Dtypes and weights
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", LATE)
+def test_a_model_of_several_dtypes_is_averaged_as_one(comm, late):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model[0].half()
+    model[1].bfloat16()
+    model[2].double()
+    with wrap(model, comm, late=late, wait="group", group_size=comm.size) as optimizer:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(comm.rank)
+            model[3].running_mean.fill_(8 * comm.rank)
+        optimizer.step()
+        mean = (comm.size - 1) / 2
+        for parameter in model.parameters():
+            tolerance = 0.01 if parameter.dtype is torch.bfloat16 else 1e-3
+            torch.testing.assert_close(
+                parameter.double(),
+                torch.full_like(parameter, mean).double(),
+                rtol=tolerance,
+                atol=0,
+            )
+        torch.testing.assert_close(model[3].running_mean, torch.full((2,), 8 * mean))
+        state = b"".join(
+            value.detach().view(torch.uint8).numpy().tobytes() for value in model.parameters()
+        )
+        assert same_everywhere(comm, state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_half_precision_model_trains(comm, dtype):
+    model = train(comm, 12, dtype=dtype, sync_period=4)
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+def test_a_step_is_weighed(comm):
+    model = nn.Linear(1, 1, bias=False)
+    with wrap(model, comm, wait="group", group_size=4) as optimizer:
+        with torch.no_grad():
+            model.weight.fill_(comm.rank)
+        optimizer.step(weight=comm.rank)
+        torch.testing.assert_close(model.weight.item(), (1 + 4 + 9) / 6)
+        assert optimizer.result.weight == 6

@@ -1,0 +1,61 @@
+"""DataLoader workers beside an engine: they know nothing of MPI, and end when they should."""
+
+import pytest
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = """
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+from wagma.optim import WAGMA
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        if sys.argv[1] == "spawn":
+            assert "mpi4py.MPI" not in sys.modules, "a worker has initialised MPI"
+        return torch.full((4,), float(index))
+
+def main(start, *loaders):
+    model = torch.nn.Linear(4, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with WAGMA(inner, model, sync_period=3) as optimizer:
+        for kind in loaders:
+            loader = DataLoader(
+                Numbers(),
+                batch_size=4,
+                shuffle=True,
+                num_workers=2,
+                multiprocessing_context=start,
+                persistent_workers=kind == "persistent",
+            )
+            for epoch in range(2):
+                for batch in loader:
+                    optimizer.zero_grad()
+                    model(batch).square().mean().backward()
+                    optimizer.step()
+            next(iter(loader))  # workers in the middle of an epoch, when the loader goes or stays
+        optimizer.synchronize()
+        numbers = optimizer.flat.vectors[0].tolist()
+    print(optimizer.collective.version, numbers, flush=True)
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "loaders"),
+    [("fork", ["new", "persistent"]), ("spawn", ["persistent"])],
+    ids=["fork", "spawn"],
+)
+def test_workers_load_while_ranks_average(mpirun, tmp_path, start, loaders):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    result = mpirun(2, script, start, *loaders, timeout=100).check()
+    first, second = result.stdout.splitlines()
+    assert first == second and first.startswith(f"{8 * len(loaders)} [")
+    assert result.stderr == ""

@@ -1,0 +1,98 @@
+"""The plots: what is drawn of which numbers."""
+
+import importlib.util
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from wagma import plots
+from wagma.runs import Tally
+
+
+def tallies(ranks, steps=80, losses=lambda rank, step: 1 / (step + 1)):
+    made = []
+    for rank in range(ranks):
+        tally = Tally(steps, 10)
+        for step in range(steps):
+            tally.add(
+                {
+                    "compute_s": 0.01,
+                    "delay_s": 0.001 * rank,
+                    "elapsed_s": 0.02 * (step + 1),
+                    "loss": losses(rank, step),
+                    "samples": 8,
+                    "timely": True,
+                    "synchronized": False,
+                }
+            )
+        tally.add_averaging(0.3, 0.1)
+        made.append(tally)
+    return made
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Collect the figures that are saved."""
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    saved = {}
+    save = figure.savefig
+
+    def collect(self, path):
+        saved[path.name] = self
+        save(self, path)
+
+    monkeypatch.setattr(figure, "savefig", collect)
+    return saved
+
+
+def legend(axes_or_figure):
+    legends = getattr(axes_or_figure, "legends", None) or [axes_or_figure.get_legend()]
+    return [text.get_text() for text in legends[0].get_texts()]
+
+
+def test_the_bars_of_a_rank_are_its_seconds(figures, tmp_path):
+    plots.draw(tmp_path, tallies(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "time.png"]
+    figure = figures["time.png"]
+    (axes,) = figure.axes
+    assert legend(figure) == ["compute", "injected delay", "wait", "communication", "other"]
+    ends = [[bar.get_x() + bar.get_width() for bar in bars] for bars in axes.containers]
+    assert np.allclose(ends[0], 0.8)
+    assert np.allclose(np.subtract(ends[1], ends[0]), [0, 0.08, 0.16])
+    assert np.allclose(np.subtract(ends[2], ends[1]), 0.3)
+    assert np.allclose(np.subtract(ends[3], ends[2]), 0.1)
+    assert np.allclose(ends[4], 1.6)
+
+
+def test_what_took_no_time_has_no_bar(figures, tmp_path):
+    plots.draw(tmp_path, tallies(1))
+    assert legend(figures["time.png"]) == ["compute", "wait", "communication", "other"]
+
+
+def test_every_rank_s_loss_and_the_mean_are_drawn_over_steps_and_time(figures, tmp_path):
+    plots.draw(tmp_path, tallies(2, losses=lambda rank, step: 1.0 + 2 * rank))
+    over_steps, over_time = figures["loss.png"].axes
+    assert legend(over_time) == ["rank 0", "rank 1", "mean"]
+    for axes, last in ((over_steps, 80), (over_time, 1.6)):
+        first, second, mean = axes.get_lines()
+        assert set(first.get_ydata()) == {1}
+        assert set(second.get_ydata()) == {3}
+        assert np.allclose(mean.get_ydata(), 2)
+        assert mean.get_xdata()[-1] == pytest.approx(last)
+
+
+@pytest.mark.parametrize("ranks", [1, 40])
+@pytest.mark.parametrize("loss", [math.nan, 0.0, -1.0])
+def test_odd_losses_and_many_ranks_are_drawn_as_well(figures, tmp_path, ranks, loss):
+    plots.draw(tmp_path, tallies(ranks, 1 if ranks == 1 else 3, lambda rank, step: loss))
+    assert legend(figures["loss.png"].axes[1])[0] == ("rank 0" if ranks == 1 else "each rank")
+
+
+def test_without_matplotlib_one_line_says_so(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        plots.draw(tmp_path, tallies(1))
+    assert caplog.messages == ["no loss.png and time.png: matplotlib is not installed"]
+    assert not list(tmp_path.iterdir())

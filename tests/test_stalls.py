@@ -1,0 +1,222 @@
+"""What a rank says that has waited for long, and when it says nothing."""
+
+import logging
+import signal
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from launch import Signal
+
+from collectives import GroupAllreduce
+
+NEVER = 10**9
+SHORT = 0.2  # seconds without progress that are a stall here
+
+
+class Reports(logging.Handler):
+    """What this rank has logged; each report is told to the rank that is missing."""
+
+    def __init__(self, comm, missing):
+        super().__init__()
+        self.comm, self.missing = comm, missing
+        self.texts = []
+
+    def emit(self, record):
+        assert record.levelno == logging.WARNING
+        self.texts.append(record.getMessage())
+        self.comm.isend(None, self.missing).wait()
+
+    def wait_for(self, count):
+        """Stay away until so many reports have been made, and time for more has passed."""
+        for _ in range(count):
+            while not self.comm.Iprobe():
+                time.sleep(0.01)
+            self.comm.recv()
+        time.sleep(2 * SHORT)
+        assert not self.comm.Iprobe()
+
+
+@pytest.fixture
+def reports(comm):
+    handler = Reports(comm, missing=2)
+    logger = logging.getLogger("collectives")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("given", "operation"),
+    [
+        ("variable", "a periodic synchronisation"),
+        ("argument", "average()"),
+        ("argument", "load()"),
+    ],
+)
+def test_each_waiting_rank_says_once_who_is_missing(comm, reports, monkeypatch, given, operation):
+    """And goes on when that rank does come; the next stall is reported as well."""
+    monkeypatch.setenv("WAGMA_STALL", str(SHORT) if given == "variable" else "1000")
+    stall = SHORT if given == "argument" else None
+    mine = np.zeros(3)
+    expected = []
+    with GroupAllreduce(comm, mine, group_size=2, sync_period=2, stall=stall) as average:
+        for calls in (1, 3):
+            average(mine)
+            if comm.rank == 2:
+                reports.wait_for(3)
+            if operation == "average()":
+                average.average(mine)
+            elif operation == "load()":
+                average.load(mine, calls)
+            assert average(mine).synchronized
+            expected.append(
+                f"in {operation} after {calls} calls for rank 2, "
+                f"whose application computes after {calls} calls"
+            )
+    assert len(reports.texts) == (0 if comm.rank == 2 else 2)
+    for text, wanted in zip(reports.texts, expected):
+        assert text.startswith(f"rank {comm.rank} has waited ")
+        assert wanted in text
+
+
+@pytest.mark.mpi
+def test_a_rank_that_waits_for_its_group_names_the_member(comm, reports):
+    mine = np.zeros(3)
+    with GroupAllreduce(
+        comm, mine, group_size=4, sync_period=NEVER, wait="group", stall=SHORT
+    ) as average:
+        if comm.rank == 2:
+            reports.wait_for(3)
+            average(mine)
+        elif comm.rank == 3:
+            average.start(mine).wait()
+        else:
+            average(mine)
+    if comm.rank != 2:
+        (text,) = reports.texts
+        assert " in version 0 for rank 2, whose application computes after 0 calls" in text
+
+
+@pytest.mark.mpi
+def test_a_rank_that_waits_for_one_that_waits_says_in_which_version(comm, reports):
+    """In version 0 rank 3's partner is missing; in version 1 rank 3 is, for its partner."""
+    from collectives.topology import group_of
+
+    missing = 2
+    first = next(r for r in range(4) if r != 2 and 2 in group_of(r, 4, 2, 0))
+    second = next(r for r in group_of(first, 4, 2, 1) if r != first)
+    assert second != missing
+    mine = np.zeros(3)
+    with GroupAllreduce(
+        comm, mine, group_size=2, sync_period=NEVER, wait="group", stall=SHORT
+    ) as average:
+        if comm.rank == missing:
+            reports.wait_for(3)
+        for _ in range(2):
+            average(mine)
+    if comm.rank == second:
+        assert f" in version 1 for rank {first}, which is still in version 0" in reports.texts[0]
+    if comm.rank == first:
+        assert " in version 0 for rank 2, whose application computes" in reports.texts[0]
+
+
+@pytest.mark.mpi
+def test_a_rank_without_a_progress_thread_does_not_answer(comm, reports):
+    mine = np.zeros(3)
+    with GroupAllreduce(
+        comm, mine, group_size=4, sync_period=NEVER, engine="none", stall=SHORT
+    ) as average:
+        if comm.rank == 2:
+            reports.wait_for(3)
+        average(mine)
+    if comm.rank != 2:
+        (text,) = reports.texts
+        assert " in version 0 for rank 2, which does not answer (stopped, or computing " in text
+
+
+@pytest.mark.mpi
+def test_waiting_for_the_others_end_is_no_stall(comm, reports):
+    """Nor is anything where stall is 0."""
+    mine = np.zeros(3)
+    for end, stall in (("close", SHORT), ("join", SHORT), ("synchronize", 0)):
+        with GroupAllreduce(comm, mine, group_size=2, sync_period=NEVER, stall=stall) as average:
+            average(mine)
+            if comm.rank == 2:
+                time.sleep(3 * SHORT)
+            if end != "close":
+                getattr(average, end)(mine)
+    assert reports.texts == []
+
+
+# Jobs
+
+HEAD = """
+import sys, time
+import numpy as np
+from mpi4py import MPI
+from collectives import GroupAllreduce
+comm = MPI.COMM_WORLD
+x = np.zeros(1000)
+"""
+
+
+@pytest.fixture
+def job(mpirun, tmp_path):
+    def run(body, ranks=3, **options):
+        script = tmp_path / "job.py"
+        script.write_text(HEAD + textwrap.dedent(body))
+        return mpirun(ranks, script, timeout=40, **options)
+
+    return run
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_a_stopped_process_is_named_and_the_job_goes_on_when_it_does(job, group_size):
+    """In a synchronisation, and as a member of a group; where no logging was set up."""
+    result = job(
+        f"""
+        with GroupAllreduce(comm, x, group_size={group_size}, sync_period=50) as average:
+            if comm.rank == 2:
+                print("computing", flush=True)
+                time.sleep(0.5)
+            for _ in range(100):
+                average(x)
+        print("ended", flush=True)
+        """,
+        env={"WAGMA_STALL": "0.5"},
+        signals=[
+            Signal(signal.SIGSTOP, "computing", 2),
+            Signal(signal.SIGCONT, "does not answer", 2),
+        ],
+    ).check()
+    assert result.stdout.count("ended") == 3
+    lines = result.stderr.splitlines()
+    assert 1 <= len(lines) == len({line.split(" has waited ")[0] for line in lines})
+    assert all("for rank 2, which does not answer (stopped, or" in line for line in lines)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("where", ["a periodic synchronisation after 2 calls", "close() after 0"])
+def test_the_abort_limit_ends_the_job(job, where):
+    """Rank 2 never comes; the others wait, or have left their block by an exception."""
+    result = job(
+        f"""
+        with GroupAllreduce(comm, x, group_size=1, sync_period=3) as average:
+            if comm.rank == 2:
+                time.sleep(1000)
+            if {where.startswith("close")}:
+                raise KeyError("the dataset is gone")
+            for _ in range(3):
+                average(x)
+        """,
+        env={"WAGMA_ABORT": "1"},
+    )
+    assert result.returncode != 0
+    assert f"has waited 1 s in {where}" in result.stderr
+    assert "the limit that abort (WAGMA_ABORT) sets: it ends the job" in result.stderr
+    assert ("the dataset is gone" in result.stderr) == where.startswith("close")
+    assert result.seconds < 20

@@ -1,0 +1,201 @@
+"""``wagma info``: what a job runs on: its MPI, its nodes, the engine, the versions.
+
+It needs no more than MPI and numpy: whatever else is not installed, it says so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+
+import wagma
+from wagma import progress
+
+PACKAGES = ("mpi4py", "numpy", "torch", "scikit-learn", "pillow", "matplotlib", "rich", "cupy")
+CUPY_NAMES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
+NOT_INSTALLED = "not installed"
+THREAD_LEVELS = {
+    "MULTIPLE": "several collectives may be open, beside any MPI calls of the program",
+    "SERIALIZED": "one collective, and no other MPI calls while it is open",
+    "FUNNELED": "enough for WAGMA_ENGINE=none alone",
+    "SINGLE": "too low for any engine mode",
+}
+
+
+def version(package: str) -> str:
+    """Return the version of an installed distribution, or "not installed"."""
+    for name in CUPY_NAMES if package == "cupy" else (package,):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return NOT_INSTALLED
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that a run may depend on, MPI's library among them."""
+    return {
+        "wagma": wagma.__version__,
+        "python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+        "mpi": mpi_library(),
+    }
+
+
+def mpi_library() -> str:
+    """Return the first line of what MPI says about itself."""
+    from mpi4py import MPI
+
+    return " ".join(MPI.Get_library_version().splitlines()[0].strip("\0 ").split())
+
+
+def thread_level() -> str:
+    """Return the name of the thread level that MPI provides."""
+    from mpi4py import MPI
+
+    from collectives.settings import level_name
+
+    return level_name(MPI.Query_thread())
+
+
+def engine_mode() -> str:
+    """Return how progress threads will idle, and what says so."""
+    from collectives.settings import CHOICES, VARIABLES
+
+    variable, default = VARIABLES["engine"]
+    mode = os.environ.get(variable)
+    if mode is None:
+        return f"{default} (default)"
+    if mode not in CHOICES["engine"]:
+        return f"{mode!r} ({variable}), not one of {', '.join(CHOICES['engine'])}"
+    return f"{mode} ({variable})"
+
+
+def native_engine() -> str:
+    """Return whether the compiled extension can be loaded, and why not."""
+    from collectives import process
+
+    try:
+        process.native()
+    except ImportError as error:
+        return f"cannot be loaded: {error}"
+    return "loaded"
+
+
+def cuda_awareness(otherwise: str) -> str:
+    """Return whether MPI takes GPU memory, as far as that is known.
+
+    What the user says in ``WAGMA_CUDA_AWARE`` holds; nothing here asks MPI.
+
+    Args:
+        otherwise: What is known without that variable.
+    """
+    said = os.environ.get("WAGMA_CUDA_AWARE", "")
+    if said in ("0", "1"):
+        return f"{'yes' if said == '1' else 'no'} (WAGMA_CUDA_AWARE={said})"
+    return f"{otherwise} (WAGMA_CUDA_AWARE is {said!r}, neither 0 nor 1)" if said else otherwise
+
+
+def gpu() -> str:
+    """Return why it is not known whether MPI takes GPU memory; loads torch."""
+    try:
+        import torch
+    except ImportError:
+        return "not checked: torch is not installed"
+    if torch.version.cuda is None:
+        return "not checked: torch is built without CUDA"
+    if not torch.cuda.is_available():
+        return "not checked: no GPU"
+    return "not checked: vectors are on the CPU so far"
+
+
+def nodes(hosts: Sequence[str]) -> str:
+    """Return how many ranks each node has.
+
+    Args:
+        hosts: Each rank's node.
+    """
+    named: dict[int, list[str]] = {}
+    for host in dict.fromkeys(hosts):
+        named.setdefault(hosts.count(host), []).append(host)
+    return "; ".join(
+        f"{count} on {'each of ' if len(names) > 1 else ''}{', '.join(names)}"
+        for count, names in named.items()
+    )
+
+
+def by_rank(values: Sequence[str]) -> str:
+    """Return the ranks' common value, or every value with the ranks that have it."""
+    from collectives.agreement import name_ranks
+
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    if len(ranks) == 1:
+        return values[0]
+    return "; ".join(f"{value} on {name_ranks(on)}" for value, on in ranks.items())
+
+
+def gather(comm) -> list[tuple[str, str]]:
+    """Return the table's rows on rank 0, and none elsewhere; collective.
+
+    Only rank 0 looks for a GPU: that loads torch, and the others sleep meanwhile.
+
+    Args:
+        comm: An mpi4py communicator.
+    """
+    from mpi4py import MPI
+
+    from wagma.job import from_rank_0
+
+    level = thread_level()
+    undeclared = any(comm.allgather(os.environ.get("WAGMA_CUDA_AWARE") not in ("0", "1")))
+    gpu_here = from_rank_0(gpu, comm) if undeclared else ""
+    mine = {
+        "MPI library": mpi_library(),
+        "MPI standard": ".".join(map(str, MPI.Get_version())),
+        "thread level": f"{level}: {THREAD_LEVELS[level]}",
+        "engine mode": engine_mode(),
+        "native engine": native_engine(),
+        "CUDA-aware MPI": cuda_awareness(otherwise=gpu_here),
+        "wagma": wagma.__version__,
+        "Python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+    }
+    hosts = comm.gather(MPI.Get_processor_name())
+    everyone = comm.gather(mine)
+    if comm.rank != 0:
+        return []
+    rows = [(name, by_rank([each[name] for each in everyone])) for name in mine]
+    return [*rows[:2], ("ranks", str(comm.size)), ("ranks per node", nodes(hosts)), *rows[2:]]
+
+
+def show(rows: Sequence[tuple[str, str]]) -> None:
+    """Print the table: by rich on a terminal, else as plain lines."""
+    output = progress.terminal()
+    if output is not None and version("rich") != NOT_INSTALLED:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("", "wagma info", header_style="bold")
+        table.columns[0].style = "cyan"
+        for name, value in rows:
+            table.add_row(name, value)
+        Console(file=output, markup=False).print(table)
+        return
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:{width}}  {value}")
+
+
+def info(comm) -> None:
+    """Print what the job runs on, once; collective.
+
+    Args:
+        comm: An mpi4py communicator.
+    """
+    rows = gather(comm)
+    if rows:
+        show(rows)

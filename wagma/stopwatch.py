@@ -1,0 +1,39 @@
+"""What a training step spends its time on."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class Stopwatch:
+    """What a step spends its time on, in seconds; a sleep counts for as long as it really took.
+
+    The local optimiser's own step counts as compute: a hook on it tells where averaging begins.
+    """
+
+    def __init__(self, local_optimizer: torch.optim.Optimizer) -> None:
+        self.start()
+        local_optimizer.register_step_post_hook(lambda *_: self.computed())
+
+    def start(self) -> None:
+        """Begin a step."""
+        self.compute = self.delay = self.average = 0.0
+        self._last = time.perf_counter()
+
+    def computed(self) -> None:
+        """Count the time since the last call as this rank's own work."""
+        self.compute += self._lap()
+
+    def delayed(self) -> None:
+        """Count the time since the last call as an injected delay."""
+        self.delay += self._lap()
+
+    def averaged(self) -> None:
+        """Count the time since the last call as averaging."""
+        self.average += self._lap()
+
+    def _lap(self) -> float:
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last

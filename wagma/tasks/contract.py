@@ -1,0 +1,264 @@
+"""The contract between `wagma train` and what it trains.
+
+A task is three functions, which a script defines at its top level::
+
+    def model() -> torch.nn.Module
+    def data(rank, size, batch_size, seed) -> (training batches, test batches)
+    def loss(model, batch) -> scalar tensor
+
+``model`` is called with torch's generator seeded alike on all ranks, ``data`` and ``loss`` after
+each rank's has been seeded differently. A batch is whatever ``loss`` understands. The training
+batches are a rank's own part: an iterable, such as a ``DataLoader``, that starts again when it is
+exhausted, or one without end. Test batches may be the same on every rank or a part each. A fourth
+function may say what to report of the test batches, in place of the loss::
+
+    def metrics(model, batch) -> dict[str, float]
+
+``loss`` and ``metrics`` are called once more before the first step, to find mistakes in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from wagma.job import UsageError
+
+RANK_STREAM = 4
+
+log = logging.getLogger(__name__)
+
+
+class Task(NamedTuple):
+    """What is trained.
+
+    Args:
+        name: What messages call it: the script's file name, for instance.
+        model: Returns the model; all ranks start from rank 0's values.
+        data: Takes rank, size, batch size and seed, and returns two iterables of batches.
+        loss: Takes the model and a batch, and returns the mean loss, a scalar tensor.
+        metrics: Takes the model and a test batch, and returns numbers that are means over it.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    data: Callable[[int, int, int, int], tuple[Iterable, Iterable]]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    metrics: Callable[[nn.Module, Any], Mapping[str, float]] | None = None
+
+    def measure(self, model: nn.Module, batch: Any) -> dict[str, float]:
+        """Return what is reported of a test batch: the script's metrics, or the loss."""
+        if self.metrics is None:
+            return {"loss": float(self.loss(model, batch))}
+        return {name: float(value) for name, value in self.metrics(model, batch).items()}
+
+
+class Prepared(NamedTuple):
+    """A task on one rank, ready to be trained.
+
+    Args:
+        model: The model, on the CPU.
+        batches: Training batches without end.
+        test: Test batches.
+    """
+
+    model: nn.Module
+    batches: Iterator
+    test: Iterable
+
+
+def prepare(task: Task, rank: int, size: int, batch_size: int, seed: int) -> Prepared:
+    """Call a task's functions as the contract says, and check what they return.
+
+    Args:
+        task: What is trained.
+        rank: This rank, 0 to size - 1.
+        size: The number of ranks.
+        batch_size: Samples that a rank is to draw at each step.
+        seed: The job's seed.
+
+    Raises:
+        UsageError: A function returned what the contract does not allow.
+    """
+    seed_generators(seed)
+    model = task.model()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{task.name}: model() returned {a_or_an(model)}, not a torch.nn.Module")
+    seed_generators(int(np.random.SeedSequence([seed, RANK_STREAM, rank]).generate_state(1)[0]))
+    both = task.data(rank, size, batch_size, seed)
+    if not (isinstance(both, (tuple, list)) and len(both) == 2):
+        raise UsageError(
+            f"{task.name}: data() returned {a_or_an(both)}, not a pair: the training batches "
+            "and the test batches"
+        )
+    for kind, batches in zip(("training", "test"), both):
+        if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+            raise UsageError(
+                f"{task.name}: data() returned {a_or_an(batches)} as {kind} batches, not an "
+                "iterable such as a DataLoader"
+            )
+    batches, test = endless(both[0], task.name), both[1]
+    first = next(batches, None)
+    if first is None:
+        raise UsageError(f"{task.name}: data() returned no training batches")
+    with nothing_changed(model):
+        check_loss(task, model, first)
+    first_test = next(tests := iter(test), None)
+    if first_test is not None:
+        with nothing_changed(model), torch.no_grad():
+            model.eval()
+            check_metrics(task, model, first_test)
+        if tests is test:
+            test = itertools.chain([first_test], tests)
+    return Prepared(model, itertools.chain([first], batches), test)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators that a task may draw from: torch's, numpy's and Python's."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def endless(batches: Iterable, name: str) -> Iterator:
+    """Yield an iterable's elements without end, starting again whenever it is exhausted.
+
+    A sampler that wants to know the epoch, as torch's ``DistributedSampler`` does, is told it.
+
+    Raises:
+        RuntimeError: It can be iterated over only once. Nothing is raised, and nothing yielded,
+            where it is empty from the beginning.
+    """
+    for epoch in itertools.count():
+        sampler = getattr(batches, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
+        if empty and epoch > 0:
+            raise RuntimeError(
+                f"{name}: the training batches cannot be iterated over again: return a "
+                "DataLoader, a list, or an iterator without end"
+            )
+        if empty:
+            return
+        log.debug("the training batches start again after pass %d", epoch + 1)
+
+
+def check_loss(task: Task, model: nn.Module, batch: Any) -> None:
+    """Compute the loss once, and raise UsageError where no gradient can come of it."""
+    loss = task.loss(model, batch)
+    if not isinstance(loss, torch.Tensor):
+        raise UsageError(f"{task.name}: loss() returned {a_or_an(loss)}, not a scalar tensor")
+    if loss.ndim != 0:
+        shape = tuple(loss.shape)
+        raise UsageError(f"{task.name}: loss() returned a tensor of shape {shape}, not a scalar")
+    if not loss.requires_grad:
+        raise UsageError(f"{task.name}: what loss() returned has no gradient")
+
+
+def check_metrics(task: Task, model: nn.Module, batch: Any) -> None:
+    """Measure a test batch once, and raise UsageError where that gives no named numbers."""
+    values = task.metrics(model, batch) if task.metrics else task.measure(model, batch)
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{task.name}: metrics() returned {a_or_an(values)}, not a dict")
+    for name, value in values.items():
+        try:
+            float(value)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"{task.name}: metrics() returned {a_or_an(value)} as {name!r}, not a number"
+            ) from error
+
+
+@contextmanager
+def nothing_changed(model: nn.Module) -> Iterator[None]:
+    """Keep the generators, the model's buffers and its modules' modes as they are."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = [
+        (buffer, buffer.clone()) for buffer in model.buffers() if not nn.parameter.is_lazy(buffer)
+    ]
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    np.random.set_state(numpy_state)
+    random.setstate(python_state)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    for module, training in modes.items():
+        module.training = training
+
+
+def samples(batch: Any) -> int | None:
+    """Return a batch's number of samples: the length of the first array in it, None without any."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (tuple, list)):
+        return next((n for n in map(samples, batch) if n is not None), None)
+    return None
+
+
+class Means:
+    """The means of what is measured of test batches, each weighted by its number of samples."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.sums: dict[str, float] = {}
+
+    def add(self, values: Mapping[str, float], samples: int) -> None:
+        """Count a batch, or several of which ``values`` are the means."""
+        self.samples += samples
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + samples * value
+
+    def means(self) -> dict[str, float]:
+        """Return the means of all that was counted."""
+        return {name: total / self.samples for name, total in self.sums.items()}
+
+
+@torch.no_grad()
+def evaluate(task: Task, model: nn.Module, test: Iterable) -> Means:
+    """Measure a model on this rank's test batches.
+
+    Args:
+        task: What is trained.
+        model: The model, which is in evaluation mode meanwhile and unchanged in the end.
+        test: The batches.
+    """
+    means = Means()
+    with nothing_changed(model):
+        model.eval()
+        for batch in test:
+            means.add(task.measure(model, batch), samples(batch) or 1)
+    return means
+
+
+def all_ranks(each: Iterable[Means]) -> dict[str, float]:
+    """Return the means over all ranks' test batches, and nothing where there were none."""
+    together = Means()
+    for one in each:
+        if one.samples:
+            together.add(one.means(), one.samples)
+    return together.means() if together.samples else {}
+
+
+def a_or_an(value: object) -> str:
+    """Return the name of a value's type, for messages."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,58 @@
+"""Scikit-learn's handwritten digits, and a small convolutional network for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+from wagma import data
+from wagma.job import from_rank_0
+from wagma.tasks.classification import Batch, accuracy, cross_entropy
+from wagma.tasks.contract import Task
+
+
+def small_cnn() -> nn.Module:
+    """Return a network for 8 × 8 images and ten classes, with 6,090 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+def task(shards: str, comm) -> Task:
+    """Return the digits as a task; collective, for only rank 0 loads scikit-learn.
+
+    Args:
+        shards: What part of the training set a rank has: "iid" or "label-sorted".
+        comm: An mpi4py communicator.
+    """
+    train_set, test_set = from_rank_0(data.load_digits, comm)
+    loaders = partial(batches, train_set, test_set, shards)
+    return Task("digits", small_cnn, loaders, cross_entropy, accuracy)
+
+
+def batches(
+    train_set: data.Images,
+    test_set: data.Images,
+    shards: str,
+    rank: int,
+    size: int,
+    batch_size: int,
+    seed: int,
+) -> tuple[Iterator[Batch], list[Batch]]:
+    """Return a rank's batches without end, and its part of the test set as one batch."""
+    images, labels = map(torch.from_numpy, train_set)
+    shard = data.shard(train_set.labels, rank, size, shards, seed)
+    drawn = map(torch.from_numpy, data.batches(shard, batch_size, rank, seed))
+    part = slice(rank, None, size)
+    test = [(torch.from_numpy(test_set.images[part]), torch.from_numpy(test_set.labels[part]))]
+    return ((images[batch], labels[batch]) for batch in drawn), test
