@@ -4,6 +4,7 @@ import gc
 import logging
 import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import psutil
@@ -204,13 +205,18 @@ def resources():
     return process.memory_info().rss, process.num_fds(), process.num_threads()
 
 
-def assert_no_more(before, grown):
-    after = resources()
-    assert after[0] - before[0] < grown, f"grew by {after[0] - before[0]} bytes"
-    assert after[1:] == before[1:]
+def assert_flat(run, grown, rounds=3):
+    """What leaks grows in every round; MPI's pools of messages grow once, by 2 MiB."""
+    seen = [resources()]
+    for _ in range(rounds):
+        run()
+        seen.append(resources())
+    growths = [after[0] - before[0] for before, after in pairwise(seen)]
+    assert min(growths) < grown, f"grew by {growths} bytes"
+    assert {counts[1:] for counts in seen} == {seen[0][1:]}
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 def test_ten_thousand_versions_leave_memory_flat(comm):
     """100 bytes leaked in a version would be seen."""
     mine = [np.zeros(30, np.float32), np.zeros(50, np.float16)]
@@ -225,10 +231,8 @@ def test_ten_thousand_versions_leave_memory_flat(comm):
             average.synchronize(mine)
 
         run(3000)
-        before = resources()
-        run(10_000)
-        assert_no_more(before, grown=1_000_000)
-        assert average.statistics().versions == 12_870
+        assert_flat(lambda: run(10_000), grown=1_000_000)
+        assert average.statistics().versions == 32_670
 
 
 @pytest.mark.ranks(4)
@@ -243,7 +247,5 @@ def test_collectives_that_were_closed_leave_nothing_behind(comm):
             assert not any(communicator for communicator in average._communicators)
 
     run(50)
-    before = resources()
-    run(200)
-    # One vector of 0.24 MB each time would be 48 MB.
-    assert_no_more(before, grown=12_000_000)
+    # One vector of 0.24 MB each time would be 17 MB in a round.
+    assert_flat(lambda: run(70), grown=8_000_000)
