@@ -1116,7 +1116,9 @@ cdef class Collective:
         began = now()
         try:
             call.vector = Opened(vector, self.layout, flags)
-            given = self.weight_published if weight is None else checked_weight(weight)
+            given = self.weight_published
+            if what == CALL or what == PUBLISH:
+                given = checked_weight(weight)
         except (TypeError, ValueError) as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
