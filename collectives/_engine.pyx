@@ -1006,7 +1006,7 @@ cdef class Collective:
             return f"version {version}", range(self.size)
         running = f"version {self.protocol.running + self.protocol.base}"
         members = [self.groups.members[rank] for rank in range(self.groups.count)]
-        return running if self.calling else f"publish() during {running}", sorted(members)
+        return f"publish() during {running}" if self.holding else running, sorted(members)
 
     cdef _why_missing(self, int rank):
         """Return what a rank does instead of what this one waits for; None if it does that."""
@@ -1018,7 +1018,8 @@ cdef class Collective:
             return None if answer[2] else f"whose application computes after {calls} calls"
         if answer[1] > self.protocol.running:
             return None
-        if not (answer[3] or self.protocol.passive):
+        # An interrupted call has been made, though its version is not over.
+        if not (answer[3] or self.protocol.passive or answer[0] > self.protocol.running):
             return f"whose application computes after {calls} calls"
         if answer[1] < self.protocol.running:
             return f"which is still in version {answer[1] + self.protocol.base}"

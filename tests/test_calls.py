@@ -15,7 +15,7 @@ from together import (
     wait_until,
 )
 
-from collectives import ClosedError, DisagreementError, GroupAllreduce
+from collectives import ClosedError, CollectiveError, DisagreementError, GroupAllreduce
 
 pytestmark = pytest.mark.mpi
 
@@ -226,6 +226,9 @@ def test_an_interrupted_wait_leaves_a_collective_that_can_be_closed(comm, sync_p
         handle = average.start(mine)
         with interrupted():
             handle.wait()
+        for complete in (handle.wait, handle.test):
+            with pytest.raises(CollectiveError, match="^the call was interrupted by Interrupted$"):
+                complete()
         kept = mine.copy()
         request = comm.Ibarrier()
     else:
@@ -393,6 +396,28 @@ def test_statistics_agree_with_what_calls_returned(comm, late, wait):
             assert (now.passive, now.timely) == (0, steps)
             assert now.staleness == (now.versions,)
         assert (now.bytes_sent > 0) == (comm.size > 1)
+
+
+@pytest.mark.ranks(3, 4)
+def test_a_rank_that_has_joined_makes_no_calls(comm):
+    """It takes part in the others' synchronisations, which are counted; close() counts nothing."""
+    mine = np.zeros(3)
+    average = GroupAllreduce(comm, mine, group_size=2, sync_period=3)
+    calls = 1 if comm.rank == 0 else 6
+    for _ in range(calls):
+        average(mine)
+    average.join(mine)
+    joined = average.statistics()
+    comm.Barrier()
+    if comm.rank == 1:
+        time.sleep(0.2)
+    average.close()
+    assert joined.calls == calls
+    assert joined.timely <= calls
+    # Two periodic ones and the last; four versions between them.
+    assert (joined.synchronizations, joined.versions, average.version) == (3, 4, 6)
+    # Only the progress thread's time goes on.
+    assert average.statistics()[:-1] == joined[:-1]
 
 
 @pytest.mark.ranks(4)

@@ -1,12 +1,13 @@
 """What ranks are told where something is wrong, and that they all come out of it."""
 
 import os
+import re
 import time
 from importlib import metadata
 
 import numpy as np
 import pytest
-from test_group_allreduce import interrupted
+from together import interrupted, signalled, wait_until
 
 from collectives import ClosedError, GroupAllreduce, RankFailedError
 
@@ -146,6 +147,23 @@ def test_one_rank_closes_while_another_fails(comm):
     average.close()
 
 
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize(
+    ("weight", "shown"), [(1e308, "1e+308"), (10**400, "inf")], ids=["float", "int"]
+)
+@pytest.mark.parametrize("name", ["__call__", "start", "publish"])
+def test_a_weight_whose_sum_overflows_is_refused(comm, name, weight, shown):
+    mine = np.zeros(3)
+    message = re.escape(f"weight is {shown}, not from 0 to 1e+100")
+    with GroupAllreduce(comm, mine, group_size=1, sync_period=NEVER) as average:
+        if comm.rank == 0:
+            with pytest.raises(ValueError, match=f"^{message}$"):
+                getattr(average, name)(mine, weight=weight)
+        else:
+            with pytest.raises(RankFailedError, match=f"rank 0 failed.* ValueError: {message}"):
+                until_it_raises(average, mine)
+
+
 @pytest.mark.ranks(3, 8)
 def test_several_ranks_fail_at_once(comm):
     mine = np.zeros(3)
@@ -244,6 +262,90 @@ def test_an_interrupted_operation_can_be_closed(comm, name):
     if comm.rank == 0:
         request.Wait()
     assert average.closed
+
+
+@pytest.mark.ranks(3, 4)
+def test_catching_up_with_an_interrupted_call_hears_of_a_failure(comm):
+    """Of rank 1, which closes only once the others have been told."""
+    mine = np.zeros(3)
+    with GroupAllreduce(
+        comm, mine, group_size=comm.size, sync_period=NEVER, wait="group"
+    ) as average:
+        if comm.rank != 1:
+            with interrupted():
+                average(mine)
+        comm.Barrier()
+        request = None
+        if comm.rank == 1:
+            average.fail(KeyError("the dataset is gone"))
+            request = comm.Ibarrier()
+            wait_until(request.Test)
+        else:
+            with pytest.raises(RankFailedError, match="rank 1 failed.*the dataset is gone"):
+                average(mine)
+            comm.Ibarrier().Wait()
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("during", ["__call__", "join", "catching up", "close"])
+def test_a_signal_handler_cannot_use_a_collective_that_is_in_a_call(comm, during):
+    """Rank 0 waits; what its handler tries is refused, and the call that waits is carried on."""
+    mine = np.full(3, float(comm.rank))
+    average = GroupAllreduce(
+        comm, mine, group_size=comm.size, sync_period=NEVER, wait="group", late="paper"
+    )
+    waits = {
+        "join": lambda: average.join(mine),
+        "close": average.close,
+    }.get(during, lambda: average(mine))
+    uses = [lambda name=name: use(average, name, np.ones(3)) for name in METHODS]
+    if during == "close":
+        uses = []  # they say that it is closed
+    requests = []
+
+    def handle():
+        for attempt in [*uses, average.close]:
+            with pytest.raises(RuntimeError, match="is in a call already: a signal handler or"):
+                attempt()
+        requests.append(comm.Ibarrier())
+
+    if comm.rank == 0:
+        if during == "catching up":
+            with interrupted(0.1):
+                average(mine)
+        with signalled(handle, 0.1):
+            waits()
+        (request,) = requests
+        request.Wait()
+    else:
+        comm.Ibarrier().Wait()
+        if during == "catching up":
+            average(mine)
+            mine[:] = comm.rank
+        waits()
+    if during != "close":
+        np.testing.assert_allclose(mine, (comm.size - 1) / 2)
+    average.close()
+
+
+@pytest.mark.ranks(4)
+def test_a_signal_handler_that_is_refused_interrupts_the_call(comm):
+    mine = np.zeros(3)
+    average = GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, wait="group")
+    if comm.rank == 0:
+        with (
+            signalled(lambda: average.average(np.ones(3)), 0.1),
+            pytest.raises(RuntimeError, match="is in a call already"),
+        ):
+            average(mine)
+        request = comm.Ibarrier()
+    else:
+        request = comm.Ibarrier()
+        request.Wait()
+        assert average(mine).weight == 4
+    average.close()
+    request.Wait()
+    assert average.executed == 1
 
 
 # Processes

@@ -317,6 +317,18 @@ def test_average_shows_what_synchronize_would_give(comm, late, broken):
         assert np.isfinite(shown).all()
 
 
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize("late", RULES)
+@pytest.mark.parametrize("how", ["average", "synchronize"])
+def test_a_change_may_overflow_where_the_vector_does_not(comm, late, how):
+    """The vector replaces what is still the initial one: no change is taken."""
+    mine = np.full(4, 3e38, np.float32)
+    with GroupAllreduce(comm, -mine, group_size=1, sync_period=NEVER, late=late) as average:
+        getattr(average, how)(mine)
+        np.testing.assert_allclose(mine, 3e38, rtol=1e-6)
+        assert average.statistics().nonfinite == 0
+
+
 @pytest.mark.ranks(3, 4)
 def test_under_conserving_publishing_loses_nothing(comm):
     chance = random.Random(comm.rank)
@@ -506,10 +518,12 @@ def test_an_interrupted_close_can_be_repeated_and_allows_nothing_else(comm):
     mine = np.zeros(10)
     average = GroupAllreduce(comm, mine, group_size=2, sync_period=NEVER)
     if comm.rank == 0:
+        handle = average.start(mine)
         with interrupted():
             average.close()
         with pytest.raises(ClosedError):
             average(mine)
+        assert handle.wait().version == 0
     comm.Barrier()
     average.close()
     assert average.closed

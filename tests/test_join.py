@@ -1,11 +1,13 @@
 """Going on from a checkpoint, and ranks that have fewer calls to make than others."""
 
 import random
+import subprocess
+import threading
 import time
 
 import numpy as np
 import pytest
-from together import NEVER, RULES, assert_equal_everywhere, wait_until
+from together import NEVER, RULES, assert_equal_everywhere, interrupted, wait_until
 
 from collectives import ClosedError, DisagreementError, GroupAllreduce, RankFailedError
 from collectives.topology import group_of, groups
@@ -160,23 +162,72 @@ def test_joining_completes_a_started_call_first(comm, late):
 
 
 @pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("joins", [0, 1])
 @pytest.mark.parametrize("what", ["close", "load"])
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
-def test_joining_while_others_close_or_load_names_the_ranks(comm, what, engine):
+def test_joining_while_others_close_or_load_names_the_ranks(comm, joins, what, engine):
     mine = np.zeros(3)
     average = GroupAllreduce(comm, mine, group_size=2, sync_period=NEVER, engine=engine)
     average(mine)
-    others = "ranks 0, 2" if comm.size == 3 else f"ranks 0, 2-{comm.size - 1}"
-    if comm.rank == 1:
+    last = comm.size - 1
+    others = f"ranks 1-{last}" if joins == 0 else "ranks 0, 2" + "-3" * (last == 3)
+    if comm.rank == joins:
         message = {"close": r"close\(\)", "load": r"load\(\) of version 7"}[what]
         kind = ClosedError if what == "close" else DisagreementError
-        with pytest.raises(kind, match=f"rank 1 waits in join.*{others} entered {message}"):
+        with pytest.raises(kind, match=f"rank {joins} waits in join.*{others} entered {message}"):
             average.join(mine)
     elif what == "load":
-        with pytest.raises(DisagreementError, match=r"rank 1 entered join\(\) after 1 calls"):
+        with pytest.raises(
+            DisagreementError, match=rf"rank {joins} entered join\(\) after 1 calls"
+        ):
             average.load(mine, 7)
     average.close()
     assert average.closed
+
+
+@pytest.fixture
+def stopping():
+    """`stopping(condition, seconds)` stops this process for so long once the condition holds."""
+    command = "read seconds; kill -STOP $PPID; sleep $seconds; kill -CONT $PPID"
+    stopper = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
+    threads = []
+
+    def begin(condition, seconds):
+        def watch():
+            wait_until(condition)
+            stopper.stdin.write(b"%f\n" % seconds)
+            stopper.stdin.close()
+
+        threads.append(threading.Thread(target=watch))
+        threads[0].start()
+
+    yield begin
+    for thread in threads:
+        thread.join()
+    stopper.stdin.close()
+    stopper.wait()
+
+
+@pytest.mark.ranks(4)
+def test_an_interrupted_join_loses_nothing(comm, stopping):
+    """Rank 1 stops while the last average is exchanged, and rank 0 is interrupted in it."""
+    mine = np.zeros(3_000_000)
+    with GroupAllreduce(
+        comm, mine, group_size=comm.size, sync_period=NEVER, wait="group", late="conserving"
+    ) as average:
+        average(mine)
+        mine += (0, 3, 9, 12)[comm.rank]
+        if comm.rank == 1:
+            stopping(lambda: mine[0] == 6, seconds=0.6)
+        comm.Barrier()
+        if comm.rank == 0:
+            with interrupted():
+                average.join(mine)
+            assert 0 < np.count_nonzero(mine == 6) < mine.size
+        else:
+            average.join(mine)
+        average.synchronize(mine)
+        np.testing.assert_array_equal(mine, 6)
 
 
 @pytest.mark.ranks(4)
@@ -258,6 +309,24 @@ def test_loading_different_versions_names_versions_and_ranks(comm):
     average.close()
 
 
+@pytest.mark.ranks(3, 4)
+def test_an_interrupted_load_goes_on_from_the_version_that_all_agree_on(comm):
+    """Rank 0 is interrupted in it, and again in one of another version; the others load."""
+    mine = np.full(3, float(comm.rank))
+    with GroupAllreduce(comm, mine, group_size=2, sync_period=NEVER) as average:
+        if comm.rank == 0:
+            for version in (10, 20):
+                with interrupted(0.15):
+                    average.load(mine, version)
+            request = comm.Ibarrier()
+        else:
+            request = comm.Ibarrier()
+            request.Wait()
+            average.load(mine, 10)
+        request.Wait()
+        assert (average(mine).version, average.version) == (10, 11)
+
+
 @pytest.mark.ranks(1, 4)
 @pytest.mark.parametrize(
     ("kind", "message", "version"),
@@ -267,8 +336,11 @@ def test_loading_different_versions_names_versions_and_ranks(comm):
     ],
 )
 def test_a_wrong_version_raises(comm, kind, message, version):
-    with (
-        GroupAllreduce(comm, np.zeros(3), group_size=1) as average,
-        pytest.raises(kind, match=message),
-    ):
-        average.load(np.zeros(3), version)
+    mine = np.zeros(3)
+    with GroupAllreduce(comm, mine, group_size=1, sync_period=NEVER) as average:
+        if comm.rank == 0:
+            with pytest.raises(kind, match=message):
+                average.load(mine, version)
+        else:
+            with pytest.raises(RankFailedError, match=f"rank 0 failed.* {message}"):
+                average.load(mine, 1)

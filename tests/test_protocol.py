@@ -291,13 +291,19 @@ def test_a_rank_that_has_joined_executes_what_it_missed_before_it_moves():
     assert (protocol.operation, protocol.stage, protocol.ops) == (JOIN, protocols.AGREEING, 1)
 
 
-@pytest.mark.parametrize("operation, t", ((CLOSE, 3), (protocols.LOAD, 3), (AVERAGE, 2)))
-def test_a_rank_that_has_joined_does_not_agree_with(operation, t):
-    """Nobody else may close or load, nor average after fewer calls than it has made."""
+@pytest.mark.parametrize(
+    "joined_at, operation, t",
+    ((3, CLOSE, 3), (3, protocols.LOAD, 3), (-1, protocols.LOAD, 3), (3, AVERAGE, 2)),
+)
+def test_a_rank_that_has_joined_does_not_agree_with(joined_at, operation, t):
+    """Nobody else may close or load, nor average after fewer calls than it has made.
+
+    The first rank's record says -1 where not all load the same version.
+    """
     protocol = protocol_of()
     protocol.next = protocol.t = 3
     protocol.enter(JOIN)
-    protocol.agreed([JOIN, 3, operation, t], 2)
+    protocol.agreed([JOIN, joined_at, operation, t], 2)
     assert protocol.broken and not protocol.joined
     assert (protocol.operation, protocol.stage) == (protocols.NONE, protocols.OUTSIDE)
 

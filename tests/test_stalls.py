@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from launch import Signal
+from together import interrupted
 
 from collectives import GroupAllreduce
 
@@ -135,6 +136,23 @@ def test_a_rank_without_a_progress_thread_does_not_answer(comm, reports):
     if comm.rank != 2:
         (text,) = reports.texts
         assert " in version 0 for rank 2, which does not answer (stopped, or computing " in text
+
+
+@pytest.mark.mpi
+def test_catching_up_with_an_interrupted_call_says_once_who_is_missing(comm, reports):
+    mine = np.zeros(3)
+    with GroupAllreduce(
+        comm, mine, group_size=4, sync_period=NEVER, wait="group", stall=SHORT
+    ) as average:
+        if comm.rank == 2:
+            reports.wait_for(3)
+        else:
+            with interrupted(SHORT / 2):
+                average(mine)
+        average(mine)
+    if comm.rank != 2:
+        (text,) = reports.texts
+        assert " in version 0 for rank 2, whose application computes after 0 calls" in text
 
 
 @pytest.mark.mpi

@@ -50,20 +50,26 @@ class Interrupted(Exception):
 
 
 @contextlib.contextmanager
-def interrupted():
-    """The block is interrupted by a signal handler's exception after a while, as by Ctrl-C."""
-
-    def interrupt(*_):
-        raise Interrupted
-
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
+def signalled(handle, seconds):
+    """Call this from a signal handler after so many seconds of the block."""
+    previous = signal.signal(signal.SIGALRM, lambda *_: handle())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        with pytest.raises(Interrupted):
-            yield
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+
+
+@contextlib.contextmanager
+def interrupted(seconds=0.3):
+    """The block is interrupted by a signal handler's exception after a while, as by Ctrl-C."""
+
+    def interrupt():
+        raise Interrupted
+
+    with signalled(interrupt, seconds), pytest.raises(Interrupted):
+        yield
 
 
 def weighted(a, weight_a, b, weight_b):
