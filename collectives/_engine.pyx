@@ -146,6 +146,8 @@ cdef enum:
     SPIN_BEFORE_SLEEP = 500000
     LONGEST_WAIT = 500000
     LOOK_FOR_SIGNALS = 100000000
+    # How often it looks for questions, which are rare and not urgent.
+    POLLS_TO_ANSWER = 16
 
 cdef long long SECOND = 1000000000
 # The limits on waiting are counted in nanoseconds, of which no more than 292 years can be.
@@ -156,6 +158,15 @@ OPERATIONS = {SYNC: "a periodic synchronisation", AVERAGE: "average()",
               FINISH: "join()"}
 
 log = logging.getLogger("collectives")
+
+# Whether this process is a fork of the one that loaded this module.
+cdef bint forked = False
+
+def _note_fork():
+    global forked
+    forked = True
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 cdef char *_allocate(Py_ssize_t size) except NULL:
@@ -219,7 +230,8 @@ cdef class Call:
         return self.result
 
     cdef bint _is_settled(self) except -1:
-        check_owner(self.collective.pid)
+        if forked:
+            check_owner(self.collective.pid)
         if self.error is not None:
             raise self.error
         return self.result is not None
@@ -268,6 +280,7 @@ cdef class Collective:
     cdef bint has_x
     cdef Call pending
     cdef int waiting_callers, error, disagreed
+    cdef unsigned int polls
     # Python is in a call that has not returned.
     cdef bint entered
     # The vectors: snapshot; result, or under the conserving rule x_returned, which is kept only
@@ -302,7 +315,7 @@ cdef class Collective:
     cdef double taken_weight
     # Statistics: counts, and nanoseconds
     cdef readonly long long calls, timely, synchronizations, versions, passive, nonfinite
-    cdef long long calls_ns, waiting_ns, engine_ns, published_version
+    cdef long long calls_ns, waiting_ns, copy_began, copying_ns, published_version
     cdef long long staleness[MOST_STALENESS + 1]
 
     def __init__(self, Comm control, Comm data, like, *, bint single, int group_size, sync_period,
@@ -394,12 +407,13 @@ cdef class Collective:
 
     cdef bint progress(self) noexcept nogil:
         """Do all that can be done without waiting; return whether work is in flight."""
-        cdef long long began = now(), moves = self.exchange.moves
         if self.size > 1:
             pthread_mutex_lock(&mpi_mutex)
             self._receive_from_the_tree()
             self._send_what_is_due()
-            self._answer()
+            self.polls += 1
+            if self.polls % POLLS_TO_ANSWER == 0:
+                self._answer()
             if self.protocol.stage == AGREEING:
                 self._agree()
             pthread_mutex_unlock(&mpi_mutex)
@@ -410,8 +424,6 @@ cdef class Collective:
             pass
         if self.exchange.error != 0:
             self.error = self.exchange.error
-        if self.exchange.moves != moves:
-            self.engine_ns += now() - began
         return (self.begun or self.protocol.stage == AGREEING or self.protocol.due != 0
                 or self.calling)
 
@@ -427,6 +439,9 @@ cdef class Collective:
             return False
         self.exchange.moves += 1
         return True
+
+    cdef inline long long _busy_ns(self) noexcept nogil:
+        return self.exchange.busy_ns + self.copying_ns
 
     cdef inline void _check(self, int rc) noexcept nogil:
         if rc != MPI_SUCCESS:
@@ -733,9 +748,11 @@ cdef class Collective:
         The application holds the vectors, so nothing else reads or writes them.
         """
         self.copying = True
+        self.copy_began = now()
         pthread_mutex_unlock(&self.lock)
 
     cdef void _lock_after_copy(self) noexcept nogil:
+        self.copying_ns += now() - self.copy_began
         pthread_mutex_lock(&self.lock)
         self.copying = False
 
@@ -883,7 +900,7 @@ cdef class Collective:
         longer it sleeps. About ten times a second it looks for signals and stalls.
         """
         cdef Waiting waiting
-        cdef long long moves, engine = self.engine_ns
+        cdef long long moves, busy = self._busy_ns()
         if self._reached(goal):
             return 0
         self.progress()
@@ -906,7 +923,7 @@ cdef class Collective:
                     waiting.moved = now()
         finally:
             self.waiting_callers -= 1
-            self.waiting_ns += now() - waiting.began - (self.engine_ns - engine)
+            self.waiting_ns += now() - waiting.began - (self._busy_ns() - busy)
         return 0
 
     cdef int _pause(self, int goal, Waiting *waiting) except -1 nogil:
@@ -1064,6 +1081,8 @@ cdef class Collective:
     # What Python calls
 
     cdef int _check_usable(self) except -1:
+        if forked:
+            check_owner(self.pid)
         if self.closed or self.protocol.operation == CLOSE:
             raise ClosedError("this collective is closed")
         if self.protocol.failed == self.rank:
@@ -1324,7 +1343,7 @@ cdef class Collective:
             self.exchange.bytes_sent,
             self.waiting_ns * 1e-9,
             (self.calls_ns - self.waiting_ns) * 1e-9,
-            self.engine_ns * 1e-9,
+            self._busy_ns() * 1e-9,
         )
 
     def _disagreement(self, int operation):

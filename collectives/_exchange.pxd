@@ -38,7 +38,8 @@ cdef class Exchange:
     cdef double theirs[PHASES]
     cdef double weight
     cdef readonly Py_ssize_t block
-    cdef long long bytes_sent, moves
+    # busy_ns: nanoseconds spent on messages that had come.
+    cdef long long bytes_sent, moves, busy_ns
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,

@@ -19,6 +19,7 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
+from collectives._rhythm cimport now
 from collectives._vectors cimport HEADER, Layout, weight_of
 from collectives.protocols.schedule cimport ADD, NOTHING, TAKE, Schedule
 
@@ -62,6 +63,7 @@ cdef class Exchange:
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
         cdef int arrived, rc
+        cdef long long began
         while self.low < self.layout.size and self.error == 0:
             pthread_mutex_lock(&mpi_mutex)
             rc = MPI_Testall(2, self.requests, &arrived, MPI_STATUSES_IGNORE)
@@ -71,8 +73,10 @@ cdef class Exchange:
                 return False
             if not arrived:
                 return False
+            began = now()
             self.moves += 1
             self._receive()
+            self.busy_ns += now() - began
         return self.error == 0
 
     cdef void _begin_block(self) noexcept nogil:

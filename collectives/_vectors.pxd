@@ -19,6 +19,8 @@ cdef class Layout:
     cdef readonly tuple dtypes, lengths
     cdef readonly bint single
     cdef Kernels *kernels
+    # Of each array: what the struct module calls its dtype as its memory is lent.
+    cdef char *format
     # Of each array: where it begins in a vector, and its elements and bytes.
     cdef Py_ssize_t *begin
     cdef Py_ssize_t *length

@@ -19,7 +19,7 @@ from collectives._kernels cimport choose_kernels
 # What Python's struct module and our kernels call the dtypes. Numpy knows bfloat16 from ml_dtypes,
 # whose arrays lend their memory as integers only.
 CODES = {"float16": b"e", "bfloat16": b"E", "float32": b"f", "float64": b"d"}
-FORMATS = {"float16": "e", "bfloat16": "H", "float32": "f", "float64": "d"}
+FORMATS = {"float16": b"e", "bfloat16": b"H", "float32": b"f", "float64": b"d"}
 
 
 cdef class Layout:
@@ -39,12 +39,14 @@ cdef class Layout:
         self.lengths = tuple(array.size for array in like)
         self.kernels = <Kernels *>calloc(self.count, sizeof(Kernels))
         self.begin = <Py_ssize_t *>calloc(3 * self.count, sizeof(Py_ssize_t))
-        if self.kernels == NULL or self.begin == NULL:
+        self.format = <char *>calloc(self.count, sizeof(char))
+        if self.kernels == NULL or self.begin == NULL or self.format == NULL:
             raise MemoryError
         self.length = self.begin + self.count
         self.bytes = self.length + self.count
         for i in range(self.count):
             choose_kernels(&self.kernels[i], ord(CODES[self.dtypes[i]]))
+            self.format[i] = ord(FORMATS[self.dtypes[i]])
             self.begin[i] = place
             self.length[i] = self.lengths[i]
             self.bytes[i] = self.length[i] * self.kernels[i].itemsize
@@ -54,6 +56,7 @@ cdef class Layout:
     def __dealloc__(self):
         free(self.kernels)
         free(self.begin)
+        free(self.format)
 
     cdef void place(self, char **arrays, char *vector) noexcept nogil:
         """Fill in where the arrays of a vector in our memory are."""
@@ -111,7 +114,6 @@ cdef class Opened:
 
     def __init__(self, vector, Layout layout, int flags):
         cdef int i
-        cdef char *expected
         if layout.single:
             arrays = (vector,)
         elif isinstance(vector, (list, tuple)) and len(vector) == layout.count:
@@ -125,7 +127,7 @@ cdef class Opened:
         for i in range(layout.count):
             array = arrays[i]
             try:
-                if layout.dtypes[i] == "bfloat16":
+                if layout.format[i] == c"H":
                     # Real integers of 16 bits would look the same as its buffer.
                     array = array.view("uint16") if array.dtype.name == "bfloat16" else None
                 PyObject_GetBuffer(
@@ -135,7 +137,8 @@ cdef class Opened:
             self.count = i + 1
             self.arrays[i] = <char *>self.views[i].buf
             if (self.views[i].ndim != 1 or self.views[i].shape[0] != layout.length[i]
-                    or self.views[i].format.decode() != FORMATS[layout.dtypes[i]]
+                    or self.views[i].format[0] != layout.format[i]
+                    or self.views[i].format[1] != 0
                     or <size_t>self.arrays[i] % layout.kernels[i].itemsize != 0):
                 raise _what_is_wrong(arrays[i], layout, i)
 

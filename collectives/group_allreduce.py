@@ -147,7 +147,6 @@ class GroupAllreduce:
         An exception from a signal handler, such as KeyboardInterrupt, may leave `vector` partly
         averaged; the version goes on without the application.
         """
-        self._check_process()
         return self.native.call(vector, weight)
 
     def start(self, vector, *, weight=1.0):
@@ -156,7 +155,6 @@ class GroupAllreduce:
         `vector` belongs to the collective until one of them has said that the call is complete;
         the next call or collective operation completes it as well. `wait()` returns the `Result`.
         """
-        self._check_process()
         return self.native.start(vector, weight)
 
     def publish(self, vector, *, weight=1.0):
@@ -166,7 +164,6 @@ class GroupAllreduce:
         what the application last got or published. It waits for an exchange that is under way, at
         most.
         """
-        self._check_process()
         self.native.publish(vector, weight)
 
     def synchronize(self, vector):
@@ -174,7 +171,6 @@ class GroupAllreduce:
 
         Each rank's weight is that of its last call.
         """
-        self._check_process()
         self.native.synchronize(vector)
 
     def average(self, vector):
@@ -182,7 +178,6 @@ class GroupAllreduce:
 
         Collective: all ranks call it between the same two calls.
         """
-        self._check_process()
         self.native.average(vector)
 
     def load(self, vector, version):
@@ -191,7 +186,6 @@ class GroupAllreduce:
         For checkpoints; collective: all ranks call it between the same two calls, with the same
         version, else they raise DisagreementError.
         """
-        self._check_process()
         error = settings.version_error(version)
         if error:
             self.fail(error)
@@ -206,7 +200,6 @@ class GroupAllreduce:
         that made the most calls and of those whose weight is not yet 0, bitwise equal on all ranks,
         and all have made as many calls.
         """
-        self._check_process()
         self.native.join(vector)
 
     def statistics(self):
@@ -245,9 +238,6 @@ class GroupAllreduce:
     def executed(self):
         """How many versions have been executed here, whoever started them."""
         return self.native.executed
-
-    def _check_process(self):
-        process.check_owner(self._pid)
 
     def __enter__(self):
         return self

@@ -31,7 +31,7 @@ _forked = False
 
 def check_owner(pid: int) -> None:
     """Raise RuntimeError in any other process than the one that made a collective."""
-    if _forked and pid != os.getpid():
+    if pid != os.getpid():
         raise RuntimeError(
             f"this collective belongs to process {pid}: a forked child cannot use it"
         )
