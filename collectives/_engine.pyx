@@ -68,7 +68,7 @@ from collectives.protocols.wait_avoiding cimport (
 
 from mpi4py import MPI
 
-from collectives.agreement import name_ranks
+from collectives.agreement import by_value, name_ranks
 from collectives.errors import (
     ClosedError,
     CollectiveError,
@@ -1348,10 +1348,9 @@ cdef class Collective:
 
     def _disagreement(self, int operation):
         """The error of a rank whose operation was not everybody's."""
-        entered = {}
-        for rank in range(self.size):
-            kind, t, loaded = [self.records[RECORD * rank + i] for i in range(3)]
-            entered.setdefault((kind, t, loaded), []).append(rank)
+        entered = by_value(
+            tuple([self.records[RECORD * rank + i] for i in range(3)]) for rank in range(self.size)
+        )
         others = "; ".join(
             f"{name_ranks(ranks)} entered {OPERATIONS[kind]}"
             + (f" of version {loaded}" if kind == LOAD else "")

@@ -163,25 +163,7 @@ def _not_such_a_list(vector, Layout layout):
 
 def _what_is_wrong(array, Layout layout, int i):
     """The error for an array that the collective cannot average."""
-    import numpy
+    from collectives.settings import array_error
 
     name = "the vector" if layout.single else f"array {i} of the vector"
-    if not isinstance(array, numpy.ndarray):
-        return TypeError(f"{name} is a {type(array).__name__}, not a numpy array")
-    if array.dtype.name != layout.dtypes[i]:
-        return TypeError(
-            f"{name} is of dtype {array.dtype}, the collective's of {layout.dtypes[i]}"
-        )
-    if array.ndim != 1:
-        return ValueError(f"{name} has {array.ndim} dimensions, not one")
-    if array.size != layout.lengths[i]:
-        return ValueError(
-            f"{name} has {array.size} elements, the collective's have {layout.lengths[i]}"
-        )
-    if not array.dtype.isnative:
-        return TypeError(f"{name} is of dtype {array.dtype}, not of this machine's byte order")
-    if not array.flags.c_contiguous:
-        return ValueError(f"{name} is not contiguous")
-    if not array.flags.aligned:
-        return ValueError(f"{name} is not aligned")
-    return ValueError(f"{name} is read-only")
+    return array_error(name, array, layout.dtypes[i], layout.lengths[i])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable, Iterable
 
-__all__ = ["name_ranks", "raise_together", "singleton_error"]
+__all__ = ["by_value", "list_values", "name_ranks", "raise_together", "singleton_error"]
 
 TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
@@ -18,13 +19,24 @@ def raise_together(comm, error: Exception | None) -> None:
     found = [each for each in errors if each is not None]
     if not found:
         return
-    ranks = {}
-    for rank, each in enumerate(errors):
-        if each is not None:
-            ranks.setdefault(str(each), []).append(rank)
+    ranks = by_value(None if each is None else str(each) for each in errors)
+    ranks.pop(None, None)
     if len(ranks) == 1 and len(found) == len(errors):
         raise type(found[0])(str(found[0]))
     raise type(found[0])("; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items()))
+
+
+def by_value(values: Iterable[Hashable]) -> dict[Hashable, list[int]]:
+    """Return which ranks have each value, of the values by rank."""
+    ranks = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ranks
+
+
+def list_values(ranks: dict[Hashable, list[int]]) -> str:
+    """Return "a on ranks 0-1; b on rank 2" for what `by_value` returned."""
+    return "; ".join(f"{value} on {name_ranks(who)}" for value, who in ranks.items())
 
 
 def name_ranks(ranks: list[int]) -> str:

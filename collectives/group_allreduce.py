@@ -102,7 +102,6 @@ class GroupAllreduce:
         self.wait, self.late, self.engine = given["wait"], given["late"], given["engine"]
         settings.set_log_level(given["log_level"])
         self._communicators = comm.Dup(), comm.Dup()
-        self._pid = os.getpid()
         self.native = error = None
         crowded = _crowded(comm)
         single = not isinstance(like, (list, tuple))
@@ -208,7 +207,7 @@ class GroupAllreduce:
 
     def fail(self, error):
         """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
-        if not (self._pid != os.getpid() or self.closed or self.native.broken):
+        if self._is_ours() and not (self.closed or self.native.broken):
             self.native.fail(_describe(error))
 
     def close(self):
@@ -216,7 +215,7 @@ class GroupAllreduce:
 
         Collective; ranks may have made different numbers of calls. Closing twice does nothing.
         """
-        if self._pid != os.getpid():
+        if not self._is_ours():
             return
         self.native.close()
         with process.interrupts_held():
@@ -239,11 +238,15 @@ class GroupAllreduce:
         """How many versions have been executed here, whoever started them."""
         return self.native.executed
 
+    def _is_ours(self):
+        """Whether this process made the collective, and no fork of it."""
+        return self.native.pid == os.getpid()
+
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
-        if _is_failure(error) and self.size > 1 and not self.closed and self._pid == os.getpid():
+        if _is_failure(error) and self.size > 1 and not self.closed and self._is_ours():
             # Closing waits for the other ranks, and the interpreter prints only after that.
             sys.stderr.write(f"rank {self.rank} is closing because of\n{_long(error)}")
             sys.stderr.flush()

@@ -17,6 +17,7 @@ __all__ = [
     "engine_mode",
     "fail",
     "interrupts_held",
+    "library_name",
     "native",
     "open_count",
     "remove",
@@ -63,14 +64,14 @@ def native():
     from mpi4py import MPI
 
     remedy = "build wagma again with the mpicc of mpi4py's MPI (MPICC=/path/to/mpicc)"
-    used = _first_line(MPI.Get_library_version())
+    used = library_name(MPI.Get_library_version())
     try:
         from collectives import _library
     except ImportError as error:
         raise ImportError(
             f"wagma's extensions were built for another MPI than mpi4py's {used}: {error}; {remedy}"
         ) from error
-    built = _first_line(_library.version())
+    built = library_name(_library.version())
     if built != used:
         raise ImportError(
             f"wagma's extensions were built for {built}, but mpi4py runs on {used}; {remedy}"
@@ -80,8 +81,9 @@ def native():
     return _engine
 
 
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0].strip("\0 ")
+def library_name(version: str) -> str:
+    """Return the first line of what an MPI library says about itself."""
+    return version.strip().splitlines()[0].strip("\0 ")
 
 
 def open_count() -> int:

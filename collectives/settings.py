@@ -11,10 +11,11 @@ from importlib import metadata
 import numpy as np
 
 from collectives import process
-from collectives.agreement import name_ranks, singleton_error
+from collectives.agreement import by_value, list_values, singleton_error
 
 __all__ = [
     "DEFAULT_LATE",
+    "array_error",
     "checked_weight",
     "difference",
     "first_error",
@@ -149,15 +150,20 @@ def vector_error(like) -> Exception | None:
     return next(filter(None, errors), None)
 
 
-def array_error(name: str, array) -> Exception | None:
+def array_error(name: str, array, dtype=None, size=None) -> Exception | None:
+    """Return why an array cannot be averaged, or not beside one of this dtype and size, or None."""
     if not isinstance(array, np.ndarray):
         return TypeError(f"{name} is a {type(array).__name__}, not a numpy array")
+    if dtype is not None and array.dtype.name != dtype:
+        return TypeError(f"{name} is of dtype {array.dtype}, the collective's of {dtype}")
     if array.dtype.name not in DTYPES:
         return TypeError(f"{name} is of dtype {array.dtype}, not one of {', '.join(DTYPES)}")
     if not array.dtype.isnative:
         return TypeError(f"{name} is of dtype {array.dtype}, not of this machine's byte order")
     if array.ndim != 1:
         return ValueError(f"{name} has {array.ndim} dimensions, not one")
+    if size is not None and array.size != size:
+        return ValueError(f"{name} has {array.size} elements, the collective's have {size}")
     if array.size == 0:
         return ValueError(f"{name} is empty")
     if not array.flags.c_contiguous:
@@ -214,12 +220,9 @@ def difference(comm, settings: dict) -> Exception | None:
     mine = {name: value for name, value in settings.items() if name not in OWN}
     everyone = comm.allgather(mine)
     for name in mine:
-        values = {}
-        for rank, theirs in enumerate(everyone):
-            values.setdefault(str(theirs[name]), []).append(rank)
+        values = by_value(str(theirs[name]) for theirs in everyone)
         if len(values) > 1:
-            listed = "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in values.items())
-            return ValueError(f"{name} differs between ranks: {listed}")
+            return ValueError(f"{name} differs between ranks: {list_values(values)}")
     return None
 
 

@@ -48,7 +48,9 @@ def mpi_library() -> str:
     """Return the first line of what MPI says about itself."""
     from mpi4py import MPI
 
-    return " ".join(MPI.Get_library_version().splitlines()[0].strip("\0 ").split())
+    from collectives.process import library_name
+
+    return " ".join(library_name(MPI.Get_library_version()).split())
 
 
 def thread_level() -> str:
@@ -128,14 +130,10 @@ def nodes(hosts: Sequence[str]) -> str:
 
 def by_rank(values: Sequence[str]) -> str:
     """Return the ranks' common value, or every value with the ranks that have it."""
-    from collectives.agreement import name_ranks
+    from collectives.agreement import by_value, list_values
 
-    ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    if len(ranks) == 1:
-        return values[0]
-    return "; ".join(f"{value} on {name_ranks(on)}" for value, on in ranks.items())
+    ranks = by_value(values)
+    return values[0] if len(ranks) == 1 else list_values(ranks)
 
 
 def gather(comm) -> list[tuple[str, str]]:
