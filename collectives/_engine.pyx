@@ -22,7 +22,6 @@ from mpi4py.libmpi cimport (
     MPI_STATUSES_IGNORE,
     MPI_SUCCESS,
     MPI_UNDEFINED,
-    MPI_Abort,
     MPI_Comm,
     MPI_Iallgather,
     MPI_Isend,
@@ -75,7 +74,7 @@ from collectives.errors import (
     DisagreementError,
     RankFailedError,
 )
-from collectives.process import check_owner
+from collectives.process import check_owner, end_job
 from collectives.settings import checked_weight
 from collectives.topology import activation_peers, propagation_bound
 
@@ -1046,8 +1045,7 @@ cdef class Collective:
         log.error("rank %d has waited %.0f s in %s, the limit that abort (WAGMA_ABORT) sets: "
                   "it ends the job", self.rank, waited * 1e-9, self._waits_in()[0])
         logging.shutdown()
-        MPI_Abort(self.control_comm, 1)
-        os._exit(1)  # MPICH's can return before the job is killed
+        end_job(self.control, 1)
 
     # What an exception interrupts
 

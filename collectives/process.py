@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "add",
     "check_not_forked",
     "check_owner",
+    "end_job",
     "engine_mode",
     "fail",
     "interrupts_held",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 MOST_OPEN = 256
+FORWARDING = 0.3  # seconds that a launcher has to forward what a rank wrote before it aborts
 
 _open: dict[int, object] = {}
 _mode = None
@@ -53,6 +56,14 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)
+
+
+def end_job(comm, status: int) -> None:
+    """End all ranks' processes with this exit status, once what this one wrote has been read."""
+    sys.stdout.flush()
+    time.sleep(FORWARDING)
+    comm.Abort(status)
+    os._exit(status)  # MPICH's can return before the job is killed
 
 
 def native():

@@ -207,7 +207,9 @@ def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
     """
     launcher = [] if ranks is None else [*mpiexec(), "-n", str(ranks)]
     command = [*launcher, sys.executable, *map(str, argv)]
-    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+    # Unbuffered, print writes a line in pieces, between which another rank's may come.
+    python = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": ""}
+    env = {**os.environ, **python, **(env or {})}
     pending = list(signals)
     began = time.monotonic()
     with (

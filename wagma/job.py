@@ -150,6 +150,8 @@ def run(command: Callable, settings: object) -> int:
     signals = Signals()
     from mpi4py import MPI
 
+    from collectives.process import end_job
+
     comm = MPI.COMM_WORLD
     try:
         check_launch(comm)
@@ -160,6 +162,4 @@ def run(command: Callable, settings: object) -> int:
         return USAGE
     except BaseException:
         complain(f"rank {comm.rank} of {comm.size} failed:\n{traceback.format_exc().rstrip()}")
-        sys.stdout.flush()
-        comm.Abort(FAILED)
-        os._exit(FAILED)  # MPICH's Abort can return before the job is killed
+        end_job(comm, FAILED)
