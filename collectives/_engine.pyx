@@ -364,8 +364,6 @@ cdef class Collective:
             self._check(MPI_Recv_init(self.received[k], MESSAGE, MPI_LONG_LONG, self.source[k],
                                       MPI_ANY_TAG, self.control_comm, &self.receives[k]))
             self._check(MPI_Start(&self.receives[k]))
-        if self.size > 1:
-            self.inquiry.listen()
         pthread_mutex_unlock(&mpi_mutex)
 
     def __dealloc__(self):
@@ -1321,7 +1319,6 @@ cdef class Collective:
         pthread_mutex_lock(&mpi_mutex)
         for k in range(self.dimensions):
             MPI_Request_free(&self.receives[k])
-        self.inquiry.end()
         pthread_mutex_unlock(&mpi_mutex)
 
     def statistics(self):

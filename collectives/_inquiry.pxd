@@ -8,20 +8,17 @@ cdef enum:
 cdef class Inquiry:
     cdef MPI_Comm comm
     cdef int rank, size, tag, error
-    cdef long long question
     # The questions received and asked so far.
     cdef readonly long long received, asked
     cdef long long answer[ANSWER]
-    cdef MPI_Request receive, reply
+    cdef MPI_Request reply
     cdef int asking
     cdef MPI_Request *sends
     cdef MPI_Request *receives
     cdef long long *answers
     cdef bint *answered
 
-    cdef void listen(self) noexcept nogil
     cdef void progress(self, const long long *answer) noexcept nogil
     cdef void ask(self) noexcept nogil
     cdef bint quiet(self) noexcept nogil
-    cdef void end(self) noexcept nogil
     cdef void _check(self, int rc) noexcept nogil

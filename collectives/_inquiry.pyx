@@ -12,12 +12,12 @@ from mpi4py.libmpi cimport (
     MPI_REQUEST_NULL,
     MPI_STATUS_IGNORE,
     MPI_SUCCESS,
-    MPI_Cancel,
+    MPI_Iprobe,
     MPI_Irecv,
     MPI_Isend,
+    MPI_Recv,
     MPI_Status,
     MPI_Test,
-    MPI_Wait,
 )
 from mpi4py.MPI cimport Comm
 
@@ -29,7 +29,6 @@ cdef class Inquiry:
         self.comm = comm.ob_mpi
         self.rank, self.size = comm.rank, comm.size
         self.tag = tag
-        self.receive = MPI_REQUEST_NULL
         self.reply = MPI_REQUEST_NULL
         self.sends = <MPI_Request *>calloc(self.size, sizeof(MPI_Request))
         self.receives = <MPI_Request *>calloc(self.size, sizeof(MPI_Request))
@@ -45,27 +44,24 @@ cdef class Inquiry:
         free(self.answers)
         free(self.answered)
 
-    cdef void listen(self) noexcept nogil:
-        """Wait for the next question."""
-        self._check(MPI_Irecv(&self.question, 1, MPI_LONG_LONG, MPI_ANY_SOURCE, self.tag,
-                              self.comm, &self.receive))
-
     cdef void progress(self, const long long *answer) noexcept nogil:
         """Answer a question that has come, and take in answers."""
         cdef MPI_Status status
+        cdef long long question
         cdef int done, rank, i
-        if self.receive != MPI_REQUEST_NULL:
-            self._check(MPI_Test(&self.receive, &done, &status))
+        if self.reply == MPI_REQUEST_NULL:
+            # Not a receive from any source: one that is posted makes all other messages slower.
+            self._check(MPI_Iprobe(MPI_ANY_SOURCE, self.tag, self.comm, &done, &status))
             if done:
+                self._check(MPI_Recv(&question, 1, MPI_LONG_LONG, status.MPI_SOURCE, self.tag,
+                                     self.comm, MPI_STATUS_IGNORE))
                 self.received += 1
                 for i in range(ANSWER):
                     self.answer[i] = answer[i]
                 self._check(MPI_Isend(self.answer, ANSWER, MPI_LONG_LONG, status.MPI_SOURCE,
                                       self.tag + 1, self.comm, &self.reply))
-        elif self.reply != MPI_REQUEST_NULL:
+        else:
             self._check(MPI_Test(&self.reply, &done, MPI_STATUS_IGNORE))
-            if done:
-                self.listen()
         if self.asking:
             self.asking = 0
             for rank in range(self.size):
@@ -94,12 +90,6 @@ cdef class Inquiry:
     cdef bint quiet(self) noexcept nogil:
         """Whether nothing of this rank's is under way."""
         return self.asking == 0 and self.reply == MPI_REQUEST_NULL
-
-    cdef void end(self) noexcept nogil:
-        """Wait for questions no longer: all have come."""
-        if self.receive != MPI_REQUEST_NULL:
-            self._check(MPI_Cancel(&self.receive))
-            self._check(MPI_Wait(&self.receive, MPI_STATUS_IGNORE))
 
     cdef void _check(self, int rc) noexcept nogil:
         if rc != MPI_SUCCESS:
