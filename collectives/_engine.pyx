@@ -34,9 +34,12 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives._exchange cimport (
-    PHASES,
-    Exchange,
+from collectives._doubling cimport PHASES
+from collectives._exchange cimport Exchange
+from collectives._groups cimport Groups
+from collectives._inquiry cimport ANSWER, Inquiry
+from collectives._memory cimport allocate
+from collectives._mutex cimport (
     mpi_mutex,
     pthread_mutex_init,
     pthread_mutex_lock,
@@ -44,10 +47,9 @@ from collectives._exchange cimport (
     pthread_mutex_trylock,
     pthread_mutex_unlock,
 )
-from collectives._groups cimport Groups
-from collectives._inquiry cimport ANSWER, Inquiry
 from collectives._rhythm cimport LONGEST_PAUSE, Rhythm, now, sleep
-from collectives._vectors cimport LINE, Layout, Opened, round_up, weight_of
+from collectives._task cimport Task
+from collectives._vectors cimport Layout, Opened, weight_of
 from collectives.protocols.wait_avoiding cimport (
     AGREEING,
     AVERAGE,
@@ -99,17 +101,9 @@ cdef struct sched_attr:
     unsigned int priority
     unsigned long long runtime, deadline, period
 
-cdef extern from "<sys/mman.h>" nogil:
-    int madvise(void *, size_t, int)
-    int MADV_HUGEPAGE
-
-cdef extern from "<stdlib.h>" nogil:
-    int posix_memalign(void **, size_t, size_t)
-
 cdef enum:
     MAX_DIMENSIONS = 32
     MAX_COLLECTIVES = 256
-    HUGE_PAGE = 2097152
     # A message on the activation tree: a version and its ops; or one of these for the version: no
     # more comes from here; or a rank has failed, which rank, and its text in what is left.
     FIN = -1
@@ -166,19 +160,6 @@ def _note_fork():
     forked = True
 
 os.register_at_fork(after_in_child=_note_fork)
-
-
-cdef char *_allocate(Py_ssize_t size) except NULL:
-    """Memory on huge pages unless it is small: a peer reads from those at twice the speed."""
-    cdef void *memory = NULL
-    cdef bint huge = size >= HUGE_PAGE // 8
-    if huge:
-        size = round_up(size, HUGE_PAGE)
-    if posix_memalign(&memory, HUGE_PAGE if huge else LINE, size) != 0:
-        raise MemoryError(f"no {size} bytes for the vectors of a collective")
-    if huge:
-        madvise(memory, size, MADV_HUGEPAGE)
-    return <char *>memory
 
 
 cdef class Result:
@@ -251,6 +232,7 @@ cdef class Collective:
     cdef readonly Layout layout
     cdef WaitAvoiding protocol
     cdef Exchange exchange
+    cdef Task task
     cdef Groups groups
     cdef Inquiry inquiry
     cdef Rhythm rhythm
@@ -318,7 +300,8 @@ cdef class Collective:
     cdef long long staleness[MOST_STALENESS + 1]
 
     def __init__(self, Comm control, Comm data, like, *, bint single, int group_size, sync_period,
-                 bint passive, bint conserving, bint crowded, double stall, double abort):
+                 bint passive, bint conserving, bint crowded, double stall, double abort,
+                 wire_dtype):
         cdef int k
         cdef Opened opened
         self.control = control
@@ -331,9 +314,11 @@ cdef class Collective:
         self.crowded = crowded
         self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
         self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
-        self.layout = Layout(like, single)
+        self.layout = Layout(
+            [array.dtype.name for array in like], [array.size for array in like], single)
         self.rhythm = Rhythm()
-        self.exchange = Exchange(data, self.layout)
+        self.exchange = Exchange(data, self.layout, wire_dtype)
+        self.task = self.exchange.task
         self.groups = Groups(self.rank, self.size, group_size)
         peers = activation_peers(self.rank, self.size)
         self.dimensions = len(peers)
@@ -374,12 +359,11 @@ cdef class Collective:
         free(self.snapshot_arrays)
 
     cdef int _allocate_vectors(self) except -1:
-        """Snapshot, second vector and the exchange's two blocks, in one piece of memory.
+        """Snapshot and second vector, in one piece of memory.
 
         The third vector takes no memory before the first average() touches it.
         """
         cdef Py_ssize_t vector = self.layout.size
-        cdef Py_ssize_t block = round_up(self.exchange.block, LINE)
         cdef int count = self.layout.count
         self.records = <long long *>calloc((RECORD + 2) * self.size, sizeof(long long))
         self.taken = <int *>calloc(self.size, sizeof(int))
@@ -389,15 +373,13 @@ cdef class Collective:
         self.pairs = self.records + RECORD * self.size
         self.second = self.snapshot_arrays + count
         self.third_arrays = self.second + count
-        self.memory = _allocate(2 * vector + 2 * block)
-        memset(self.memory, 0, 2 * vector + 2 * block)
-        self.third = _allocate(vector)
+        self.memory = allocate(2 * vector)
+        memset(self.memory, 0, 2 * vector)
+        self.third = allocate(vector)
         self.snapshot = self.memory
         self.layout.place(self.snapshot_arrays, self.snapshot)
         self.layout.place(self.second, self.memory + vector)
         self.layout.place(self.third_arrays, self.third)
-        self.exchange.partial = self.memory + 2 * vector
-        self.exchange.incoming = self.exchange.partial + block
         return 0
 
     # Progress: whoever holds the lock advances the collective's state
@@ -419,8 +401,8 @@ cdef class Collective:
             self._agreed()
         while self._step():
             pass
-        if self.exchange.error != 0:
-            self.error = self.exchange.error
+        if self.task.error != 0:
+            self.error = self.task.error
         return (self.begun or self.protocol.stage == AGREEING or self.protocol.due != 0
                 or self.calling)
 
@@ -434,11 +416,11 @@ cdef class Collective:
             self._finish_version()
         elif not self._serve_application():
             return False
-        self.exchange.moves += 1
+        self.task.moves += 1
         return True
 
     cdef inline long long _busy_ns(self) noexcept nogil:
-        return self.exchange.busy_ns + self.copying_ns
+        return self.task.busy_ns + self.copying_ns
 
     cdef inline void _check(self, int rc) noexcept nogil:
         if rc != MPI_SUCCESS:
@@ -552,7 +534,7 @@ cdef class Collective:
         cdef int done
         self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
         if done:
-            self.exchange.moves += 1
+            self.task.moves += 1
             self._agreed()
             if self.protocol.stage == AGREEING:
                 self._contribute()
@@ -609,7 +591,7 @@ cdef class Collective:
     cdef void _finish_version(self) noexcept nogil:
         cdef long long staleness = self.protocol.running - self.published_version
         self.begun = False
-        self.weight = self.exchange.weight
+        self.weight = self.task.weight
         self.versions += 1
         self.passive += staleness != 0
         self.staleness[min(staleness, MOST_STALENESS)] += 1
@@ -648,7 +630,7 @@ cdef class Collective:
     cdef void _finish_moving(self) noexcept nogil:
         cdef int operation = self.protocol.operation
         self.begun = False
-        self.weight = self.exchange.weight
+        self.weight = self.task.weight
         if operation != AVERAGE:
             self.synchronizations += 1
             if operation == SYNC and not self.protocol.joined:
@@ -658,8 +640,11 @@ cdef class Collective:
             # What a rank that has joined had not yet shared is in this average.
             self.out = self.protocol.joined and operation != FINISH
             if self.weight != 0:
+                self._unlock_to_copy()
+                self.task.remember(self.snapshot)
+                self._lock_after_copy()
                 self.filled = True
-                self.unchanged = self.exchange.copy != NULL
+                self.unchanged = self.task.copy != NULL
                 self.unreturned = self.unreturned and not self.unchanged
                 self._set_weight(0 if self.out else self.weight_published)
         self._end_operation()
@@ -913,10 +898,10 @@ cdef class Collective:
                 if self.error != 0 or self._is_failed(goal):
                     with gil:
                         self._raise_failure()
-                moves = self.exchange.moves
+                moves = self.task.moves
                 self._pause(goal, &waiting)
                 self.progress()
-                if self.exchange.moves != moves:
+                if self.task.moves != moves:
                     waiting.moved = now()
         finally:
             self.waiting_callers -= 1
@@ -1054,14 +1039,14 @@ cdef class Collective:
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
-        if self.begun and self.exchange.target == self.x:
-            self.exchange.target = self.snapshot_arrays if self.conserving else self.second
+        if self.begun and self.task.target == self.x:
+            self.task.target = self.snapshot_arrays if self.conserving else self.second
         if self.conserving and (self.published or self._is_finishing() and self.begun):
             # All that the application has changed is published; x is what it goes on from.
-            self.exchange.saved = NULL
+            self.task.saved = NULL
             self.layout.copy(self.second, self.x)
             self.unchanged = False
-        self.exchange.copy = NULL
+        self.task.copy = NULL
         self.published = False
         if self.calling:
             self.protocol.abandon()
@@ -1335,7 +1320,7 @@ cdef class Collective:
             self.passive,
             tuple([self.staleness[staleness] for staleness in range(last)]),
             self.nonfinite,
-            self.exchange.bytes_sent,
+            self.task.bytes_sent,
             self.waiting_ns * 1e-9,
             (self.calls_ns - self.waiting_ns) * 1e-9,
             self._busy_ns() * 1e-9,
@@ -1483,7 +1468,7 @@ cdef class Engine:
         if collective.waiting_callers or pthread_mutex_trylock(&collective.lock) != 0:
             return False
         busy = not collective.closed and collective.progress()
-        self.moves += collective.exchange.moves
+        self.moves += collective.task.moves
         self.pause = min(self.pause, collective.rhythm.pause(now()))
         pthread_mutex_unlock(&collective.lock)
         return busy

@@ -16,10 +16,17 @@
 typedef struct {
     int itemsize;
     void (*combine)(void *, const void *, double, const void *, double, ptrdiff_t);
+    void (*mean)(void *, const char *const *, const double *, int, ptrdiff_t);
     void (*add_change)(void *, const void *, const void *, const void *, ptrdiff_t);
     int (*all_finite)(const void *, ptrdiff_t);
     int (*finite_change)(const void *, const void *, const void *, ptrdiff_t);
 } Kernels;
+
+/* Between a dtype and the one that travels for it. */
+typedef struct {
+    void (*encode)(void *, const void *, const void *, ptrdiff_t);
+    void (*decode)(void *, const void *, const void *, ptrdiff_t);
+} Codec;
 
 typedef float float32;
 typedef double float64;
@@ -75,7 +82,23 @@ static inline uint16_t store_float16(float value)
     return half | (bits >> 16 & 0x8000);
 }
 
+/* What is too large for a half becomes the largest, not infinite. */
+static inline uint16_t saturate_float16(float value)
+{
+    return store_float16(value > 65504 ? 65504 : value < -65504 ? -65504 : value);
+}
+
+static inline uint16_t saturate_bfloat16(float value)
+{
+    float largest = 0x1.fep127f;
+    return store_bfloat16(value > largest ? largest : value < -largest ? -largest : value);
+}
+
+/* Elements that are averaged at a time: their sums stay in the first-level cache. */
+#define CHUNK 1024
+
 /* combine: out = share_a · a + share_b · b, the same for (a, b) as for (b, a).
+   mean: out = Σ share_j · vector_j, in the order of j, less those with share 0; out may be one.
    add_change: out = snapshot + (x − returned).
    all_finite, finite_change: whether x, or what add_change gives, is; value − value is 0 unless it
    is infinite or NaN, and a reduction of integers vectorises where one of floats does not. */
@@ -89,6 +112,33 @@ KERNEL void combine_##type(void *out, const void *a, double share_a, const void 
     real s = (real)share_a, t = (real)share_b;                                                    \
     for (ptrdiff_t i = 0; i < n; i++)                                                             \
         o[i] = store_##type(s * load_##type(p[i]) + t * load_##type(q[i]));                       \
+}                                                                                                 \
+                                                                                                  \
+KERNEL void mean_##type(void *out, const char *const *vectors, const double *shares,              \
+                        int count, ptrdiff_t n)                                                   \
+{                                                                                                 \
+    type *o = out;                                                                                \
+    real sums[CHUNK];                                                                             \
+    for (ptrdiff_t begin = 0; begin < n; begin += CHUNK) {                                        \
+        ptrdiff_t m = n - begin < CHUNK ? n - begin : CHUNK;                                      \
+        int used = 0;                                                                             \
+        for (int j = 0; j < count; j++) {                                                         \
+            const type *p = (const type *)vectors[j] + begin;                                     \
+            real s = (real)shares[j];                                                             \
+            if (shares[j] == 0)                                                                   \
+                continue;                                                                         \
+            if (used++)                                                                           \
+                for (ptrdiff_t i = 0; i < m; i++)                                                 \
+                    sums[i] += s * load_##type(p[i]);                                             \
+            else                                                                                  \
+                for (ptrdiff_t i = 0; i < m; i++)                                                 \
+                    sums[i] = s * load_##type(p[i]);                                              \
+        }                                                                                         \
+        for (ptrdiff_t i = 0; i < m && !used; i++)                                                \
+            sums[i] = 0;                                                                          \
+        for (ptrdiff_t i = 0; i < m; i++)                                                         \
+            o[begin + i] = store_##type(sums[i]);                                                 \
+    }                                                                                             \
 }                                                                                                 \
                                                                                                   \
 KERNEL void add_change_##type(void *out, const void *snapshot, const void *x,                     \
@@ -124,14 +174,40 @@ KERNEL int finite_change_##type(const void *snapshot, const void *x, const void 
     return !bad;                                                                                  \
 }
 
+/* encode: wire = x − reference; decode: x = reference + wire. */
+#define CODEC(type, real, wire)                                                                   \
+                                                                                                  \
+KERNEL void encode_##type##_##wire(void *out, const void *x, const void *reference, ptrdiff_t n)  \
+{                                                                                                 \
+    wire *o = out;                                                                                \
+    const type *p = x, *r = reference;                                                            \
+    for (ptrdiff_t i = 0; i < n; i++)                                                             \
+        o[i] = saturate_##wire((float)(load_##type(p[i]) - load_##type(r[i])));                   \
+}                                                                                                 \
+                                                                                                  \
+KERNEL void decode_##type##_##wire(void *out, const void *travelled, const void *reference,       \
+                                   ptrdiff_t n)                                                   \
+{                                                                                                 \
+    type *o = out;                                                                                \
+    const wire *p = travelled;                                                                    \
+    const type *r = reference;                                                                    \
+    for (ptrdiff_t i = 0; i < n; i++)                                                             \
+        o[i] = store_##type(load_##type(r[i]) + load_##wire(p[i]));                               \
+}
+
 KERNELS(float32, float)
 KERNELS(float64, double)
 KERNELS(float16, float)
 KERNELS(bfloat16, float)
+CODEC(float32, float, float16)
+CODEC(float32, float, bfloat16)
+CODEC(float64, double, float16)
+CODEC(float64, double, bfloat16)
 
 #define USE(type)                                                                                 \
     kernels->itemsize = sizeof(type);                                                             \
     kernels->combine = combine_##type;                                                            \
+    kernels->mean = mean_##type;                                                                  \
     kernels->add_change = add_change_##type;                                                      \
     kernels->all_finite = all_finite_##type;                                                      \
     kernels->finite_change = finite_change_##type
@@ -145,4 +221,19 @@ __attribute__((unused)) static void choose_kernels(Kernels *kernels, char dtype)
     case 'e': USE(float16); break;
     case 'E': USE(bfloat16); break;
     }
+}
+
+#define USE_CODEC(type, wire)                                                                     \
+    codec->encode = encode_##type##_##wire;                                                       \
+    codec->decode = decode_##type##_##wire
+
+/* Fill in the codec of a dtype and of what travels for it, and return whether there is one: halves
+   travel as they are. */
+__attribute__((unused)) static int choose_codec(Codec *codec, char dtype, char wire)
+{
+    if (dtype == 'f' && wire == 'e') { USE_CODEC(float32, float16); return 1; }
+    if (dtype == 'f' && wire == 'E') { USE_CODEC(float32, bfloat16); return 1; }
+    if (dtype == 'd' && wire == 'e') { USE_CODEC(float64, float16); return 1; }
+    if (dtype == 'd' && wire == 'E') { USE_CODEC(float64, bfloat16); return 1; }
+    return 0;
 }

@@ -5,13 +5,9 @@ from collectives._kernels cimport Kernels
 cdef enum:
     # Bytes before the data of a vector in our memory; they begin with its weight, a double.
     HEADER = 64
-    LINE = 64
 
 cdef inline double *weight_of(char *vector) noexcept nogil:
     return <double *>vector
-
-cdef inline Py_ssize_t round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nogil:
-    return (number + unit - 1) // unit * unit
 
 cdef class Layout:
     cdef readonly int count
@@ -26,9 +22,12 @@ cdef class Layout:
     cdef Py_ssize_t *length
     cdef Py_ssize_t *bytes
 
+    cdef Py_ssize_t part(
+        self, int i, Py_ssize_t low, Py_ssize_t high, Py_ssize_t *first) noexcept nogil
     cdef void place(self, char **arrays, char *vector) noexcept nogil
     cdef void copy(self, char **to, char **source) noexcept nogil
     cdef void zero(self, char **arrays) noexcept nogil
+    cdef void zero_vector(self, char *vector) noexcept nogil
     cdef void combine(self, char **x, double share_x, char **m, double share_m) noexcept nogil
     cdef void add_change(
         self, char **to, char **snapshot, char **x, char **returned) noexcept nogil

@@ -15,6 +15,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from collectives._kernels cimport choose_kernels
+from collectives._memory cimport LINE, round_up
 
 # What Python's struct module and our kernels call the dtypes. Numpy knows bfloat16 from ml_dtypes,
 # whose arrays lend their memory as integers only.
@@ -26,17 +27,18 @@ cdef class Layout:
     """The dtypes and lengths of a vector's arrays, and the passes over such vectors.
 
     Args:
-        like: a list of 1-D numpy arrays.
+        dtypes: the names of the arrays' dtypes.
+        lengths: the arrays' numbers of elements.
         single: whether users give one array rather than a list.
     """
 
-    def __init__(self, list like, bint single):
+    def __init__(self, dtypes, lengths, bint single):
         cdef int i
         cdef Py_ssize_t place = HEADER
-        self.count = len(like)
+        self.count = len(dtypes)
         self.single = single
-        self.dtypes = tuple(array.dtype.name for array in like)
-        self.lengths = tuple(array.size for array in like)
+        self.dtypes = tuple(dtypes)
+        self.lengths = tuple(lengths)
         self.kernels = <Kernels *>calloc(self.count, sizeof(Kernels))
         self.begin = <Py_ssize_t *>calloc(3 * self.count, sizeof(Py_ssize_t))
         self.format = <char *>calloc(self.count, sizeof(char))
@@ -58,6 +60,15 @@ cdef class Layout:
         free(self.begin)
         free(self.format)
 
+    cdef Py_ssize_t part(
+        self, int i, Py_ssize_t low, Py_ssize_t high, Py_ssize_t *first
+    ) noexcept nogil:
+        """How many of an array's elements are in these bytes of a vector, from which one on."""
+        cdef Py_ssize_t begin = max(self.begin[i], low)
+        cdef Py_ssize_t end = min(self.begin[i] + self.bytes[i], high)
+        first[0] = (begin - self.begin[i]) // self.kernels[i].itemsize
+        return max(0, end - begin) // self.kernels[i].itemsize
+
     cdef void place(self, char **arrays, char *vector) noexcept nogil:
         """Fill in where the arrays of a vector in our memory are."""
         cdef int i
@@ -73,6 +84,9 @@ cdef class Layout:
         cdef int i
         for i in range(self.count):
             memset(arrays[i], 0, self.bytes[i])
+
+    cdef void zero_vector(self, char *vector) noexcept nogil:
+        memset(vector, 0, self.size)
 
     cdef void combine(self, char **x, double share_x, char **m, double share_m) noexcept nogil:
         """x = share_x · x + share_m · m"""

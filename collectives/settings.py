@@ -35,6 +35,7 @@ CHOICES = {
     "late": ("paper", "conserving"),
     "engine": ("adaptive", "dedicated", "none"),
 }
+WIRE_DTYPES = ("float16", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # What may come from the environment, and what it is otherwise.
 VARIABLES = {
@@ -126,6 +127,9 @@ def choice_error(settings: dict) -> Exception | None:
             return ValueError(
                 f"{name_of(name)} is {settings[name]!r}, not one of {', '.join(allowed)}"
             )
+    wire_dtype = settings["wire_dtype"]
+    if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
+        return ValueError(f"wire_dtype is {wire_dtype!r}, not one of {', '.join(WIRE_DTYPES)}")
     for name in ("stall", "abort"):
         value = settings[name]
         if not (isinstance(value, float) and math.isfinite(value) and value >= 0):

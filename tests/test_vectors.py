@@ -14,7 +14,7 @@ from together import (
     as_list,
     assert_equal_everywhere,
     bytes_of,
-    schedule_mean,
+    group_mean,
     wait_until,
     weighted,
 )
@@ -91,9 +91,9 @@ def test_a_list_of_all_dtypes_is_the_weighted_mean_bit_for_bit(comm, late, weigh
                 members = range(comm.size)
                 if t == 0:
                     members = shuffle(comm.size, group_size).members(comm.rank, t)
-                inputs = zip(*(many_arrays(rank, t) for rank in members))
+                inputs = [many_arrays(rank, t) for rank in members]
                 shares = [weights[rank] for rank in members]
-                assert_same_bits(mine, [schedule_mean(list(arrays), shares) for arrays in inputs])
+                assert_same_bits(mine, group_mean(inputs, shares))
                 assert (result.version, result.source, result.timely) == (t, t, True)
                 assert (result.group, result.synchronized) == (tuple(sorted(members)), t == 1)
                 assert result.weight == pytest.approx(sum(shares), rel=1e-15)
@@ -123,10 +123,8 @@ def test_a_late_list_gets_what_the_rule_says(comm, late):
             average(mine)
         wait_until(lambda: average.executed == 1)
         comm.Barrier()
-        mean = [
-            schedule_mean([np.full_like(array, value) for value in contributed], [1] * comm.size)
-            for array in like
-        ]
+        inputs = [[np.full_like(array, value) for array in like] for value in contributed]
+        mean = group_mean(inputs, [1] * comm.size)
         if comm.rank == 0:
             assert_same_bits(mine, mean)
         else:

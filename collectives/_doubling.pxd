@@ -1,0 +1,35 @@
+from mpi4py.libmpi cimport MPI_Comm, MPI_Request
+
+from collectives._task cimport Task
+from collectives._vectors cimport Layout
+from collectives.protocols.schedule cimport Schedule
+
+cdef enum:
+    # Steps of one exchange at most: a fold, 31 of doubling, an unfold.
+    PHASES = 34
+
+cdef class Doubling:
+    cdef MPI_Comm comm
+    cdef Schedule schedule
+    cdef Task task
+    cdef Layout layout
+    cdef MPI_Request requests[2]
+    cdef bint summed
+    # Two blocks: what has been averaged so far, and what comes in.
+    cdef char *memory
+    cdef char *partial
+    cdef char *incoming
+    cdef Py_ssize_t low, high, block
+    # The weights that meet in each step, known from the first block on.
+    cdef double ours[PHASES]
+    cdef double theirs[PHASES]
+
+    cdef void begin(self) noexcept nogil
+    cdef bint progress(self) noexcept nogil
+    cdef void _begin_block(self) noexcept nogil
+    cdef char *_mean(self) noexcept nogil
+    cdef void _post(self) noexcept nogil
+    cdef void _receive(self) noexcept nogil
+    cdef void _combine(self, double share_ours, double share_theirs) noexcept nogil
+    cdef void _finish_block(
+        self, const char *a, double share_a, const char *b, double share_b) noexcept nogil

@@ -1,0 +1,160 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""An allreduce by recursive doubling, for vectors that are not long.
+
+The vector is averaged block by block, so that a block stays in cache through all phases of the
+schedule and the scratch memory is two blocks, whatever the vector's length. What travels are
+means, never sums, which would overflow half precision; the first block brings their weights along.
+"""
+
+from libc.stdlib cimport free
+from mpi4py.libmpi cimport (
+    MPI_BYTE,
+    MPI_REQUEST_NULL,
+    MPI_STATUSES_IGNORE,
+    MPI_SUCCESS,
+    MPI_Comm,
+    MPI_Irecv,
+    MPI_Isend,
+    MPI_Testall,
+)
+from mpi4py.MPI cimport Comm
+
+from collectives._memory cimport LINE, allocate, round_up
+from collectives._mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives._rhythm cimport now
+from collectives._task cimport Task
+from collectives._vectors cimport HEADER, weight_of
+from collectives.protocols.schedule cimport ADD, NOTHING, TAKE, Schedule
+
+cdef enum:
+    BLOCK_BYTES = 512 * 1024
+
+
+cdef class Doubling:
+    """The task's allreduce; its members' schedule says who exchanges with whom."""
+
+    def __init__(self, Comm comm, Task task):
+        cdef Py_ssize_t space
+        self.comm = comm.ob_mpi
+        self.schedule = Schedule()
+        self.task = task
+        self.layout = task.layout
+        self.block = min(task.layout.size, HEADER + BLOCK_BYTES)
+        space = round_up(self.block, LINE)
+        self.memory = allocate(2 * space)
+        self.partial = self.memory
+        self.incoming = self.memory + space
+
+    def __dealloc__(self):
+        free(self.memory)
+
+    cdef void begin(self) noexcept nogil:
+        self.low = 0
+        self.schedule.begin(self.task.size, self.task.me)
+        self._begin_block()
+
+    cdef bint progress(self) noexcept nogil:
+        """Do what can be done without waiting; return whether the mean is there."""
+        cdef int arrived, rc
+        cdef long long began
+        while self.low < self.layout.size and self.task.error == 0:
+            pthread_mutex_lock(&mpi_mutex)
+            rc = MPI_Testall(2, self.requests, &arrived, MPI_STATUSES_IGNORE)
+            pthread_mutex_unlock(&mpi_mutex)
+            if rc != MPI_SUCCESS:
+                self.task.error = rc
+                return False
+            if not arrived:
+                return False
+            began = now()
+            self.task.moves += 1
+            self._receive()
+            self.task.busy_ns += now() - began
+        return self.task.error == 0
+
+    cdef void _begin_block(self) noexcept nogil:
+        self.high = min(self.layout.size, self.low + self.block)
+        self.summed = False
+        if self.low == 0:
+            self.task.weight = weight_of(self.task.source)[0]
+        if self.schedule.done:
+            self.high = self.layout.size
+            self._finish_block(self.task.source + self.low, 1, NULL, 0)
+        else:
+            self._post()
+
+    cdef char *_mean(self) noexcept nogil:
+        """This block of the mean of what has come together here so far."""
+        return self.partial if self.summed else self.task.source + self.low
+
+    cdef void _post(self) noexcept nogil:
+        cdef int count = <int>(self.high - self.low)
+        cdef int peer = self.task.members[self.schedule.peer]
+        cdef int rc = MPI_SUCCESS
+        self.requests[0] = MPI_REQUEST_NULL
+        self.requests[1] = MPI_REQUEST_NULL
+        pthread_mutex_lock(&mpi_mutex)
+        if self.schedule.receives != NOTHING:
+            rc = MPI_Irecv(
+                self.incoming, count, MPI_BYTE, peer, self.task.tag + self.schedule.phase, self.comm,
+                &self.requests[0],
+            )
+        if self.schedule.sends and rc == MPI_SUCCESS:
+            rc = MPI_Isend(
+                self._mean(), count, MPI_BYTE, peer, self.task.tag + self.schedule.phase, self.comm,
+                &self.requests[1],
+            )
+            self.task.bytes_sent += count
+        pthread_mutex_unlock(&mpi_mutex)
+        if rc != MPI_SUCCESS:
+            self.task.error = rc
+
+    cdef void _receive(self) noexcept nogil:
+        """The messages of the present step are through: average, and go on to the next."""
+        cdef int received = self.schedule.receives
+        cdef int phase = self.schedule.phase
+        cdef double share_ours = 0, share_theirs = 0, total
+        if self.low == 0 and received == ADD:
+            self.ours[phase] = self.task.weight
+            self.theirs[phase] = weight_of(self.incoming)[0]
+            self.task.weight += self.theirs[phase]
+        elif self.low == 0 and received == TAKE:
+            self.task.weight = weight_of(self.incoming)[0]
+        if received == ADD:
+            total = self.ours[phase] + self.theirs[phase]
+            if total > 0:
+                share_ours = self.ours[phase] / total
+                share_theirs = self.theirs[phase] / total
+        self.schedule.advance()
+        if not self.schedule.done:
+            if received == ADD:
+                self._combine(share_ours, share_theirs)
+            self._post()
+        elif received == ADD:
+            self._finish_block(self._mean(), share_ours, self.incoming, share_theirs)
+        else:
+            self._finish_block(self.incoming if received == TAKE else self._mean(), 1, NULL, 0)
+
+    cdef void _combine(self, double share_ours, double share_theirs) noexcept nogil:
+        """Put the mean of ours and theirs, which are to travel further, into `partial`."""
+        cdef char *mean = self._mean()
+        cdef Py_ssize_t begin, first, count
+        cdef int i
+        if self.low == 0:
+            weight_of(self.partial)[0] = self.task.weight
+        for i in range(self.layout.count):
+            count = self.layout.part(i, self.low, self.high, &first)
+            begin = self.layout.begin[i] + first * self.layout.kernels[i].itemsize - self.low
+            self.layout.kernels[i].combine(self.partial + begin, mean + begin, share_ours,
+                                      self.incoming + begin, share_theirs, count)
+        self.summed = True
+
+    cdef void _finish_block(
+        self, const char *a, double share_a, const char *b, double share_b
+    ) noexcept nogil:
+        """Write this block of the result, from `a` and, unless NULL, `b`; begin the next block."""
+        self.task.write(self.low, self.high, a, share_a, b, share_b)
+        self.low = self.high
+        if self.low < self.layout.size:
+            self.schedule.begin(self.task.size, self.task.me)
+            self._begin_block()

@@ -1,0 +1,8 @@
+cdef enum:
+    LINE = 64
+    HUGE_PAGE = 2097152
+
+cdef inline Py_ssize_t round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nogil:
+    return (number + unit - 1) // unit * unit
+
+cdef char *allocate(Py_ssize_t size) except NULL

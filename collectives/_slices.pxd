@@ -1,0 +1,46 @@
+from mpi4py.libmpi cimport MPI_Comm, MPI_Request
+
+from collectives._task cimport Task
+from collectives._vectors cimport Layout
+from collectives.protocols.slicing cimport Slicing
+
+cdef enum:
+    # Blocks in flight: the messages of one travel while another is averaged.
+    DEPTH = 2
+    # The messages of a block that a member waits for before it averages, and after it.
+    PARTS
+    MEANS
+
+cdef struct Block:
+    # Its number, past the last if there is none left, and what it waits for.
+    Py_ssize_t number
+    int stage
+    MPI_Request *requests
+    # What it sends if that is not in the source; slices that come in; the mean of the block.
+    char *outgoing
+    char *parts
+    char *mean
+
+cdef class Slices:
+    cdef MPI_Comm comm
+    cdef Task task
+    cdef Layout wire
+    cdef Slicing slicing
+    cdef char *memory
+    cdef Py_ssize_t room, left
+    cdef Block blocks[DEPTH]
+    cdef MPI_Request *requests
+    cdef double *weights
+    cdef double *shares
+    cdef const char **vectors
+    cdef int pending
+    cdef bint weighed
+
+    cdef void begin(self) noexcept nogil
+    cdef bint progress(self) noexcept nogil
+    cdef bint _step(self, int k) noexcept nogil
+    cdef bint _arrived(self, MPI_Request *requests, int count) noexcept nogil
+    cdef void _weigh(self) noexcept nogil
+    cdef void _begin_block(self, int k) noexcept nogil
+    cdef void _average(self, int k) noexcept nogil
+    cdef void _check(self, int rc) noexcept nogil

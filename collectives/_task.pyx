@@ -1,0 +1,127 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What one allreduce averages, and where its mean goes; the passes over memory that this takes."""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from collectives._kernels cimport choose_codec
+from collectives._memory cimport allocate
+from collectives._vectors cimport Layout
+
+from collectives._vectors import CODES
+
+WIDE = ("float32", "float64")
+
+cdef enum:
+    # Elements of a pass that must find in the first-level cache what the one before it wrote.
+    CHUNK = 2048
+
+
+cdef class Task:
+    """An allreduce's source and targets, and its result's weight; reused by the next one.
+
+    Args:
+        layout: of the vectors.
+        wire_dtype: "float16" or "bfloat16" to send wider numbers as: then their difference from
+            `reference` travels, which all ranks must have alike; None to send them as they are.
+    """
+
+    def __init__(self, Layout layout, wire_dtype):
+        cdef int i
+        self.layout = layout
+        self.wire = layout
+        self.compressed = wire_dtype is not None and any(d in WIDE for d in layout.dtypes)
+        if not self.compressed:
+            return
+        dtypes = [wire_dtype if dtype in WIDE else dtype for dtype in layout.dtypes]
+        self.wire = Layout(dtypes, layout.lengths, layout.single)
+        self.codecs = <Codec *>calloc(layout.count, sizeof(Codec))
+        self.coded = <bint *>calloc(layout.count, sizeof(bint))
+        if self.codecs == NULL or self.coded == NULL:
+            raise MemoryError
+        for i in range(layout.count):
+            self.coded[i] = choose_codec(
+                &self.codecs[i], ord(CODES[layout.dtypes[i]]), ord(CODES[dtypes[i]]))
+        self.reference = allocate(layout.size)
+        layout.zero_vector(self.reference)
+
+    def __dealloc__(self):
+        free(self.codecs)
+        free(self.coded)
+        free(self.reference)
+
+    cdef void remember(self, const char *vector) noexcept nogil:
+        """Make this vector, which all ranks have alike, the reference."""
+        if self.compressed:
+            memcpy(self.reference, vector, self.layout.size)
+
+    cdef void encode(self, char *to, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+        """Put what travels for the bytes `low` to `high` of `wire` into `to`."""
+        cdef Py_ssize_t begin, first, count
+        cdef char *place
+        cdef int i
+        for i in range(self.wire.count):
+            count = self.wire.part(i, low, high, &first)
+            if count == 0:
+                continue
+            place = to + self.wire.begin[i] + first * self.wire.kernels[i].itemsize - low
+            begin = self.layout.begin[i] + first * self.layout.kernels[i].itemsize
+            if self.coded[i]:
+                self.codecs[i].encode(place, self.source + begin, self.reference + begin, count)
+            else:
+                memcpy(place, self.source + begin, count * self.layout.kernels[i].itemsize)
+
+    cdef void write(
+        self, Py_ssize_t low, Py_ssize_t high,
+        const char *a, double share_a, const char *b, double share_b
+    ) noexcept nogil:
+        """Write the bytes `low` to `high` of the mean, from `a` and, unless NULL, `b`."""
+        cdef Py_ssize_t first, count, begin
+        cdef int i
+        self.decodes = self.compressed
+        for i in range(self.wire.count):
+            count = self.wire.part(i, low, high, &first)
+            if count == 0:
+                continue
+            begin = self.wire.begin[i] + first * self.wire.kernels[i].itemsize - low
+            self._write_array(i, first, count, a + begin, share_a,
+                              b + begin if b != NULL else NULL, share_b)
+
+    cdef void write_source(self) noexcept nogil:
+        """Write the source as the mean, of a single member."""
+        cdef int i
+        self.decodes = False
+        for i in range(self.layout.count):
+            self._write_array(
+                i, 0, self.layout.length[i], self.source + self.layout.begin[i], 1, NULL, 0)
+
+    cdef void _write_array(
+        self, int i, Py_ssize_t first, Py_ssize_t count,
+        const char *a, double share_a, const char *b, double share_b
+    ) noexcept nogil:
+        """Write part of one array, in chunks that stay in the first-level cache for the copy."""
+        cdef Py_ssize_t itemsize = self.layout.kernels[i].itemsize
+        cdef bint decodes = self.decodes and self.coded[i]
+        cdef Py_ssize_t sent = self.wire.kernels[i].itemsize if decodes else itemsize
+        cdef Py_ssize_t offset, n
+        cdef char *out
+        while count > 0:
+            n = min(count, CHUNK)
+            offset = first * itemsize
+            out = self.target[i] + offset
+            if self.saved != NULL:
+                memcpy(self.saved[i] + offset, out, n * itemsize)
+            if self.weight > 0:
+                if b != NULL:
+                    self.layout.kernels[i].combine(out, a, share_a, b, share_b, n)
+                    b += n * sent
+                elif decodes:
+                    self.codecs[i].decode(
+                        out, a, self.reference + self.layout.begin[i] + offset, n)
+                elif out != a:
+                    memcpy(out, a, n * itemsize)
+                if self.copy != NULL:
+                    memcpy(self.copy[i] + offset, out, n * itemsize)
+            a += n * sent
+            first += n
+            count -= n

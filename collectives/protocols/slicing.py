@@ -1,0 +1,53 @@
+"""The allreduce of a long vector: who averages which slice of it.
+
+The vector goes through in blocks, of which each member owns one slice: the others send it theirs
+(reduce-scatter), it averages them, and sends the mean to all (allgather). So every number travels
+once to its owner and once back, in groups of any size, and is rounded once.
+"""
+
+import cython
+
+LINE = 64
+# A slice for which a message is worth its latency, and one that still stays in cache.
+SHORTEST = 16 * 1024
+LONGEST = 256 * 1024
+# Shorter vectors go by recursive doubling.
+SHORTEST_VECTOR = 64 * 1024
+# Blocks of a long vector are at most this part of it, because members hold some in memory.
+BLOCKS = 8
+LONGEST_BLOCK = 1024 * 1024
+
+
+class Slicing:
+    """The blocks and slices of a vector of `length` bytes, averaged by `size` members.
+
+    Attributes:
+        blocks: number of blocks.
+        block: bytes of each, the last one excepted; a multiple of 64.
+    """
+
+    def begin(self, length, size):
+        """Lay out a vector of at least one byte, from byte 0 on."""
+        longest: cython.Py_ssize_t = max(LONGEST_BLOCK, length // BLOCKS)
+        self.length = length
+        self.size = size
+        self.block = min(size * LONGEST, longest, length)
+        self.block = size * LINE * ((self.block + size * LINE - 1) // (size * LINE))
+        self.blocks = (length + self.block - 1) // self.block
+
+    def end(self, block):
+        """Return where a block ends."""
+        return min(self.length, (block + 1) * self.block)
+
+    def bound(self, block, member):
+        """Return where the slice of a member begins in a block, and the one before it ends."""
+        low: cython.Py_ssize_t = block * self.block
+        high: cython.Py_ssize_t = self.end(block)
+        share: cython.Py_ssize_t = (high - low + self.size - 1) // self.size
+        share = LINE * ((share + LINE - 1) // LINE)
+        return min(high, low + member * share)
+
+
+def suits(length, size):
+    """Return whether slices are the faster way for `length` bytes and `size` members."""
+    return size > 1 and length >= SHORTEST_VECTOR and length >= size * SHORTEST
