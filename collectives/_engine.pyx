@@ -253,6 +253,8 @@ cdef class Collective:
     cdef bint out
     # An exchange is under way, or done and its mean not yet taken.
     cdef bint begun
+    # What the application publishes is in its own memory, until the exchange has taken it over.
+    cdef bint lent
     # The application is in a call, in publish(), past publishing in a call or operation, and past
     # everything. `copying`: a thread is at the application's memory without the lock.
     cdef bint calling, holding, published, done, copying
@@ -260,6 +262,8 @@ cdef class Collective:
     cdef char **x
     cdef bint has_x
     cdef Call pending
+    # Until the next call: messages of an interrupted one may still be to and from its memory.
+    cdef Opened last_vector
     cdef int waiting_callers, error, disagreed
     cdef unsigned int polls
     # Python is in a call that has not returned.
@@ -586,12 +590,12 @@ cdef class Collective:
         self.begun = True
         self.rhythm.beat(now())
         self.exchange.begin(self.groups.members, self.groups.count, me, tag,
-                            self.snapshot, target, copy, saved)
+                            self.snapshot, self.x, self.lent, not self.conserving,
+                            target, copy, saved)
 
     cdef void _finish_version(self) noexcept nogil:
         cdef long long staleness = self.protocol.running - self.published_version
-        self.begun = False
-        self.weight = self.task.weight
+        self._end_exchange()
         self.versions += 1
         self.passive += staleness != 0
         self.staleness[min(staleness, MOST_STALENESS)] += 1
@@ -600,6 +604,13 @@ cdef class Collective:
             self.unchanged = False
             self._set_weight(0 if self.out else self.weight_published)
         self.protocol.finished()
+
+    cdef void _end_exchange(self) noexcept nogil:
+        self.begun = False
+        self.weight = self.task.weight
+        if self.lent and self.weight == 0 and self.protocol.operation != AVERAGE:
+            self.layout.copy(self.snapshot_arrays, self.x)
+        self.lent = False
 
     cdef void _begin_moving(self) noexcept nogil:
         """Begin an average over all ranks, from what the application publishes now if it is there."""
@@ -613,8 +624,11 @@ cdef class Collective:
             source = self.third
             target = self.third_arrays
             self._contribute_to_average(publishes)
+            if self.lent:
+                target = self.x
+                copy = NULL
         elif publishes:
-            self._publish_unlocked()
+            self._lend_unlocked()
         elif self.unchanged:
             saved = self.second
         if self._is_finishing() and self.joined_at == self.protocol.t and self.finite:
@@ -622,15 +636,14 @@ cdef class Collective:
             self._set_weight(self.weight_published)
         self.begun = True
         self.exchange.begin(self.groups.everyone, self.size, self.rank, tag,
-                            source, target, copy, saved)
+                            source, self.x, self.lent, False, target, copy, saved)
 
     cdef inline bint _is_finishing(self) noexcept nogil:
         return self.has_x and self.protocol.operation == FINISH
 
     cdef void _finish_moving(self) noexcept nogil:
         cdef int operation = self.protocol.operation
-        self.begun = False
-        self.weight = self.task.weight
+        self._end_exchange()
         if operation != AVERAGE:
             self.synchronizations += 1
             if operation == SYNC and not self.protocol.joined:
@@ -672,7 +685,7 @@ cdef class Collective:
             if self.protocol.vectors != HELD:
                 return False
             if self.protocol.timely and not self.published:
-                self._publish_unlocked()
+                self._lend_unlocked()
                 self.protocol.published()
             else:
                 self._complete_call()
@@ -745,6 +758,28 @@ cdef class Collective:
         self.published = True
         self.published_version = self.protocol.t
 
+    cdef void _lend_unlocked(self) noexcept nogil:
+        """Publish for an exchange that begins at once, without a copy where it needs none."""
+        cdef bint replaces = not self.conserving or (
+            not self.filled if self.unreturned else self.unchanged)
+        cdef bint finite = False
+        if replaces:
+            self._unlock_to_copy()
+            finite = self.layout.all_finite(self.x)
+            self._lock_after_copy()
+        if not finite:
+            self._publish_unlocked()
+            return
+        self.lent = True
+        self.finite = True
+        self.weight_published = self.weight_given
+        self._set_weight(self.weight_given)
+        self.filled = True
+        self.unchanged = True
+        self.unreturned = False
+        self.published = True
+        self.published_version = self.protocol.t
+
     cdef inline void _set_weight(self, double weight) noexcept nogil:
         weight_of(self.snapshot)[0] = weight
 
@@ -813,13 +848,14 @@ cdef class Collective:
     cdef void _contribute_to_average(self, bint publishes) noexcept nogil:
         """Fill the third vector with what a synchronisation would take from this rank now.
 
+        Where that is the application's vector, lend it: the third then takes no memory.
         The cases are those of `_publish`.
         """
         cdef double weight = self.weight_published
         cdef bint replaces = not self.conserving or self.unreturned and not self.filled
         self._unlock_to_copy()
         if publishes and (replaces or self.unchanged) and self.layout.all_finite(self.x):
-            self.layout.copy(self.third_arrays, self.x)
+            self.lent = True
         elif publishes and replaces:
             self.layout.zero(self.third_arrays)
             weight = 0
@@ -1039,14 +1075,20 @@ cdef class Collective:
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
+        if self.lent:
+            self.task.take_over()
+            self.lent = False
         if self.begun and self.task.target == self.x:
             self.task.target = self.snapshot_arrays if self.conserving else self.second
+            if self.protocol.operation == AVERAGE:
+                self.task.target = self.third_arrays
         if self.conserving and (self.published or self._is_finishing() and self.begun):
             # All that the application has changed is published; x is what it goes on from.
             self.task.saved = NULL
             self.layout.copy(self.second, self.x)
             self.unchanged = False
         self.task.copy = NULL
+        self._drain()
         self.published = False
         if self.calling:
             self.protocol.abandon()
@@ -1058,6 +1100,18 @@ cdef class Collective:
         self.holding = False
         self.has_x = False
         pthread_mutex_unlock(&self.lock)
+
+    cdef void _drain(self) noexcept nogil:
+        """Wait for messages from and to the application's memory; members that run end them soon.
+
+        One that is stopped may not: the call's vector is kept.
+        """
+        cdef long long end = now() + SECOND
+        while self.begun and self.exchange.uses(self.x) and self.error == 0 and now() < end:
+            self.exchange.progress()
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
 
     # What Python calls
 
@@ -1227,6 +1281,7 @@ cdef class Collective:
         """The user's memory is the user's again."""
         self.pending = None
         self.has_x = False
+        self.last_vector = call.vector
         call.vector = None
         return 0
 

@@ -11,6 +11,7 @@ cdef class Exchange:
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
-        char *source, char **target, char **copy, char **saved
+        char *source, char **user, bint given, bint keeps, char **target, char **copy, char **saved
     ) noexcept nogil
     cdef bint progress(self) noexcept nogil
+    cdef bint uses(self, char **user) noexcept nogil

@@ -26,9 +26,13 @@ cdef class Exchange:
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
-        char *source, char **target, char **copy, char **saved
+        char *source, char **user, bint given, bint keeps,
+        char **target, char **copy, char **saved
     ) noexcept nogil:
         """Average `source`, a vector in our memory, into the arrays of `target`, over the members.
+
+        Where they are `given`, the arrays of `user`, the application, are averaged instead of the
+        source, which holds only their weight; where it `keeps` them, they are there afterwards.
 
         `target` may be the arrays of `source`. It is left alone if the total weight is zero. `copy`
         and `saved` may be NULL: the mean goes to `copy` as well, and what was in `target` to
@@ -39,10 +43,16 @@ cdef class Exchange:
         self.task.me = me
         self.task.tag = tag
         self.task.source = source
+        self.task.user = user
+        self.task.given = given
+        self.task.keeps = keeps
+        self.task.taken = 0
         self.task.target = target
         self.task.copy = copy
         self.task.saved = saved
         self.sliced = size > 1 and (self.task.compressed or suits(self.length, size))
+        if not self.sliced:
+            self.task.take_over()
         if size == 1:
             self.task.weight = weight_of(source)[0]
             self.task.write_source()
@@ -56,3 +66,7 @@ cdef class Exchange:
         if self.task.size == 1:
             return True
         return self.slices.progress() if self.sliced else self.doubling.progress()
+
+    cdef bint uses(self, char **user) noexcept nogil:
+        """Whether messages are to or from the application's memory."""
+        return self.task.user == user and self.sliced and self.slices.uses()

@@ -6,6 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define KERNEL __attribute__((target_clones("avx512f", "avx2", "default"), unused)) static
@@ -221,6 +224,23 @@ __attribute__((unused)) static void choose_kernels(Kernels *kernels, char dtype)
     case 'e': USE(float16); break;
     case 'E': USE(bfloat16); break;
     }
+}
+
+/* A copy that is not read again soon, and leaves the cache to what is. */
+__attribute__((unused)) static void copy_away(void *to, const void *from, size_t size)
+{
+#if defined(__SSE2__)
+    size_t ahead = -(size_t)to % 16 < size ? -(size_t)to % 16 : size;
+    char *t = to;
+    const char *f = from;
+    memcpy(t, f, ahead);
+    for (t += ahead, f += ahead, size -= ahead; size >= 16; t += 16, f += 16, size -= 16)
+        _mm_stream_si128((__m128i *)t, _mm_loadu_si128((const __m128i *)f));
+    memcpy(t, f, size);
+    _mm_sfence();
+#else
+    memcpy(to, from, size);
+#endif
 }
 
 #define USE_CODEC(type, wire)                                                                     \

@@ -16,3 +16,4 @@ cdef extern from "_kernels.h" nogil:
 
     void choose_kernels(Kernels *, char)
     bint choose_codec(Codec *, char, char)
+    void copy_away(void *, const void *, size_t)

@@ -16,10 +16,15 @@ cdef struct Block:
     Py_ssize_t number
     int stage
     MPI_Request *requests
-    # What it sends if that is not in the source; slices that come in; the mean of the block.
+    # What this member sends; slices that come in; the mean of the block. Space of our own for the
+    # first and the last, where the messages cannot be from or to where they belong.
     char *outgoing
     char *parts
     char *mean
+    char *outgoing_space
+    char *mean_space
+    # Whether one of them is in the application's memory.
+    bint lent
 
 cdef class Slices:
     cdef MPI_Comm comm
@@ -38,9 +43,18 @@ cdef class Slices:
 
     cdef void begin(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
+    cdef bint uses(self) noexcept nogil
     cdef bint _step(self, int k) noexcept nogil
     cdef bint _arrived(self, MPI_Request *requests, int count) noexcept nogil
     cdef void _weigh(self) noexcept nogil
     cdef void _begin_block(self, int k) noexcept nogil
     cdef void _average(self, int k) noexcept nogil
+    cdef Py_ssize_t _slice_of(
+        self, Py_ssize_t number, int member, Py_ssize_t *begin) noexcept nogil
+    cdef void _receive(
+        self, char *to, Py_ssize_t count, int member, int tag,
+        MPI_Request *request) noexcept nogil
+    cdef void _send(
+        self, const char *source, Py_ssize_t count, int member, int tag,
+        MPI_Request *request) noexcept nogil
     cdef void _check(self, int rc) noexcept nogil

@@ -2,14 +2,14 @@
 """An allreduce by reduce-scatter and allgather, for long vectors.
 
 The messages of one block travel while another is averaged, and no more than `DEPTH` blocks are
-under way, so that they stay in cache and a stopped member is not sent more than that. No message
-is to or from the application's memory.
+under way, so that they stay in cache and a stopped member is not sent more than that. Where they
+can, messages are from and to the application's memory while it is in its call; none is before all
+members have come.
 """
 
 from libc.stdlib cimport calloc, free
 from mpi4py.libmpi cimport (
     MPI_BYTE,
-    MPI_DOUBLE,
     MPI_REQUEST_NULL,
     MPI_STATUSES_IGNORE,
     MPI_SUCCESS,
@@ -34,7 +34,6 @@ cdef class Slices:
     def __init__(self, Comm comm, Task task):
         cdef int most = comm.Get_size()
         cdef Py_ssize_t length = task.wire.size - HEADER
-        cdef int vectors = 3 if task.compressed else 2
         cdef int k
         cdef char *memory
         self.comm = comm.ob_mpi
@@ -43,18 +42,18 @@ cdef class Slices:
         self.slicing = Slicing()
         self.room = round_up(
             min(length, max(LONGEST_BLOCK, length // BLOCKS)), LINE) + most * LINE
-        self.memory = memory = allocate(DEPTH * vectors * self.room)
-        self.requests = <MPI_Request *>calloc((2 + 4 * DEPTH) * most, sizeof(MPI_Request))
+        self.memory = memory = allocate(DEPTH * 3 * self.room)
+        self.requests = <MPI_Request *>calloc((2 + 2 * DEPTH) * most, sizeof(MPI_Request))
         self.weights = <double *>calloc(2 * most, sizeof(double))
         self.vectors = <const char **>calloc(most, sizeof(char *))
         if self.requests == NULL or self.weights == NULL or self.vectors == NULL:
             raise MemoryError
         self.shares = self.weights + most
         for k in range(DEPTH):
-            self.blocks[k].requests = self.requests + (2 + 4 * k) * most
-            self.blocks[k].parts = memory + vectors * k * self.room
-            self.blocks[k].mean = self.blocks[k].parts + self.room
-            self.blocks[k].outgoing = self.blocks[k].mean + self.room
+            self.blocks[k].requests = self.requests + (2 + 2 * k) * most
+            self.blocks[k].parts = memory + 3 * k * self.room
+            self.blocks[k].mean_space = self.blocks[k].parts + self.room
+            self.blocks[k].outgoing_space = self.blocks[k].mean_space + self.room
 
     def __dealloc__(self):
         free(self.memory)
@@ -72,15 +71,11 @@ cdef class Slices:
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
             member = (self.task.me + 1 + other) % self.task.size
-            self._check(MPI_Irecv(&self.weights[member], 1, MPI_DOUBLE, self.task.members[member],
-                                  self.task.tag, self.comm, &self.requests[other]))
-            self._check(MPI_Isend(&self.weights[self.task.me], 1, MPI_DOUBLE, self.task.members[member],
-                                  self.task.tag, self.comm, &self.requests[others + other]))
+            self._receive(<char *>&self.weights[member], sizeof(double), member, 0,
+                          &self.requests[other])
+            self._send(<char *>&self.weights[self.task.me], sizeof(double), member, 0,
+                       &self.requests[others + other])
         pthread_mutex_unlock(&mpi_mutex)
-        for k in range(DEPTH):
-            # The same place for a block at every member, whichever ends first: its tag tells it.
-            self.blocks[k].number = k
-            self._begin_block(k)
 
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
@@ -88,32 +83,42 @@ cdef class Slices:
         cdef int k
         if not self.weighed and self._arrived(self.requests, 2 * (self.task.size - 1)):
             self._weigh()
+            for k in range(DEPTH):
+                # At all members the same, in whatever order blocks end: their tags tell them.
+                self.blocks[k].number = k
+                self._begin_block(k)
         while self.weighed and moved and self.left > 0 and self.task.error == 0:
             moved = False
             for k in range(DEPTH):
                 moved |= self._step(k)
         return self.left == 0 and self.task.error == 0
 
+    cdef bint uses(self) noexcept nogil:
+        """Whether messages under way are from or to the application's memory."""
+        cdef int k
+        for k in range(DEPTH):
+            if self.weighed and self.blocks[k].number < self.slicing.blocks and self.blocks[k].lent:
+                return True
+        return False
+
     cdef bint _step(self, int k) noexcept nogil:
         """Take a block one step on; return whether that was possible."""
         cdef Block *block = &self.blocks[k]
         cdef int others = self.task.size - 1
-        cdef Py_ssize_t low
         cdef long long began
         if block.number >= self.slicing.blocks:
             return False
         if block.stage == PARTS:
-            if not self._arrived(block.requests, others):
+            if not self._arrived(block.requests, 2 * others):
                 return False
             began = now()
             self._average(k)
         else:
-            if not self._arrived(block.requests + others, 3 * others):
+            if not self._arrived(block.requests, 2 * others):
                 return False
             began = now()
-            low = block.number * self.slicing.block
-            self.task.write(HEADER + low, HEADER + self.slicing.end(block.number),
-                            block.mean, 1, NULL, 0)
+            self.task.finish(HEADER + self.slicing.bound(block.number, 0),
+                             HEADER + self.slicing.end(block.number), block.mean)
             self.left -= 1
             block.number += DEPTH
             self._begin_block(k)
@@ -135,7 +140,8 @@ cdef class Slices:
         for member in range(self.task.size):
             self.task.weight += self.weights[member]
         for member in range(self.task.size):
-            self.shares[member] = self.weights[member] / self.task.weight if self.task.weight > 0 else 0
+            if self.task.weight > 0:
+                self.shares[member] = self.weights[member] / self.task.weight
         self.weighed = True
 
     cdef void _begin_block(self, int k) noexcept nogil:
@@ -143,54 +149,43 @@ cdef class Slices:
         cdef Block *block = &self.blocks[k]
         cdef int others = self.task.size - 1
         cdef Py_ssize_t number = block.number
-        cdef Py_ssize_t low, begin, end, mine
-        cdef char *outgoing
+        cdef Py_ssize_t low, begin, end, mine, count
         cdef int other, member
         if number >= self.slicing.blocks:
             return
         block.stage = PARTS
         low = self.slicing.bound(number, 0)
-        mine = self.slicing.bound(number, self.task.me + 1) - self.slicing.bound(number, self.task.me)
-        outgoing = self.task.source + HEADER + low
-        if self.task.compressed:
-            self.task.encode(block.outgoing, HEADER + low, HEADER + self.slicing.end(number))
-            outgoing = block.outgoing
-        for other in range(4 * others):
-            block.requests[other] = MPI_REQUEST_NULL
+        end = self.slicing.end(number)
+        mine = self._slice_of(number, self.task.me, &begin)
+        block.outgoing = self.task.outgoing(block.outgoing_space, HEADER + low, HEADER + end)
+        block.mean = self.task.incoming(HEADER + low, HEADER + end)
+        if block.mean == NULL:
+            block.mean = block.mean_space
+        block.lent = block.mean != block.mean_space and self.task.target == self.task.user
+        if self.task.given and not self.task.keeps and block.outgoing != block.outgoing_space:
+            block.lent = True
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
             member = (self.task.me + 1 + other) % self.task.size
-            begin = self.slicing.bound(number, member) - low
-            end = self.slicing.bound(number, member + 1) - low
-            if mine > 0:
-                self._check(MPI_Irecv(block.parts + other * mine, <int>mine, MPI_BYTE,
-                                      self.task.members[member], self.task.tag + 1 + k, self.comm,
-                                      &block.requests[other]))
-            if end > begin:
-                self._check(MPI_Isend(outgoing + begin, <int>(end - begin), MPI_BYTE,
-                                      self.task.members[member], self.task.tag + 1 + k, self.comm,
-                                      &block.requests[others + other]))
-                self._check(MPI_Irecv(block.mean + begin, <int>(end - begin), MPI_BYTE,
-                                      self.task.members[member], self.task.tag + 1 + DEPTH + k, self.comm,
-                                      &block.requests[2 * others + other]))
-                self.task.bytes_sent += end - begin
+            count = self._slice_of(number, member, &begin)
+            self._receive(block.parts + other * mine, mine, member, 1 + k,
+                          &block.requests[other])
+            self._send(block.outgoing + (begin - low), count, member, 1 + k,
+                       &block.requests[others + other])
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef void _average(self, int k) noexcept nogil:
-        """Average this member's slice of a block, and send the mean to the others."""
+        """Average this member's slice of a block, send the mean to the others, and get theirs."""
         cdef Block *block = &self.blocks[k]
         cdef int others = self.task.size - 1
         cdef Py_ssize_t low = self.slicing.bound(block.number, 0)
-        cdef Py_ssize_t begin = self.slicing.bound(block.number, self.task.me)
-        cdef Py_ssize_t end = self.slicing.bound(block.number, self.task.me + 1)
-        cdef Py_ssize_t mine = end - begin
-        cdef Py_ssize_t first, count, offset
+        cdef Py_ssize_t begin, first, count, offset
+        cdef Py_ssize_t mine = self._slice_of(block.number, self.task.me, &begin)
         cdef char *own = block.outgoing + (begin - low)
-        cdef int i, other
-        if not self.task.compressed:
-            own = self.task.source + HEADER + begin
+        cdef char *mean = block.mean + (begin - low)
+        cdef int i, other, member
         for i in range(self.wire.count):
-            count = self.wire.part(i, HEADER + begin, HEADER + end, &first)
+            count = self.wire.part(i, HEADER + begin, HEADER + begin + mine, &first)
             if count == 0:
                 continue
             offset = self.wire.begin[i] + first * self.wire.kernels[i].itemsize - HEADER - begin
@@ -198,19 +193,43 @@ cdef class Slices:
             for other in range(others):
                 self.vectors[(self.task.me + 1 + other) % self.task.size] = (
                     block.parts + other * mine + offset)
-            self.wire.kernels[i].mean(block.mean + (begin - low) + offset, self.vectors, self.shares,
-                                 self.task.size, count)
+            self.wire.kernels[i].mean(
+                mean + offset, self.vectors, self.shares, self.task.size, count)
         block.stage = MEANS
-        if mine == 0:
-            return
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
-            self._check(MPI_Isend(block.mean + (begin - low), <int>mine, MPI_BYTE,
-                                  self.task.members[(self.task.me + 1 + other) % self.task.size],
-                                  self.task.tag + 1 + DEPTH + k, self.comm,
-                                  &block.requests[3 * others + other]))
+            member = (self.task.me + 1 + other) % self.task.size
+            count = self._slice_of(block.number, member, &begin)
+            self._receive(block.mean + (begin - low), count, member, 1 + DEPTH + k,
+                          &block.requests[other])
+            self._send(mean, mine, member, 1 + DEPTH + k, &block.requests[others + other])
         pthread_mutex_unlock(&mpi_mutex)
-        self.task.bytes_sent += others * mine
+
+    cdef Py_ssize_t _slice_of(
+        self, Py_ssize_t number, int member, Py_ssize_t *begin
+    ) noexcept nogil:
+        """How long a member's slice of a block is, and where it begins."""
+        begin[0] = self.slicing.bound(number, member)
+        return self.slicing.bound(number, member + 1) - begin[0]
+
+    cdef void _receive(
+        self, char *to, Py_ssize_t count, int member, int tag, MPI_Request *request
+    ) noexcept nogil:
+        """Begin to receive from a member, unless that is nothing; the MPI mutex is held."""
+        request[0] = MPI_REQUEST_NULL
+        if count > 0:
+            self._check(MPI_Irecv(to, <int>count, MPI_BYTE, self.task.members[member],
+                                  self.task.tag + tag, self.comm, request))
+
+    cdef void _send(
+        self, const char *source, Py_ssize_t count, int member, int tag, MPI_Request *request
+    ) noexcept nogil:
+        """Begin to send to a member, unless that is nothing; the MPI mutex is held."""
+        request[0] = MPI_REQUEST_NULL
+        if count > 0:
+            self._check(MPI_Isend(source, <int>count, MPI_BYTE, self.task.members[member],
+                                  self.task.tag + tag, self.comm, request))
+            self.task.bytes_sent += count
 
     cdef void _check(self, int rc) noexcept nogil:
         if rc != MPI_SUCCESS:

@@ -13,6 +13,11 @@ cdef class Task:
     cdef int tag, size, me, error
     cdef const int *members
     cdef char *source
+    # The application's arrays. `given`: they are averaged instead of what is in the source, block
+    # by block, and put there where it `keeps` them; how far that has come, in the bytes of `wire`.
+    cdef char **user
+    cdef bint given, keeps
+    cdef Py_ssize_t taken
     cdef char **target
     cdef char **copy
     cdef char **saved
@@ -21,8 +26,13 @@ cdef class Task:
     cdef long long bytes_sent, moves, busy_ns
 
     cdef void remember(self, const char *vector) noexcept nogil
+    cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef void write_source(self) noexcept nogil
-    cdef void encode(self, char *to, Py_ssize_t low, Py_ssize_t high) noexcept nogil
+    cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
+    cdef void take_over(self) noexcept nogil
+    cdef char *place(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil
+    cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil
+    cdef void finish(self, Py_ssize_t low, Py_ssize_t high, char *mean) noexcept nogil
     cdef void write(
         self, Py_ssize_t low, Py_ssize_t high,
         const char *a, double share_a, const char *b, double share_b) noexcept nogil

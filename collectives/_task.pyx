@@ -4,7 +4,7 @@
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from collectives._kernels cimport choose_codec
+from collectives._kernels cimport choose_codec, copy_away
 from collectives._memory cimport allocate
 from collectives._vectors cimport Layout
 
@@ -15,6 +15,8 @@ WIDE = ("float32", "float64")
 cdef enum:
     # Elements of a pass that must find in the first-level cache what the one before it wrote.
     CHUNK = 2048
+    # Bytes of a vector whose copies would only push others out of the last cache.
+    LONG = 8 * 1024 * 1024
 
 
 cdef class Task:
@@ -55,21 +57,98 @@ cdef class Task:
         if self.compressed:
             memcpy(self.reference, vector, self.layout.size)
 
-    cdef void encode(self, char *to, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
-        """Put what travels for the bytes `low` to `high` of `wire` into `to`."""
-        cdef Py_ssize_t begin, first, count
-        cdef char *place
+    cdef char *place(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+        """Return where these bytes of a vector are in one piece, or NULL.
+
+        In our own memory they always are; the application's arrays may be anywhere.
+        """
+        cdef Py_ssize_t first
         cdef int i
+        if arrays != self.user:
+            return arrays[0] - self.layout.begin[0] + low
+        for i in range(self.layout.count):
+            if self.layout.begin[i] <= low and high <= self.layout.begin[i] + self.layout.bytes[i]:
+                return arrays[i] + (low - self.layout.begin[i])
+        return NULL
+
+    cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+        """Return what travels for the bytes `low` to `high` of `wire`: from `space`, if need be.
+
+        Blocks are asked for in their order.
+        """
+        cdef Py_ssize_t first, count, begin, bytes
+        cdef char *to
+        cdef char *source
+        cdef int i
+        self.taken = high
+        if not self.compressed and not self.given:
+            return self.source + low
+        if not self.compressed and not self.keeps:
+            to = self.place(self.user, low, high)
+            if to != NULL:
+                return to
         for i in range(self.wire.count):
             count = self.wire.part(i, low, high, &first)
             if count == 0:
                 continue
-            place = to + self.wire.begin[i] + first * self.wire.kernels[i].itemsize - low
-            begin = self.layout.begin[i] + first * self.layout.kernels[i].itemsize
-            if self.coded[i]:
-                self.codecs[i].encode(place, self.source + begin, self.reference + begin, count)
-            else:
-                memcpy(place, self.source + begin, count * self.layout.kernels[i].itemsize)
+            bytes = count * self.layout.kernels[i].itemsize
+            begin = first * self.layout.kernels[i].itemsize
+            source = self.source + self.layout.begin[i] + begin
+            if self.given and self.keeps:
+                memcpy(source, self.user[i] + begin, bytes)
+            elif self.given:
+                source = self.user[i] + begin
+            begin += self.layout.begin[i]
+            to = space + self.wire.begin[i] + first * self.wire.kernels[i].itemsize - low
+            if self.compressed and self.coded[i]:
+                self.codecs[i].encode(to, source, self.reference + begin, count)
+            elif self.compressed or not self.keeps:
+                memcpy(to, source, bytes)
+        return space if self.compressed or not self.keeps else self.source + low
+
+    cdef void take_over(self) noexcept nogil:
+        """Put what is left of the application's arrays into the source, and go on from there."""
+        cdef Py_ssize_t first, begin
+        cdef int i
+        if not self.given:
+            return
+        for i in range(self.wire.count):
+            if self.wire.part(i, self.taken, self.wire.size, &first) == 0:
+                continue
+            begin = first * self.layout.kernels[i].itemsize
+            memcpy(self.source + self.layout.begin[i] + begin, self.user[i] + begin,
+                   self.layout.bytes[i] - begin)
+        self.given = False
+
+    cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+        """Return where the mean of these bytes can be received, or NULL; save what is there."""
+        cdef Py_ssize_t first, count, begin
+        cdef char *to = NULL
+        cdef int i
+        if not self.compressed and self.weight > 0:
+            to = self.place(self.target, low, high)
+        if to != NULL and self.saved != NULL:
+            self._copy_target(self.saved, low, high)
+        return to
+
+    cdef void finish(self, Py_ssize_t low, Py_ssize_t high, char *mean) noexcept nogil:
+        """Put the mean of these bytes where it belongs and is not yet."""
+        if self.compressed or self.place(self.target, low, high) != mean:
+            self.write(low, high, mean, 1, NULL, 0)
+        elif self.copy != NULL:
+            self._copy_target(self.copy, low, high)
+
+    cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+        """Copy what is in these bytes of the target."""
+        cdef Py_ssize_t first, count, begin
+        cdef int i
+        for i in range(self.layout.count):
+            count = self.layout.part(i, low, high, &first) * self.layout.kernels[i].itemsize
+            begin = first * self.layout.kernels[i].itemsize
+            if self.layout.size < LONG:
+                memcpy(to[i] + begin, self.target[i] + begin, count)
+            elif count > 0:
+                copy_away(to[i] + begin, self.target[i] + begin, count)
 
     cdef void write(
         self, Py_ssize_t low, Py_ssize_t high,

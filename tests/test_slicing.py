@@ -74,8 +74,8 @@ def vector_of(rank, length, t=0):
     return np.random.default_rng((rank, t)).standard_normal(length, np.float32)
 
 
-# One block, its last line; two; several and a short last one.
-LENGTHS = [16_384, 16_385, 262_160, 1_000_001, 2_500_000]
+# One block; its last line; two; several and a short last one.
+LENGTHS = [slicing.SHORTEST_VECTOR // 4, 131_089, 262_160, 1_000_001, 2_500_000]
 
 
 @pytest.mark.mpi
@@ -95,7 +95,9 @@ def test_long_vectors_are_averaged_bit_for_bit(comm, length):
                 mine = vector_of(comm.rank, length, t)
                 time.sleep(chance.random() * 1e-3)
                 average(mine)
-                expected = group_mean([[vector_of(rank, length, t)] for rank in members], [1] * len(members))
+                expected = group_mean(
+                    [[vector_of(rank, length, t)] for rank in members], [1] * len(members)
+                )
                 assert mine.tobytes() == expected[0].tobytes()
 
 

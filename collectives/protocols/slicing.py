@@ -12,7 +12,7 @@ LINE = 64
 SHORTEST = 16 * 1024
 LONGEST = 256 * 1024
 # Shorter vectors go by recursive doubling.
-SHORTEST_VECTOR = 64 * 1024
+SHORTEST_VECTOR = 512 * 1024
 # Blocks of a long vector are at most this part of it, because members hold some in memory.
 BLOCKS = 8
 LONGEST_BLOCK = 1024 * 1024
