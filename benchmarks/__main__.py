@@ -18,6 +18,7 @@ RANKS = {
     "torn": (4,),
     "straggler_training": (None,),
     "late_rules": (4, 8),
+    "overlap": (4,),
 }
 
 

@@ -61,20 +61,24 @@ def test_default_group_size_is_the_papers(size, expected):
     assert default_group_size(size) == expected
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize("late", ["paper", "conserving"])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_one_rank_trains_as_the_wrapped_optimizer_alone(make, late):
+def test_one_rank_trains_as_the_wrapped_optimizer_alone(make, late, overlap):
     plain = make_model()
     model = copy.deepcopy(plain)
     alone = make(plain.parameters())
-    with wrap(model, make, sync_period=3, late=late) as optimizer:
+    with wrap(model, make, sync_period=3, late=late, overlap=overlap) as optimizer:
         for step in range(7):
             loss = backward(plain, step)
             alone.step()
             assert backward(model, step).item() == pytest.approx(loss.item(), rel=1e-5)
             optimizer.step()
-            assert optimizer.result.version == step
-            assert optimizer.result.synchronized == ((step + 1) % 3 == 0)
+            synchronized = (step + 1) % 3 == 0
+            if synchronized or not overlap:
+                assert optimizer.result.version == step
+                assert optimizer.result.synchronized == synchronized
+                assert optimizer.results[-1] is optimizer.result
     assert_equal_states(state(model), state(plain))
 
 
@@ -445,8 +449,9 @@ def test_parameters_without_a_gradient_stay():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize("when", ["before", "after", "step", "wrapped-step"])
-def test_compiled_models_and_steps(when):
+def test_compiled_models_and_steps(when, overlap):
     def compiled(function):
         torch._dynamo.reset()
         return torch.compile(function, backend="eager")
@@ -456,7 +461,7 @@ def test_compiled_models_and_steps(when):
     if "step" in when:  # its arithmetic differs from the other's in the last bit
         alone.step = compiled(alone.step)
     model = network = compiled(make_model()) if when == "before" else make_model()
-    with wrap(model, OPTIMIZERS["adam"], late="paper") as optimizer:
+    with wrap(model, OPTIMIZERS["adam"], late="paper", overlap=overlap) as optimizer:
         step = optimizer.step
         if when == "after":
             network = compiled(model)
@@ -470,8 +475,19 @@ def test_compiled_models_and_steps(when):
                 batch = torch.randn(16, 4, generator=torch.Generator().manual_seed(number))
                 one(batch).square().mean().backward()
                 take()
+        optimizer.complete()
         assert optimizer.collective.version == 3
     assert_equal_states(state(model), state(plain))
+
+
+def test_a_graph_from_before_an_overlapped_average_cannot_be_differentiated_after_it():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with wrap(model, overlap=True) as optimizer:
+        optimizer.step()
+        loss = model(torch.ones(2)).sum()
+        optimizer.complete()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 def test_a_graph_from_before_an_average_cannot_be_differentiated_with_the_new_values():

@@ -7,6 +7,7 @@ import pty
 import re
 import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import launch
@@ -20,6 +21,7 @@ from squares import squares
 from collectives.topology import group_of
 from wagma import data, imbalance, progress
 from wagma.runs import POINTS, Curve, JsonLines, Tally, summarise
+from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
 from wagma.train import averaging_seconds
 
@@ -100,6 +102,23 @@ def test_a_rank_s_time_is_shared_out_without_a_rest():
     expected = {"compute": 2, "delay": 0.5, "waiting": 2, "communicating": 0.25, "other": 1.25}
     assert tally.seconds == expected
     assert summarise([tally])["seconds_of_rank"] == [expected]
+
+
+def test_waiting_before_and_after_the_local_step_is_averaging():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    sgd = torch.optim.SGD([parameter], lr=1.0)
+    stopwatch = Stopwatch(sgd)
+    sgd.register_step_pre_hook(lambda *_: time.sleep(0.03))
+    for seconds, counted in ((0.04, stopwatch.computed), (0.02, stopwatch.delayed)):
+        time.sleep(seconds)
+        counted()
+    time.sleep(0.05)
+    sgd.step()
+    time.sleep(0.06)
+    stopwatch.averaged()
+    assert stopwatch.compute >= 0.07
+    assert stopwatch.delay >= 0.02
+    assert stopwatch.average >= 0.11
 
 
 def test_the_collective_says_how_long_it_waited_and_communicated():
@@ -296,6 +315,34 @@ def test_waiting_for_the_group_the_same_seed_gives_the_same_model_whoever_is_slo
     assert all(torch.equal(first[name], again[name]) for name in first)
     losses = [[one["loss"] for one in metrics(runs / name, 2)] for name in ("first", "again")]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.launch
+def test_overlapped_training_learns_and_records_every_step_with_its_own_average(runs):
+    """118 steps, so that the last one's average is outstanding at the end."""
+    options = ["--overlap", "--wait", "group", "--seed", 3, "--steps", 118, *UNEVEN]
+    train(runs, "overlap", *options, "--log-level", "info").check()
+    run = runs / "overlap"
+    assert json.loads((run / "config.json").read_text())["overlap"] is True
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["accuracy"] > 0.9
+    assert summary["timely_share"] == 1
+    assert 0 < summary["bound_over_wall"] <= 1
+    assert summary["wall_s"] == max(metrics(run, rank)[-1]["elapsed_s"] for rank in range(RANKS))
+    for rank, seconds in enumerate(summary["seconds_of_rank"]):
+        records = metrics(run, rank)
+        assert all(set(one) == RECORD for one in records)
+        assert [one["step"] for one in records] == list(range(118))
+        assert [one["version"] for one in records] == list(range(118))
+        for one in records:
+            assert one["synchronized"] == ((one["version"] + 1) % 10 == 0)
+            if not one["synchronized"]:
+                assert one["group"] == list(group_of(rank, RANKS, 2, one["version"]))
+        averaging = sum(one["average_s"] for one in records)
+        assert 0 < seconds["waiting"] + seconds["communicating"] <= averaging
+        own = sum(one["compute_s"] + one["delay_s"] for one in records) + averaging
+        assert own == pytest.approx(records[-1]["elapsed_s"], rel=0.1)
+    assert "late: conserving, overlap: True" in (run / "rank-0000.log").read_text()
 
 
 @pytest.mark.launch

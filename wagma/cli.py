@@ -267,6 +267,11 @@ def add_averaging_options(group) -> None:
         choices=("paper", "conserving"),
         help="how the model of a rank that came late is merged (default: the library's)",
     )
+    add(
+        "--overlap",
+        action="store_true",
+        help="compute the next gradient while the model is averaged: gradients are one step staler",
+    )
 
 
 def add_imbalance_options(group) -> None:

@@ -10,11 +10,13 @@ import torch
 class Stopwatch:
     """What a step spends its time on, in seconds; a sleep counts for as long as it really took.
 
-    The local optimiser's own step counts as compute: a hook on it tells where averaging begins.
+    The local optimiser's own step counts as compute: hooks on it tell where averaging, which may
+    be before it as well, ends and begins.
     """
 
     def __init__(self, local_optimizer: torch.optim.Optimizer) -> None:
         self.start()
+        local_optimizer.register_step_pre_hook(lambda *_: self.averaged())
         local_optimizer.register_step_post_hook(lambda *_: self.computed())
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -52,11 +53,13 @@ class Trainer:
             sync_period=settings.sync_period,
             wait=settings.wait,
             late=settings.late,
+            overlap=settings.overlap,
         )
 
     def steps(self) -> Iterator[dict]:
-        """Make all steps, and yield each one's record for the metrics."""
+        """Make all steps, and yield each one's record for the metrics once its average is there."""
         started = time.perf_counter()
+        records = deque()
         for step in range(self.settings.steps):
             self.stopwatch.start()
             batch = next(self.batches)
@@ -64,21 +67,24 @@ class Trainer:
             self.hold_up(step)
             self.optimizer.step()
             self.stopwatch.averaged()
-            result = self.optimizer.result
-            yield {
+            record = {
                 "step": step,
-                "version": result.version,
                 "loss": loss,
                 "samples": contract.samples(batch) or self.settings.batch_size,
-                "timely": result.timely,
-                "source": result.source,
-                "synchronized": result.synchronized,
-                "group": list(result.group),
                 "compute_s": self.stopwatch.compute,
                 "delay_s": self.stopwatch.delay,
                 "average_s": self.stopwatch.average,
                 "elapsed_s": time.perf_counter() - started,
             }
+            records.append(record)
+            for result in self.optimizer.results:
+                yield records.popleft() | outcome(result)
+        if records:
+            self.optimizer.complete()
+            self.stopwatch.averaged()
+            record["average_s"] = self.stopwatch.average
+            record["elapsed_s"] = time.perf_counter() - started
+            yield record | outcome(self.optimizer.result)
 
     def compute_gradient(self, batch: Any) -> float:
         """Compute the gradient on a batch, and return the loss."""
@@ -99,6 +105,17 @@ class Trainer:
         if seconds > 0:
             time.sleep(seconds)
             self.stopwatch.delayed()
+
+
+def outcome(result: Any) -> dict:
+    """Return what the metrics say of a `Result`."""
+    return {
+        "version": result.version,
+        "timely": result.timely,
+        "source": result.source,
+        "synchronized": result.synchronized,
+        "group": list(result.group),
+    }
 
 
 def train(
@@ -170,8 +187,9 @@ def log_beginning(trainer: Trainer) -> None:
         *(torch.get_num_threads(), trainer.task.name),
     )
     log.info(
-        "groups of %d, all ranks every %d steps, waiting for %s, late: %s",
+        "groups of %d, all ranks every %d steps, waiting for %s, late: %s, overlap: %s",
         *(collective.group_size, collective.sync_period, collective.wait, collective.late),
+        trainer.optimizer.overlap,
     )
 
 

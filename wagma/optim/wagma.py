@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from collectives.settings import checked_weight
+from collectives.agreement import raise_together
+from collectives.settings import checked_weight, difference
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
+from wagma.optim.overlap import Overlap
 from wagma.optim.wrapper import Wrapper
 
 if TYPE_CHECKING:  # importing it initialises MPI
@@ -39,6 +41,14 @@ class WAGMA(Wrapper):
     the model cannot. Where DataLoader workers are spawned, not forked, they import the main script:
     it must import `mpi4py.MPI`, if it does, inside `if __name__ == "__main__"` or a function.
 
+    With `overlap`, which goes beyond the paper, `step` returns while its average is under way, and
+    the next gradient is computed meanwhile. The next step waits for the average, puts it into the
+    model and takes the local optimiser's step from there: a gradient is then of the model as it
+    was before its last average, one step staler. At most one call is outstanding; whatever else
+    needs the average completes it, and the average over all ranks every `sync_period` steps is
+    waited for as ever. In between, parameters change in `step` and its hooks only: an in-place
+    change elsewhere raises, one of `.data`, which cannot be seen, would be lost.
+
     Example:
         >>> optimizer = WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model)
         >>> with optimizer:
@@ -51,7 +61,11 @@ class WAGMA(Wrapper):
         optimizer: the wrapped optimiser, which holds the parameter groups and the state.
         collective: the `collectives.GroupAllreduce` that averages.
         flat: the `FlatModel` that is averaged.
-        result: what `collective` returned at the last step, None before the first.
+        overlap: whether the next gradient is computed while the model is averaged.
+        result: what `collective` returned in the call that was completed last, which without
+            `overlap` is that of the last step; None before the first.
+        results: list of those of all calls completed since the last step began: with `overlap`
+            the step before's, unless that was complete, and its own if all ranks averaged.
     """
 
     def __init__(
@@ -64,6 +78,7 @@ class WAGMA(Wrapper):
         comm: MPI.Intracomm | None = None,
         wait: str = "nobody",
         late: str | None = None,
+        overlap: bool = False,
         **options: Any,
     ):
         """Wrap an optimiser and its model; collective.
@@ -80,6 +95,8 @@ class WAGMA(Wrapper):
                 runs repeatable bit for bit.
             late: how a late rank's model is merged, "paper" or "conserving"; by default
                 `collectives.DEFAULT_LATE`.
+            overlap: whether to compute the next gradient while the model is averaged; takes the
+                memory of one more model, and of its buffers and frozen parameters once more.
             **options: further ones of `collectives.GroupAllreduce`: engine, stall, abort,
                 log_level.
 
@@ -94,6 +111,8 @@ class WAGMA(Wrapper):
             comm = MPI.COMM_WORLD
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(f"comm must be an mpi4py communicator, not {type(comm).__name__}")
+        raise_together(comm, overlap_error(overlap))
+        raise_together(comm, difference(comm, {"overlap": overlap}))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         broadcast(comm, tensors)
         super().__init__(optimizer)
@@ -107,7 +126,10 @@ class WAGMA(Wrapper):
             late=late,
             **options,
         )
+        self.overlap = overlap
+        self._overlap = Overlap(self.flat, self.collective) if overlap else None
         self.result = None
+        self.results = []
         self._inside_average = False
         _made.add(self)
 
@@ -119,6 +141,9 @@ class WAGMA(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Take a step of the wrapped optimiser, then average the model (Algorithm 2).
 
+        With `overlap` it first completes the step before, and only starts to average, except over
+        all ranks. A closure's gradients are of the model with that average: nothing overlaps them.
+
         Args:
             closure: function that evaluates the model and returns the loss, for the optimisers
                 that want one, some of them several times a step.
@@ -129,8 +154,9 @@ class WAGMA(Wrapper):
             What the wrapped optimiser's step returned; None where a `GradScaler` skips it.
 
         Raises:
-            RuntimeError: a parameter's memory was replaced after wrapping, this is inside
-                `averaged()`, or a closure was passed by way of a `GradScaler`.
+            RuntimeError: a parameter's memory was replaced after wrapping, or the parameter was
+                changed while it was averaged, this is inside `averaged()`, or a closure was passed
+                by way of a `GradScaler`.
             TypeError, ValueError: another weight, or a trainable parameter in a group that was
                 not in the model when that was wrapped.
             collectives.RankFailedError: another rank has failed.
@@ -139,15 +165,42 @@ class WAGMA(Wrapper):
         weight = checked_weight(weight)
         self._check_usable()
         self.flat.check_members(self.param_groups)
+        self.results = []
+        self.complete()
         loss = self.local_step(closure)
         self.flat.check()
-        self.result = self.collective(self.flat.vectors, weight=weight)
-        self.flat.mark_changed()
+        if self.overlap and (self.collective.version + 1) % self.collective.sync_period:
+            self._overlap.start(weight)
+        else:
+            self._note(self.collective(self.flat.vectors, weight=weight))
+            self.flat.mark_changed()
         return loss
+
+    def complete(self) -> None:
+        """Wait for the last step's average, where `overlap` has left it outstanding, and take it.
+
+        The model holds that average then, as it would after a step without `overlap`. Whatever
+        needs it does this first; do it before you change parameters, or copy them to save them.
+
+        Raises:
+            RuntimeError: a parameter was changed since the step.
+            collectives.RankFailedError: another rank has failed.
+        """
+        if not self._is_outstanding():
+            return
+        changed = self._overlap.changed()
+        if changed:
+            raise RuntimeError(
+                f"{changed.kind} {changed.name!r} was changed outside step() while its average is "
+                "under way (overlap), which would undo the change: call complete() before it, or "
+                "make it in a hook of the optimizer's step"
+            )
+        self._note(self._overlap.take())
 
     def synchronize(self) -> None:
         """Set every rank's model to the average over all ranks now; collective, not a step."""
         self._check_usable()
+        self.complete()
         self.flat.check()
         self.collective.synchronize(self.flat.vectors)
         self.flat.mark_changed()
@@ -162,6 +215,8 @@ class WAGMA(Wrapper):
         self._check_usable()
         self.flat.check()
         own = self.flat.save()
+        call = self._overlap and self._overlap.call
+        self.complete()
         self._inside_average = True
         try:
             self.collective.average(self.flat.vectors)
@@ -169,6 +224,8 @@ class WAGMA(Wrapper):
         finally:
             self._inside_average = False
             self.flat.restore(own)
+            if self.overlap:
+                self._overlap.resume(call)
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -188,6 +245,7 @@ class WAGMA(Wrapper):
         self._check_usable()
         yield
         self._check_usable()
+        self.complete()
         self.flat.check()
         self.collective.join(self.flat.vectors)
         self.flat.mark_changed()
@@ -196,8 +254,10 @@ class WAGMA(Wrapper):
         """Return the wrapped optimiser's state, and the averaging's counter beside it.
 
         Its key "averaging" holds {"version": steps made}. Each rank's model and local state are its
-        own: save them on every rank to go on exactly, or one rank's inside `averaged()`.
+        own: save them on every rank to go on exactly, or one rank's inside `averaged()`. It
+        completes what `overlap` has left outstanding: call it before you copy the model's state.
         """
+        self.complete()
         state = self.optimizer.state_dict()
         return {**state, "averaging": {"version": self.collective.version}}
 
@@ -206,7 +266,8 @@ class WAGMA(Wrapper):
 
         Load the model's state first. With `wait="group"`, or saved right after an average over
         all ranks, training continues as if it had not stopped; else it does from each rank's own
-        model, without what only others' averages had of it.
+        model, without what only others' averages had of it. An average that `overlap` has left
+        outstanding is dropped.
 
         Args:
             state_dict: this rank's; one of the wrapped optimiser alone counts as of this version.
@@ -215,6 +276,8 @@ class WAGMA(Wrapper):
             collectives.DisagreementError: the ranks load different versions.
         """
         self._check_usable()
+        if self._is_outstanding():
+            self._note(self._overlap.drop())
         state = dict(state_dict)
         averaging = state.pop("averaging", {"version": self.collective.version})
         super().load_state_dict(state)
@@ -239,21 +302,44 @@ class WAGMA(Wrapper):
     def close(self) -> None:
         """Leave the collective, once every step that any rank began is done; collective.
 
-        The model stays usable and keeps this rank's values.
+        The model stays usable and keeps this rank's values, with the last average.
         """
         self.collective.close()
+        self._keep_last_average()
 
     def __enter__(self) -> WAGMA:
         return self
 
     def __exit__(self, *exception: Any) -> bool | None:
-        return self.collective.__exit__(*exception)
+        suppressed = self.collective.__exit__(*exception)
+        self._keep_last_average()
+        return suppressed
+
+    def _keep_last_average(self) -> None:
+        """Put what closing has completed into the model, unless that was changed since."""
+        if self._is_outstanding():
+            keep = self._overlap.drop if self._overlap.changed() else self._overlap.take
+            self._note(keep())
+
+    def _is_outstanding(self) -> bool:
+        return self.overlap and self._overlap.call is not None
+
+    def _note(self, result: Any) -> None:
+        self.result = result
+        self.results.append(result)
 
     def _check_usable(self) -> None:
         if self.closed:
             raise collectives.ClosedError("this WAGMA optimizer is closed")
         if self._inside_average:
             raise RuntimeError("inside averaged() the model is the average, not this rank's own")
+
+
+def overlap_error(overlap: bool) -> TypeError | None:
+    """Return what is wrong with the argument, or None."""
+    if isinstance(overlap, bool):
+        return None
+    return TypeError(f"overlap must be True or False, not {overlap!r}")
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[Tensor]:

@@ -1,0 +1,506 @@
+"""WAGMA with `overlap`: the next gradient is computed while the model is averaged."""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+
+import numpy as np
+import pytest
+import torch
+from test_optim_mpi import LATE, OPTIMIZERS, backward, floats, make_model, same_everywhere
+from together import interrupted, wait_until
+from torch import nn
+
+from collectives import GroupAllreduce, RankFailedError
+from wagma.optim import WAGMA
+from wagma.optim.wagma import default_group_size
+
+pytestmark = pytest.mark.mpi
+
+
+def wrap(model, comm, make=OPTIMIZERS["sgd"], **settings):
+    return WAGMA(make(model.parameters()), model, comm=comm, overlap=True, **settings)
+
+
+def scalar(comm, **settings):
+    """Return a model of one weight, which is the rank, and an optimiser of it.
+
+    All ranks average in each step, and steps without gradients change nothing.
+    """
+    model = nn.Linear(1, 1, bias=False)
+    settings = {"wait": "group", "group_size": comm.size, "sync_period": 100} | settings
+    optimizer = wrap(model, comm, lambda p: torch.optim.SGD(p, lr=1.0), **settings)
+    with torch.no_grad():
+        model.weight.fill_(comm.rank)
+    return model, optimizer
+
+
+def mean_of(comm):
+    return (comm.size - 1) / 2
+
+
+# The rule
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("late", LATE)
+def test_a_step_adds_the_update_of_the_old_models_gradient_to_the_new_average(comm, late):
+    """Bit for bit what this does in numpy, with a collective that waits."""
+    settings = {"group_size": default_group_size(comm.size), "sync_period": 4, "wait": "group"}
+    model = nn.Linear(7, 1, bias=False).double()
+    optimizer = wrap(model, comm, lambda p: torch.optim.SGD(p, lr=0.5), late=late, **settings)
+    x = model.weight.detach().numpy().ravel().copy()
+    target = np.random.default_rng(comm.rank).normal(size=7)
+    average, results = None, []
+    with optimizer, GroupAllreduce(comm, x.copy(), late=late, **settings) as collective:
+        for step in range(11):
+            optimizer.zero_grad()
+            (0.5 * (model.weight - torch.from_numpy(target)).square().sum()).backward()
+            gradient = x - target
+            optimizer.step()
+
+            if average is not None:
+                x = average
+            x = x - 0.5 * gradient
+            average = x.copy()
+            result = collective(average)
+            if result.synchronized:
+                x, average = average, None
+                assert same_everywhere(comm, x.tobytes())
+                assert same_everywhere(comm, model.weight.detach().numpy().tobytes())
+            assert model.weight.detach().numpy().tobytes() == x.tobytes(), step
+
+            results.append(result)
+            known = results if result.synchronized else results[:-1]
+            assert repr(optimizer.result) == repr(known[-1] if known else None)
+            versions = [one.version for one in optimizer.results]
+            assert versions == {0: [], 3: [step - 1, step]}.get(step % 4, [step - 1])
+        optimizer.complete()
+        assert model.weight.detach().numpy().tobytes() == average.tobytes()
+        assert repr(optimizer.result) == repr(results[-1])
+
+
+@pytest.mark.ranks(3, 4)
+def test_batchnorm_statistics_are_the_average_and_what_they_have_learnt_meanwhile(comm):
+    """With a local optimiser that has a state, beside MPI's own allgather."""
+    make = OPTIMIZERS["adam"]
+    expected = make_model(0, torch.float64)
+    plain = make(expected.parameters())
+    model = make_model(comm.rank, torch.float64)
+    average = started = None
+    with wrap(model, comm, make, wait="group", group_size=comm.size, sync_period=5) as optimizer:
+        for step in range(9):
+            backward(expected, comm.rank, step)
+            if average is not None:
+                for name, value in expected.state_dict().items():
+                    if value.is_floating_point():
+                        value.add_(average[name] - started[name])
+            plain.step()
+            started = copy.deepcopy(expected.state_dict())
+            everyones = comm.allgather(started)
+            average = {
+                name: torch.stack([one[name].double() for one in everyones]).mean(0)
+                for name in started
+            }
+            if step == 4:
+                for name, value in expected.state_dict().items():
+                    if value.is_floating_point():
+                        value.copy_(average[name])
+                average = None
+
+            backward(model, comm.rank, step)
+            optimizer.step()
+            np.testing.assert_allclose(floats(model), floats(expected), rtol=1e-9, atol=1e-12)
+            assert model[2].num_batches_tracked == step + 1
+    assert not torch.allclose(model[2].running_mean, torch.zeros(8, dtype=torch.float64))
+
+
+@pytest.mark.ranks(3, 4)
+def test_a_step_returns_before_the_others_call_and_the_next_one_waits_for_them(comm):
+    model, optimizer = scalar(comm)
+    with optimizer:
+        if comm.rank == 0:
+            optimizer.step()
+            assert optimizer.result is None and model.weight.item() == 0
+            for rank in range(1, comm.size):
+                comm.send("returned", rank)
+            optimizer.step()
+            assert all(comm.iprobe(source=rank) for rank in range(1, comm.size))
+            assert [result.version for result in optimizer.results] == [0]
+            assert model.weight.item() == mean_of(comm)
+            for rank in range(1, comm.size):
+                comm.recv(source=rank)
+        else:
+            wait_until(lambda: comm.iprobe(source=0), seconds=10)
+            comm.recv(source=0)
+            time.sleep(0.1)
+            comm.send("calling", 0)
+            optimizer.step()
+            optimizer.step()
+
+
+def test_frozen_parameters_that_follow_the_trained_ones_go_on_doing_so(comm):
+    """As a momentum encoder does, which writes to `.data`."""
+    model = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(2)]).double()
+    model[1].requires_grad_(False)
+    sgd = torch.optim.SGD(model[0].parameters(), lr=1.0)
+    with WAGMA(sgd, model, comm=comm, overlap=True, group_size=comm.size, wait="group") as one:
+        start = model[1].weight.item()
+        for _ in range(8):
+            model[1].weight.data.add_(1 + comm.rank)
+            one.step()
+        one.complete()
+        np.testing.assert_allclose(model[1].weight.item(), start + 8 * (1 + mean_of(comm)))
+
+
+def test_models_of_several_dtypes_and_weighed_steps(comm):
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+    for part, dtype in zip(model, (torch.float16, torch.bfloat16, torch.float32, torch.float64)):
+        part.to(dtype)
+    with wrap(model, comm, wait="group", group_size=comm.size) as optimizer:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(comm.rank)
+        optimizer.step(weight=comm.rank)
+        optimizer.complete()
+        assert optimizer.result.weight == 6
+        for parameter in model.parameters():
+            torch.testing.assert_close(
+                parameter.double(), torch.full_like(parameter, 14 / 6).double(), rtol=1e-2, atol=0
+            )
+
+
+# What follows a step
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize(
+    "follow", ["complete", "synchronize", "join", "state_dict", "close", "exit", "group"]
+)
+def test_what_follows_has_the_outstanding_average_in_the_model(comm, late, follow):
+    model, optimizer = scalar(comm, late=late)
+    optimizer.step()
+    assert optimizer.result is None and model.weight.item() == comm.rank
+    if follow == "join":
+        with optimizer.join():
+            pass
+    elif follow == "exit":
+        with optimizer:
+            pass
+    elif follow == "group":
+        optimizer.param_groups[0]["params"].clear()
+        optimizer.add_param_group({"params": model.parameters(), "lr": 0.1})
+        optimizer.complete()
+    else:
+        state = getattr(optimizer, follow)()
+        assert follow != "state_dict" or state["averaging"]["version"] == 1
+    assert model.weight.item() == mean_of(comm)
+    assert optimizer.result.version == 0 and optimizer.result.weight == comm.size
+    assert optimizer.closed == (follow in ("close", "exit"))
+    optimizer.complete()
+    optimizer.close()
+    assert model.weight.item() == mean_of(comm)
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("late", LATE)
+def test_averaged_shows_the_outstanding_average_and_leaves_it_to_the_next_step(comm, late):
+    model, optimizer = scalar(comm, late=late, group_size=1)
+    with optimizer:
+        optimizer.step()
+        for _ in range(2):
+            with optimizer.averaged():
+                np.testing.assert_allclose(model.weight.item(), mean_of(comm))
+            assert model.weight.item() == comm.rank
+    model, optimizer = scalar(comm, late=late)
+    with optimizer:
+        optimizer.step()
+        with pytest.raises(KeyError), optimizer.averaged():
+            nn.init.zeros_(model.weight)
+            raise KeyError
+        assert model.weight.item() == comm.rank
+        optimizer.step()
+        np.testing.assert_allclose(model.weight.item(), mean_of(comm))
+        assert [result.version for result in optimizer.results] == [0]
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_evaluating_does_not_disturb_training(comm, late):
+    def train(evaluates):
+        model = make_model(comm.rank)
+        with wrap(model, comm, wait="group", late=late, sync_period=4) as optimizer:
+            for step in range(10):
+                backward(model, comm.rank, step)
+                optimizer.step()
+                if evaluates:
+                    with optimizer.averaged():
+                        model(torch.randn(3, 4))  # in training, BatchNorm's statistics change
+        return [value.numpy().tobytes() for value in model.state_dict().values()]
+
+    assert train(True) == train(False)
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("late", LATE)
+def test_training_continues_exactly_from_what_was_saved(comm, late):
+    settings = {"wait": "group", "late": late, "sync_period": 5}
+    uninterrupted = make_model(comm.rank)
+    file = io.BytesIO()
+    with wrap(uninterrupted, comm, **settings) as optimizer:
+        for step in range(13):
+            if step == 7:
+                state = {"optimizer": optimizer.state_dict(), "model": uninterrupted.state_dict()}
+                torch.save(state, file)
+            backward(uninterrupted, comm.rank, step)
+            optimizer.step()
+
+    file.seek(0)
+    state = torch.load(file)
+    model = make_model(17 + comm.rank)
+    with wrap(model, comm, **settings) as optimizer:
+        backward(model, comm.rank, 99)
+        optimizer.step()  # whose average is not to come into what is loaded
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        for step in range(7, 13):
+            backward(model, comm.rank, step)
+            optimizer.step()
+    for one, other in zip(model.state_dict().values(), uninterrupted.state_dict().values()):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("wait", ["nobody", "group"])
+def test_ranks_with_fewer_steps_join(comm, late, wait):
+    model = make_model(comm.rank)
+    with wrap(model, comm, late=late, wait=wait, sync_period=6) as optimizer:
+        with optimizer.join():
+            for step in range([0, 9, 4, 13][comm.rank]):
+                backward(model, comm.rank, step)
+                optimizer.step()
+        most = [0, 9, 4, 13][: comm.size]
+        assert optimizer.collective.version == max(most)
+        assert same_everywhere(comm, optimizer.flat.vectors[0].tobytes())
+        assert np.isfinite(floats(model)).all()
+
+
+def test_a_closure_sees_the_average(comm):
+    model, optimizer = scalar(comm)
+    seen = []
+    with optimizer:
+        for _ in range(2):
+            assert optimizer.step(lambda: seen.append(model.weight.item()) or 3) == 3
+    assert seen == [comm.rank, mean_of(comm)]
+
+
+def test_a_step_that_grad_scaler_skips_takes_the_average_and_is_a_version(comm):
+    model, optimizer = scalar(comm)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    expected = float(comm.rank)
+    with optimizer:
+        for step in range(4):
+            optimizer.zero_grad()
+            skips = step == 2 and comm.rank == 1
+            scaler.scale(model.weight.sum() * (torch.inf if skips else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            expected = np.mean(comm.allgather(expected)) if step else expected
+            expected -= not skips
+            np.testing.assert_allclose(model.weight.item(), expected)
+        assert optimizer.collective.version in (3, 4)
+        optimizer.complete()
+        assert optimizer.collective.version == 4
+
+
+# Ranks that are late
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", LATE)
+def test_ranks_agree_after_every_synchronisation_whoever_is_slow(comm, late):
+    random = np.random.default_rng(comm.rank)
+    model = make_model(comm.rank)
+    synchronized, timely = 0, []
+    with wrap(model, comm, late=late, sync_period=5) as optimizer:
+        for step in range(17):
+            backward(model, comm.rank, step)
+            time.sleep(random.uniform(0, 0.004) if comm.rank else 0.008)
+            optimizer.step()
+            timely += [result.timely for result in optimizer.results]
+            if (step + 1) % 5 == 0:
+                synchronized += 1
+                assert optimizer.result.synchronized and optimizer.result.version == step
+                assert same_everywhere(comm, optimizer.flat.vectors[0].tobytes())
+        optimizer.complete()
+        assert len(timely) == 16 and synchronized == 3
+        assert optimizer.collective.statistics().calls == 17
+    assert not all(map(all, comm.allgather(timely)))
+    assert np.isfinite(floats(model)).all()
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("sync_period", [8, 100])
+def test_the_conserving_rule_has_every_ranks_every_update_in_the_average(comm, sync_period):
+    random = np.random.default_rng(comm.rank)
+    model = nn.Linear(50, 1, bias=False).double()
+    optimizer = wrap(
+        model,
+        comm,
+        lambda p: torch.optim.SGD(p, lr=0.5),
+        late="conserving",
+        sync_period=sync_period,
+    )
+    with optimizer:
+        start = model.weight.detach().clone()
+        for step in range(1, 31):
+            time.sleep(random.uniform(0, 0.003) * (1 + 4 * (comm.rank == 1)))
+            optimizer.zero_grad()
+            (model.weight.sum() * (comm.rank + 1)).backward()
+            optimizer.step()
+            if step % 7 == 0:
+                done = 0.5 * step * (comm.size + 1) / 2
+                with optimizer.averaged():
+                    torch.testing.assert_close(model.weight.detach(), start - done)
+
+
+# When something is wrong
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize(
+    ("everywhere", "here", "kind", "message"),
+    [
+        ("yes", "yes", TypeError, "overlap must be True or False, not 'yes'"),
+        (True, 1, TypeError, "overlap must be True or False, not 1"),
+        (True, False, ValueError, "overlap differs between ranks: True on ranks 0-2; False on ran"),
+    ],
+)
+def test_a_wrong_argument_raises_on_every_rank(comm, everywhere, here, kind, message):
+    if comm.size == 1 and kind is ValueError:
+        return
+    model = make_model()
+    overlap = here if comm.rank == comm.size - 1 else everywhere
+    with pytest.raises(kind, match=message) as raised:
+        WAGMA(OPTIMIZERS["sgd"](model.parameters()), model, comm=comm, overlap=overlap)
+    assert same_everywhere(comm, str(raised.value))
+
+
+@pytest.mark.ranks(1, 4)
+def test_a_change_that_the_average_would_undo_is_refused(comm):
+    model, optimizer = scalar(comm)
+    with optimizer:
+        optimizer.step()
+        with torch.no_grad():
+            model.weight += 1
+        for use in (
+            optimizer.step,
+            optimizer.complete,
+            optimizer.state_dict,
+            optimizer.synchronize,
+            optimizer.averaged().__enter__,
+        ):
+            with pytest.raises(RuntimeError, match=r"'weight' was changed outside step\(\) while"):
+                use()
+        assert model.weight.item() == comm.rank + 1
+        optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=1.0).state_dict())
+        optimizer.step()
+        optimizer.complete()
+        assert model.weight.item() == mean_of(comm) + 1
+        with torch.no_grad():
+            model.weight += 1
+        optimizer.register_step_post_hook(lambda *_: nn.init.constant_(model.weight, comm.rank))
+        optimizer.step()
+        optimizer.complete()
+        assert model.weight.item() == mean_of(comm)
+        optimizer.step()
+        nn.init.constant_(model.weight, 17.0)
+    assert model.weight.item() == 17
+    assert optimizer.state_dict()["averaging"]["version"] == 4
+
+
+def test_replaced_memory_is_noticed(comm):
+    model, optimizer = scalar(comm)
+    with optimizer:
+        optimizer.step()
+        model.double()
+        for use in (optimizer.step, optimizer.synchronize, optimizer.averaged().__enter__):
+            with pytest.raises(RuntimeError, match=r"'weight' was replaced"):
+                use()
+
+
+def test_a_model_that_is_not_finite_gets_the_others_average(comm):
+    model = nn.BatchNorm1d(2, affine=True)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    settings = {"wait": "group", "group_size": 4, "late": "paper"}
+    with WAGMA(sgd, model, comm=comm, overlap=True, **settings) as optimizer:
+        with torch.no_grad():
+            for value in (model.weight, model.running_mean):
+                value.fill_(torch.nan if comm.rank == 3 else comm.rank)
+        optimizer.step()
+        model.running_mean.add_(comm.rank)
+        optimizer.complete()
+        assert optimizer.result.timely == (comm.rank != 3) and optimizer.result.weight == 3
+        assert model.weight.tolist() == [1, 1]
+        assert model.running_mean.tolist() == [1 + comm.rank % 3] * 2
+
+
+def test_another_ranks_error_reaches_those_with_a_call_outstanding(comm):
+    model, optimizer = scalar(comm)
+    if comm.rank == 2:
+        with pytest.raises(KeyError, match="mine"), optimizer:
+            optimizer.step()
+            raise KeyError("mine")
+    else:
+        with pytest.raises(RankFailedError, match="rank 2 failed.* KeyError: 'mine'"), optimizer:
+            for _ in range(100_000):
+                optimizer.step()
+                time.sleep(0.001)
+    assert optimizer.closed
+    assert np.isfinite(model.weight.item())
+
+
+def test_an_exception_on_every_rank_closes_with_the_average_in_the_model(comm):
+    model, optimizer = scalar(comm)
+    with pytest.raises(KeyError), optimizer:
+        optimizer.step()
+        comm.Barrier()
+        raise KeyError
+    assert optimizer.closed
+    assert model.weight.item() == mean_of(comm)
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_an_interrupted_wait_leaves_the_ranks_own_model_and_the_next_step_works(comm, late):
+    model, optimizer = scalar(comm, late=late)
+    with optimizer:
+        if comm.rank == 0:
+            optimizer.step()
+            with interrupted():
+                optimizer.step()
+            assert model.weight.item() == 0
+        comm.Barrier()
+        if comm.rank:
+            optimizer.step()
+        optimizer.step()
+        optimizer.synchronize()
+        assert same_everywhere(comm, model.weight.item())
+        assert optimizer.collective.version == 2
+        if late == "conserving":
+            np.testing.assert_allclose(model.weight.item(), mean_of(comm))
+
+
+def test_steps_and_operations_are_refused_inside_averaged_and_after_close(comm):
+    _, optimizer = scalar(comm)
+    optimizer.step()
+    with optimizer.averaged():
+        for use in (optimizer.step, optimizer.synchronize):
+            with pytest.raises(RuntimeError, match="inside averaged"):
+                use()
+        assert optimizer.state_dict()["averaging"]["version"] == 1
+    optimizer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        optimizer.step()

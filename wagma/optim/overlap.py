@@ -1,0 +1,72 @@
+"""An average that is under way while the application computes with the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from wagma.optim.flat import FlatModel, Tensor
+
+if TYPE_CHECKING:
+    from collectives import GroupAllreduce
+
+
+class Overlap:
+    """At most one call of a collective, which averages a copy of the model.
+
+    When the average arrives it replaces the trained parameters, which nobody may have changed
+    meanwhile. Buffers, such as BatchNorm's statistics, and frozen parameters become the average
+    plus what they have changed meanwhile. Memory: a copy of the model, and one more of the latter.
+
+    Attributes:
+        call: handle of the call whose average is not in the model yet, None where there is none.
+    """
+
+    def __init__(self, flat: FlatModel, collective: GroupAllreduce):
+        self._flat, self._collective = flat, collective
+        self._average = [np.zeros_like(vector) for vector in flat.vectors]
+        self.call = None
+
+    def start(self, weight: float) -> None:
+        """Begin to average the model as it is now."""
+        for copy, vector in zip(self._average, self._flat.vectors, strict=True):
+            copy[:] = vector
+        averaged = self._flat.averaged
+        self._trained = [tensor for tensor in averaged if tensor.value.requires_grad]
+        others = [tensor.value for tensor in averaged if not tensor.value.requires_grad]
+        self._others = [(value, value.clone()) for value in others]
+        self.resume(self._collective.start(self._average, weight=weight))
+
+    def resume(self, call) -> None:
+        """Let `take` put this call's average into the model, which is as it was at its start."""
+        self.call = call
+        if call is not None:
+            self._versions = [tensor.value._version for tensor in self._trained]
+
+    def changed(self) -> Tensor | None:
+        """Return a trained parameter that was changed meanwhile, which `take` would undo."""
+        pairs = zip(self._trained, self._versions, strict=True)
+        return next((t for t, version in pairs if t.value._version != version), None)
+
+    def drop(self):
+        """Wait for the call, leave the model as it is, and return the `Result`."""
+        call, self.call = self.call, None
+        return call.wait()
+
+    def take(self):
+        """Wait for the call, put the average into the model, and return the `Result`."""
+        try:
+            return self.drop()
+        finally:  # the collective counts on it, also where the call was interrupted
+            self._put()
+
+    @torch.no_grad()
+    def _put(self) -> None:
+        changes = [(value, value - before) for value, before in self._others]
+        for vector, average in zip(self._flat.vectors, self._average, strict=True):
+            vector[:] = average
+        for value, change in changes:
+            value.add_(change.nan_to_num(0, 0, 0))
+        self._flat.mark_changed()
