@@ -80,6 +80,10 @@ def in_words(size):
     return f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
 
 
+def rounded(value):
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def ratio_label(size, variant, reference):
     return f"{in_words(size)}: {variant} ÷ {reference}"
 
@@ -133,7 +137,8 @@ def report(arguments, name, ranks, results, *, ratios=None, figures=()):
     """
     for each in figures:
         held = "holds" if each["holds"] else "MISSED"
-        print(f"# {each['figure']}: {each['value']:.3g} ≤ {each['bound']:.3g}: {held}")
+        value, bound = rounded(each["value"]), rounded(each["bound"])
+        print(f"# {each['figure']}: {value} ≤ {bound}: {held}")
     contents = {
         "benchmark": name,
         "ranks": ranks,

@@ -6,7 +6,8 @@ The small network of `wagma train` learns scikit-learn's digits; a sleep with 5 
 for an accelerator's work. Balanced, and with rank 0 five times as slow; shards that are identically
 distributed, and sorted by label. Loss on the training set and accuracy on the test set are those of
 the averaged model, mean ± standard deviation over the seeds. What is compared is the same number
-of steps on every rank; Allreduce-SGD and local SGD do not depend on who is slow.
+of steps on every rank; Allreduce-SGD and local SGD do not depend on who is slow. It takes 8 minutes
+for each number of ranks, and is no part of what `make bench` runs by default.
 """
 
 import statistics

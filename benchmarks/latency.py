@@ -9,10 +9,10 @@ sleeps, its engine takes part for it, and the time is that of the others. memcpy
 vector by all ranks at once.
 
 The variants take turns in every round, each collective being the only one open then, after calls
-to warm up, and with its result checked in the first round. A time is that of the slowest rank,
-per call of several in a row. The table has medians over the rounds, and a ratio is the median of
-the ratios round by round. A size ends after --rounds rounds or --seconds seconds, whichever is
-first, but not before three rounds. To measure longer, raise both.
+to warm up; the first round is thrown away, and all results are checked in it. A time is that of
+the slowest rank, per call of several in a row. The table has medians over the rounds, and a ratio
+is the median of the ratios round by round. A size ends after --rounds rounds or --seconds seconds,
+whichever is first, but not before three rounds more. To measure longer, raise both.
 """
 
 import contextlib
@@ -219,18 +219,23 @@ def measure(comm, variants, sleeper, size, rounds, seconds):
     """Return {variant: seconds per call in each round} on rank 0; the variants take turns."""
     vector = np.empty(size // 4, np.float32)
     variants = [variant for variant in variants if size >= variant.smallest]
-    one_call = time_together(comm, variants[0], vector, WARM_UP, checked=False)
-    calls = round(seconds / rounds / len(variants) / one_call)
-    calls = max(1, min(MAX_CALLS, calls))
     times = {variant.name: [] for variant in variants}
+    share = seconds / (rounds + 1) / len(variants)
     end = time.monotonic() + seconds
-    for done in range(rounds):
-        if comm.bcast(done >= MIN_ROUNDS and time.monotonic() > end):
+    for done in range(rounds + 1):  # the first round warms up, and shows how many calls to make
+        if comm.bcast(done > MIN_ROUNDS and time.monotonic() > end):
             break
         for variant in variants:
+            taken = times[variant.name]
+            calls = comm.bcast(calls_in(share, taken) if comm.rank == 0 else None)
             timed, ranks = (time_late, sleeper) if variant.late else (time_together, comm)
-            times[variant.name].append(timed(ranks, variant, vector, calls, checked=done == 0))
-    return times
+            taken.append(timed(ranks, variant, vector, calls, checked=not taken))
+    return {name: taken[1:] for name, taken in times.items()}
+
+
+def calls_in(seconds, taken):
+    """How many calls to make in this time, of which each has taken so long so far."""
+    return max(1, min(MAX_CALLS, int(seconds / min(taken)))) if taken else WARM_UP
 
 
 def ratios(size, times, names):

@@ -7,7 +7,7 @@ import json
 import sys
 from importlib.util import find_spec
 
-from common import in_words, ratio_label
+from common import in_words, ratio_label, rounded
 
 REFERENCES = {  # Okabe and Ito's colours, which the colour-blind can tell apart
     "MPI_Allreduce": "black",
@@ -103,7 +103,7 @@ def draw_bars(figure, contents):
     figure.set_size_inches(8, 1.6 + 0.4 * len(bars))
     axes = figure.subplots()
     drawn = axes.barh(list(bars), list(bars.values()), color=TRANSPORTS["messages"])
-    axes.bar_label(drawn, fmt="%.3g", padding=3)
+    axes.bar_label(drawn, [rounded(value) for value in bars.values()], padding=3)
     axes.margins(x=0.15)
     axes.invert_yaxis()
     axes.set_xlabel(title)
