@@ -1,4 +1,8 @@
-"""Run every benchmark, each under mpiexec with the numbers of ranks that it is about."""
+"""Run the benchmarks, each under mpiexec with the numbers of ranks that it is about, and plot.
+
+Each can be run alone, and has options then, such as for longer measurements:
+`mpiexec -n 4 python benchmarks/latency.py --help`.
+"""
 
 import argparse
 import subprocess
@@ -8,32 +12,46 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from common import mpiexec  # noqa: E402
+import plots  # noqa: E402
+from common import RESULTS, mpiexec  # noqa: E402
 
 RANKS = {
-    "allreduce": (2, 4),
+    "latency": (2, 4),
+    "straggler_wait": (4,),
     "passive_latency": (2, 4),
     "waiting_callers": (4, 8),
     "idle": (2, 4),
+    "memory": (4,),
     "torn": (4,),
     "straggler_training": (None,),
     "late_rules": (4, 8),
     "overlap": (4,),
 }
+BY_NAME = {"late_rules"}  # a quarter of an hour, and about the method rather than the machine
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(RANKS)} (default: all)")
-    names = parser.parse_args().names or list(RANKS)
+    parser.add_argument(
+        "names",
+        nargs="*",
+        help=f"of {', '.join(RANKS)} (default: all but {', '.join(BY_NAME)}; about 15 minutes)",
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument(
+        "--plot", action="store_true", help="measure nothing, draw the results that are there"
+    )
+    arguments = parser.parse_args()
+    names = arguments.names or [name for name in RANKS if name not in BY_NAME]
     if unknown := set(names) - set(RANKS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(RANKS)}")
-    for name in names:
+    for name in [] if arguments.plot else names:
         for ranks in RANKS[name]:
             print(f"\n=== {name}", flush=True)
             launcher = [*mpiexec(), "-n", str(ranks)] if ranks else []
-            command = [*launcher, sys.executable, str(HERE / f"{name}.py")]
-            subprocess.run(command, check=True, timeout=3600)
+            script = [sys.executable, str(HERE / f"{name}.py"), "--results", arguments.results]
+            subprocess.run([*launcher, *script], check=True, timeout=3600)
+    plots.draw(arguments.results, [name.replace("_", "-") for name in names])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ seconds apart at irregular intervals. Bound: 3 % of a core per rank.
 import time
 
 import numpy as np
-from common import report, verdict
+from common import figure, parser, quartiles, report
 from mpi4py import MPI
 
 from collectives import GroupAllreduce
@@ -27,6 +27,7 @@ def share_of_core(seconds):
 
 
 def main():
+    arguments = parser(__doc__).parse_args()
     comm = MPI.COMM_WORLD
     vector = np.zeros(1024, np.float32)
     shares = {}
@@ -46,12 +47,15 @@ def main():
     everyone = comm.gather(shares)
     if comm.rank == 0:
         print(f"# {comm.size} ranks, from 1 s after a version: largest share of a core")
-        results = {}
-        for name in shares:
-            results[name] = max(each[name] for each in everyone)
-            held = verdict(results[name], BOUND)
-            print(f"{name:28} {100 * results[name]:.2f} % ≤ {100 * BOUND:.0f} %: {held}")
-        report(f"idle-{comm.size}", results)
+        results = {name: max(each[name] for each in everyone) for name in shares}
+        report(
+            arguments,
+            "idle",
+            comm.size,
+            results,
+            ratios={name: quartiles([value]) for name, value in results.items()},
+            figures=[figure(name, value, BOUND) for name, value in results.items()],
+        )
 
 
 if __name__ == "__main__":

@@ -6,16 +6,16 @@ The small network of `wagma train` learns scikit-learn's digits; a sleep with 5 
 for an accelerator's work. Balanced, and with rank 0 five times as slow; shards that are identically
 distributed, and sorted by label. Loss on the training set and accuracy on the test set are those of
 the averaged model, mean ± standard deviation over the seeds. What is compared is the same number
-of steps on every rank; Allreduce-SGD and local SGD do not depend on who is slow.
+of steps on every rank; Allreduce-SGD and local SGD do not depend on who is slow. It takes 8 minutes
+for each number of ranks, and is no part of what `make bench` runs by default.
 """
 
-import argparse
 import statistics
 import time
 
 import numpy as np
 import torch
-from common import report
+from common import parser, report
 from mpi4py import MPI
 from torch import nn
 
@@ -97,12 +97,12 @@ def variants():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--step-time-ms", type=float, default=12.0)
-    parser.add_argument("--lr", type=float, default=0.02)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--steps", type=int, default=200)
+    arguments.add_argument("--step-time-ms", type=float, default=12.0)
+    arguments.add_argument("--lr", type=float, default=0.02)
+    arguments = arguments.parse_args()
     torch.set_num_threads(1)
     comm = MPI.COMM_WORLD
     results = {}
@@ -126,7 +126,7 @@ def main():
             timely = [run["timely"] for run in runs if "timely" in run and name != "local SGD"]
             share = f"{statistics.mean(timely):8.2f}" if timely else ""
             print(f"{name:24} {spread(loss, 4)} {spread(accuracy, 4)} {share}")
-    report(f"late-rules-{comm.size}", results)
+    report(arguments, "late-rules", comm.size, results)
 
 
 def spread(values, digits):

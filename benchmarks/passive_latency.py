@@ -8,7 +8,7 @@ a progress thread written in Python. Bounds: with two ranks a median of 100 µs 
 cadence and a tenth of the Python thread's; with four ranks 5 ms.
 """
 
-import argparse
+import itertools
 import os
 import random
 import statistics
@@ -16,13 +16,14 @@ import threading
 import time
 
 import numpy as np
-from common import report, verdict
+from common import figure, parser, ratio, report
 from mpi4py import MPI
 
 from collectives import GroupAllreduce
 
 CADENCE = 0.010
-BOUNDS = {2: 100e-6, 4: 5e-3}
+BOUNDS = {2: 100, 4: 5000}  # µs
+GAIN_BOUND = 0.1
 
 
 class PythonThread:
@@ -96,58 +97,54 @@ def measure(comm, call, versions, regular, seconds):
     return latencies
 
 
+def measure_ours(comm, vector, mode, regular, arguments, seconds):
+    os.environ["WAGMA_ENGINE"] = mode
+    with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=10**9) as average:
+        versions = arguments.versions
+        return measure(comm, lambda: average(vector.copy()), versions, regular, seconds)
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--versions", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--versions", type=int, default=200)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments = arguments.parse_args()
     comm = MPI.COMM_WORLD
     vector = np.full(1024, float(comm.rank), np.float32)
     seconds = 1.5 * arguments.versions * CADENCE
-    latencies = {}
+    latencies = {}  # a list of each round
     for _ in range(arguments.rounds):
         for mode in ("adaptive", "dedicated"):
             for regular in (True, False):
-                os.environ["WAGMA_ENGINE"] = mode
-                with GroupAllreduce(
-                    comm, vector, group_size=comm.size, sync_period=10**9
-                ) as collective:
-                    name = f"{mode}, {'regular' if regular else 'random'}"
-                    latencies.setdefault(name, []).extend(
-                        measure(
-                            comm,
-                            lambda c=collective: c(vector.copy()),
-                            arguments.versions,
-                            regular,
-                            seconds,
-                        )
-                    )
+                latencies.setdefault(f"{mode}, {'regular' if regular else 'random'}", []).append(
+                    measure_ours(comm, vector, mode, regular, arguments, seconds)
+                )
         python = PythonThread(comm, vector)
-        latencies.setdefault("Python thread, regular", []).extend(
+        latencies.setdefault("Python thread, regular", []).append(
             measure(comm, python, arguments.versions // 2, True, seconds)
         )
         python.close()
     if comm.rank:
         return
     print(f"# {comm.size} ranks, 4 KiB, {arguments.rounds} rounds of {arguments.versions} versions")
-    print(f"{'engine, intervals':24} {'median':>10} {'p95':>10} {'max':>10}")
-    results = {}
-    for name, values in latencies.items():
-        values.sort()
-        figures = {
+    print(f"{'# engine, intervals':24} {'median':>10} {'p95':>10} {'max':>10}")
+    results, medians = {}, {}
+    for name, rounds in latencies.items():
+        medians[name] = [statistics.median(values) for values in rounds]
+        values = sorted(itertools.chain.from_iterable(rounds))
+        results[name] = {
             "median": statistics.median(values),
             "p95": values[int(0.95 * len(values))],
             "max": values[-1],
         }
-        results[name] = figures
-        print(f"{name:24} " + " ".join(f"{1e6 * x:7.0f} µs" for x in figures.values()))
-    median = results["adaptive, regular"]["median"]
-    gain = results["Python thread, regular"]["median"] / median
+        print(f"{name:24} " + " ".join(f"{1e6 * x:7.0f} µs" for x in results[name].values()))
+    name = "native thread ÷ Python thread"
+    gain = ratio(medians["adaptive, regular"], medians["Python thread, regular"])
+    figures = [figure(name, gain, GAIN_BOUND)]
     if comm.size in BOUNDS:
-        bound = BOUNDS[comm.size]
-        print(f"median {1e6 * median:.0f} µs ≤ {1e6 * bound:.0f} µs: {verdict(median, bound)}")
-    print(f"Python thread ÷ native: {gain:.1f} (bound 10: {verdict(10, gain)})")
-    report(f"passive-latency-{comm.size}", results)
+        median = 1e6 * results["adaptive, regular"]["median"]
+        figures.append(figure("median of adaptive, regular in µs", median, BOUNDS[comm.size]))
+    report(arguments, "passive-latency", comm.size, results, ratios={name: gain}, figures=figures)
 
 
 if __name__ == "__main__":

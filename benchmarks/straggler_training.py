@@ -4,20 +4,20 @@
 
 Runs `wagma train` on four ranks with a step time of 50 ms and the cloud imbalance scaled to it
 (two random ranks of the job are delayed at every step), WAGMA-SGD beside synchronous averaging
-(--sync-period 1). The bound is Σ over synchronisation periods of the slowest rank's own compute
-and delay in that period; bound ÷ wall must be at least 0.90.
+(--sync-period 1). Without waiting beyond that at synchronisations the wall time would be the sum
+over synchronisation periods of the slowest rank's own compute and delay in that period; it must
+be at most a ninth longer.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from common import mpiexec, verdict
+from common import figure, mpiexec, parser, quartiles, report
 
-BOUND = 0.90
+BOUND = 1 / 0.90
 VARIANTS = {"WAGMA-SGD": [], "synchronous, every step": ["--sync-period", "1"]}
 
 
@@ -33,11 +33,11 @@ def train(ranks, steps, step_time_ms, options, directory):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--step-time-ms", type=float, default=50.0)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--ranks", type=int, default=4)
+    arguments.add_argument("--steps", type=int, default=200)
+    arguments.add_argument("--step-time-ms", type=float, default=50.0)
+    arguments = arguments.parse_args()
     print(
         f"# {arguments.ranks} ranks, {arguments.steps} steps of {arguments.step_time_ms} ms, "
         "two random ranks +1 step time at every step"
@@ -52,13 +52,18 @@ def main():
         print(
             f"{name:24} wall {summary['wall_s']:6.2f} s, {summary['samples_per_s']:6.0f} "
             f"samples/s, accuracy {summary['accuracy']:.4f}, "
-            f"bound/wall {summary['bound_over_wall']:.3f}"
+            f"slowest rank's own work {summary['bound_s']:6.2f} s"
         )
-    share = results["WAGMA-SGD"]["bound_over_wall"]
-    print(f"WAGMA-SGD: bound/wall {share:.3f} ≥ {BOUND}: {verdict(BOUND, share)}")
-    path = Path(__file__).parent / "results" / f"straggler-training-{arguments.ranks}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    name = "WAGMA-SGD: wall time ÷ the slowest rank's own work"
+    ratio = results["WAGMA-SGD"]["wall_s"] / results["WAGMA-SGD"]["bound_s"]
+    report(
+        arguments,
+        "straggler-training",
+        arguments.ranks,
+        results,
+        ratios={name: quartiles([ratio])},
+        figures=[figure(name, ratio, BOUND)],
+    )
 
 
 if __name__ == "__main__":

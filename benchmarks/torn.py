@@ -7,12 +7,11 @@ taken apart: each part must be constant (not torn), and this rank's own part mus
 number if and only if the call was timely.
 """
 
-import argparse
 import random
 import time
 
 import numpy as np
-from common import report
+from common import figure, parser, report
 from mpi4py import MPI
 
 from collectives import GroupAllreduce
@@ -21,9 +20,9 @@ WIDTH = 32
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--calls", type=int, default=100_000, help="of all ranks together")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--calls", type=int, default=100_000, help="of all ranks together")
+    arguments = arguments.parse_args()
     comm = MPI.COMM_WORLD
     chance = random.Random(comm.rank)
     own = np.zeros((comm.size, WIDTH))
@@ -48,11 +47,11 @@ def main():
     total = [comm.reduce(int(count)) for count in (t + 1, torn, wrong, timely)]
     if comm.rank == 0:
         calls, torn, wrong, timely = total
-        held = "holds" if torn + wrong == 0 else "MISSED"
         share = timely / calls
         print(f"# {comm.size} ranks, {calls} calls in {seconds:.1f} s, {share:.2f} timely")
-        print(f"torn {torn}, timely flag wrong {wrong}: {held}")
-        report(f"torn-{comm.size}", dict(zip(("calls", "torn", "wrong", "timely"), total)))
+        figures = [figure("torn vectors", torn, 0), figure("wrong timely flags", wrong, 0)]
+        results = dict(zip(("calls", "torn", "wrong", "timely"), total))
+        report(arguments, "torn", comm.size, results, figures=figures)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,20 @@ All ranks but the last call at the same time; the last one computes in pure Pyth
 its progress thread. Time of the slowest caller.
 """
 
-import argparse
 import statistics
 import time
 
 import numpy as np
-from common import report
+from common import parser, report
 from mpi4py import MPI
 
 from collectives import GroupAllreduce
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--versions", type=int, default=300)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--versions", type=int, default=300)
+    arguments = arguments.parse_args()
     comm = MPI.COMM_WORLD
     last = comm.size - 1
     callers = comm.Split(comm.rank == last, comm.rank)
@@ -46,7 +45,7 @@ def main():
         figures = {"median": statistics.median(times), "p95": times[int(0.95 * len(times))]}
         print(f"# {comm.size} ranks, {comm.size - 1} callers wait for one passive rank, 4 KiB")
         print("slowest caller: " + ", ".join(f"{k} {1e6 * v:.0f} µs" for k, v in figures.items()))
-        report(f"waiting-callers-{comm.size}", figures)
+        report(arguments, "waiting-callers", comm.size, figures)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,337 @@
+"""Latency of the average by size, beside MPI's and gloo's allreduce on the same ranks.
+
+    mpiexec -n 4 python benchmarks/latency.py
+
+Vectors of float32 of 1 KiB to 256 MiB in powers of four, in place, all ranks of one node in one
+group; the copy that publishes the vector is counted in. Without skew (wait="group") all ranks call
+together, under both late rules. With one rank late (wait="nobody", the default rule) the last rank
+sleeps, its engine takes part for it, and the time is that of the others. memcpy is a copy of the
+vector by all ranks at once.
+
+The variants take turns in every round, each collective being the only one open then, after calls
+to warm up; the first round is thrown away, and all results are checked in it. A time is that of
+the slowest rank, per call of several in a row. The table has medians over the rounds, and a ratio
+is the median of the ratios round by round. A size ends after --rounds rounds or --seconds seconds,
+whichever is first, but not before three rounds more. To measure longer, raise both.
+"""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from common import (
+    TRANSPORTS,
+    figure,
+    machine,
+    memory,
+    parser,
+    ratio,
+    ratio_label,
+    report,
+    time_calls,
+    transports,
+)
+from mpi4py import MPI
+
+from collectives import DEFAULT_LATE, GroupAllreduce
+
+RULES = ("paper", "conserving")
+LARGEST_KIB = 256 * 1024
+VECTORS = 8  # that a rank holds at once: the user's, a copy, ours, and what MPI and gloo allocate
+BULK = 1 << 20  # bytes from which the memory's bandwidth decides
+MIN_ROUNDS = 3
+WARM_UP = 2  # calls at least; the first ones touch new pages
+MAX_CALLS = 300
+PATTERN = np.tile(np.arange(1021, dtype=np.float32), 64)  # a prime: no shift of segments escapes
+REFERENCE = "MPI_Allreduce"
+
+
+class Variant(NamedTuple):
+    """A column of the table.
+
+    Attributes:
+        name: its heading.
+        open: function of the vector that returns a context whose value is the call to measure.
+        sums: whether that gives sums, not means; None where it gives neither.
+        late: whether the last rank sleeps meanwhile.
+        smallest: bytes from which it is measured.
+    """
+
+    name: str
+    open: Callable
+    sums: bool | None = False
+    late: bool = False
+    smallest: int = 0
+
+
+class Sleeper:
+    """The last rank sleeps, outside MPI, until the others are done.
+
+    In an MPI call it would drive the engine itself, which is to take part without its help.
+
+    Attributes:
+        others: communicator of the ranks that are awake; on the last rank, of itself.
+    """
+
+    def __init__(self, comm):
+        self.sleeps = comm.rank == comm.size - 1
+        self.others = comm.Split(self.sleeps, comm.rank)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = comm.bcast(server.getsockname())
+            self.end = socket.create_connection(address) if self.sleeps else None
+            if comm.rank == 0:
+                self.end = server.accept()[0]
+
+    def sleep(self):
+        self.end.recv(1)
+
+    def wake(self):
+        """Wake the last rank; only rank 0 does so."""
+        if self.end:
+            self.end.send(b"!")
+
+    def close(self):
+        self.others.Free()
+        if self.end:
+            self.end.close()
+
+
+def mpi_variants(comm):
+    @contextlib.contextmanager
+    def allreduce(vector):
+        yield lambda: comm.Allreduce(MPI.IN_PLACE, vector)
+
+    @contextlib.contextmanager
+    def iallreduce(vector):
+        yield lambda: comm.Iallreduce(MPI.IN_PLACE, vector).Wait()
+
+    return [
+        Variant(REFERENCE, allreduce, sums=True),
+        Variant("MPI_Iallreduce", iallreduce, sums=True),
+    ]
+
+
+@contextlib.contextmanager
+def gloo_variants(comm):
+    """Have gloo meet over the loopback device; nothing where torch is missing on any rank."""
+    if not comm.allreduce(find_spec("torch") is not None, op=MPI.LAND):
+        yield []
+        return
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    # Else gloo takes the device that the host's name leads to.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    host, meet = "127.0.0.1", partial(distributed.TCPStore, world_size=comm.size)
+    store = meet(host, 0, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
+    port = comm.bcast(store and store.port)
+    store = store or meet(host, port, is_master=False)
+    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+
+    @contextlib.contextmanager
+    def all_reduce(vector):
+        tensor = torch.from_numpy(vector)
+        yield lambda: distributed.all_reduce(tensor)
+
+    yield [Variant("gloo", all_reduce, sums=True)]
+    comm.Barrier()  # nobody leaves while another still needs it, or rank 0's store
+    distributed.destroy_process_group()
+    comm.Barrier()
+
+
+def our_variants(comm):
+    def average(**settings):
+        @contextlib.contextmanager
+        def open_collective(vector):
+            with GroupAllreduce(
+                comm, vector, group_size=comm.size, sync_period=10**9, **settings
+            ) as collective:
+                yield lambda: collective(vector)
+
+        return open_collective
+
+    for name, transport in transports(GroupAllreduce).items():
+        for late in RULES:
+            yield Variant(f"{name}-{late}", average(wait="group", late=late, **transport))
+        yield Variant(f"{name}-late", average(wait="nobody", **transport), late=True)
+
+
+@contextlib.contextmanager
+def memcpy(vector):
+    copy = np.empty_like(vector)
+    yield lambda: np.copyto(copy, vector)
+
+
+def fill(vector, offset):
+    for begin in range(0, vector.size, PATTERN.size):
+        part = vector[begin : begin + PATTERN.size]
+        np.add(PATTERN[: part.size], offset, out=part)
+
+
+def check(comm, name, vector, factor, offset):
+    """Raise on all ranks if the vector is not factor · PATTERN + offset on all of them."""
+    right = True
+    for begin in range(0, vector.size, PATTERN.size):
+        part = vector[begin : begin + PATTERN.size]
+        right &= np.allclose(part, factor * PATTERN[: part.size] + offset, rtol=1e-6, atol=1e-3)
+    if not comm.allreduce(right, op=MPI.LAND):
+        raise ArithmeticError(f"{name}: wrong result for {vector.nbytes} bytes")
+
+
+def time_together(comm, variant, vector, calls, checked):
+    """Seconds per call that all ranks begin together."""
+    fill(vector, comm.rank)
+    with variant.open(vector) as call:
+        if checked and variant.sums is not None:
+            call()
+            factor = comm.size if variant.sums else 1
+            check(comm, variant.name, vector, factor, factor * (comm.size - 1) / 2)
+        vector.fill(0)  # sums in place neither grow nor become NaN
+        time_calls(comm, call, WARM_UP + calls // 10)
+        return time_calls(comm, call, calls)
+
+
+def time_late(sleeper, variant, vector, calls, checked):
+    """Seconds per call of those that the last rank sleeps through; None on that rank."""
+    fill(vector, 0)
+    with variant.open(vector) as call:
+        if sleeper.sleeps:
+            return sleeper.sleep()
+        try:
+            time_calls(sleeper.others, call, WARM_UP + calls // 10)
+            seconds = time_calls(sleeper.others, call, calls)
+            if checked:
+                check(sleeper.others, variant.name, vector, 1, 0)
+            return seconds
+        finally:
+            sleeper.wake()
+
+
+def measure(comm, variants, sleeper, size, rounds, seconds):
+    """Return {variant: seconds per call in each round} on rank 0; the variants take turns."""
+    vector = np.empty(size // 4, np.float32)
+    variants = [variant for variant in variants if size >= variant.smallest]
+    times = {variant.name: [] for variant in variants}
+    share = seconds / (rounds + 1) / len(variants)
+    end = time.monotonic() + seconds
+    for done in range(rounds + 1):  # the first round warms up, and shows how many calls to make
+        if comm.bcast(done > MIN_ROUNDS and time.monotonic() > end):
+            break
+        for variant in variants:
+            taken = times[variant.name]
+            calls = comm.bcast(calls_in(share, taken) if comm.rank == 0 else None)
+            timed, ranks = (time_late, sleeper) if variant.late else (time_together, comm)
+            taken.append(timed(ranks, variant, vector, calls, checked=not taken))
+    return {name: taken[1:] for name, taken in times.items()}
+
+
+def calls_in(seconds, taken):
+    """How many calls to make in this time, of which each has taken so long so far."""
+    return max(1, min(MAX_CALLS, int(seconds / min(taken)))) if taken else WARM_UP
+
+
+def ratios(size, times, names):
+    """{label: quartiles} of ours to the references, for one size."""
+    pairs = []
+    for name in names:
+        for rule in RULES:
+            pairs += [(f"{name}-{rule}", other) for other in (REFERENCE, "memcpy")]
+        pairs.append((f"{name}-late", f"{name}-{DEFAULT_LATE}"))
+    return {
+        ratio_label(size, variant, other): ratio(times[variant], times[other])
+        for variant, other in pairs
+        if other in times
+    }
+
+
+def bounds(ranks, size):
+    """Yield (label of a ratio, its bound) for one size."""
+    mib = size / 2**20
+    for rule in RULES:
+        messages = partial(ratio_label, size, f"messages-{rule}")
+        if ranks in (2, 4) and mib <= 1 / 16:
+            yield messages(REFERENCE), 1.0
+        if ranks in (2, 4) and 1 / 4 <= mib <= 16:
+            yield messages(REFERENCE), 0.7
+        if ranks in (2, 4) and mib == 64:
+            yield messages("memcpy"), {2: 1.8, 4: 2.7}[ranks]
+        if ranks == 4 and 1 <= mib <= 16:
+            yield ratio_label(size, f"shared-{rule}", REFERENCE), 0.65 if mib == 4 else 0.45
+    if mib >= 1:
+        for name in TRANSPORTS:
+            yield ratio_label(size, f"{name}-late", f"{name}-{DEFAULT_LATE}"), 1.3
+
+
+def parse(comm):
+    arguments = parser(__doc__)
+    arguments.add_argument("--min-kib", type=int, default=1)
+    arguments.add_argument(
+        "--max-kib", type=int, help=f"default: what the memory allows, at most {LARGEST_KIB}"
+    )
+    arguments.add_argument("--rounds", type=int, default=21, help="at most (default 21)")
+    arguments.add_argument("--seconds", type=float, default=12.0, help="for a size (default 12)")
+    parsed = arguments.parse_args()
+    if comm.size < 2 or parsed.rounds < 1:
+        arguments.error("start it under mpiexec with two ranks or more, and for one round or more")
+    if parsed.max_kib is None:
+        affordable = memory("MemAvailable") // VECTORS // comm.size // 1024
+        parsed.max_kib = min(LARGEST_KIB, comm.bcast(affordable))
+    powers = (1 << 10 << shift for shift in range(0, 40, 2))
+    sizes = [size for size in powers if parsed.min_kib <= size >> 10 <= parsed.max_kib]
+    if not sizes:
+        arguments.error(f"no power of four from {parsed.min_kib} to {parsed.max_kib} KiB")
+    return parsed, sizes
+
+
+def line(first, cells, widths):
+    row = "".join(f" {cell:>{width}}" for cell, width in zip(cells, widths))
+    print(f"{first:<10}{row}", flush=True)
+
+
+def main():
+    comm = MPI.COMM_WORLD
+    arguments, sizes = parse(comm)
+    sleeper = Sleeper(comm)
+    rows, found = [], {}
+    names = list(transports(GroupAllreduce))
+    with gloo_variants(comm) as gloo:
+        variants = [*mpi_variants(comm), *gloo, *our_variants(comm)]
+        variants.append(Variant("memcpy", memcpy, sums=None, smallest=BULK))
+        widths = [max(13, len(variant.name)) for variant in variants]
+        if comm.rank == 0:
+            print(f"# {comm.size} ranks, {arguments.rounds} rounds or {arguments.seconds} s a size")
+            print("# " + ", ".join(str(value) for value in machine().values()))
+            print("# µs per call of the slowest rank, median of the rounds; -late: one rank sleeps")
+            if not gloo:
+                print("# no gloo: torch is not installed")
+            line("# Size (B)", [variant.name for variant in variants], widths)
+        for size in sizes:
+            times = measure(comm, variants, sleeper, size, arguments.rounds, arguments.seconds)
+            if comm.rank == 0:
+                medians = {name: 1e6 * median(values) for name, values in times.items()}
+                cells = [f"{medians[v.name]:.2f}" if v.name in medians else "-" for v in variants]
+                line(size, cells, widths)
+                rounds = len(times[REFERENCE])
+                rows.append({"bytes": size, "rounds": rounds, "microseconds": medians})
+                found |= ratios(size, times, names)
+    sleeper.close()
+    if comm.rank == 0:
+        figures = [
+            figure(label, found[label], bound)
+            for size in sizes
+            for label, bound in bounds(comm.size, size)
+            if label in found  # whatever transports there are
+        ]
+        report(arguments, "latency", comm.size, rows, ratios=found, figures=figures)
+
+
+if __name__ == "__main__":
+    main()

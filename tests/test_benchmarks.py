@@ -1,0 +1,165 @@
+"""The benchmarks: that one measures and judges, never how fast; and what `compare.py` catches."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+RATIOS = {
+    "1 KiB: messages-paper ÷ MPI_Allreduce": (0.50, 0.60, 0.80),
+    "1 MiB: messages-paper ÷ MPI_Allreduce": (0.50, 0.52, 0.55),
+    "1 MiB: messages-late ÷ messages-paper": (1.00, 1.00, 1.00),
+}
+KIB, MIB, LATE = RATIOS
+
+
+@pytest.fixture
+def result(tmp_path):
+    """Return a function that writes a result, with some ratios replaced, and returns its path."""
+
+    def write(name, replaced=(), **contents):
+        ratios = {**RATIOS, **dict(replaced)}
+        ratios = {k: dict(zip(("low", "median", "high"), v)) for k, v in ratios.items() if v}
+        contents = {"benchmark": "latency", "ranks": 4, "machine": {}, "ratios": ratios, **contents}
+        (tmp_path / name).write_text(json.dumps(contents))
+        return tmp_path / name
+
+    return write
+
+
+def compare(*arguments):
+    command = [sys.executable, BENCHMARKS / "compare.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def test_a_result_has_not_regressed_from_itself(result):
+    ended = compare(result("old"), result("old"))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert all(name in ended.stdout for name in RATIOS)
+
+
+def test_a_regression_is_named(result):
+    ended = compare(result("old"), result("new", {MIB: (0.70, 0.72, 0.75)}))
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines()[-1] == f"regressed: {MIB}"
+
+
+@pytest.mark.parametrize(
+    "name, values, says",
+    [
+        (MIB, (0.60, 0.64, 0.66), ""),  # by less than the tolerance
+        (KIB, (0.75, 0.90, 1.10), "unclear"),  # by more, in rounds that differ as much
+        (MIB, (0.20, 0.22, 0.25), ""),  # it is faster
+    ],
+)
+def test_noise_is_no_regression(result, name, values, says):
+    ended = compare(result("old"), result("new", {name: values}))
+    assert ended.returncode == 0, ended.stdout
+    line = next(line for line in ended.stdout.splitlines() if line.startswith(name))
+    assert line.endswith(says or f"{values[1] / RATIOS[name][1]:.2f}")
+
+
+def test_what_was_measured_once_has_no_noise_to_hide_in(result):
+    assert compare(result("old"), result("new", {LATE: (1.3, 1.3, 1.3)})).returncode == 1
+
+
+def test_the_tolerance_can_be_chosen(result):
+    files = result("old"), result("new", {MIB: (0.70, 0.72, 0.75)})
+    assert compare(*files, "--tolerance", "1.5").returncode == 0
+    assert compare(*files, "--tolerance", "1.3").returncode == 1
+
+
+def test_absolute_times_and_the_machine_do_not_count(result):
+    old = result("old", machine={"cores": 2}, results=[{"microseconds": 1}])
+    new = result("new", machine={"cores": 64}, results=[{"microseconds": 100}])
+    ended = compare(old, new)
+    assert ended.returncode == 0
+    assert "cores differs: 2, 64" in ended.stdout
+
+
+def test_ratios_of_one_file_alone_are_listed(result):
+    ended = compare(result("old", {KIB: None}), result("new", {MIB: None}))
+    assert ended.returncode == 0
+    assert [line.split(": ", 1)[1] for line in ended.stdout.splitlines() if "only in" in line] == [
+        MIB,
+        KIB,
+    ]
+
+
+@pytest.mark.parametrize(
+    "contents, complaint",
+    [
+        ({"benchmark": "memory"}, "benchmark differ: latency in"),
+        ({"ranks": 2}, "ranks differ: 4 in"),
+        ({"ratios": {}}, "has no ratios: latency measures none"),
+        ({"ratios": {"another": {"low": 1, "median": 1, "high": 1}}}, "no ratio in common"),
+        ({"ratios": {KIB: 1.0}}, "is no result of these benchmarks"),
+        ({"ratios": {KIB: {"low": 1, "median": float("nan"), "high": 1}}}, "is no result"),
+        ({"ratios": {KIB: {"low": 1, "median": 9, "high": 1}}}, "is no result"),
+    ],
+)
+def test_files_that_cannot_be_compared(result, contents, complaint):
+    ended = compare(result("old"), result("new", **contents))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("compare: ") and complaint in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", '{"machine": {}}'])
+def test_files_that_are_no_results(result, tmp_path, text):
+    (tmp_path / "new").write_text(text)
+    ended = compare(result("old"), tmp_path / "new")
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert str(tmp_path / "new") in ended.stderr
+
+
+def test_a_file_that_is_missing(result, tmp_path):
+    ended = compare(result("old"), tmp_path / "nowhere")
+    assert ended.returncode == 2
+    assert ended.stderr == f"compare: cannot read {tmp_path}/nowhere: No such file or directory\n"
+
+
+@pytest.mark.launch
+def test_latency_measures_what_it_says(mpirun, tmp_path):
+    ended = mpirun(
+        2,
+        BENCHMARKS / "latency.py",
+        *("--min-kib", 1024, "--max-kib", 1024, "--rounds", 2, "--seconds", 0.1),
+        *("--results", tmp_path),
+        timeout=60,
+    ).check()
+    contents = json.loads((tmp_path / "latency-2.json").read_text())
+    assert contents["benchmark"] == "latency" and contents["ranks"] == 2
+    assert contents["machine"]["cores"] >= 1 and contents["machine"]["mpi"]
+    (row,) = contents["results"]
+    assert row["bytes"] == 1 << 20 and row["rounds"] == 2
+    columns = {"MPI_Allreduce", "MPI_Iallreduce", "memcpy"}
+    columns |= {f"messages-{kind}" for kind in ("paper", "conserving", "late")}
+    assert columns <= set(row["microseconds"])
+    assert all(value > 0 for value in row["microseconds"].values())
+    # Figures are judged by the ratios, which are medians of those of the rounds.
+    assert {"1 MiB: messages-paper ÷ MPI_Allreduce", "1 MiB: messages-paper ÷ memcpy"} <= set(
+        contents["ratios"]
+    )
+    bounds = {figure["figure"]: figure["bound"] for figure in contents["figures"]}
+    assert bounds["1 MiB: messages-paper ÷ MPI_Allreduce"] == 0.7
+    assert bounds["1 MiB: messages-late ÷ messages-conserving"] == 1.3
+    for figure in contents["figures"]:
+        assert figure["value"] == contents["ratios"][figure["figure"]]["median"]
+        assert figure["holds"] == (figure["value"] <= figure["bound"])
+        assert f"{figure['figure']}: " in ended.stdout
+    assert compare(*2 * [tmp_path / "latency-2.json"]).returncode == 0
+
+
+def test_a_result_is_drawn_without_measuring(result, tmp_path):
+    pytest.importorskip("matplotlib")
+    sizes = [{"bytes": 1 << shift, "microseconds": {"MPI_Allreduce": 1}} for shift in (10, 20)]
+    for row in sizes:
+        row["microseconds"]["messages-paper"] = 2
+    result("latency-4.json", results=sizes, machine={"cores": 2, "processor": "", "mpi": ""})
+    command = [sys.executable, "-m", "benchmarks", "--plot", "--results", str(tmp_path), "latency"]
+    subprocess.run(command, cwd=BENCHMARKS.parent, check=True, timeout=60)
+    assert (tmp_path / "latency-4.png").read_bytes().startswith(b"\x89PNG")
