@@ -1,9 +1,13 @@
 """What all tests share: hypothesis' profile, the MPI plugin, `comm` and `mpirun`."""
 
+import subprocess
+import threading
+
 import hypothesis
 import launch
 import lockstep
 import pytest
+import together
 
 hypothesis.settings.register_profile("wagma", deadline=None)
 hypothesis.settings.load_profile("wagma")
@@ -41,3 +45,26 @@ def comm():
 def mpirun():
     """`launch.mpirun`: start an MPI job, bounded in time and clean at its end."""
     return launch.mpirun
+
+
+@pytest.fixture
+def stopping():
+    """`stopping(condition, seconds)` stops this process for so long once the condition holds."""
+    command = "read seconds; kill -STOP $PPID; sleep $seconds; kill -CONT $PPID"
+    stopper = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
+    threads = []
+
+    def begin(condition, seconds):
+        def watch():
+            together.wait_until(condition)
+            stopper.stdin.write(b"%f\n" % seconds)
+            stopper.stdin.close()
+
+        threads.append(threading.Thread(target=watch))
+        threads[0].start()
+
+    yield begin
+    for thread in threads:
+        thread.join()
+    stopper.stdin.close()
+    stopper.wait()

@@ -324,9 +324,9 @@ def test_without_a_thread_waiting_in_one_collective_serves_the_other(comm, how):
 def test_statistics_of_a_known_run(comm, late, length):
     """Rank 0 calls three times alone, then the others once; in the end all synchronise."""
     mine = np.zeros(length, np.float32)
-    # Of four ranks. A short vector is exchanged twice, in whole lines of 64 bytes after one with its
-    # weight; of a long one every rank sends three slices of four, and its own, averaged, and before
-    # that its weight to three others.
+    # A short vector is exchanged twice, in whole lines of 64 bytes after one with its weight; of a
+    # long one every rank sends three slices of four, and its own, averaged, to three others; and
+    # its weight.
     exchanges, vector = (2, 128) if length == 1 else (1, 6 * length + 24)
     with GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, late=late) as average:
         nothing = average.statistics()

@@ -1,8 +1,6 @@
 """Going on from a checkpoint, and ranks that have fewer calls to make than others."""
 
 import random
-import subprocess
-import threading
 import time
 
 import numpy as np
@@ -183,29 +181,6 @@ def test_joining_while_others_close_or_load_names_the_ranks(comm, joins, what, e
             average.load(mine, 7)
     average.close()
     assert average.closed
-
-
-@pytest.fixture
-def stopping():
-    """`stopping(condition, seconds)` stops this process for so long once the condition holds."""
-    command = "read seconds; kill -STOP $PPID; sleep $seconds; kill -CONT $PPID"
-    stopper = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
-    threads = []
-
-    def begin(condition, seconds):
-        def watch():
-            wait_until(condition)
-            stopper.stdin.write(b"%f\n" % seconds)
-            stopper.stdin.close()
-
-        threads.append(threading.Thread(target=watch))
-        threads[0].start()
-
-    yield begin
-    for thread in threads:
-        thread.join()
-    stopper.stdin.close()
-    stopper.wait()
 
 
 @pytest.mark.ranks(4)

@@ -1,5 +1,6 @@
 """The allreduce of long vectors, in slices that one member each averages."""
 
+import itertools
 import random
 import time
 
@@ -13,6 +14,7 @@ from together import (
     assert_equal_everywhere,
     compute_until,
     group_mean,
+    interrupted,
     slicing,
     wait_until,
 )
@@ -50,7 +52,7 @@ def test_slices_of_a_block_differ_by_no_more_than_the_last_ones_lack(length, siz
     plan = laid_out(length, size)
     for block in range(plan.blocks):
         bounds = [plan.bound(block, member) for member in range(size + 1)]
-        different = {b - a for a, b in zip(bounds, bounds[1:]) if b > a}
+        different = {b - a for a, b in itertools.pairwise(bounds) if b > a}
         assert len(different) <= 2
 
 
@@ -122,3 +124,58 @@ def test_who_computes_takes_part_with_a_long_vector(comm, late):
             assert mine.tobytes() == expected.tobytes()
         average.synchronize(mine)
         assert_equal_everywhere(comm, mine)
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("late", RULES)
+def test_who_is_interrupted_before_the_others_come_has_its_vector_back(comm, late):
+    """What it does with it then does not reach the average."""
+    length = 1_500_000
+    mine = vector_of(comm.rank, length)
+    expected = group_mean([[vector_of(rank, length)] for rank in range(4)], [1.0] * 4)[0]
+    with GroupAllreduce(
+        comm, mine, group_size=4, sync_period=NEVER, wait="group", late=late
+    ) as average:
+        if comm.rank == 0:
+            with interrupted():
+                average(mine)
+            assert mine.tobytes() == vector_of(0, length).tobytes()
+            mine[:] = 1e9
+            comm.Ibarrier().Wait()
+            wait_until(lambda: average.executed == 1)
+            assert (mine == 1e9).all()
+        else:
+            comm.Ibarrier().Wait()
+            average(mine)
+            assert mine.tobytes() == expected.tobytes()
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("late", RULES)
+@pytest.mark.parametrize("what", ["call", "synchronize", "average"])
+def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, stopping, late, what):
+    """Rank 1 stops in the middle of it, and rank 0 is interrupted."""
+    mine = np.zeros(4_000_000)
+    with GroupAllreduce(
+        comm, mine, group_size=4, sync_period=NEVER, wait="group", late=late
+    ) as average:
+        operation = average if what == "call" else getattr(average, what)
+        mine[:] = (0, 3, 9, 12)[comm.rank]
+        if comm.rank == 1:
+            stopping(lambda: mine[0] == 6, seconds=0.6)
+        comm.Barrier()
+        if comm.rank == 0:
+            with interrupted():
+                operation(mine)
+            assert 0 < np.count_nonzero(mine == 6) < mine.size
+            left = mine.copy()
+            mine[:] = 1e9
+            comm.Ibarrier().Wait()
+            assert (mine == 1e9).all()
+            assert set(np.unique(left)) <= {0, 6}
+        else:
+            operation(mine)
+            np.testing.assert_array_equal(mine, 6)
+            comm.Ibarrier().Wait()
