@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import traceback
@@ -39,10 +40,11 @@ class GroupAllreduce:
             being w. "conserving": what it changed since its last call, which is added to what it
             contributes; the mean replaces that, so that no update is lost and none counted twice.
         wire_dtype: "float16" or "bfloat16" to send float32 and float64 arrays as such, at half or a
-            quarter of the bytes: what travels is how they differ from the last average over all
-            ranks (at first, from 0). With u = 2⁻¹¹ or 2⁻⁸, a mean m of vectors x_i, of shares s_i,
-            is wrong by at most about u·(Σ s_i |x_i − r| + |m − r|) for that average r (and 2⁻²⁴ in
-            float16, whose largest difference is ±65504). None: they travel as they are.
+            quarter of the bytes: what travels is how they differ from r, the last average over all
+            ranks (at first `like`, if that is the same on all ranks, else 0). A mean m of vectors
+            x_i with shares s_i is then wrong by at most about u·(Σ s_i |x_i − r| + |m − r|), u
+            being 2⁻¹¹ or 2⁻⁸ (and by 2⁻²⁴ in float16, whose largest difference is ±65504).
+            None: they travel as they are.
         engine: "adaptive": one thread of the process serves its collectives, and sleeps when they
             are idle; "dedicated": it spins, on a core of its own; "none": no thread, others wait
             while this rank computes. Else WAGMA_ENGINE, else "adaptive"; all open collectives of a
@@ -56,7 +58,7 @@ class GroupAllreduce:
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
-        group_size, sync_period, wait, late, engine: as given or by default.
+        group_size, sync_period, wait, late, wire_dtype, engine: as given or by default.
 
     Raises:
         ValueError, TypeError: on every rank alike, for what is wrong on any of them.
@@ -107,6 +109,7 @@ class GroupAllreduce:
         self.rank, self.size = comm.rank, comm.size
         self.group_size, self.sync_period = int(given["group_size"]), int(given["sync_period"])
         self.wait, self.late, self.engine = given["wait"], given["late"], given["engine"]
+        self.wire_dtype = given["wire_dtype"]
         settings.set_log_level(given["log_level"])
         self._communicators = comm.Dup(), comm.Dup()
         self.native = error = None
@@ -129,6 +132,8 @@ class GroupAllreduce:
         except MemoryError as caught:
             error = caught
         raise_together(comm, error)
+        if self.wire_dtype and len(set(comm.allgather(_digest(like)))) == 1:
+            self.native.compress_from_initial()
         self.native.listen()
         process.add(self, self.engine)
 
@@ -260,6 +265,14 @@ class GroupAllreduce:
             sys.stderr.flush()
             process.fail(error)
         self.close()
+
+
+def _digest(like) -> bytes:
+    """Return what tells whether the initial vectors of two ranks are the same, bit for bit."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in like if isinstance(like, (list, tuple)) else [like]:
+        digest.update(array.view("uint8"))
+    return digest.digest()
 
 
 def _is_failure(error) -> bool:

@@ -105,6 +105,22 @@ def test_the_error_is_within_its_bound(comm, wire):
     assert error.max() > 0
 
 
+@pytest.mark.ranks(3, 4)
+@each_wire
+def test_from_an_initial_vector_that_all_have_only_changes_are_rounded(comm, wire):
+    mine = vectors_of(0, [1000, 10, 5])
+    initial = [array.copy() for array in mine]
+    with GroupAllreduce(
+        comm, mine, group_size=comm.size, sync_period=NEVER, wait="group", wire_dtype=wire
+    ) as average:
+        average(mine)
+        assert_same_bits(mine, initial)
+        mine[0] += np.float32(1e-3 * comm.rank)
+        average(mine)
+    change = mine[0] - initial[0]
+    np.testing.assert_allclose(change, 1e-3 * (comm.size - 1) / 2, atol=1e-3 * ROUNDING[wire] * 4)
+
+
 @pytest.mark.ranks(4)
 @each_wire
 @each_rule
@@ -139,10 +155,11 @@ def test_fewer_bytes_are_sent(comm, length, dtype, share):
 
 @pytest.mark.ranks(3)
 def test_too_large_a_difference_becomes_the_largest_not_infinite(comm):
-    mine = np.array([1e6, -1e6, 65504.0], np.float32)
+    mine = np.zeros(3, np.float32)
     with GroupAllreduce(
         comm, mine, group_size=3, sync_period=NEVER, wait="group", wire_dtype="float16"
     ) as average:
+        mine[:] = 1e6, -1e6, 65504
         average(mine)
     np.testing.assert_allclose(mine, [65504, -65504, 65504], rtol=1e-3)
 

@@ -268,6 +268,11 @@ def add_averaging_options(group) -> None:
         help="how the model of a rank that came late is merged (default: the library's)",
     )
     add(
+        "--wire-dtype",
+        choices=("float16", "bfloat16"),
+        help="send wider numbers as these (default: as they are)",
+    )
+    add(
         "--overlap",
         action="store_true",
         help="compute the next gradient while the model is averaged: gradients are one step staler",

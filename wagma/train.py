@@ -54,6 +54,7 @@ class Trainer:
             wait=settings.wait,
             late=settings.late,
             overlap=settings.overlap,
+            wire_dtype=settings.wire_dtype,
         )
 
     def steps(self) -> Iterator[dict]:
