@@ -88,13 +88,14 @@ static inline uint16_t store_float16(float value)
 /* What is too large for a half becomes the largest, not infinite. */
 static inline uint16_t saturate_float16(float value)
 {
-    return store_float16(value > 65504 ? 65504 : value < -65504 ? -65504 : value);
+    uint16_t half = store_float16(value);
+    return half - ((half & 0x7fff) == 0x7c00);
 }
 
 static inline uint16_t saturate_bfloat16(float value)
 {
-    float largest = 0x1.fep127f;
-    return store_bfloat16(value > largest ? largest : value < -largest ? -largest : value);
+    uint16_t half = store_bfloat16(value);
+    return half - ((half & 0x7fff) == 0x7f80);
 }
 
 /* Elements that are averaged at a time: their sums stay in the first-level cache. */
