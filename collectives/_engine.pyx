@@ -922,12 +922,13 @@ cdef class Collective:
         longer it sleeps. About ten times a second it looks for signals and stalls.
         """
         cdef Waiting waiting
-        cdef long long moves, busy = self._busy_ns()
+        cdef long long moves, busy
         if self._reached(goal):
             return 0
         self.progress()
         if self._reached(goal):
             return 0
+        busy = self._busy_ns()
         memset(&waiting, 0, sizeof(waiting))
         waiting.began = now()
         waiting.moved = waiting.began
@@ -1074,11 +1075,14 @@ cdef class Collective:
 
     cdef void _abandon(self) noexcept nogil:
         """The call was interrupted by an exception: the user's vector is ours no longer."""
+        cdef bint shares, ended
         pthread_mutex_lock(&self.lock)
         while self.copying:
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
+        # All that the application has changed is published then; x is what it goes on from.
+        shares = self.conserving and (self.published or self._is_finishing() and self.begun)
         if self.lent:
             self.task.take_over()
             self.lent = False
@@ -1086,13 +1090,10 @@ cdef class Collective:
             self.task.target = self.snapshot_arrays if self.conserving else self.second
             if self.protocol.operation == AVERAGE:
                 self.task.target = self.third_arrays
-        if self.conserving and (self.published or self._is_finishing() and self.begun):
-            # All that the application has changed is published; x is what it goes on from.
-            self.task.saved = NULL
-            self.layout.copy(self.second, self.x)
-            self.unchanged = False
         self.task.copy = NULL
-        self._drain()
+        if shares:
+            self.task.saved = NULL
+            self.unchanged = False
         self.published = False
         if self.calling:
             self.protocol.abandon()
@@ -1103,19 +1104,29 @@ cdef class Collective:
         self.calling = False
         self.holding = False
         self.has_x = False
+        ended = self._drain()
+        if shares:
+            self.layout.copy(self.second, self.x)
+            self.unreturned = self.unreturned or not ended
         pthread_mutex_unlock(&self.lock)
 
-    cdef void _drain(self) noexcept nogil:
-        """Wait for messages from and to the application's memory; members that run end them soon.
+    cdef bint _drain(self) noexcept nogil:
+        """Wait for messages from and to the application's memory; return whether they have ended.
 
-        One that is stopped may not: the call's vector is kept.
+        Members that run end them soon. For one that is stopped it does not wait long: the call's
+        vector is kept, and no change is taken against what is in it.
         """
         cdef long long end = now() + SECOND
-        while self.begun and self.exchange.uses(self.x) and self.error == 0 and now() < end:
+        if self.begun:
+            self.exchange.divert()
+        while self.begun and self.exchange.uses(self.x) and self.error == 0:
+            if now() > end:
+                return False
             self.exchange.progress()
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
+        return True
 
     # What Python calls
 

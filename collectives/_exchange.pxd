@@ -14,4 +14,5 @@ cdef class Exchange:
         char *source, char **user, bint given, bint keeps, char **target, char **copy, char **saved
     ) noexcept nogil
     cdef bint progress(self) noexcept nogil
+    cdef void divert(self) noexcept nogil
     cdef bint uses(self, char **user) noexcept nogil

@@ -67,6 +67,11 @@ cdef class Exchange:
             return True
         return self.slices.progress() if self.sliced else self.doubling.progress()
 
+    cdef void divert(self) noexcept nogil:
+        """Receive nothing more into the application's memory, as far as that is possible."""
+        if self.sliced:
+            self.slices.divert()
+
     cdef bint uses(self, char **user) noexcept nogil:
         """Whether messages are to or from the application's memory."""
         return self.task.user == user and self.sliced and self.slices.uses()

@@ -43,6 +43,7 @@ cdef class Slices:
 
     cdef void begin(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
+    cdef void divert(self) noexcept nogil
     cdef bint uses(self) noexcept nogil
     cdef bint _step(self, int k) noexcept nogil
     cdef bint _arrived(self, MPI_Request *requests, int count) noexcept nogil

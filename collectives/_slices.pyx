@@ -42,7 +42,7 @@ cdef class Slices:
         self.slicing = Slicing()
         self.room = round_up(
             min(length, max(LONGEST_BLOCK, length // BLOCKS)), LINE) + most * LINE
-        self.memory = memory = allocate(DEPTH * 3 * self.room)
+        self.memory = memory = allocate(DEPTH * 3 * self.room if most > 1 else LINE)
         self.requests = <MPI_Request *>calloc((2 + 2 * DEPTH) * most, sizeof(MPI_Request))
         self.weights = <double *>calloc(2 * most, sizeof(double))
         self.vectors = <const char **>calloc(most, sizeof(char *))
@@ -81,17 +81,28 @@ cdef class Slices:
         """Do what can be done without waiting; return whether the mean is there."""
         cdef bint moved = True
         cdef int k
+        cdef long long began
         if not self.weighed and self._arrived(self.requests, 2 * (self.task.size - 1)):
             self._weigh()
+            self.task.moves += 1
+            began = now()
             for k in range(DEPTH):
                 # At all members the same, in whatever order blocks end: their tags tell them.
                 self.blocks[k].number = k
                 self._begin_block(k)
+            self.task.busy_ns += now() - began
         while self.weighed and moved and self.left > 0 and self.task.error == 0:
             moved = False
             for k in range(DEPTH):
                 moved |= self._step(k)
         return self.left == 0 and self.task.error == 0
+
+    cdef void divert(self) noexcept nogil:
+        """Receive means that have not been asked for yet into our own memory."""
+        cdef int k
+        for k in range(DEPTH):
+            if self.weighed and self.blocks[k].stage == PARTS:
+                self.blocks[k].mean = self.blocks[k].mean_space
 
     cdef bint uses(self) noexcept nogil:
         """Whether messages under way are from or to the application's memory."""
@@ -105,6 +116,7 @@ cdef class Slices:
         """Take a block one step on; return whether that was possible."""
         cdef Block *block = &self.blocks[k]
         cdef int others = self.task.size - 1
+        cdef int other
         cdef long long began
         if block.number >= self.slicing.blocks:
             return False
@@ -114,6 +126,10 @@ cdef class Slices:
             began = now()
             self._average(k)
         else:
+            for other in range(DEPTH):
+                # In order, so that blocks begin in order too.
+                if self.blocks[other].number < block.number:
+                    return False
             if not self._arrived(block.requests, 2 * others):
                 return False
             began = now()

@@ -112,6 +112,8 @@ cdef class Task:
         cdef int i
         if not self.given:
             return
+        if self.weight == 0:
+            self.taken = 0  # nothing will replace what was taken
         for i in range(self.wire.count):
             if self.wire.part(i, self.taken, self.wire.size, &first) == 0:
                 continue

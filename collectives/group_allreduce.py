@@ -157,7 +157,9 @@ class GroupAllreduce:
             DisagreementError: if this was a synchronous call and other ranks are in another one.
 
         An exception from a signal handler, such as KeyboardInterrupt, may leave `vector` partly
-        averaged; the version goes on without the application.
+        averaged; the version goes on without the application. If another rank's process has been
+        stopped in the middle of the exchange for more than a second, what it then sends may still
+        come into `vector`.
         """
         return self.native.call(vector, weight)
 

@@ -128,7 +128,8 @@ def choice_error(settings: dict) -> Exception | None:
                 f"{name_of(name)} is {settings[name]!r}, not one of {', '.join(allowed)}"
             )
     wire_dtype = settings["wire_dtype"]
-    if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
+    # Numpy's dtypes are equal to their names.
+    if wire_dtype is not None and not (isinstance(wire_dtype, str) and wire_dtype in WIRE_DTYPES):
         return ValueError(f"wire_dtype is {wire_dtype!r}, not one of {', '.join(WIRE_DTYPES)}")
     for name in ("stall", "abort"):
         value = settings[name]
