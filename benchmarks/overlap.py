@@ -9,13 +9,12 @@ rank, one synchronisation in ten steps included; medians over rounds in which al
 turns, and of the ratios to the same without overlap in the same round.
 """
 
-import argparse
 import random
 import statistics
 import time
 
 import torch
-from common import median_ratio, report, time_calls
+from common import parser, ratio, report, time_calls
 from mpi4py import MPI
 from torch import nn
 
@@ -58,12 +57,12 @@ def time_steps(comm, arguments, kind, **settings):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--mib", type=int, default=16)
-    parser.add_argument("--group-size", type=int, help="default: that of the optimiser")
-    parser.add_argument("--compute-ms", type=float, default=40.0)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--mib", type=int, default=16)
+    arguments.add_argument("--group-size", type=int, help="default: that of the optimiser")
+    arguments.add_argument("--compute-ms", type=float, default=40.0)
+    arguments = arguments.parse_args()
     torch.set_num_threads(1)
     comm = MPI.COMM_WORLD
     variants = [(w, k) for w in ("group", "nobody") for k in ("sleep", "uneven sleep", "work")]
@@ -78,22 +77,16 @@ def main():
         f"slowest rank's time per step, median of {arguments.rounds} rounds"
     )
     print(f"{'wait':8} {'gradient':14} {'without':>10} {'overlap':>10}  ratio")
-    rows = []
+    results, ratios = {}, {}
     for wait, kind in variants:
         without, overlapped = (times[wait, kind, overlap] for overlap in (False, True))
         medians = [statistics.median(values) for values in (without, overlapped)]
-        ratio = median_ratio(overlapped, without)
-        rows.append(
-            {
-                "wait": wait,
-                "gradient": kind,
-                "seconds": dict(zip(("without", "overlap"), medians)),
-                "ratio": ratio,
-            }
-        )
+        name = f"wait={wait}, {kind}"
+        results[name] = dict(zip(("without_s", "overlap_s"), medians))
+        ratios[f"{name}: overlap ÷ without"] = found = ratio(overlapped, without)
         shown = " ".join(f"{1e3 * seconds:7.1f} ms" for seconds in medians)
-        print(f"{wait:8} {kind:14} {shown}  {ratio:.2f}")
-    report(f"overlap-{comm.size}", rows)
+        print(f"{wait:8} {kind:14} {shown}  {found['median']:.2f}")
+    report(arguments, "overlap", comm.size, results, ratios=ratios)
 
 
 if __name__ == "__main__":
