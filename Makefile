@@ -36,7 +36,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 SOURCES := $(wildcard setup.py collectives/*.pyx collectives/*.pxd collectives/*.h \
 	collectives/protocols/*.py collectives/protocols/*.pxd)
 
-.PHONY: help train test test-openmpi bench lint clean
+.PHONY: help train test test-openmpi setup-openmpi openmpi-tree bench lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -54,11 +54,18 @@ test: $(VENV)/built
 	@$(RUN) $(TREE)/tests/run.py $(ARGS)
 
 # MPICC and MPIEXEC, where given, are .venv's.
-test-openmpi:
+OPENMPI := VENV=.venv-openmpi MPI=openmpi TREE=build/openmpi MPICC= MPIEXEC=
+
+test-openmpi: openmpi-tree
+	@$(MAKE) --no-print-directory test $(OPENMPI)
+
+setup-openmpi: openmpi-tree
+	@$(MAKE) --no-print-directory .venv-openmpi/built $(OPENMPI)
+
+openmpi-tree:
 	@find $(SHOWN) -name __pycache__ -prune -o -type d -exec mkdir -p build/openmpi/{} \;
 	@find $(SHOWN) -name __pycache__ -prune -o -type f ! -name '*.so' -exec ln -sfr {} build/openmpi/{} \;
 	@find build/openmpi -xtype l -delete
-	@$(MAKE) --no-print-directory test VENV=.venv-openmpi MPI=openmpi TREE=build/openmpi MPICC= MPIEXEC=
 
 bench: $(VENV)/built
 	@$(RUN) -m benchmarks $(ARGS)
