@@ -62,7 +62,6 @@ cdef class Task:
 
         In our own memory they always are; the application's arrays may be anywhere.
         """
-        cdef Py_ssize_t first
         cdef int i
         if arrays != self.user:
             return arrays[0] - self.layout.begin[0] + low
@@ -124,9 +123,7 @@ cdef class Task:
 
     cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
         """Return where the mean of these bytes can be received, or NULL; save what is there."""
-        cdef Py_ssize_t first, count, begin
         cdef char *to = NULL
-        cdef int i
         if not self.compressed and self.weight > 0:
             to = self.place(self.target, low, high)
         if to != NULL and self.saved != NULL:

@@ -153,32 +153,38 @@ def test_who_is_interrupted_before_the_others_come_has_its_vector_back(comm, lat
             assert mine.tobytes() == expected.tobytes()
 
 
+def interrupt_in_the_middle(comm, stopping, operation, mine):
+    """Rank 1 stops in the middle of an exchange of ranks whose mean is 6; rank 0 is interrupted."""
+    mine[:] = (0, 3, 9, 12)[comm.rank]
+    if comm.rank == 1:
+        stopping(lambda: mine[0] == 6, seconds=0.6)
+    comm.Barrier()
+    if comm.rank == 0:
+        with interrupted():
+            operation(mine)
+        assert 0 < np.count_nonzero(mine == 6) < mine.size
+    else:
+        operation(mine)
+
+
 @pytest.mark.mpi
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("what", ["call", "synchronize", "average"])
 def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, stopping, late, what):
-    """Rank 1 stops in the middle of it, and rank 0 is interrupted."""
     mine = np.zeros(4_000_000)
     with GroupAllreduce(
         comm, mine, group_size=4, sync_period=NEVER, wait="group", late=late
     ) as average:
         operation = average if what == "call" else getattr(average, what)
-        mine[:] = (0, 3, 9, 12)[comm.rank]
-        if comm.rank == 1:
-            stopping(lambda: mine[0] == 6, seconds=0.6)
-        comm.Barrier()
+        interrupt_in_the_middle(comm, stopping, operation, mine)
         if comm.rank == 0:
-            with interrupted():
-                operation(mine)
-            assert 0 < np.count_nonzero(mine == 6) < mine.size
             left = mine.copy()
             mine[:] = 1e9
             comm.Ibarrier().Wait()
             assert (mine == 1e9).all()
             assert set(np.unique(left)) <= {0, 6}
         else:
-            operation(mine)
             np.testing.assert_array_equal(mine, 6)
             comm.Ibarrier().Wait()
 
@@ -195,15 +201,6 @@ def test_an_exchange_that_was_interrupted_loses_no_update_and_counts_none_twice(
         comm, mine, group_size=4, sync_period=NEVER, wait="group", engine=engine
     ) as average:
         average(mine)
-        mine[:] = (0, 3, 9, 12)[comm.rank]
-        if comm.rank == 1:
-            stopping(lambda: mine[0] == 6, seconds=0.6)
-        comm.Barrier()
-        if comm.rank == 0:
-            with interrupted():
-                average(mine)
-            assert 0 < np.count_nonzero(mine == 6) < mine.size
-        else:
-            average(mine)
+        interrupt_in_the_middle(comm, stopping, average, mine)
         average.synchronize(mine)
         np.testing.assert_array_equal(mine, 6)
