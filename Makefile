@@ -34,7 +34,7 @@ endif
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 SOURCES := $(wildcard setup.py collectives/*.pyx collectives/*.pxd collectives/*.h \
-	collectives/protocols/*.py collectives/protocols/*.pxd)
+	collectives/protocols/*.py collectives/protocols/*.pxd collectives/protocols/*.h)
 
 .PHONY: help train test test-openmpi setup-openmpi openmpi-tree bench lint clean
 .DELETE_ON_ERROR:

@@ -38,7 +38,7 @@ from collectives._doubling cimport PHASES
 from collectives._exchange cimport Exchange
 from collectives._groups cimport Groups
 from collectives._inquiry cimport ANSWER, Inquiry
-from collectives._memory cimport allocate
+from collectives._memory cimport Segment, allocate
 from collectives._mutex cimport (
     mpi_mutex,
     pthread_mutex_init,
@@ -47,6 +47,7 @@ from collectives._mutex cimport (
     pthread_mutex_trylock,
     pthread_mutex_unlock,
 )
+from collectives._shared cimport Shared
 from collectives._rhythm cimport LONGEST_PAUSE, Rhythm, now, sleep
 from collectives._task cimport Task
 from collectives._vectors cimport Layout, Opened, weight_of
@@ -56,12 +57,14 @@ from collectives.protocols.wait_avoiding cimport (
     CLOSE,
     FINISH,
     HELD,
+    IDLE,
     JOIN,
     LOAD,
     MOVING,
     NONE,
     OUTSIDE,
     RUNNING,
+    SHARED,
     SYNC,
     SYNCHRONIZE,
     WaitAvoiding,
@@ -230,6 +233,8 @@ cdef class Collective:
     cdef readonly int rank, size, pid
     cdef readonly bint closed
     cdef readonly Layout layout
+    # Why this rank has no memory that others can map.
+    cdef readonly str not_shared
     cdef WaitAvoiding protocol
     cdef Exchange exchange
     cdef Task task
@@ -251,8 +256,14 @@ cdef class Collective:
     # joined is `out` once its weight is 0 for good.
     cdef double weight_given, weight_published
     cdef bint out
-    # An exchange is under way, or done and its mean not yet taken.
-    cdef bint begun
+    # An exchange is under way, or done and its mean not yet taken. `direct`: into the application's
+    # own memory, if it is there.
+    cdef bint begun, direct
+    # Of ranks that share memory: other ranks may begin this one's part; how many operations have
+    # moved data, which with the version makes the number of an exchange.
+    cdef Shared shared
+    cdef bint opened
+    cdef long long opened_for, moved
     # What the application publishes is in its own memory, until the exchange has taken it over.
     cdef bint lent
     # The application is in a call, in publish(), past publishing in a call or operation, and past
@@ -305,7 +316,7 @@ cdef class Collective:
 
     def __init__(self, Comm control, Comm data, like, *, bint single, int group_size, sync_period,
                  bint passive, bint conserving, bint crowded, double stall, double abort,
-                 wire_dtype):
+                 wire_dtype, bint sharing):
         cdef int k
         cdef Opened opened
         self.control = control
@@ -332,7 +343,7 @@ cdef class Collective:
         self.sync_tag = self.window * PHASES
         self.inquiry = Inquiry(data, self.sync_tag + 2 * PHASES)
         pthread_mutex_init(&self.lock, NULL)
-        self._allocate_vectors()
+        self._allocate_vectors(sharing)
         self.weight_given = 1
         self.published_version = -1
         opened = Opened(like[0] if single else like, self.layout, 0)
@@ -344,6 +355,24 @@ cdef class Collective:
         for k, (destination, source) in enumerate(peers):
             self.destination[k] = destination
             self.source[k] = source
+
+    @property
+    def place(self):
+        """Where other ranks of the node find this one's memory; None if none can be shared."""
+        return None if self.shared is None else (<Segment>self.shared.segments[0]).place
+
+    @property
+    def shares(self):
+        """Whether this rank and others of its node use each other's memory."""
+        return self.shared is not None and self.shared.works
+
+    def map(self, places):
+        """Map the memory of the node's ranks, a dict from them to their places; OSError if not."""
+        self.shared.map(places)
+
+    def share(self):
+        """Exchange vectors in the memory that all ranks of the node have mapped."""
+        self.shared.use()
 
     def compress_from_initial(self):
         """All ranks have the same initial vector: compressed ones are told from it."""
@@ -358,6 +387,15 @@ cdef class Collective:
                                       MPI_ANY_TAG, self.control_comm, &self.receives[k]))
             self._check(MPI_Start(&self.receives[k]))
         pthread_mutex_unlock(&mpi_mutex)
+        self.protocol.shares = (
+            self.shared is not None and self.shared.works and self.protocol.passive
+            and self.protocol.exchanges)
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self._renumber()
+            self.protocol.run()
+            self._open()
+            pthread_mutex_unlock(&self.lock)
 
     def __dealloc__(self):
         free(self.memory)
@@ -366,12 +404,13 @@ cdef class Collective:
         free(self.taken)
         free(self.snapshot_arrays)
 
-    cdef int _allocate_vectors(self) except -1:
-        """Snapshot and second vector, in one piece of memory.
+    cdef int _allocate_vectors(self, bint sharing) except -1:
+        """Snapshot and second vector, in one piece of memory, which other ranks can map.
 
         The third vector takes no memory before the first average() touches it.
         """
         cdef Py_ssize_t vector = self.layout.size
+        cdef char *second
         cdef int count = self.layout.count
         self.records = <long long *>calloc((RECORD + 2) * self.size, sizeof(long long))
         self.taken = <int *>calloc(self.size, sizeof(int))
@@ -381,14 +420,29 @@ cdef class Collective:
         self.pairs = self.records + RECORD * self.size
         self.second = self.snapshot_arrays + count
         self.third_arrays = self.second + count
-        self.memory = allocate(2 * vector)
-        memset(self.memory, 0, 2 * vector)
+        if sharing:
+            self._make_shared()
+        if self.shared is not None:
+            self.snapshot = self.shared.snapshot(self.rank)
+            second = self.shared.second(self.rank)
+        else:
+            self.memory = allocate(2 * vector)
+            memset(self.memory, 0, 2 * vector)
+            self.snapshot = self.memory
+            second = self.memory + vector
         self.third = allocate(vector)
-        self.snapshot = self.memory
         self.layout.place(self.snapshot_arrays, self.snapshot)
-        self.layout.place(self.second, self.memory + vector)
+        self.layout.place(self.second, second)
         self.layout.place(self.third_arrays, self.third)
         return 0
+
+    def _make_shared(self):
+        """Make the memory for what this rank shares, unless the system has none that can be."""
+        try:
+            self.shared = Shared(self.task, self.groups, self.size)
+            self.exchange.shared = self.shared
+        except (AttributeError, OSError) as error:  # memfd_create is Linux's
+            self.not_shared = f"rank {self.rank} has no memory to share: {error}"
 
     # Progress: whoever holds the lock advances the collective's state
 
@@ -407,12 +461,15 @@ cdef class Collective:
         elif self.protocol.stage == AGREEING:
             self._record(self.records)
             self._agreed()
+        if self.protocol.vectors == SHARED:
+            self._execute_shared()
         while self._step():
             pass
+        self._open()
         if self.task.error != 0:
             self.error = self.task.error
         return (self.begun or self.protocol.stage == AGREEING or self.protocol.due != 0
-                or self.calling)
+                or self.calling or self._is_behind())
 
     cdef bint _step(self) noexcept nogil:
         """Take the running version, or else the application, one step on; return whether it did."""
@@ -426,6 +483,83 @@ cdef class Collective:
             return False
         self.task.moves += 1
         return True
+
+    # Vectors that other ranks of the node may use
+
+    cdef void _open(self) noexcept nogil:
+        """Let other ranks execute versions for this one, where the protocol wants that."""
+        if self.protocol.vectors != SHARED or self.opened:
+            return
+        self.opened = True
+        self.opened_for = self.protocol.next
+        self._describe(self.conserving, self.conserving and self.unchanged)
+        self.shared.open(self.protocol.next + self.moved)
+
+    cdef void _take_back(self) noexcept nogil:
+        """Let others begin nothing more, and learn what has become of the vectors."""
+        cdef bint running = False
+        if self.protocol.vectors != SHARED:
+            return
+        if self.opened:
+            self.opened = False
+            running = self.shared.close()
+            self._note_executed(self.shared.number - self.moved)
+            if self.protocol.next > self.opened_for:
+                self.direct = False
+                self.groups.find(self.protocol.next - 1 + self.protocol.base)
+                self.weight = self.shared.parts[self.rank].total
+                if self.shared.parts[self.rank].replaced:
+                    self.filled = True
+                    self.unchanged = False
+        self.protocol.take_back(running)
+        if running:
+            self.begun = True
+            self.direct = False
+            self.groups.find(self.protocol.running + self.protocol.base)
+            self.exchange.resume_in_memory(
+                self.snapshot_arrays if self.conserving else self.second)
+
+    cdef void _note_executed(self, long long end) noexcept nogil:
+        """Others have executed every version before this one."""
+        cdef long long version
+        for version in range(self.protocol.next, end):
+            self._count_version(version)
+        self.protocol.executed(end)
+
+    cdef void _execute_shared(self) noexcept nogil:
+        """Execute a version that has been started and that nobody has executed for this rank."""
+        cdef long long version
+        if not self.opened or not self._is_behind():
+            return
+        version = self._next()
+        self.groups.find(version + self.protocol.base)
+        if not self.exchange.shares(self.groups.members, self.groups.count):
+            self._take_back()
+            if self.protocol.vectors == IDLE:
+                self.protocol.execute()
+        elif self.shared.help(self.rank, version + self.moved):
+            self.task.moves += 1
+
+    cdef inline bint _is_behind(self) noexcept nogil:
+        """Whether a version has been started that shared vectors are still to be used for."""
+        return (self.opened and self._next() <= self.protocol.told
+                and self.protocol.told_ops <= self.protocol.ops)
+
+    cdef inline long long _next(self) noexcept nogil:
+        """The next version to be executed for this rank."""
+        if self.opened:
+            return self.shared.reached() - self.moved
+        return self.protocol.next
+
+    cdef void _describe(self, bint in_place, bint saves) noexcept nogil:
+        """Tell other ranks of the node what is to become of this rank's vectors."""
+        self.shared.describe(in_place, saves, 0 if self.out else self.weight_published)
+
+    cdef void _renumber(self) noexcept nogil:
+        """Let exchanges be numbered on from the last operation."""
+        if self.shared is not None:
+            self.shared.oldest = self.protocol.t + self.moved
+            self.shared.shift = self.protocol.base - self.moved
 
     cdef inline long long _busy_ns(self) noexcept nogil:
         return self.task.busy_ns + self.copying_ns
@@ -496,7 +630,7 @@ cdef class Collective:
         """Answer ranks that ask who is missing; the MPI mutex is held."""
         cdef long long answer[ANSWER]
         answer[0] = self.protocol.t
-        answer[1] = self.protocol.next
+        answer[1] = self._next()
         answer[2] = self.protocol.operation
         answer[3] = self.calling
         self.inquiry.progress(answer)
@@ -569,6 +703,7 @@ cdef class Collective:
 
     cdef void _begin_operation(self, int operation) noexcept nogil:
         self.done = False
+        self._take_back()
         if operation != CLOSE:  # which leaves a call that was started its result
             self.taken_version = self.protocol.t
         self.protocol.enter(operation)
@@ -587,27 +722,38 @@ cdef class Collective:
         cdef char **target = self.x if timely else self.second
         cdef char **copy = NULL
         cdef char **saved = NULL
+        self.begun = True
+        self.rhythm.beat(now())
+        self.direct = timely
+        if self.exchange.shares(self.groups.members, self.groups.count):
+            self._describe(self.conserving, self.conserving and self.unchanged and not timely)
+            self.exchange.begin_in_memory(
+                version + self.moved, False, self.groups.members, self.groups.count,
+                self.x if timely else NULL, self.lent,
+                self.snapshot_arrays if self.conserving else self.second, NULL)
+            return
         if self.conserving:
             target = self.x if timely else self.snapshot_arrays
             copy = self.snapshot_arrays if timely else NULL
             saved = self.second if self.unchanged and not timely else NULL
-        self.begun = True
-        self.rhythm.beat(now())
         self.exchange.begin(self.groups.members, self.groups.count, me, tag,
                             self.snapshot, self.x, self.lent, not self.conserving,
                             target, copy, saved)
 
     cdef void _finish_version(self) noexcept nogil:
-        cdef long long staleness = self.protocol.running - self.published_version
         self._end_exchange()
-        self.versions += 1
-        self.passive += staleness != 0
-        self.staleness[min(staleness, MOST_STALENESS)] += 1
+        self._count_version(self.protocol.running)
         if self.conserving and self.weight != 0:
             self.filled = True
             self.unchanged = False
             self._set_weight(0 if self.out else self.weight_published)
         self.protocol.finished()
+
+    cdef void _count_version(self, long long version) noexcept nogil:
+        cdef long long staleness = version - self.published_version
+        self.versions += 1
+        self.passive += staleness != 0
+        self.staleness[min(staleness, MOST_STALENESS)] += 1
 
     cdef void _end_exchange(self) noexcept nogil:
         self.begun = False
@@ -624,6 +770,8 @@ cdef class Collective:
         cdef char **target = self.snapshot_arrays
         cdef char **copy = self.x if publishes or self._is_finishing() else NULL
         cdef char **saved = NULL
+        cdef bint in_memory = (self.protocol.operation != AVERAGE
+                               and self.exchange.shares(self.groups.everyone, self.size))
         if self.protocol.operation == AVERAGE:
             source = self.third
             target = self.third_arrays
@@ -639,6 +787,12 @@ cdef class Collective:
             # Nobody has made more steps: what this rank has counts.
             self._set_weight(self.weight_published)
         self.begun = True
+        if in_memory:
+            self._describe(True, saved != NULL)
+            self.exchange.begin_in_memory(
+                self.protocol.t + self.moved, True, self.groups.everyone, self.size,
+                copy, self.lent, target, copy)
+            return
         self.exchange.begin(self.groups.everyone, self.size, self.rank, tag,
                             source, self.x, self.lent, False, target, copy, saved)
 
@@ -672,6 +826,8 @@ cdef class Collective:
         self.taken_weight = self.weight
         self.published = False
         self.protocol.moved()
+        self.moved += 1
+        self._renumber()
         if self.protocol.stage != AGREEING:
             self.done = True
         elif self.size > 1:
@@ -707,6 +863,7 @@ cdef class Collective:
 
     cdef void _begin_call(self) noexcept nogil:
         self.done = False
+        self._take_back()
         self.taken_version = self.protocol.t
         self.calling = True
         self.protocol.call()
@@ -717,8 +874,8 @@ cdef class Collective:
             self._publish_unlocked()
         if self.conserving:
             self._take_snapshot()
-        elif not self.protocol.timely:
-            self._take_late()
+        elif not self.direct:
+            self._take_mean()
         memcpy(self.taken, self.groups.members, self.groups.count * sizeof(int))
         self.taken_count = self.groups.count
         self.taken_weight = self.weight
@@ -829,16 +986,16 @@ cdef class Collective:
         """Return the snapshot, unless nobody has contributed to it; a timely call has it already."""
         if not self.filled:
             return
-        if not self.protocol.timely or self.weight == 0:
+        if not self.direct or self.weight == 0:
             self._unlock_to_copy()
             self.layout.copy(self.x, self.snapshot_arrays)
             self._lock_after_copy()
         self.unchanged = True
         self.unreturned = False
 
-    cdef void _take_late(self) noexcept nogil:
-        """Late under the paper's rule: x = (W·m + w·x') / (W + w), or m if x' is not finite."""
-        cdef double own = self.weight_given if self.finite else 0
+    cdef void _take_mean(self) noexcept nogil:
+        """Under the paper's rule, late: x = (W·m + w·x') / (W + w), or m if x' is not finite."""
+        cdef double own = self.weight_given if self.finite and not self.protocol.timely else 0
         if self.weight == 0:
             return
         self._unlock_to_copy()
@@ -877,6 +1034,7 @@ cdef class Collective:
         """Publish, and remember the vector as what the application goes on from."""
         cdef bint unchanged
         self.holding = True
+        self._take_back()
         self.protocol.hold()
         self._wait(VECTORS_HELD)
         unchanged = self.unchanged or self.unreturned
@@ -912,7 +1070,7 @@ cdef class Collective:
         if goal == OVER:
             return self.protocol.stage == OUTSIDE
         if goal == CAUGHT_UP:
-            return self.protocol.stage == OUTSIDE and self.protocol.next >= self.protocol.t
+            return self.protocol.stage == OUTSIDE and self._next() >= self.protocol.t
         return self.protocol.may_leave() and self._all_sent() and self._all_answered()
 
     cdef int _wait(self, int goal) except -1 nogil:
@@ -1083,9 +1241,9 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
         # All that the application has changed is published then; x is what it goes on from.
         shares = self.conserving and (self.published or self._is_finishing() and self.begun)
-        if self.lent:
-            self.task.take_over()
-            self.lent = False
+        if self.begun:
+            self.exchange.take_over()
+        self.lent = False
         if self.begun and self.task.target == self.x:
             self.task.target = self.snapshot_arrays if self.conserving else self.second
             if self.protocol.operation == AVERAGE:
@@ -1108,6 +1266,7 @@ cdef class Collective:
         if shares:
             self.layout.copy(self.second, self.x)
             self.unreturned = self.unreturned or not ended
+        self._open()
         pthread_mutex_unlock(&self.lock)
 
     cdef bint _drain(self) noexcept nogil:
@@ -1379,6 +1538,10 @@ cdef class Collective:
     def statistics(self):
         """Return the counts and times of `statistics.Statistics`, in its order, times in seconds."""
         cdef int staleness, last = 0
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self._note_executed(self._next())
+            pthread_mutex_unlock(&self.lock)
         for staleness in range(MOST_STALENESS + 1):
             if self.staleness[staleness]:
                 last = staleness + 1
@@ -1422,7 +1585,7 @@ cdef class Collective:
     @property
     def executed(self):
         """Number of the next version to be executed here: how many have been, by anybody's call."""
-        return self.protocol.next + self.protocol.base
+        return self._next() + self.protocol.base
 
     @property
     def broken(self):

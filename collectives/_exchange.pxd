@@ -1,4 +1,5 @@
 from collectives._doubling cimport Doubling
+from collectives._shared cimport Shared
 from collectives._slices cimport Slices
 from collectives._task cimport Task
 
@@ -6,13 +7,21 @@ cdef class Exchange:
     cdef Task task
     cdef Doubling doubling
     cdef Slices slices
+    cdef Shared shared
     cdef Py_ssize_t length
-    cdef bint sliced
+    cdef bint sliced, in_memory
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
         char *source, char **user, bint given, bint keeps, char **target, char **copy, char **saved
     ) noexcept nogil
+    cdef bint shares(self, const int *members, int size) noexcept nogil
+    cdef void begin_in_memory(
+        self, long long number, bint operation, const int *members, int size,
+        char **user, bint given, char **target, char **copy) noexcept nogil
+    cdef void resume_in_memory(self, char **target) noexcept nogil
+    cdef void _note(self, char **target, char **copy) noexcept nogil
     cdef bint progress(self) noexcept nogil
+    cdef void take_over(self) noexcept nogil
     cdef void divert(self) noexcept nogil
     cdef bint uses(self, char **user) noexcept nogil

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""One allreduce in flight: the mean of its members' vectors, by the faster of two ways."""
+"""One allreduce in flight: the mean of its members' vectors, by the fastest way there is."""
 
 from mpi4py.MPI cimport Comm
 
 from collectives._doubling cimport Doubling
+from collectives._shared cimport Shared
 from collectives._slices cimport Slices
 from collectives._task cimport Task
 from collectives._vectors cimport HEADER, Layout, weight_of
@@ -50,7 +51,10 @@ cdef class Exchange:
         self.task.target = target
         self.task.copy = copy
         self.task.saved = saved
-        self.sliced = size > 1 and (self.task.compressed or suits(self.length, size))
+        self.in_memory = False
+        # Members that share memory send what is to be rounded as an average in memory would be.
+        self.sliced = size > 1 and (self.task.compressed or suits(self.length, size)
+                                    or self.shares(members, size))
         if not self.sliced:
             self.task.take_over()
         if size == 1:
@@ -61,17 +65,55 @@ cdef class Exchange:
         else:
             self.doubling.begin()
 
+    cdef bint shares(self, const int *members, int size) noexcept nogil:
+        """Whether these ranks exchange their vectors in the memory that they share."""
+        return self.shared is not None and self.shared.joins(members, size)
+
+    cdef void begin_in_memory(
+        self, long long number, bint operation, const int *members, int size,
+        char **user, bint given, char **target, char **copy
+    ) noexcept nogil:
+        """Average the snapshots of ranks that share memory, as their parts say, by a number.
+
+        The application's arrays `user` may be NULL. Where they are `given`, they replace the
+        snapshot meanwhile; they get the mean. `target` and `copy` are only noted.
+        """
+        self._note(target, copy)
+        self.shared.begin(number, operation, members, size, user, given)
+
+    cdef void resume_in_memory(self, char **target) noexcept nogil:
+        """Go on with an exchange that another rank has begun this one's part in."""
+        self._note(target, NULL)
+
+    cdef void _note(self, char **target, char **copy) noexcept nogil:
+        self.in_memory = True
+        self.task.given = False
+        self.task.target = target
+        self.task.copy = copy
+        self.task.saved = NULL
+
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
+        if self.in_memory:
+            return self.shared.progress()
         if self.task.size == 1:
             return True
         return self.slices.progress() if self.sliced else self.doubling.progress()
 
+    cdef void take_over(self) noexcept nogil:
+        """Publish what is left of the application's arrays: they are not to be used any longer."""
+        if self.in_memory:
+            self.shared.take_over()
+        else:
+            self.task.take_over()
+
     cdef void divert(self) noexcept nogil:
         """Receive nothing more into the application's memory, as far as that is possible."""
-        if self.sliced:
+        if self.sliced and not self.in_memory:
             self.slices.divert()
 
     cdef bint uses(self, char **user) noexcept nogil:
-        """Whether messages are to or from the application's memory."""
+        """Whether an exchange under way uses the application's memory, or what it is kept in."""
+        if self.in_memory:
+            return self.shared.uses()
         return self.task.user == user and self.sliced and self.slices.uses()

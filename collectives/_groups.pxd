@@ -1,5 +1,5 @@
 cdef class Groups:
-    cdef int rank
+    cdef readonly int rank
     # The members of the group last found, and all ranks.
     cdef int count
     cdef int *members
@@ -14,3 +14,5 @@ cdef class Groups:
     cdef int *chunk_end
 
     cdef int find(self, long long version) noexcept nogil
+    cdef int of(self, int rank, long long version, int *members) noexcept nogil
+    cdef int _position(self, int rank, long long version) noexcept nogil

@@ -40,21 +40,30 @@ cdef class Groups:
         free(self.cycles)
 
     cdef int find(self, long long version) noexcept nogil:
-        """Fill `members` with this rank's group of the version; return its own place in it.
+        """Fill `members` with this rank's group of the version; return its own place in it."""
+        cdef int position = self._position(self.rank, version)
+        self.count = self.of(self.rank, version, self.members)
+        return position - self.chunk_begin[position]
+
+    cdef int of(self, int rank, long long version, int *members) noexcept nogil:
+        """Fill `members` with a rank's group of the version; return how many they are.
 
         This is `topology.Shuffle.members`.
         """
-        cdef long long length = self.cycle_length[self.rank]
-        cdef int position = self.cycles[
-            self.cycle_begin[self.rank]
-            + <int>((self.cycle_index[self.rank] - version % length + length) % length)
-        ]
+        cdef int position = self._position(rank, version)
         cdef int first = self.chunk_begin[position]
         cdef int each
-        self.count = self.chunk_end[position] - first
-        for each in range(first, first + self.count):
-            self.members[each - first] = self.cycles[
+        for each in range(first, self.chunk_end[position]):
+            members[each - first] = self.cycles[
                 self.cycle_begin[each]
                 + <int>((self.cycle_index[each] + version) % self.cycle_length[each])
             ]
-        return position - first
+        return self.chunk_end[position] - first
+
+    cdef int _position(self, int rank, long long version) noexcept nogil:
+        """Where a rank is in the version's arrangement."""
+        cdef long long length = self.cycle_length[rank]
+        return self.cycles[
+            self.cycle_begin[rank]
+            + <int>((self.cycle_index[rank] - version % length + length) % length)
+        ]

@@ -1,8 +1,15 @@
 cdef enum:
     LINE = 64
+    PAGE = 4096
     HUGE_PAGE = 2097152
 
 cdef inline Py_ssize_t round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nogil:
     return (number + unit - 1) // unit * unit
 
 cdef char *allocate(Py_ssize_t size) except NULL
+
+cdef class Segment:
+    cdef readonly Py_ssize_t size
+    cdef char *address
+    cdef int descriptor
+    cdef bytes token

@@ -1,12 +1,22 @@
 # cython: language_level=3, cdivision=True
-"""Memory for vectors."""
+"""Memory for vectors: of this process alone, or that other processes of its node see as well."""
+
+import os
+
+from libc.string cimport memcmp, memcpy
 
 cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
-    int MADV_HUGEPAGE
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int MADV_HUGEPAGE, MAP_SHARED, PROT_READ, PROT_WRITE
+    void *MAP_FAILED
 
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **, size_t, size_t)
+
+cdef enum:
+    TOKEN = 16
 
 
 cdef char *allocate(Py_ssize_t size) except NULL:
@@ -20,3 +30,60 @@ cdef char *allocate(Py_ssize_t size) except NULL:
     if huge:
         madvise(memory, size, MADV_HUGEPAGE)
     return <char *>memory
+
+
+cdef class Segment:
+    """Zeroed memory that other processes can map, and that ends with the last of them.
+
+    It has no name in any file system, so nothing is left behind however they end; they find it by
+    the process and descriptor of the one that made it, and know it by its first bytes, a token.
+
+    Args:
+        size: bytes, of which the token takes the first `LINE`.
+        place: that of a segment of another process; None makes a new one.
+
+    Raises:
+        OSError: there is no memory left, or none can be shared with that process.
+    """
+
+    def __init__(self, Py_ssize_t size, place=None):
+        cdef void *address
+        self.size = size
+        self.descriptor = -1
+        if place is None:
+            self.descriptor = os.memfd_create("wagma")
+            # Now, not at a first touch that the kernel cannot serve and answers with a signal.
+            os.posix_fallocate(self.descriptor, 0, size)
+            self.token = os.urandom(TOKEN)
+        else:
+            process, descriptor, self.token = place
+            self.descriptor = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
+            if os.fstat(self.descriptor).st_size != size:
+                raise OSError(f"descriptor {descriptor} of process {process} is something else")
+        address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, self.descriptor, 0)
+        if address == MAP_FAILED:
+            raise OSError(f"no {size} bytes of shared memory can be mapped")
+        self.address = <char *>address
+        if place is None:
+            memcpy(self.address, <char *>self.token, TOKEN)
+        else:
+            self.close()
+            if memcmp(self.address, <char *>self.token, TOKEN) != 0:
+                raise OSError(f"descriptor {descriptor} of process {process} is something else")
+
+    def __dealloc__(self):
+        if self.address != NULL:
+            munmap(self.address, self.size)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    @property
+    def place(self):
+        """What another process of this node maps the same memory by, until it is closed."""
+        return os.getpid(), self.descriptor, self.token
+
+    def close(self):
+        """Let no further process map it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1

@@ -10,6 +10,7 @@ import traceback
 from collectives import process, settings
 from collectives.agreement import raise_together
 from collectives.errors import RankFailedError
+from collectives.node import Node
 from collectives.settings import DEFAULT_LATE
 from collectives.statistics import Statistics
 
@@ -45,6 +46,10 @@ class GroupAllreduce:
             x_i with shares s_i is then wrong by at most about u·(Σ s_i |x_i − r| + |m − r|), u
             being 2⁻¹¹ or 2⁻⁸ (and by 2⁻²⁴ in float16, whose largest difference is ±65504).
             None: they travel as they are.
+        transport: "shared": the vectors are in memory that the ranks, all of one node, share; a
+            rank that computes is then not needed for what others average, not even its progress
+            thread. "messages": they travel. Else WAGMA_TRANSPORT, else what is there: shared
+            memory for averages of ranks that are all on one node, messages for others.
         engine: "adaptive": one thread of the process serves its collectives, and sleeps when they
             are idle; "dedicated": it spins, on a core of its own; "none": no thread, others wait
             while this rank computes. Else WAGMA_ENGINE, else "adaptive"; all open collectives of a
@@ -62,7 +67,8 @@ class GroupAllreduce:
 
     Raises:
         ValueError, TypeError: on every rank alike, for what is wrong on any of them.
-        RuntimeError: for a job of singletons, an MPI that has been finalised, or one that was
+        RuntimeError: where no memory can be shared and `transport` asks for that; for a job of
+            singletons, an MPI that has been finalised, or one that was
             initialised without the thread support that the engine needs, or before this process
             was forked.
         ImportError: the extensions were built for another MPI than mpi4py's.
@@ -81,6 +87,7 @@ class GroupAllreduce:
         late=None,
         wire_dtype=None,
         engine=None,
+        transport=None,
         stall=None,
         abort=None,
         log_level=None,
@@ -95,6 +102,7 @@ class GroupAllreduce:
             late=late,
             wire_dtype=wire_dtype,
             engine=engine,
+            transport=transport,
             stall=stall,
             abort=abort,
             log_level=log_level,
@@ -113,8 +121,10 @@ class GroupAllreduce:
         settings.set_log_level(given["log_level"])
         self._communicators = comm.Dup(), comm.Dup()
         self.native = error = None
-        crowded = _crowded(comm)
+        node = Node(comm)
         single = not isinstance(like, (list, tuple))
+        sharing = given["transport"] != "messages"
+        alone = sharing and len(node.ranks) == comm.size
         try:
             self.native = native.Collective(
                 *self._communicators,
@@ -124,15 +134,20 @@ class GroupAllreduce:
                 sync_period=self.sync_period,
                 passive=self.wait == "nobody",
                 conserving=self.late == "conserving",
-                crowded=crowded,
+                crowded=node.crowded,
                 stall=given["stall"],
                 abort=given["abort"],
-                wire_dtype=given["wire_dtype"],
+                wire_dtype=None if alone else given["wire_dtype"],
+                sharing=sharing and len(node.ranks) > 1,
             )
         except MemoryError as caught:
             error = caught
         raise_together(comm, error)
-        if self.wire_dtype and len(set(comm.allgather(_digest(like)))) == 1:
+        why_not = node.share(self.native) if sharing else None
+        node.free()
+        if given["transport"] == "shared":
+            raise_together(comm, RuntimeError(f"transport: {why_not}") if why_not else None)
+        if self.wire_dtype and not alone and len(set(comm.allgather(_digest(like)))) == 1:
             self.native.compress_from_initial()
         self.native.listen()
         process.add(self, self.engine)
@@ -239,6 +254,11 @@ class GroupAllreduce:
                     communicator.Free()
 
     @property
+    def transport(self):
+        """ "shared" where this rank shares memory with any other one, else "messages"."""
+        return "shared" if self.native.shares else "messages"
+
+    @property
     def closed(self):
         """Whether this collective has been closed."""
         return self.native.closed
@@ -319,14 +339,3 @@ def _check_comm(comm):
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm is of type {type(comm).__name__}, not an mpi4py intracommunicator")
 
-
-def _crowded(comm):
-    """Whether this node's ranks and their progress threads outnumber the cores they may use."""
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    try:
-        cores = len(set().union(*node.allgather(os.sched_getaffinity(0))))
-        return 2 * node.size > cores
-    finally:
-        node.Free()

@@ -34,12 +34,14 @@ CHOICES = {
     "wait": ("nobody", "group"),
     "late": ("paper", "conserving"),
     "engine": ("adaptive", "dedicated", "none"),
+    "transport": (None, "shared", "messages"),
 }
 WIRE_DTYPES = ("float16", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # What may come from the environment, and what it is otherwise.
 VARIABLES = {
     "engine": ("WAGMA_ENGINE", "adaptive"),
+    "transport": ("WAGMA_TRANSPORT", None),
     "stall": ("WAGMA_STALL", 60.0),
     "abort": ("WAGMA_ABORT", 0.0),
     "log_level": ("WAGMA_LOG_LEVEL", None),
@@ -125,7 +127,7 @@ def choice_error(settings: dict) -> Exception | None:
     for name, allowed in CHOICES.items():
         if settings[name] not in allowed:
             return ValueError(
-                f"{name_of(name)} is {settings[name]!r}, not one of {', '.join(allowed)}"
+                f"{name_of(name)} is {settings[name]!r}, not one of {', '.join(filter(None, allowed))}"
             )
     wire_dtype = settings["wire_dtype"]
     # Numpy's dtypes are equal to their names.

@@ -11,6 +11,8 @@ LINE = 64
 # A slice for which a message is worth its latency, and one that still stays in cache.
 SHORTEST = 16 * 1024
 LONGEST = 256 * 1024
+# A block of vectors in shared memory stays in the cache of the member that averages it.
+LONGEST_SHARED = 128 * 1024
 # Shorter vectors go by recursive doubling.
 SHORTEST_VECTOR = 512 * 1024
 # Blocks of a long vector are at most this part of it, because members hold some in memory.
@@ -51,3 +53,17 @@ class Slicing:
 def suits(length, size):
     """Return whether slices are the faster way for `length` bytes and `size` members."""
     return size > 1 and length >= SHORTEST_VECTOR and length >= size * SHORTEST
+
+
+def shared_block(length, size):
+    """Return the bytes of a block of which one member averages all, where they share memory.
+
+    Every member gets one, unless that is not worth the claim, or several.
+    """
+    block: cython.Py_ssize_t = min(max(length // size, SHORTEST), LONGEST_SHARED)
+    return LINE * ((block + LINE - 1) // LINE)
+
+
+def most_shared_blocks(length, size):
+    """Return how many such blocks there are at most, for groups of no more than `size` members."""
+    return max(size, length // LONGEST_SHARED) + 1

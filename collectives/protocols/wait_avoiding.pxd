@@ -1,11 +1,11 @@
-cdef int IDLE, HELD, RUNNING
+cdef int IDLE, HELD, RUNNING, SHARED
 cdef int NONE, SYNC, AVERAGE, SYNCHRONIZE, CLOSE, LOAD, JOIN, FINISH
 cdef int OUTSIDE, AGREEING, DRAINING, MOVING, LEAVING
 
 cdef class WaitAvoiding:
     cdef public long long t, next, told, told_ops, ops, running, source, fin_at, base
     cdef public int vectors, operation, stage, failed, fin_seen
-    cdef public bint timely, waiting, joined, broken
+    cdef public bint timely, waiting, joined, broken, shares
     cdef public unsigned int due, notice_due, noticed, fin_due
     cdef long long sent[32]
     cdef long long sent_ops[32]
@@ -15,6 +15,10 @@ cdef class WaitAvoiding:
 
     cdef void tell(self, long long version, long long ops, int dimension) noexcept nogil
     cdef void run(self) noexcept nogil
+    cdef void execute(self) noexcept nogil
+    cdef void executed(self, long long version) noexcept nogil
+    cdef void take_back(self, bint running) noexcept nogil
+    cdef void heard(self, long long version) noexcept nogil
     cdef void finished(self) noexcept nogil
     cdef void notice(self, int rank, int dimension) noexcept nogil
     cdef void call(self) noexcept nogil

@@ -11,10 +11,12 @@ synchronous operations other than its periodic one, and closing, go beyond the p
 
 import cython
 
-# Who has the vectors (snapshot and result): nobody, the application, or the running version.
+# Who has the vectors (snapshot and result): nobody, the application, or the running version; or
+# they are open to other ranks, which execute versions for this one (see `claims`).
 IDLE = 0
 HELD = 1
 RUNNING = 2
+SHARED = 3
 
 # The synchronous operations.
 NONE = 0
@@ -45,6 +47,9 @@ class WaitAvoiding:
     for LOAD, in which each rank replaces its own vectors. Where a bit in `notice_due` is set it
     sends on that dimension that rank `failed` has failed.
 
+    A driver whose rank `shares` its vectors opens them where `vectors` has become SHARED, and takes
+    them back before it tells of anything that the application does. Meanwhile `next` stands still.
+
     Attributes:
         t: the application's next version; `next`: the next version to be executed here.
         base: what to add to any version for the number that users see, and that chooses groups and
@@ -52,7 +57,8 @@ class WaitAvoiding:
         told, told_ops: the highest version heard of, and after how many operations it was started.
         sent, sent_ops: the highest version sent on each dimension, likewise.
         ops: synchronous operations completed.
-        vectors: IDLE, HELD by the application, or RUNNING.
+        vectors: IDLE, HELD by the application, RUNNING, or SHARED with other ranks.
+        shares: whether they are shared while the application computes.
         timely: whether the vector of the application's last call is in that call's version.
         waiting: whether the application waits for the running version to finish.
         source: the newest version whose result may be used; −1 where there is none.
@@ -69,6 +75,7 @@ class WaitAvoiding:
         self.exchanges = group_size > 1
         self.sync_period = sync_period
         self.passive = passive
+        self.shares = False
         if not cython.compiled:
             self.sent = [-1] * dimensions
             self.sent_ops = [0] * dimensions
@@ -121,7 +128,14 @@ class WaitAvoiding:
         self.run()
 
     def run(self):
-        """Start the next version if it may be executed now.
+        """Start the next version if it may be executed now; or leave that to whoever needs it."""
+        if self.shares and self.vectors == IDLE and self.stage == OUTSIDE and not self.waiting:
+            self.vectors = SHARED
+        else:
+            self.execute()
+
+    def execute(self):
+        """Start the next version here, if it may be executed now.
 
         A version is held back until this rank has completed every operation that came before it,
         so that no contribution crosses a synchronisation. Where nobody is passive it also waits
@@ -134,6 +148,27 @@ class WaitAvoiding:
             return
         self.vectors = RUNNING
         self.running = self.next
+
+    def executed(self, version):
+        """Others have executed every version before this one for this rank."""
+        if version > self.next:
+            self.next = version
+            self.source = version - 1
+            self.heard(version - 1)
+
+    def take_back(self, running):
+        """The vectors are open to others no longer; one of them may have begun version `next`."""
+        self.vectors = IDLE
+        if running:
+            self.vectors = RUNNING
+            self.running = self.next
+            self.heard(self.next)
+
+    def heard(self, version):
+        """A version has been started, after no more operations than this rank has completed."""
+        if version > self.told:
+            self.told = version
+            self.told_ops = self.ops
 
     def finished(self):
         """The running version has been executed: its result is there."""

@@ -1,0 +1,66 @@
+from collectives._groups cimport Groups
+from collectives._memory cimport Segment
+from collectives._task cimport Task
+from collectives._vectors cimport Layout
+from collectives.protocols.claims cimport Claims
+
+cdef struct Part:
+    # What its rank will weigh after an exchange, and the weight of all members of the last one.
+    double weight_after, total
+    # Whether the mean replaces the snapshot rather than the second vector, what was in the snapshot
+    # is then to be in the second vector, and a mean has replaced it since.
+    bint in_place, saves, replaced
+
+cdef class Shared:
+    cdef Task task
+    cdef Layout layout
+    cdef Groups groups
+    cdef Claims claims
+    cdef int rank, size
+    cdef Py_ssize_t length, begin_of_vectors
+    # By rank, NULL on other nodes.
+    cdef char **memory
+    cdef Part **parts
+    cdef list segments
+    cdef bint everywhere
+    cdef readonly bint works
+    # What to add to a number for the version that users see; the number of the first version after
+    # the last operation.
+    cdef long long shift, oldest
+    # The exchange that this rank is in: its first member, its size, and how many of its blocks
+    # the application has published and has got.
+    cdef long long number
+    cdef bint operation, given
+    cdef int first, own_size
+    cdef char **user
+    cdef Py_ssize_t own_blocks, published, returned
+    # The one that is being averaged.
+    cdef Py_ssize_t block, blocks
+    cdef int *members
+    cdef double *shares
+    cdef const char **vectors
+
+    cdef char *snapshot(self, int rank) noexcept nogil
+    cdef char *second(self, int rank) noexcept nogil
+    cdef char *_target(self, int rank) noexcept nogil
+    cdef bint joins(self, const int *members, int size) noexcept nogil
+    cdef void describe(self, bint in_place, bint saves, double weight_after) noexcept nogil
+    cdef void open(self, long long number) noexcept nogil
+    cdef bint close(self) noexcept nogil
+    cdef long long reached(self) noexcept nogil
+    cdef void begin(
+        self, long long number, bint operation, const int *members, int size, char **user,
+        bint given) noexcept nogil
+    cdef bint progress(self) noexcept nogil
+    cdef bint _advance(self) noexcept nogil
+    cdef bint _publish_block(self) noexcept nogil
+    cdef bint _return_block(self) noexcept nogil
+    cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
+    cdef void take_over(self) noexcept nogil
+    cdef bint uses(self) noexcept nogil
+    cdef bint help(self, int rank, long long number) noexcept nogil
+    cdef void _divide(self, int size) noexcept nogil
+    cdef bint _average_block(self, long long number, int size) noexcept nogil
+    cdef double _weigh(self, int size) noexcept nogil
+    cdef void _average(self, Py_ssize_t block, int size) noexcept nogil
+    cdef void _finish(self, int size, double total) noexcept nogil

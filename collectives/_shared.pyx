@@ -1,0 +1,351 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""An allreduce among ranks of one node, whose vectors all of them see.
+
+Members that have come average the vector block by block, straight from the snapshots of all to
+where each wants its mean. A member that computes is not needed for that: see `protocols.claims`.
+"""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from collectives._groups cimport Groups
+from collectives._memory cimport LINE, PAGE, Segment, round_up
+from collectives._rhythm cimport now
+from collectives._task cimport Task
+from collectives._vectors cimport HEADER, weight_of
+from collectives.protocols.claims cimport (
+    AVERAGED,
+    BLOCKS,
+    CLOSED,
+    EMPTY,
+    FLOWING,
+    GATHERED,
+    KEPT,
+    MISSING,
+    OPEN,
+    PENDING,
+    UNKNOWN,
+    Claims,
+    number_of,
+    state_of,
+)
+from collectives.protocols.slicing cimport most_shared_blocks, shared_block
+
+cdef enum:
+    # Blocks that a rank publishes before they are needed, and averages before it looks after its
+    # messages again. With more, the first are not in cache any longer.
+    AHEAD = 16
+    # Elements of a pass that must find in the first-level cache what the one before it wrote.
+    CHUNK = 1024
+    # Exchanges that one may have to wait for another.
+    DEEPEST = 64
+    # In a segment, after its token: what each rank says of its part, and its words.
+    PARTS = LINE
+    WORDS = 4 * LINE
+
+
+cdef class Shared:
+    """This rank's part in the exchanges of its node, and its help in those of others.
+
+    Args:
+        groups: used for the groups of other ranks, too.
+        size: number of ranks.
+    """
+
+    def __init__(self, Task task, Groups groups, int size):
+        cdef Segment segment
+        self.task = task
+        self.layout = task.layout
+        self.length = self.layout.size - HEADER
+        self.groups = groups
+        self.rank, self.size = groups.rank, size
+        self.claims = Claims(None)
+        self.memory = <char **>calloc(3 * size, sizeof(char *))
+        self.members = <int *>calloc(size, sizeof(int))
+        self.shares = <double *>calloc(size, sizeof(double))
+        self.vectors = <const char **>calloc(size, sizeof(char *))
+        if (self.memory == NULL or self.members == NULL or self.shares == NULL
+                or self.vectors == NULL):
+            raise MemoryError
+        self.parts = <Part **>(self.memory + size)
+        self.claims.words = <unsigned long long **>(self.memory + 2 * size)
+        self.begin_of_vectors = round_up(
+            WORDS + (BLOCKS + most_shared_blocks(self.length, size)) * sizeof(long long), PAGE)
+        segment = Segment(self.begin_of_vectors + 2 * self.layout.size)
+        self.segments = [segment]
+        self._place(self.rank, segment)
+
+    def __dealloc__(self):
+        free(self.memory)
+        free(self.members)
+        free(self.shares)
+        free(self.vectors)
+
+    def _place(self, int rank, Segment segment):
+        self.memory[rank] = segment.address
+        self.claims.words[rank] = <unsigned long long *>(segment.address + WORDS)
+        self.parts[rank] = <Part *>(segment.address + PARTS)
+
+    def map(self, places):
+        """Map the memory of the node's other ranks, given by rank where it is."""
+        cdef Segment own = self.segments[0]
+        for rank, place in places.items():
+            if rank != self.rank:
+                segment = Segment(own.size, place)
+                self.segments.append(segment)
+                self._place(rank, segment)
+        self.everywhere = len(places) == self.size
+
+    def use(self):
+        """All ranks of the node have mapped all: share from now on."""
+        (<Segment>self.segments[0]).close()
+        self.works = True
+
+    cdef char *snapshot(self, int rank) noexcept nogil:
+        return self.memory[rank] + self.begin_of_vectors
+
+    cdef char *second(self, int rank) noexcept nogil:
+        return self.memory[rank] + self.begin_of_vectors + self.layout.size
+
+    cdef char *_target(self, int rank) noexcept nogil:
+        return self.snapshot(rank) if self.parts[rank].in_place else self.second(rank)
+
+    cdef bint joins(self, const int *members, int size) noexcept nogil:
+        """Whether these ranks exchange their vectors by way of their memory."""
+        cdef int i
+        if not self.works or size == 1:
+            return False
+        if not self.everywhere:
+            for i in range(size):
+                if self.memory[members[i]] == NULL:
+                    return False
+        return True
+
+    # This rank's part
+
+    cdef void describe(self, bint in_place, bint saves, double weight_after) noexcept nogil:
+        """Say what is to become of this rank's vectors; its part is closed."""
+        self.parts[self.rank].in_place = in_place
+        self.parts[self.rank].saves = saves
+        self.parts[self.rank].replaced = False
+        self.parts[self.rank].weight_after = weight_after
+
+    cdef void open(self, long long number) noexcept nogil:
+        """Let any member begin this rank's next part, and those after it."""
+        self.claims.set(self.rank, number, OPEN)
+
+    cdef bint close(self) noexcept nogil:
+        """Keep others from that again; return whether one has begun its part in `number`."""
+        cdef unsigned long long word = self.claims.close(self.rank)
+        self.number = number_of(word)
+        self.operation = False
+        self.given = False
+        self.user = NULL
+        return state_of(word) == KEPT
+
+    cdef long long reached(self) noexcept nogil:
+        """The number of the exchange that this rank's part has been opened for, or is in."""
+        return self.claims.number(self.rank)
+
+    cdef void begin(
+        self, long long number, bint operation, const int *members, int size, char **user,
+        bint given
+    ) noexcept nogil:
+        """Begin this rank's part in an exchange, which in an operation is all ranks'.
+
+        The application's arrays, `user`, are published meanwhile where they are `given`, and get
+        the mean, unless NULL.
+        """
+        self.number = number
+        self.operation = operation
+        self.first, self.own_size = members[0], size
+        self.user = user
+        self.given = given
+        self.published = 0
+        self.returned = 0
+        self._divide(size)
+        self.own_blocks = self.blocks
+        self.claims.set(self.rank, number, FLOWING if given else KEPT)
+
+    cdef bint progress(self) noexcept nogil:
+        """Do what can be done without waiting; return whether the mean is there."""
+        cdef int count
+        while self._publish_block():
+            self.task.moves += 1
+        for count in range(AHEAD):
+            if self.reached() != self.number or not self._advance():
+                break
+            self.task.moves += 1
+        while self._return_block():
+            self.task.moves += 1
+        if self.reached() == self.number or self.user != NULL and self.returned < self.own_blocks:
+            return False
+        self.task.weight = self.parts[self.rank].total
+        return True
+
+    cdef bint _advance(self) noexcept nogil:
+        """Take the exchange that this rank is in one step on; return whether it did."""
+        cdef int rank
+        if not self.operation:
+            return self.help(self.rank, self.number)
+        for rank in range(self.size):
+            self.members[rank] = rank
+        return (self.claims.gather(self.number, self.members, self.size) == GATHERED
+                and self._average_block(self.number, self.size))
+
+    cdef bint _publish_block(self) noexcept nogil:
+        """Publish the application's next block, if others are near it; return whether it did."""
+        cdef long long near = self.claims.handed_out(self.number, self.first) + AHEAD
+        if not self.given or self.published >= min(near, self.own_blocks):
+            return False
+        self._copy_block(self.published, self.snapshot(self.rank), True)
+        self.published += 1
+        self.claims.publish(self.rank, self.number, self.published)
+        return True
+
+    cdef bint _return_block(self) noexcept nogil:
+        """Give the application its next block of the mean, if it is there; return whether it was."""
+        cdef int fate
+        if self.user == NULL or self.returned == self.own_blocks:
+            return False
+        fate = self.claims.fate(self.number, self.first, self.returned)
+        if fate == UNKNOWN:
+            fate = AVERAGED if self.parts[self.rank].total > 0 else EMPTY
+        if fate == PENDING:
+            return False
+        if fate == AVERAGED:
+            self._copy_block(self.returned, self._target(self.rank), False)
+        self.returned += 1
+        return True
+
+    cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil:
+        """Copy a block between the application's arrays and a vector of ours."""
+        cdef long long began = now()
+        cdef Py_ssize_t size = shared_block(self.length, self.own_size)
+        cdef Py_ssize_t low = HEADER + block * size
+        cdef Py_ssize_t high = min(low + size, self.layout.size)
+        cdef Py_ssize_t first, count, begin
+        cdef char *ours
+        cdef int i
+        for i in range(self.layout.count):
+            count = self.layout.part(i, low, high, &first) * self.layout.kernels[i].itemsize
+            begin = first * self.layout.kernels[i].itemsize
+            ours = vector + self.layout.begin[i] + begin
+            if publishes:
+                memcpy(ours, self.user[i] + begin, count)
+            else:
+                memcpy(self.user[i] + begin, ours, count)
+        self.task.busy_ns += now() - began
+
+    cdef void take_over(self) noexcept nogil:
+        """Publish what is left of the application's arrays, and give nothing back to them."""
+        while self.given and self.published < self.own_blocks:
+            self._copy_block(self.published, self.snapshot(self.rank), True)
+            self.published += 1
+        if self.given:
+            self.claims.publish(self.rank, self.number, self.published)
+        self.given = False
+        self.user = NULL
+
+    cdef bint uses(self) noexcept nogil:
+        """Whether an exchange under way still writes to the second vector beside the mean."""
+        return self.parts[self.rank].saves and self.reached() == self.number
+
+    # Exchanges
+
+    cdef bint help(self, int rank, long long number) noexcept nogil:
+        """Take the exchange of a version on by one block, for a rank's part; return whether it did.
+
+        Where a member is still to execute an earlier version, that one is taken on instead.
+        """
+        cdef int step, state, size
+        cdef long long earlier
+        for step in range(DEEPEST):
+            size = self.groups.of(rank, number + self.shift, self.members)
+            if not self.joins(self.members, size):
+                return False
+            state = self.claims.gather(number, self.members, size)
+            if state == GATHERED:
+                return self._average_block(number, size)
+            if state != MISSING:
+                return False
+            rank = self.claims.missing
+            earlier = self.claims.number(rank)
+            # What came before the last operation is over, if not yet in that rank's words.
+            if self.claims.state(rank) == CLOSED or not self.oldest <= earlier < number:
+                return False
+            number = earlier
+        return False
+
+    cdef void _divide(self, int size) noexcept nogil:
+        """Divide the vector into blocks for so many members."""
+        self.block = shared_block(self.length, size)
+        self.blocks = (self.length + self.block - 1) // self.block
+
+    cdef bint _average_block(self, long long number, int size) noexcept nogil:
+        """Average a block of an exchange whose members have all come, if there is one left."""
+        cdef long long began = now()
+        cdef long long ready, block
+        cdef int first = self.members[0]
+        cdef double total
+        self._divide(size)
+        ready = self.claims.published(number, self.members, size, self.blocks)
+        block = self.claims.take(number, first, ready)
+        if block < 0:
+            return False
+        total = self._weigh(size)
+        if total > 0:
+            self._average(block, size)
+        if self.claims.end(number, first, block, self.blocks, AVERAGED if total > 0 else EMPTY):
+            self._finish(size, total)
+            self.claims.release(number, self.members, size)
+        self.task.busy_ns += now() - began
+        return True
+
+    cdef double _weigh(self, int size) noexcept nogil:
+        """Which part of the mean has each member? Return the weight of all."""
+        cdef double total = 0
+        cdef int i
+        for i in range(size):
+            self.shares[i] = weight_of(self.snapshot(self.members[i]))[0]
+            total += self.shares[i]
+        for i in range(size):
+            if total > 0:
+                self.shares[i] /= total
+        return total
+
+    cdef void _average(self, Py_ssize_t block, int size) noexcept nogil:
+        """Average a block, and put the mean where each member wants it."""
+        cdef Py_ssize_t low = HEADER + block * self.block
+        cdef Py_ssize_t high = min(low + self.block, self.layout.size)
+        cdef Py_ssize_t itemsize, first, count, n, begin
+        cdef int i, k
+        cdef char *mean
+        for i in range(self.layout.count):
+            count = self.layout.part(i, low, high, &first)
+            itemsize = self.layout.kernels[i].itemsize
+            begin = self.layout.begin[i] + first * itemsize
+            while count > 0:
+                n = min(count, CHUNK)
+                for k in range(size):
+                    self.vectors[k] = self.snapshot(self.members[k]) + begin
+                    if self.parts[self.members[k]].saves:
+                        memcpy(self.second(self.members[k]) + begin, self.vectors[k], n * itemsize)
+                mean = self._target(self.members[0]) + begin
+                self.layout.kernels[i].mean(mean, self.vectors, self.shares, size, n)
+                for k in range(1, size):
+                    memcpy(self._target(self.members[k]) + begin, mean, n * itemsize)
+                begin += n * itemsize
+                count -= n
+
+    cdef void _finish(self, int size, double total) noexcept nogil:
+        """Every block has its mean: say so to every member."""
+        cdef Part *part
+        cdef int i
+        for i in range(size):
+            part = self.parts[self.members[i]]
+            part.total = total
+            if part.in_place and total > 0:
+                weight_of(self.snapshot(self.members[i]))[0] = part.weight_after
+                part.replaced = True
+                part.saves = False

@@ -1,0 +1,54 @@
+"""The ranks of one node, and the memory that they share."""
+
+from __future__ import annotations
+
+import os
+
+from collectives.agreement import name_ranks
+
+__all__ = ["Node"]
+
+
+class Node:
+    """The ranks of a communicator that are on this one's node; collective.
+
+    Attributes:
+        ranks: their numbers in the communicator given, sorted.
+        crowded: whether they and their progress threads outnumber the cores they may use.
+    """
+
+    def __init__(self, comm):
+        from mpi4py import MPI
+
+        self._comm = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+        self.ranks = self._comm.allgather(comm.rank)
+        cores = len(set().union(*self._comm.allgather(os.sched_getaffinity(0))))
+        self.crowded = 2 * len(self.ranks) > cores
+        self._size = comm.size
+
+    def share(self, native) -> str | None:
+        """Let a collective's ranks of this node share memory; return why they do not; collective.
+
+        Args:
+            native: this rank's part of the collective.
+        """
+        elsewhere = None
+        if len(self.ranks) < self._size:
+            elsewhere = f"of the {self._size} ranks, only {name_ranks(self.ranks)} are on one node"
+        if len(self.ranks) == 1:
+            return elsewhere
+        places = self._comm.allgather((native.place, native.not_shared))
+        error = next((error for _, error in places if error), None)
+        if error is None:
+            try:
+                native.map({rank: place for rank, (place, _) in zip(self.ranks, places)})
+            except OSError as caught:
+                error = str(caught)
+        error = next(filter(None, self._comm.allgather(error)), None)
+        if error is None:
+            native.share()
+        return error or elsewhere
+
+    def free(self):
+        """Collective."""
+        self._comm.Free()

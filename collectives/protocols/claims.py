@@ -1,0 +1,210 @@
+"""Who begins whose part in an exchange, where the ranks of a node share their memory.
+
+Each rank has words that all others see. The first says which exchange is the rank's next, and who
+may begin the rank's part in it: while it is OPEN, any member that needs it, with what the rank last
+published, so that a rank that computes need not even look. Members that have come hand out the
+blocks of the vector to each other, one at a time, as far as all have published theirs; whoever
+ends the last block ends the exchange, for all. The words that count blocks are those of the
+exchange's first member. The exchanges that a rank takes part in have growing numbers.
+
+No step waits for another rank, and each changes one word at a time, by comparing and swapping.
+"""
+
+import cython
+
+# What stands in the first word beside the number.
+CLOSED = 0  # only the rank itself may begin
+OPEN = 1  # anybody may
+TAKEN = 2  # begun; when the exchange ends, the next number is OPEN
+KEPT = 3  # begun; when it ends, the next number is CLOSED, since the rank waits for it
+FLOWING = 4  # the same, but what the rank contributes is published block by block meanwhile
+
+# A word's place, each in a cache line of its own; from BLOCKS on there is one for every block.
+PART = 0
+HANDED_OUT = 16
+ENDED = 32
+PUBLISHED = 48
+BLOCKS = 64
+
+# What has become of an exchange, as `gather` finds it.
+MISSING = 0
+GATHERED = 1
+OVER = 2
+
+# What has become of a block, as `fate` finds it: it is averaged, if there is anything of weight.
+PENDING = 0
+EMPTY = 1
+AVERAGED = 2
+UNKNOWN = 3
+
+# A word is a number, and the state in its last bits; or the blocks that were counted.
+STATE_BITS = 3
+BLOCK_BITS = 20
+
+
+def word_of(number, state):
+    """Return a word for a rank's part, or for a block."""
+    return (number << STATE_BITS) | state
+
+
+def number_of(word):
+    """Return the number in such a word."""
+    return word >> STATE_BITS
+
+
+def state_of(word):
+    """Return the state in such a word."""
+    return word & ((1 << STATE_BITS) - 1)
+
+
+class Claims:
+    """The words of a node's ranks, as one of them sees and changes them.
+
+    Attributes:
+        missing: a member that `gather` found missing.
+    """
+
+    def __init__(self, words):
+        """Use these words of each rank; compiled, they are in memory whose addresses are set."""
+        if not cython.compiled:
+            self.words = words
+
+    def load(self, rank, place):
+        """Return a word."""
+        if cython.compiled:
+            return atomic_load(self.words[rank] + place)
+        else:
+            return self.words[rank][place]
+
+    def swap(self, rank, place, old, new):
+        """Make a word `new` if it is `old`; return whether it was."""
+        if cython.compiled:
+            return atomic_swap(self.words[rank] + place, old, new)
+        else:
+            same = self.words[rank][place] == old
+            if same:
+                self.words[rank][place] = new
+            return same
+
+    def state(self, rank):
+        """Return whether a rank's part is CLOSED, OPEN, TAKEN, KEPT or FLOWING."""
+        return state_of(self.load(rank, PART))
+
+    def number(self, rank):
+        """Return the number of a rank's next exchange, or of the one that it is in."""
+        return number_of(self.load(rank, PART))
+
+    # This rank's own part
+
+    def set(self, rank, number, state):
+        """Open one's own part, or begin it: it is closed, so nobody else changes it."""
+        old: cython.ulonglong = self.load(rank, PART)
+        self.swap(rank, PART, old, word_of(number, state))
+
+    def publish(self, rank, number, blocks):
+        """So many blocks of what one contributes to an exchange are there."""
+        old: cython.ulonglong = self.load(rank, PUBLISHED)
+        self.swap(rank, PUBLISHED, old, (number << BLOCK_BITS) + blocks)
+
+    def close(self, rank):
+        """Keep others from beginning one's own part, and return the word as it then is.
+
+        It is CLOSED, or, where it has begun, KEPT: closed when that exchange ends.
+        """
+        while True:
+            old: cython.ulonglong = self.load(rank, PART)
+            state: cython.ulonglong = state_of(old)
+            if state != OPEN and state != TAKEN:
+                return old
+            closed: cython.ulonglong = word_of(number_of(old), CLOSED if state == OPEN else KEPT)
+            if self.swap(rank, PART, old, closed):
+                return closed
+
+    # An exchange
+
+    def gather(self, number, members, size):
+        """Begin the open parts of all members if none is missing; return what has become of it."""
+        i: cython.int
+        word: cython.ulonglong
+        for i in range(size):
+            word = self.load(members[i], PART)
+            if number_of(word) > number:
+                return OVER
+            if number_of(word) < number or state_of(word) == CLOSED:
+                self.missing = members[i]
+                return MISSING
+        for i in range(size):
+            if not self.swap(members[i], PART, word_of(number, OPEN), word_of(number, TAKEN)):
+                word = self.load(members[i], PART)
+                if number_of(word) > number:
+                    return OVER
+                if state_of(word) == CLOSED:
+                    self.missing = members[i]
+                    return MISSING
+        return GATHERED
+
+    def published(self, number, members, size, blocks):
+        """Return how many blocks all members have published."""
+        i: cython.int
+        least: cython.ulonglong = blocks
+        for i in range(size):
+            if self.state(members[i]) == FLOWING:
+                word: cython.ulonglong = self.load(members[i], PUBLISHED)
+                count: cython.ulonglong = 0
+                if word >> BLOCK_BITS == number:
+                    count = word - (number << BLOCK_BITS)
+                if count < least:
+                    least = count
+        return least
+
+    def handed_out(self, number, first):
+        """Return how many blocks of an exchange are being averaged or have been."""
+        word: cython.ulonglong = self.load(first, HANDED_OUT)
+        if word >> BLOCK_BITS != number:
+            return 0
+        return word - (number << BLOCK_BITS)
+
+    def take(self, number, first, blocks):
+        """Return the next of so many blocks that is to be averaged, −1 if there is none."""
+        while True:
+            old: cython.ulonglong = self.load(first, HANDED_OUT)
+            block: cython.ulonglong = 0
+            if old >> BLOCK_BITS > number:
+                return -1
+            if old >> BLOCK_BITS == number:
+                block = old - (number << BLOCK_BITS)
+            if block >= blocks:
+                return -1
+            if self.swap(first, HANDED_OUT, old, (number << BLOCK_BITS) + block + 1):
+                return block
+
+    def end(self, number, first, block, blocks, fate):
+        """A block is EMPTY or AVERAGED; return whether it was the last, so that one may `release`."""
+        old: cython.ulonglong = self.load(first, BLOCKS + block)
+        self.swap(first, BLOCKS + block, old, word_of(number, fate))
+        while True:
+            old = self.load(first, ENDED)
+            ended: cython.ulonglong = 0
+            if old >> BLOCK_BITS == number:
+                ended = old - (number << BLOCK_BITS)
+            if self.swap(first, ENDED, old, (number << BLOCK_BITS) + ended + 1):
+                return ended + 1 == blocks
+
+    def fate(self, number, first, block):
+        """Return what has become of a block; UNKNOWN where the exchange has long been over."""
+        word: cython.ulonglong = self.load(first, BLOCKS + block)
+        if number_of(word) < number:
+            return PENDING
+        if number_of(word) > number:
+            return UNKNOWN
+        return state_of(word)
+
+    def release(self, number, members, size):
+        """End the exchange: each member's next part is open, unless the member waits for this one."""
+        i: cython.int
+        for i in range(size):
+            while True:
+                old: cython.ulonglong = self.load(members[i], PART)
+                after: cython.ulonglong = OPEN if state_of(old) == TAKEN else CLOSED
+                if self.swap(members[i], PART, old, word_of(number + 1, after)):
+                    break
