@@ -338,4 +338,3 @@ def _check_comm(comm):
         raise ValueError("comm is COMM_NULL: this process is not in the communicator")
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm is of type {type(comm).__name__}, not an mpi4py intracommunicator")
-

@@ -126,9 +126,8 @@ def choice_error(settings: dict) -> Exception | None:
 
     for name, allowed in CHOICES.items():
         if settings[name] not in allowed:
-            return ValueError(
-                f"{name_of(name)} is {settings[name]!r}, not one of {', '.join(filter(None, allowed))}"
-            )
+            words = ", ".join(filter(None, allowed))
+            return ValueError(f"{name_of(name)} is {settings[name]!r}, not one of {words}")
     wire_dtype = settings["wire_dtype"]
     # Numpy's dtypes are equal to their names.
     if wire_dtype is not None and not (isinstance(wire_dtype, str) and wire_dtype in WIRE_DTYPES):

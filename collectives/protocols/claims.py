@@ -72,14 +72,14 @@ class Claims:
     def load(self, rank, place):
         """Return a word."""
         if cython.compiled:
-            return atomic_load(self.words[rank] + place)
+            return atomic_load(self.words[rank] + place)  # noqa: F821 (of the .pxd)
         else:
             return self.words[rank][place]
 
     def swap(self, rank, place, old, new):
         """Make a word `new` if it is `old`; return whether it was."""
         if cython.compiled:
-            return atomic_swap(self.words[rank] + place, old, new)
+            return atomic_swap(self.words[rank] + place, old, new)  # noqa: F821
         else:
             same = self.words[rank][place] == old
             if same:
@@ -179,7 +179,7 @@ class Claims:
                 return block
 
     def end(self, number, first, block, blocks, fate):
-        """A block is EMPTY or AVERAGED; return whether it was the last, so that one may `release`."""
+        """A block is EMPTY or AVERAGED; return whether it was the last: one may `release`."""
         old: cython.ulonglong = self.load(first, BLOCKS + block)
         self.swap(first, BLOCKS + block, old, word_of(number, fate))
         while True:
@@ -200,7 +200,7 @@ class Claims:
         return state_of(word)
 
     def release(self, number, members, size):
-        """End the exchange: each member's next part is open, unless the member waits for this one."""
+        """End the exchange: each next part is open, unless its member waits for this one."""
         i: cython.int
         for i in range(size):
             while True:
