@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import platform
@@ -14,7 +13,8 @@ import time
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-TRANSPORTS = ("messages", "shared")
+# A collective's keyword arguments for each.
+TRANSPORTS = {name: {"transport": name} for name in ("messages", "shared")}
 
 
 def mpiexec():
@@ -32,13 +32,6 @@ def parser(doc):
         "--results", type=Path, default=RESULTS, metavar="DIR", help="where the JSON goes"
     )
     return made
-
-
-def transports(collective):
-    """{name: keyword arguments} of what a collective's class knows to move its vectors by."""
-    if "transport" not in inspect.signature(collective).parameters:
-        return {"messages": {}}
-    return {name: {"transport": name} for name in TRANSPORTS}
 
 
 def time_calls(comm, call, repetitions):

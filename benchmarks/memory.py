@@ -15,7 +15,7 @@ import threading
 import time
 
 import numpy as np
-from common import figure, parser, quartiles, report, transports
+from common import TRANSPORTS, figure, parser, quartiles, report
 from mpi4py import MPI
 
 from collectives import GroupAllreduce
@@ -98,7 +98,7 @@ def main():
     vector = np.full(arguments.mib << 18, comm.rank, np.float32)
     results = {
         f"{name}, {rule}": measure(comm, vector, late=rule, **transport)
-        for name, transport in transports(GroupAllreduce).items()
+        for name, transport in TRANSPORTS.items()
         for rule in RULES
     }
     if comm.rank:

@@ -3,20 +3,20 @@
     mpiexec -n 2 python benchmarks/passive_latency.py
 
 Rank 0 starts versions of 4 KiB at a regular cadence of 10 ms, or at random intervals of that mean;
-the other ranks' main threads spin in Python and never call. Beside it the same exchange served by
-a progress thread written in Python. Bounds: with two ranks a median of 100 µs at the regular
-cadence and a tenth of the Python thread's; with four ranks 5 ms.
+the other ranks' main threads spin in Python and never call. By messages their progress threads
+take part; in shared memory rank 0 needs nobody. Beside it the same exchange served by a progress
+thread written in Python. Bounds: with two ranks a median of 100 µs at the regular cadence and a
+tenth of the Python thread's; with four ranks 5 ms.
 """
 
 import itertools
-import os
 import random
 import statistics
 import threading
 import time
 
 import numpy as np
-from common import figure, parser, ratio, report
+from common import TRANSPORTS, figure, parser, ratio, report
 from mpi4py import MPI
 
 from collectives import GroupAllreduce
@@ -24,6 +24,11 @@ from collectives import GroupAllreduce
 CADENCE = 0.010
 BOUNDS = {2: 100, 4: 5000}  # µs
 GAIN_BOUND = 0.1
+OURS = {
+    "messages": {**TRANSPORTS["messages"], "engine": "adaptive"},
+    "messages, dedicated": {**TRANSPORTS["messages"], "engine": "dedicated"},
+    "shared": {**TRANSPORTS["shared"], "engine": "adaptive"},
+}
 
 
 class PythonThread:
@@ -97,10 +102,10 @@ def measure(comm, call, versions, regular, seconds):
     return latencies
 
 
-def measure_ours(comm, vector, mode, regular, arguments, seconds):
-    os.environ["WAGMA_ENGINE"] = mode
-    with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=10**9) as average:
-        versions = arguments.versions
+def measure_ours(comm, vector, settings, regular, versions, seconds):
+    with GroupAllreduce(
+        comm, vector, group_size=comm.size, sync_period=10**9, **settings
+    ) as average:
         return measure(comm, lambda: average(vector.copy()), versions, regular, seconds)
 
 
@@ -114,10 +119,10 @@ def main():
     seconds = 1.5 * arguments.versions * CADENCE
     latencies = {}  # a list of each round
     for _ in range(arguments.rounds):
-        for mode in ("adaptive", "dedicated"):
+        for name, settings in OURS.items():
             for regular in (True, False):
-                latencies.setdefault(f"{mode}, {'regular' if regular else 'random'}", []).append(
-                    measure_ours(comm, vector, mode, regular, arguments, seconds)
+                latencies.setdefault(f"{name}, {'regular' if regular else 'random'}", []).append(
+                    measure_ours(comm, vector, settings, regular, arguments.versions, seconds)
                 )
         python = PythonThread(comm, vector)
         latencies.setdefault("Python thread, regular", []).append(
@@ -127,7 +132,7 @@ def main():
     if comm.rank:
         return
     print(f"# {comm.size} ranks, 4 KiB, {arguments.rounds} rounds of {arguments.versions} versions")
-    print(f"{'# engine, intervals':24} {'median':>10} {'p95':>10} {'max':>10}")
+    print(f"{'# transport, intervals':28} {'median':>10} {'p95':>10} {'max':>10}")
     results, medians = {}, {}
     for name, rounds in latencies.items():
         medians[name] = [statistics.median(values) for values in rounds]
@@ -137,14 +142,16 @@ def main():
             "p95": values[int(0.95 * len(values))],
             "max": values[-1],
         }
-        print(f"{name:24} " + " ".join(f"{1e6 * x:7.0f} µs" for x in results[name].values()))
-    name = "native thread ÷ Python thread"
-    gain = ratio(medians["adaptive, regular"], medians["Python thread, regular"])
-    figures = [figure(name, gain, GAIN_BOUND)]
-    if comm.size in BOUNDS:
-        median = 1e6 * results["adaptive, regular"]["median"]
-        figures.append(figure("median of adaptive, regular in µs", median, BOUNDS[comm.size]))
-    report(arguments, "passive-latency", comm.size, results, ratios={name: gain}, figures=figures)
+        print(f"{name:28} " + " ".join(f"{1e6 * x:7.0f} µs" for x in results[name].values()))
+    gains, figures = {}, []
+    for name in TRANSPORTS:
+        gain = f"{name} ÷ Python thread"
+        gains[gain] = ratio(medians[f"{name}, regular"], medians["Python thread, regular"])
+        figures.append(figure(gain, gains[gain], GAIN_BOUND))
+        if comm.size in BOUNDS:
+            median = 1e6 * results[f"{name}, regular"]["median"]
+            figures.append(figure(f"median of {name}, regular in µs", median, BOUNDS[comm.size]))
+    report(arguments, "passive-latency", comm.size, results, ratios=gains, figures=figures)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import time
 from statistics import median
 
 import numpy as np
-from common import figure, parser, ratio, report, transports
+from common import TRANSPORTS, figure, parser, ratio, report
 from mpi4py import MPI
 
 from collectives import GroupAllreduce
@@ -69,11 +69,10 @@ def main():
     arguments = arguments.parse_args()
     comm = MPI.COMM_WORLD
     vector = np.zeros(arguments.kib * 256, np.float32)
-    known = transports(GroupAllreduce)
-    times = {name: [] for name in (REFERENCE, *known)}
+    times = {name: [] for name in (REFERENCE, *TRANSPORTS)}
     for _ in range(arguments.rounds):
         times[REFERENCE].append(time_mpi(comm, vector, arguments))
-        for name, transport in known.items():
+        for name, transport in TRANSPORTS.items():
             times[name].append(time_ours(comm, vector, arguments, transport))
     if comm.rank:
         return
@@ -87,7 +86,7 @@ def main():
             "synchronization_ms": 1e3 * median(wait for _, wait in values),
         }
         print("{:16}{wait_ms:16.2f}{synchronization_ms:24.2f}".format(name, **results[name]))
-    found = {f"{name} ÷ {REFERENCE}": ratio(waits[name], waits[REFERENCE]) for name in known}
+    found = {f"{name} ÷ {REFERENCE}": ratio(waits[name], waits[REFERENCE]) for name in TRANSPORTS}
     figures = [figure(f"wait: {name}", value, BOUND) for name, value in found.items()]
     report(arguments, "straggler-wait", comm.size, results, ratios=found, figures=figures)
 

@@ -11,7 +11,7 @@ import random
 import time
 
 import numpy as np
-from common import figure, parser, report
+from common import TRANSPORTS, figure, parser, report
 from mpi4py import MPI
 
 from collectives import GroupAllreduce
@@ -19,19 +19,15 @@ from collectives import GroupAllreduce
 WIDTH = 32
 
 
-def main():
-    arguments = parser(__doc__)
-    arguments.add_argument("--calls", type=int, default=100_000, help="of all ranks together")
-    arguments = arguments.parse_args()
-    comm = MPI.COMM_WORLD
+def count(comm, calls, transport):
+    """How many calls this rank made, found a torn vector or a wrong flag after, and were timely."""
     chance = random.Random(comm.rank)
     own = np.zeros((comm.size, WIDTH))
     torn = wrong = timely = 0
-    begin = time.perf_counter()
     with GroupAllreduce(
-        comm, own.ravel(), group_size=comm.size, sync_period=10**9, late="paper"
+        comm, own.ravel(), group_size=comm.size, sync_period=10**9, late="paper", **transport
     ) as average:
-        for t in range(arguments.calls // comm.size):
+        for t in range(calls):
             own[comm.rank] = t + 1
             vector = own.flatten()
             if chance.random() < 0.1:
@@ -43,14 +39,27 @@ def main():
             torn += not (sums == sums[:, :1]).all()
             wrong += (sums[comm.rank, 0] == t + 1) != result.timely
             timely += result.timely
-    seconds = time.perf_counter() - begin
-    total = [comm.reduce(int(count)) for count in (t + 1, torn, wrong, timely)]
+    return calls, torn, wrong, timely
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--calls", type=int, default=100_000, help="of all ranks together")
+    arguments = arguments.parse_args()
+    comm = MPI.COMM_WORLD
+    results, figures = {}, []
+    for name, transport in TRANSPORTS.items():
+        begin = time.perf_counter()
+        counts = count(comm, arguments.calls // comm.size, transport)
+        seconds = time.perf_counter() - begin
+        calls, torn, wrong, timely = (comm.allreduce(int(each)) for each in counts)
+        if comm.rank == 0:
+            share = f"{timely / calls:.2f} timely"
+            print(f"# {comm.size} ranks, {name}: {calls} calls in {seconds:.1f} s, {share}")
+            results[name] = {"calls": calls, "torn": torn, "wrong": wrong, "timely": timely}
+            figures.append(figure(f"{name}: torn vectors", torn, 0))
+            figures.append(figure(f"{name}: wrong timely flags", wrong, 0))
     if comm.rank == 0:
-        calls, torn, wrong, timely = total
-        share = timely / calls
-        print(f"# {comm.size} ranks, {calls} calls in {seconds:.1f} s, {share:.2f} timely")
-        figures = [figure("torn vectors", torn, 0), figure("wrong timely flags", wrong, 0)]
-        results = dict(zip(("calls", "torn", "wrong", "timely"), total))
         report(arguments, "torn", comm.size, results, figures=figures)
 
 

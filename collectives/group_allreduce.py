@@ -45,15 +45,15 @@ class GroupAllreduce:
             ranks (at first `like`, if that is the same on all ranks, else 0). A mean m of vectors
             x_i with shares s_i is then wrong by at most about u·(Σ s_i |x_i − r| + |m − r|), u
             being 2⁻¹¹ or 2⁻⁸ (and by 2⁻²⁴ in float16, whose largest difference is ±65504).
-            None: they travel as they are.
-        transport: "shared": the vectors are in memory that the ranks, all of one node, share; a
-            rank that computes is then not needed for what others average, not even its progress
-            thread. "messages": they travel. Else WAGMA_TRANSPORT, else what is there: shared
-            memory for averages of ranks that are all on one node, messages for others.
+            None: they travel as they are. Of no effect where all ranks share memory.
         engine: "adaptive": one thread of the process serves its collectives, and sleeps when they
             are idle; "dedicated": it spins, on a core of its own; "none": no thread, others wait
             while this rank computes. Else WAGMA_ENGINE, else "adaptive"; all open collectives of a
             process have the same.
+        transport: "shared": the vectors are in memory that the ranks share, which must all be on
+            one node; one that computes is then not needed for what others average, not even its
+            progress thread. "messages": they travel. Else WAGMA_TRANSPORT, else None: averages of
+            ranks that are all on one node are in shared memory, if it has any, others by messages.
         stall: after how many seconds in which nothing has moved a waiting call logs, once, which
             ranks are missing; 0: never. Else WAGMA_STALL, else 60.
         abort: after how many such seconds, in close() too, it ends the job by MPI_Abort; 0: never.

@@ -9,6 +9,8 @@ import lockstep
 import pytest
 import together
 
+TRANSPORTS = ("messages", "shared")
+
 hypothesis.settings.register_profile("wagma", deadline=None)
 hypothesis.settings.load_profile("wagma")
 
@@ -16,6 +18,19 @@ hypothesis.settings.load_profile("wagma")
 def pytest_configure(config):
     if config.getoption("with_mpi"):
         config.pluginmanager.register(lockstep.Lockstep(config))
+
+
+def pytest_generate_tests(metafunc):
+    """Run every MPI test with each transport, but those that `transports` marks for one, or none."""
+    if metafunc.definition.get_closest_marker("mpi") is None or "comm" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("transports")
+    names = marker.args if marker else TRANSPORTS
+    if not names:
+        return
+    if metafunc.config.getoption("with_mpi"):
+        names = lockstep.transports(metafunc.definition, names)
+    metafunc.parametrize("transport", names, indirect=True)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -29,6 +44,15 @@ def pytest_sessionfinish(session, exitstatus):
     # A run that skipped everything has tested nothing.
     if exitstatus == pytest.ExitCode.OK and not (passed or session.config.option.collectonly):
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.fixture(autouse=True)
+def transport(request, monkeypatch):
+    """The transport of the test's collectives, where the test does not say another; or None."""
+    name = getattr(request, "param", None)
+    if name:
+        monkeypatch.setenv("WAGMA_TRANSPORT", name)
+    return name
 
 
 @pytest.fixture

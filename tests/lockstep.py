@@ -37,6 +37,20 @@ def check_ranks(item) -> tuple[int, ...]:
     return sizes
 
 
+def transports(item, names) -> tuple[str, ...]:
+    """Return the transports that an MPI test runs with in this job, of those it is meant for.
+
+    A test of several numbers of ranks runs with every transport with four of them. One rank has
+    nobody to share its memory with.
+    """
+    from mpi4py import MPI
+
+    size = MPI.COMM_WORLD.size
+    if size != DEFAULT_SIZES[0] and DEFAULT_SIZES[0] in check_ranks(item):
+        names = names[:1] if size < DEFAULT_SIZES[0] else names[-1:]
+    return names[:1] if size == 1 else names
+
+
 class Lockstep:
     """The plugin's hooks, on one rank."""
 

@@ -19,9 +19,10 @@ def mpi_pytest(mpirun, tmp_path):
 
     def run(ranks, tests, *arguments, **env):
         (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
-        header = "import os, time\nimport pytest\npytestmark = pytest.mark.mpi\n"
+        header = "import os, time\nimport pytest\n"
+        header += "pytestmark = [pytest.mark.mpi, pytest.mark.transports()]\n"
         (tmp_path / "test_inner.py").write_text(header + textwrap.dedent(tests))
-        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = ranks\n")
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n ranks\n transports\n")
         return mpirun(
             ranks,
             *("-m", "pytest", "--with-mpi", "-p", "no:cacheprovider", "--color=no", *arguments),

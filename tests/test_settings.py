@@ -63,6 +63,30 @@ def test_the_engine_mode_is_the_arguments_else_the_variables(
     assert not engine_threads()
 
 
+@pytest.mark.ranks(1, 4)
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize(
+    ("variable", "argument", "expected"),
+    [
+        (None, None, "shared"),
+        ("messages", None, "messages"),
+        ("shared", "messages", "messages"),
+        ("messages", "shared", "shared"),
+    ],
+)
+def test_the_transport_is_the_arguments_else_the_variables(
+    comm, monkeypatch, variable, argument, expected
+):
+    monkeypatch.delenv("WAGMA_TRANSPORT")
+    if variable:
+        monkeypatch.setenv("WAGMA_TRANSPORT", variable)
+    with make(comm, transport=argument) as average:
+        assert average.transport == (expected if comm.size > 1 else "messages")
+        average.synchronize(np.zeros(3))
+        sent = average.statistics().bytes_sent
+        assert (sent > 0) == (comm.size > 1 and expected == "messages")
+
+
 @pytest.mark.ranks(3)
 def test_a_dedicated_engine_spins_and_an_adaptive_one_sleeps(comm):
     """Of an idle collective the one takes all time that it can get, the other hardly any."""
@@ -107,6 +131,7 @@ def test_collectives_of_one_process_have_one_engine_mode(comm, monkeypatch, how)
     ("name", "variable", "value", "what"),
     [
         ("engine", "WAGMA_ENGINE", "fast", "'fast', not one of adaptive, dedicated, none"),
+        ("transport", "WAGMA_TRANSPORT", "pigeons", "'pigeons', not one of shared, messages"),
         ("stall", "WAGMA_STALL", "-1", "-1.0, not a number of seconds from 0"),
         ("stall", "WAGMA_STALL", "soon", "'soon', not a number of seconds from 0"),
         ("abort", "WAGMA_ABORT", "inf", "inf, not a number of seconds from 0"),

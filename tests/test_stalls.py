@@ -125,6 +125,7 @@ def test_a_rank_that_waits_for_one_that_waits_says_in_which_version(comm, report
 
 
 @pytest.mark.mpi
+@pytest.mark.transports("messages")
 def test_a_rank_without_a_progress_thread_does_not_answer(comm, reports):
     mine = np.zeros(3)
     with GroupAllreduce(

@@ -15,7 +15,7 @@ from together import (
 
 from collectives import GroupAllreduce
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]  # nothing else is compressed
 
 WIRES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 
@@ -90,8 +91,9 @@ def travelling(arrays):
 
 def group_mean(vectors, weights):
     """Return the mean of the members' vectors, lists of arrays, in the members' order."""
+    shared = os.environ["WAGMA_TRANSPORT"] == "shared"
     long = slicing.suits(travelling(vectors[0]), len(vectors))
-    mean = sliced_mean if long else schedule_mean
+    mean = sliced_mean if long or shared else schedule_mean
     return [mean(list(arrays), weights) for arrays in zip(*vectors)]
 
 

@@ -273,6 +273,12 @@ def add_averaging_options(group) -> None:
         help="send wider numbers as these (default: as they are)",
     )
     add(
+        "--transport",
+        choices=("shared", "messages"),
+        help="how the ranks of a node exchange models: in memory that they share, or by messages "
+        "(default: shared where it can be)",
+    )
+    add(
         "--overlap",
         action="store_true",
         help="compute the next gradient while the model is averaged: gradients are one step staler",

@@ -55,6 +55,7 @@ class Trainer:
             late=settings.late,
             overlap=settings.overlap,
             wire_dtype=settings.wire_dtype,
+            transport=settings.transport,
         )
 
     def steps(self) -> Iterator[dict]:

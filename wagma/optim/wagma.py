@@ -97,8 +97,8 @@ class WAGMA(Wrapper):
                 `collectives.DEFAULT_LATE`.
             overlap: whether to compute the next gradient while the model is averaged; takes the
                 memory of one more model, and of its buffers and frozen parameters once more.
-            **options: further ones of `collectives.GroupAllreduce`: wire_dtype, engine, stall,
-                abort, log_level.
+            **options: further ones of `collectives.GroupAllreduce`: wire_dtype, engine,
+                transport, stall, abort, log_level.
 
         Raises:
             TypeError, ValueError: a model that cannot be averaged (the message names the
