@@ -21,7 +21,7 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """Run every MPI test with each transport, but those that `transports` marks for one, or none."""
+    """Run every MPI test with each transport, but for those that say which by `transports`."""
     if metafunc.definition.get_closest_marker("mpi") is None or "comm" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("transports")

@@ -6,6 +6,7 @@ from wagma import job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 4), pytest.mark.transports()]
 
+
 def test_each_rank_gets_its_own_result(comm):
     assert job.together(lambda: 10 * comm.rank, comm) == 10 * comm.rank
 
