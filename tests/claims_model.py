@@ -19,7 +19,7 @@ import sys
 import types
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from collectives.topology import activation_peers, shuffle
@@ -88,7 +88,7 @@ class _Steps(ast.NodeTransformer):
         return ast.YieldFrom(node) if own and node.func.attr in self.methods else node
 
 
-@lru_cache(maxsize=None)
+@cache
 def claims_in_steps(old="", new=""):
     """Return the class Claims whose methods are generators that stop before each load and swap.
 
@@ -449,6 +449,16 @@ class Rank:
                 if isinstance(value, int) and name not in ("looked_at", "moves"):
                     state.append(value)
         return tuple(state)
+
+    def standing(self):
+        """Return which functions this rank is in, and the rank and place of the word it is at."""
+        names = []
+        generator = frame = self.generator
+        while generator is not None and generator.gi_frame is not None:
+            frame = generator.gi_frame
+            names.append(frame.f_code.co_name)
+            generator = generator.gi_yieldfrom
+        return names, frame.f_locals.get("rank"), frame.f_locals.get("place")
 
     # The application
 
@@ -1146,7 +1156,7 @@ class Rank:
         require(self.x == list(x), Invariant.RESULT, f"{self.me} in {protocol.t}", self.x, x)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _inverse(number):
     return pow(number, -1, PRIME)
 
@@ -1184,6 +1194,23 @@ class RandomChooser:
             if options:
                 return rank, options[len(options) > 1 and self.random() > self.goes_on]
         return None
+
+
+class Script:
+    """Let ranks go on in turn, each until something holds; then whoever can."""
+
+    def __init__(self, *turns):
+        self.turns = list(turns)
+
+    def __call__(self, world):
+        while self.turns and self.turns[0][1](world):
+            self.turns.pop(0)
+        if not self.turns:
+            return next(iter(world.options()), None)
+        rank = self.turns[0][0]
+        options = world.ranks[rank].options()
+        assert options, f"rank {rank} cannot go on, with {len(self.turns)} turns left"
+        return rank, options[0]
 
 
 def random_scenario(generator):
