@@ -134,13 +134,16 @@ class Claims:
                 self.missing = members[i]
                 return MISSING
         for i in range(size):
-            if not self.swap(members[i], PART, word_of(number, OPEN), word_of(number, TAKEN)):
+            while not self.swap(members[i], PART, word_of(number, OPEN), word_of(number, TAKEN)):
                 word = self.load(members[i], PART)
                 if number_of(word) > number:
                     return OVER
                 if state_of(word) == CLOSED:
                     self.missing = members[i]
                     return MISSING
+                # Its rank may have closed and opened it again in between: then it has not begun.
+                if state_of(word) != OPEN:
+                    break
         return GATHERED
 
     def published(self, number, members, size, blocks):

@@ -1,0 +1,1345 @@
+"""Ranks that share memory, word by word: every load and swap of a word is a step, in any order.
+
+The words are those of `collectives.protocols.claims`, changed by its source, and each rank's state
+is `WaitAvoiding`; what drives them, `collectives._shared` and `collectives._engine` in C, is
+modelled here in the same order of steps. Whoever is to make the next step is chosen from outside.
+Vectors are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises
+a `Broken` that names it. Between words, accesses to vectors must be ordered by what their ranks
+have read of each other's words (as in C), whether or not the run happens to mix them up.
+
+``python -m tests.claims_model SEED`` replays the random run of a seed, step by step.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import random
+import sys
+import types
+from collections import deque
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from collectives.topology import activation_peers, shuffle
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from protocol_messages import ROOT, load_source, protocols
+
+claims = load_source("claims")
+
+PRIME = 2**31 - 1
+MOST_STEPS = 20000
+
+# What an application does next, besides the protocol's operations; and what it waits for.
+CALL = "call"
+PUBLISH = "publish"
+COMPUTING = "computing"
+WAITING = "waiting"
+
+# What a rank may be told to do when it is its turn.
+STEP = "step"
+LOOK = "look"
+GO_ON = "go on"
+
+BEGUN = (claims.TAKEN, claims.KEPT, claims.FLOWING)
+
+
+class Invariant(enum.Enum):
+    """What must hold in every run."""
+
+    STATES = "a part is closed and kept by its rank, taken from open, and released once, at the end"
+    ALL_THERE = "a block is averaged only when all members have begun"
+    ONCE = "a block is averaged once"
+    CONTRIBUTED = "a mean is of what the members contributed, and changed no more"
+    COMPLETE = "an exchange is released when all its blocks have ended, for its members"
+    IN_ORDER = "every rank executes all versions that were started, in order"
+    EPOCH = "no contribution crosses an operation"
+    RESULT = "a call returns the mean of its group, and, late, what the rule makes of it"
+    CONSERVED = "the sum of all snapshots and of what is not yet published changes by updates alone"
+    ORDERED = "accesses to memory are ordered by words"
+    ENDS = "nobody waits for a rank that computes"
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant, details):
+        super().__init__(f"not so: {invariant.value}: {details}")
+        self.invariant = invariant
+
+
+def require(condition, invariant, *details):
+    if not condition:
+        raise Broken(invariant, " ".join(str(detail) for detail in details))
+
+
+class _Steps(ast.NodeTransformer):
+    """Make calls of a class's own methods `yield from`."""
+
+    def __init__(self, methods):
+        self.methods = methods
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        own = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self"
+        return ast.YieldFrom(node) if own and node.func.attr in self.methods else node
+
+
+@cache
+def claims_in_steps(old="", new=""):
+    """Return the class Claims whose methods are generators that stop before each load and swap.
+
+    The source's text `old` is replaced by `new`.
+    """
+    source = (ROOT / "collectives" / "protocols" / "claims.py").read_text()
+    assert old == "" or source.count(old) == 1, f"the source has not one {old!r}"
+    tree = ast.parse(source.replace(old, new) if old else source)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            methods = {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
+            _Steps(methods - {"__init__"}).visit(node)
+    module = types.ModuleType("claims_in_steps")
+    exec(compile(ast.fix_missing_locations(tree), "claims.py in steps", "exec"), module.__dict__)
+
+    class Claims(module.Claims):
+        def __init__(self, world, rank):
+            self.world = world
+            self.rank = rank
+
+        def load(self, rank, place):
+            yield STEP
+            return self.world.load(self.rank, rank, place)
+
+        def swap(self, rank, place, old, new):
+            yield STEP
+            return self.world.swap(self.rank, rank, place, old, new)
+
+    return Claims
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the ranks do.
+
+    Attributes:
+        length: elements of a vector; a block is one, or more where the group is small.
+        programs: of each rank: CALL, PUBLISH, operations, each maybe in a tuple with a weight or
+            the version to load.
+        ahead: blocks that are published before they are needed, and averaged in one go.
+        frozen: ranks that compute for ever from about a step on, without so much as a look.
+        stopped: ranks whose applications compute for ever from about a step on.
+        still_from: that step.
+        delays: a seed for the time that activations take; None: none.
+    """
+
+    world_size: int
+    group_size: int
+    programs: tuple
+    length: int = 2
+    sync_period: int = 100
+    conserving: bool = False
+    ahead: int = 2
+    frozen: tuple = ()
+    stopped: tuple = ()
+    still_from: int = 0
+    delays: int | None = None
+
+
+class Ghost:
+    """What is to be known of one exchange from outside."""
+
+    def __init__(self, members, length, size):
+        self.members = members
+        self.begun = {}
+        self.weights = {}
+        self.means = [None] * length
+        self.averaged = set()
+        self.ended = set()
+        self.released = set()
+        self.block = max(1, length // size)
+        self.blocks = -(-length // self.block)
+
+    @property
+    def weight(self):
+        return sum(self.weights.values())
+
+
+class World:
+    """Some ranks and their memory."""
+
+    def __init__(self, scenario, claims_type=None, rank_type=None, protocol_type=None):
+        self.scenario = scenario
+        size = self.size = scenario.world_size
+        self.claims_type = claims_type or claims_in_steps()
+        self.protocol_type = protocol_type or protocols.WaitAvoiding
+        self.words = [{} for _ in range(size)]
+        self.word_clocks = [{} for _ in range(size)]
+        self.clocks = [[int(k == rank) for k in range(size)] for rank in range(size)]
+        self.data = {}
+        self.accesses = {}
+        self.changes = 0
+        self.steps = 0
+        self.exchanges = {}
+        self.started = {}
+        self.entered = {}
+        self.averages = {}
+        self.channels = {}
+        self.random = None if scenario.delays is None else random.Random(scenario.delays)
+        self.met = set()
+        self.total = [0] * scenario.length
+        self.ranks = []
+        for rank in range(size):
+            self.ranks.append((rank_type or Rank)(self, rank))
+        for rank in self.ranks:
+            rank.advance(None)
+
+    # Words
+
+    def load(self, by, rank, place):
+        self.see(by, self.word_clocks[rank].get(place))
+        return self.words[rank].get(place, 0)
+
+    def swap(self, by, rank, place, old, new):
+        word = self.load(by, rank, place)
+        if word != old:
+            self.met.add("a swap too late")
+            return False
+        if place == claims.PART:
+            self.check_part(by, rank, old, new)
+        self.words[rank][place] = new
+        self.word_clocks[rank][place] = tuple(self.clocks[by])
+        self.clocks[by][by] += 1
+        self.changes += old != new
+        return True
+
+    def part(self, rank):
+        word = self.words[rank].get(claims.PART, 0)
+        return claims.number_of(word), claims.state_of(word)
+
+    # Memory between words
+
+    def see(self, by, clock):
+        """What happened before `clock` happened before whatever this rank does now."""
+        if clock is not None:
+            self.clocks[by][:] = map(max, self.clocks[by], clock)
+
+    def read(self, by, key):
+        writer, written, reads = self.accesses.setdefault(key, (by, 0, {}))
+        require(self.clocks[by][writer] >= written, Invariant.ORDERED, by, "reads", key, writer)
+        reads[by] = self.clocks[by][by]
+        return self.data[key]
+
+    def write(self, by, key, value):
+        writer, written, reads = self.accesses.get(key, (by, 0, {}))
+        clock = self.clocks[by]
+        require(clock[writer] >= written, Invariant.ORDERED, by, "writes", key, "after", writer)
+        for reader, time in reads.items():
+            require(clock[reader] >= time, Invariant.ORDERED, by, "writes", key, "read by", reader)
+        self.accesses[key] = by, clock[by], {}
+        self.data[key] = value
+
+    def vector(self, rank, name):
+        """Return a vector as it is, seen from outside."""
+        return [self.data[rank, name, i] for i in range(self.scenario.length)]
+
+    # What must hold
+
+    def ghost(self, rank, number):
+        members = self.ranks[rank].members_of(number)
+        key = number, members[0]
+        if key not in self.exchanges:
+            self.exchanges[key] = Ghost(members, self.scenario.length, len(members))
+        return self.exchanges[key]
+
+    def check_part(self, by, rank, old, new):
+        """Check a change of a rank's first word, and note what it means."""
+        before, state = claims.number_of(old), claims.state_of(old)
+        number, after = claims.number_of(new), claims.state_of(new)
+        own = by == rank
+        if old == new:
+            allowed = own
+        elif state == claims.CLOSED:
+            allowed = own and number >= before and after != claims.TAKEN
+        elif state == claims.OPEN:
+            closes = own and after == claims.CLOSED
+            allowed = number == before and (closes or after == claims.TAKEN)
+        elif number == before:
+            allowed = own and (state, after) == (claims.TAKEN, claims.KEPT)
+        else:
+            next_one = claims.OPEN if state == claims.TAKEN else claims.CLOSED
+            allowed = number == before + 1 and after == next_one
+        change = f"{by} makes {rank}'s {before, state} {number, after}"
+        require(allowed, Invariant.STATES, change)
+        if after in BEGUN and state not in BEGUN:
+            self.ranks[rank].check_begin(number, after == claims.FLOWING)
+        elif state in BEGUN and after not in BEGUN:
+            ghost = self.ghost(rank, before)
+            require(len(ghost.ended) == ghost.blocks, Invariant.COMPLETE, change)
+            require(rank not in ghost.released, Invariant.COMPLETE, change)
+            ghost.released.add(rank)
+            self.ranks[rank].check_end(before, ghost)
+
+    def check_conserved(self):
+        """Check that the sum of what all have is what was put in, when no exchange is under way."""
+        for i in range(self.scenario.length):
+            there = 0
+            for rank in self.ranks:
+                there += self.data[rank.me, "snapshot", i] + rank.x[i] - rank.base[i]
+            require((there - self.total[i]) % PRIME == 0, Invariant.CONSERVED, i)
+
+    # Steps
+
+    def options(self):
+        """List who may make a step: (rank, what)."""
+        return [(rank.me, what) for rank in self.ranks for what in rank.options()]
+
+    def take(self, option):
+        self.steps += 1
+        require(self.steps < MOST_STEPS, Invariant.ENDS, "after", self.steps, "steps")
+        rank, what = option
+        self.ranks[rank].advance(what)
+
+    def run(self, choose, watch=None):
+        """Let whoever is chosen make a step, until nobody can."""
+        while option := choose(self):
+            if watch is not None:
+                watch(option, self)
+            self.take(option)
+        self.check_over()
+        return self
+
+    def check_over(self):
+        for rank in self.ranks:
+            over = rank.over or rank.never_goes_on
+            require(over, Invariant.ENDS, f"rank {rank.me} waits in {rank.doing}")
+        kinds = {item for program in self.scenario.programs for item in program}
+        if all(rank.left for rank in self.ranks):
+            executed = [rank.executed for rank in self.ranks]
+            require(all(each == executed[0] for each in executed), Invariant.IN_ORDER, executed)
+        idle = all(ghost.released == set(ghost.members) for ghost in self.exchanges.values())
+        if self.scenario.conserving and idle and protocols.JOIN not in kinds:
+            self.check_conserved()
+
+    def fingerprint(self):
+        """Return what the rest of a run depends on."""
+        parts = [rank.fingerprint() for rank in self.ranks]
+        parts += [tuple(sorted(words.items())) for words in self.words]
+        parts += [tuple(self.data.values()), repr(self.entered), repr(self.averages)]
+        parts += [tuple(message[:2] for message in each) for each in self.channels.values()]
+        return hash(tuple(parts))
+
+
+class Rank:
+    """One rank: its application, and what drives its protocol."""
+
+    def __init__(self, world, me):
+        scenario = world.scenario
+        self.world = world
+        self.me = me
+        self.length = scenario.length
+        self.conserving = scenario.conserving
+        self.peers = activation_peers(me, world.size)
+        self.protocol = world.protocol_type(
+            len(self.peers), scenario.group_size, scenario.sync_period, True
+        )
+        self.protocol.shares = scenario.group_size > 1
+        self.claims = world.claims_type(world, me)
+        self.everyone = list(range(world.size))
+        self.shuffle = shuffle(world.size, scenario.group_size)
+        # The application
+        self.program = scenario.programs[me]
+        self.x = [(1000 * me + i) % PRIME for i in range(self.length)]
+        self.updates = 0
+        self.doing = self.yielded = None
+        self.over = self.left = False
+        self.stopped = self.frozen = False
+        still = me in scenario.frozen or me in scenario.stopped
+        self.stills_from = scenario.still_from if still else MOST_STEPS
+        self.looked_at = -1
+        # The engine
+        self.opened = False
+        self.opened_for = self.moved = 0
+        self.calling = self.published = self.done = self.lent = self.begun = self.direct = False
+        self.has_x = False
+        self.unchanged = self.filled = True
+        self.unreturned = False
+        self.weight_given = self.weight_published = 1
+        self.weight = self.task_weight = 0
+        self.out = False
+        self.joined_at = -1
+        self.loading = 0
+        self.members = []
+        self.exchange = None
+        self.copy = False
+        self.moves = 0
+        # Its part
+        self.number = self.oldest = self.shift = 0
+        self.operation = self.given = self.user = False
+        self.first = self.own_size = 0
+        self.own_blocks = self.published_blocks = self.returned = 0
+        self.missing_first = 0
+        # What is known from outside
+        self.holding = False
+        self.base = list(self.x)
+        self.expected = list(self.x)
+        self.executed = []
+        self.results = {}
+        for i in range(self.length):
+            world.total[i] += self.x[i]
+            self.write("snapshot", i, self.x[i])
+            self.write("second", i, 0)
+        self.put("weight", 1)
+        for field in ("in_place", "saves", "replaced", "weight_after", "total"):
+            self.put(field, 0)
+        self.generator = self.live()
+
+    # Steps
+
+    def advance(self, what):
+        try:
+            self.yielded = self.generator.send(what)
+        except StopIteration:
+            self.yielded = None
+
+    def options(self):
+        """What this rank may do next; it freezes where nothing waits for it."""
+        if self.stills_from <= self.world.steps and self.doing == COMPUTING:
+            self.become_still()
+        if self.yielded is None or self.frozen:
+            return ()
+        if self.yielded is STEP:
+            return (STEP,)
+        news = self.world.changes != self.looked_at or self.has_messages()
+        if self.yielded == WAITING:
+            return (LOOK,) if news else ()
+        if self.over or self.stopped:
+            return (LOOK,) if news else ()
+        return (GO_ON, LOOK) if news else (GO_ON,)
+
+    def become_still(self):
+        """Freeze, unless others may wait for this rank; or only its application computes on."""
+        if self.me in self.world.scenario.stopped:
+            self.stopped = True
+        elif self.opened and not self.holding:
+            self.frozen = self.world.part(self.me)[1] in (claims.OPEN, claims.TAKEN)
+
+    @property
+    def never_goes_on(self):
+        return self.stopped or self.frozen
+
+    def has_messages(self):
+        return any(self.world.channels.get((self.me, k)) for k in range(len(self.peers)))
+
+    def fingerprint(self):
+        """Return what the rest of a run depends on, of this rank; counts only as they are news."""
+        counts = {"changes": self.world.changes, "moves": self.moves}
+        state = [self.doing, self.world.changes != self.looked_at, *self.x, *self.base]
+        generator = self.generator
+        while generator is not None and generator.gi_frame is not None:
+            state.append(generator.gi_frame.f_lasti)
+            for name, value in generator.gi_frame.f_locals.items():
+                if isinstance(value, int):
+                    state.append(value == counts[name] if name in counts else value)
+            generator = generator.gi_yieldfrom
+        for holder in (self.__dict__, self.protocol.__dict__):
+            for name, value in holder.items():
+                if isinstance(value, int) and name not in ("looked_at", "moves"):
+                    state.append(value)
+        return tuple(state)
+
+    def standing(self):
+        """Return which functions this rank is in, and the rank and place of the word it is at."""
+        names = []
+        generator = frame = self.generator
+        while generator is not None and generator.gi_frame is not None:
+            frame = generator.gi_frame
+            names.append(frame.f_code.co_name)
+            generator = generator.gi_yieldfrom
+        return names, frame.f_locals.get("rank"), frame.f_locals.get("place")
+
+    # The application
+
+    def live(self):
+        """Go through the program, computing before each item and after the last."""
+        self.renumber()
+        self.protocol.run()
+        yield from self.open()
+        for item in self.program:
+            yield from self.compute()
+            self.update()
+            what, detail = item if isinstance(item, tuple) else (item, 1)
+            self.doing = what
+            yield from self.carry_out(what, detail)
+            if what == protocols.CLOSE:
+                self.over = self.left = True
+                return
+        self.over = True
+        yield from self.compute()
+
+    def compute(self):
+        self.doing = COMPUTING
+        while (yield COMPUTING) != GO_ON:
+            changes, moves = self.world.changes, self.moves
+            yield from self.progress()
+            if self.moves == moves:
+                self.looked_at = changes
+
+    def update(self):
+        """Change the model by an update that no other rank, and no other time, has."""
+        self.updates += 1
+        for i in range(self.length):
+            update = (7**self.updates * (11 + 2 * self.me) ** 5 + 131 * i) % PRIME
+            self.x[i] = (self.x[i] + update) % PRIME
+            self.world.total[i] += update
+
+    def carry_out(self, what, detail):
+        self.has_x = True
+        self.given_x = list(self.x)
+        self.done = False
+        if what == protocols.LOAD:
+            self.loading = detail
+        elif what in (CALL, PUBLISH):
+            self.weight_given = detail
+        if what == PUBLISH:
+            yield from self.publish_between_calls()
+            self.protocol.release()
+            self.done = True
+        elif what == protocols.JOIN:
+            yield from self.publish_between_calls()
+            self.joined_at = self.protocol.t
+            if not self.conserving:
+                self.put("weight", 0)
+            self.protocol.release()
+            yield from self.begin_operation(protocols.JOIN)
+        elif what == CALL and not self.protocol.is_synchronous():
+            yield from self.begin_call()
+        else:
+            yield from self.begin_operation(protocols.SYNC if what == CALL else what)
+        if what == protocols.CLOSE:
+            yield from self.wait(self.may_leave)
+        else:
+            yield from self.progress()
+            yield from self.wait(lambda: self.done)
+        self.has_x = False
+
+    def may_leave(self):
+        protocol = self.protocol
+        at_end = protocol.stage == protocols.LEAVING and protocol.next >= protocol.fin_at
+        return at_end and protocol.vectors != protocols.RUNNING and protocol.due == 0
+
+    def wait(self, reached):
+        """Look until the goal is reached, again only once something has changed."""
+        while not reached():
+            changes, moves = self.world.changes, self.moves
+            yield from self.progress()
+            if self.moves == moves and not reached():
+                self.looked_at = changes
+                yield WAITING
+
+    # Progress, as `Collective` makes it
+
+    def progress(self):
+        self.receive()
+        self.send()
+        if self.protocol.stage == protocols.AGREEING:
+            self.agree()
+            self.send()
+        if self.protocol.vectors == protocols.SHARED:
+            yield from self.execute_shared()
+        while (yield from self.step()):
+            pass
+        yield from self.open()
+
+    def receive(self):
+        for k in range(len(self.peers)):
+            channel = self.world.channels.get((self.me, k))
+            while channel and not (self.world.random and self.world.random.random() < 0.5):
+                version, ops, clock = channel.popleft()
+                self.world.see(self.me, clock)
+                self.protocol.tell(version, ops, k)
+                self.moves += 1
+
+    def send(self):
+        protocol, world = self.protocol, self.world
+        for k, (destination, _) in enumerate(self.peers):
+            if protocol.due >> k & 1:
+                message = protocol.sent[k], protocol.sent_ops[k], self.release_clock()
+                world.channels.setdefault((destination, k), deque()).append(message)
+                world.changes += 1
+        protocol.due = protocol.fin_due = 0
+
+    def release_clock(self):
+        clock = tuple(self.world.clocks[self.me])
+        self.world.clocks[self.me][self.me] += 1
+        return clock
+
+    def agree(self):
+        entered = self.world.entered[self.protocol.ops]
+        if len(entered) < self.world.size:
+            return
+        for _, _, clock in entered.values():
+            self.world.see(self.me, clock)
+        records = [x for rank in self.everyone for x in entered[rank][:2]]
+        self.moves += 1
+        self.protocol.agreed(records, self.world.size)
+        assert not self.protocol.broken, f"the programs disagree: {records}"
+        self.world.met.add("an operation")
+        if self.protocol.stage == protocols.DRAINING:
+            self.world.met.add("draining")
+
+    def contribute(self):
+        entered = self.world.entered.setdefault(self.protocol.ops, {})
+        entered[self.me] = self.protocol.operation, self.protocol.t, self.release_clock()
+        self.world.changes += 1
+
+    def step(self):
+        if self.protocol.vectors == protocols.RUNNING:
+            if not self.begun:
+                yield from self.begin_version()
+            if not (yield from self.exchange_progress()):
+                return False
+            self.finish_version()
+        elif not (yield from self.serve_application()):
+            return False
+        self.moves += 1
+        return True
+
+    def open(self):
+        if self.protocol.vectors != protocols.SHARED or self.opened:
+            return
+        self.opened = True
+        self.opened_for = self.protocol.next
+        self.describe(self.conserving, self.conserving and self.unchanged)
+        yield from self.claims.set(self.me, self.protocol.next + self.moved, claims.OPEN)
+
+    def take_back(self):
+        if self.protocol.vectors != protocols.SHARED:
+            return
+        running = False
+        if self.opened:
+            self.opened = False
+            running = yield from self.close()
+            self.protocol.executed(self.number - self.moved)
+            if self.protocol.next > self.opened_for:
+                self.direct = False
+                self.members = self.group(self.protocol.next - 1)
+                # While an exchange is running others may be writing this.
+                self.weight = self.glance("total") if running else self.get("total")
+                if self.glance("replaced") if running else self.get("replaced"):
+                    self.filled = True
+                    self.unchanged = False
+        self.protocol.take_back(running)
+        if running:
+            self.world.met.add("kept")
+            self.begun = True
+            self.direct = False
+            self.members = self.group(self.protocol.running)
+            self.exchange = "memory"
+            self.copy = False
+
+    def execute_shared(self):
+        version = yield from self.version_behind()
+        if version < 0:
+            return
+        members = self.group(version)
+        if len(members) == 1:
+            yield from self.take_back()
+            if self.protocol.vectors == protocols.IDLE:
+                self.protocol.execute()
+        elif (yield from self.help(self.me, version + self.moved)):
+            self.world.met.add("helped while computing")
+            self.moves += 1
+
+    def version_behind(self):
+        """Return the version that has been started and is to be executed here next, or −1."""
+        if not self.opened or self.protocol.told_ops > self.protocol.ops:
+            return -1
+        version = yield from self.next()
+        return version if version <= self.protocol.told else -1
+
+    def next(self):
+        number = yield from self.claims.number(self.me)
+        return number - self.moved
+
+    def renumber(self):
+        self.oldest = self.protocol.t + self.moved
+        self.shift = self.protocol.base - self.moved
+
+    def group(self, version):
+        return self.shuffle.members(self.me, version + self.protocol.base)
+
+    def begin_operation(self, operation):
+        yield from self.take_back()
+        self.protocol.enter(operation)
+        self.contribute()
+
+    def begin_version(self):
+        version = self.protocol.running
+        self.members = self.group(version)
+        timely = self.calling and self.published and self.protocol.timely
+        self.begun = True
+        self.direct = timely
+        self.copy = False
+        saves = self.conserving and self.unchanged and not timely
+        if len(self.members) > 1:
+            self.exchange = "memory"
+            self.describe(self.conserving, saves)
+            yield from self.begin(version + self.moved, False, self.members, timely, self.lent)
+        else:
+            self.exchange = "alone"
+            self.execute_alone(version, timely, saves)
+
+    def execute_alone(self, version, timely, saves):
+        """Execute a version whose group is this rank alone."""
+        if self.lent:
+            for i in range(self.length):
+                self.write("snapshot", i, self.x[i])
+        values = [self.read("snapshot", i) for i in range(self.length)]
+        self.task_weight = self.get("weight")
+        if self.task_weight > 0 and (saves or not (timely or self.conserving)):
+            for i in range(self.length):
+                self.write("second", i, values[i])
+        self.check_executed(version)
+        self.results[version] = values, self.task_weight, [self.me]
+        self.world.met.add("alone")
+
+    def exchange_progress(self):
+        if self.exchange == "memory":
+            return (yield from self.progress_in_memory())
+        if self.exchange == "average":
+            return len(self.world.averages[self.protocol.ops]) == self.world.size
+        return True
+
+    def finish_version(self):
+        self.end_exchange()
+        if self.conserving and self.weight != 0:
+            self.filled = True
+            self.unchanged = False
+            self.put("weight", 0 if self.out else self.weight_published)
+        self.protocol.finished()
+
+    def end_exchange(self):
+        self.begun = False
+        self.weight = self.task_weight
+        if self.lent and self.weight == 0 and self.protocol.operation != protocols.AVERAGE:
+            self.copy_to_snapshot(self.x)
+        self.lent = False
+
+    def begin_moving(self):
+        protocol = self.protocol
+        publishes = self.has_x and not protocol.joined
+        finishing = self.has_x and protocol.operation == protocols.FINISH
+        saves = False
+        if protocol.operation == protocols.AVERAGE:
+            self.begun, self.exchange, self.copy = True, "average", False
+            self.world.averages.setdefault(protocol.ops, {})[self.me] = list(self.x)
+            self.world.changes += 1
+            return
+        if publishes:
+            self.lend()
+        elif self.unchanged:
+            saves = True
+        if finishing and self.joined_at == protocol.t:
+            self.put("weight", self.weight_published)
+        self.begun, self.exchange = True, "memory"
+        self.copy = publishes or finishing
+        self.describe(True, saves)
+        number = protocol.t + self.moved
+        yield from self.begin(number, True, self.everyone, self.copy, self.lent)
+
+    def finish_moving(self):
+        operation = self.protocol.operation
+        self.end_exchange()
+        if operation == protocols.AVERAGE:
+            return self.end_operation()
+        self.out = self.protocol.joined and operation != protocols.FINISH
+        if self.weight != 0:
+            self.filled = True
+            self.unchanged = self.copy
+            self.unreturned = self.unreturned and not self.unchanged
+            self.put("weight", 0 if self.out else self.weight_published)
+            if self.copy:
+                self.base = list(self.x)
+        ghost = self.world.ghost(self.me, self.number)
+        require(self.weight == ghost.weight, Invariant.RESULT, self.me, "has a wrong weight")
+        returned = not self.copy or self.weight == 0 or self.x == ghost.means
+        require(returned, Invariant.RESULT, f"{self.me} of an operation:", self.x, ghost.means)
+        self.end_operation()
+
+    def end_operation(self):
+        self.published = False
+        self.protocol.moved()
+        self.moved += 1
+        self.renumber()
+        if self.protocol.stage == protocols.AGREEING:
+            self.contribute()
+        else:
+            self.done = True
+
+    def serve_application(self):
+        protocol = self.protocol
+        if self.calling:
+            if protocol.vectors != protocols.HELD:
+                return False
+            if protocol.timely and not self.published:
+                self.lend()
+                protocol.published()
+            else:
+                self.complete_call()
+        elif protocol.stage != protocols.MOVING:
+            return False
+        elif protocol.operation == protocols.LOAD:
+            self.load()
+        elif not self.begun:
+            yield from self.begin_moving()
+        elif (yield from self.exchange_progress()):
+            self.finish_moving()
+        else:
+            return False
+        return True
+
+    def begin_call(self):
+        yield from self.take_back()
+        self.calling = True
+        self.protocol.call()
+        if self.protocol.timely:
+            self.world.started.setdefault(self.protocol.t, self.moved)
+        self.world.met.add("timely" if self.protocol.timely else "late")
+
+    def complete_call(self):
+        timely = self.protocol.timely
+        if not timely:
+            self.publish()
+        if self.conserving:
+            self.take_snapshot()
+        elif not self.direct:
+            self.take_mean()
+        self.check_call()
+        self.base = list(self.x)
+        self.calling = False
+        self.published = False
+        self.done = True
+        self.protocol.returns()
+
+    def load(self):
+        if self.has_x:
+            self.publish(replaces=True)
+            self.base = list(self.x)
+        self.protocol.base = self.loading - self.protocol.t
+        self.end_operation()
+
+    def publish(self, replaces=False):
+        """Publish the vector (paper), or what the application has changed (conserving)."""
+        if replaces or not self.conserving or self.unchanged:
+            values = list(self.x)
+        else:
+            values = []
+            for i in range(self.length):
+                change = self.x[i] - self.read("second", i)
+                values.append((self.read("snapshot", i) + change) % PRIME)
+        self.check_published(values, replaces)
+        self.copy_to_snapshot(values)
+        if replaces:
+            self.filled = self.unchanged = True
+            self.unreturned = False
+        self.weight_published = self.weight_given
+        self.put("weight", self.weight_given)
+        self.published = True
+
+    def lend(self):
+        if self.conserving and not (not self.filled if self.unreturned else self.unchanged):
+            self.publish()
+            return
+        self.check_published(list(self.x), False)
+        self.lent = True
+        self.weight_published = self.weight_given
+        self.put("weight", self.weight_given)
+        self.filled = self.unchanged = True
+        self.unreturned = False
+        self.published = True
+
+    def take_snapshot(self):
+        if not self.direct or self.weight == 0:
+            self.x = [self.read("snapshot", i) for i in range(self.length)]
+        self.unchanged = True
+        self.unreturned = False
+
+    def take_mean(self):
+        """Under the paper's rule, late: x = (W·m + w·x') / (W + w)."""
+        own = 0 if self.protocol.timely else self.weight_given
+        if self.weight == 0:
+            return
+        self.x = [
+            mean_of([self.read("second", i), self.x[i]], [self.weight, own])
+            for i in range(self.length)
+        ]
+
+    def publish_between_calls(self):
+        yield from self.take_back()
+        self.protocol.hold()
+        yield from self.wait(lambda: self.protocol.vectors == protocols.HELD)
+        unchanged = self.unchanged or self.unreturned
+        self.publish()
+        if self.conserving and not unchanged:
+            for i in range(self.length):
+                self.write("second", i, self.x[i])
+        self.base = list(self.x)
+        self.published = False
+
+    def copy_to_snapshot(self, values):
+        for i in range(self.length):
+            self.write("snapshot", i, values[i])
+
+    # This rank's part, as `Shared` has it
+
+    def describe(self, in_place, saves):
+        self.put("in_place", in_place)
+        self.put("saves", saves)
+        self.put("replaced", False)
+        self.put("weight_after", 0 if self.out else self.weight_published)
+
+    def close(self):
+        word = yield from self.claims.close(self.me)
+        self.number = claims.number_of(word)
+        self.operation = self.given = self.user = False
+        return claims.state_of(word) == claims.KEPT
+
+    def begin(self, number, operation, members, user, given):
+        self.number = number
+        self.operation = operation
+        self.first, self.own_size = members[0], len(members)
+        self.user = user
+        self.given = given
+        self.published_blocks = self.returned = 0
+        self.own_blocks = len(self.blocks(self.own_size))
+        state = claims.FLOWING if given else claims.KEPT
+        if given:
+            self.world.met.add("flowing")
+        yield from self.claims.set(self.me, number, state)
+
+    def progress_in_memory(self):
+        while (yield from self.publish_block()):
+            self.moves += 1
+        for _ in range(self.world.scenario.ahead):
+            if (yield from self.claims.number(self.me)) != self.number:
+                break
+            if not (yield from self.advance_exchange()):
+                break
+            self.moves += 1
+        while (yield from self.return_block()):
+            self.moves += 1
+        reached = yield from self.claims.number(self.me)
+        if reached == self.number or (self.user and self.returned < self.own_blocks):
+            return False
+        self.task_weight = self.get("total")
+        return True
+
+    def advance_exchange(self):
+        if not self.operation:
+            return (yield from self.help(self.me, self.number))
+        found = yield from self.claims.gather(self.number, self.everyone, self.world.size)
+        if found != claims.GATHERED:
+            return False
+        return (yield from self.average_block(self.number, self.everyone))
+
+    def publish_block(self):
+        handed_out = yield from self.claims.handed_out(self.number, self.first)
+        near = handed_out + self.world.scenario.ahead
+        if not self.given or self.published_blocks >= min(near, self.own_blocks):
+            return False
+        for i in self.blocks(self.own_size)[self.published_blocks]:
+            self.write("snapshot", i, self.x[i])
+        self.published_blocks += 1
+        yield from self.claims.publish(self.me, self.number, self.published_blocks)
+        return True
+
+    def return_block(self):
+        if not self.user or self.returned == self.own_blocks:
+            return False
+        fate = yield from self.claims.fate(self.number, self.first, self.returned)
+        if fate == claims.UNKNOWN:
+            self.world.met.add("a fate unknown")
+            fate = claims.AVERAGED if self.get("total") > 0 else claims.EMPTY
+        if fate == claims.PENDING:
+            return False
+        if fate == claims.AVERAGED:
+            target = "snapshot" if self.get("in_place") else "second"
+            for i in self.blocks(self.own_size)[self.returned]:
+                self.x[i] = self.read(target, i)
+        self.returned += 1
+        return True
+
+    def help(self, rank, number):
+        """Take an exchange, or one that it waits for, on by one block."""
+        for _ in range(64):
+            members = self.shuffle.members(rank, number + self.shift)
+            if len(members) == 1:
+                return False
+            found = yield from self.claims.gather(number, members, len(members))
+            if found == claims.GATHERED:
+                return (yield from self.average_block(number, members))
+            if found != claims.MISSING:
+                self.world.met.add("over")
+                return False
+            rank = self.claims.missing
+            earlier = yield from self.claims.number(rank)
+            closed = (yield from self.claims.state(rank)) == claims.CLOSED
+            if closed or not self.may_help(earlier, number):
+                return False
+            self.world.met.add("an earlier one")
+            number = earlier
+        return False
+
+    def may_help(self, earlier, number):
+        return self.oldest <= earlier < number
+
+    def blocks(self, size):
+        """Return the elements of each block."""
+        block = max(1, self.length // size)
+        return [range(low, min(low + block, self.length)) for low in range(0, self.length, block)]
+
+    def average_block(self, number, members):
+        size = len(members)
+        blocks = self.blocks(size)
+        ready = yield from self.claims.published(number, members, size, len(blocks))
+        block = yield from self.claims.take(number, members[0], ready)
+        if block < 0:
+            return False
+        self.holding = True
+        ghost = self.check_averaging(number, members, block)
+        weights = [self.world.read(self.me, (member, "weight")) for member in members]
+        require(
+            weights == [ghost.weights[member] for member in members],
+            Invariant.CONTRIBUTED,
+            f"{self.me} averages {number} of {members} with {weights}, not {ghost.weights}",
+        )
+        total = sum(weights)
+        if total > 0:
+            self.average(blocks[block], members, weights, ghost)
+        fate = claims.AVERAGED if total > 0 else claims.EMPTY
+        ghost.ended.add(block)
+        last = yield from self.claims.end(number, members[0], block, len(blocks), fate)
+        if last:
+            yield from self.end_and_release(number, members, total)
+        self.holding = False
+        return True
+
+    def average(self, elements, members, weights, ghost):
+        world = self.world
+        for i in elements:
+            values = [world.read(self.me, (member, "snapshot", i)) for member in members]
+            begun = [ghost.begun[member][i] for member in members]
+            require(values == begun, Invariant.CONTRIBUTED, members, i, values, begun)
+            mean = ghost.means[i] = mean_of(values, weights)
+            for member, value in zip(members, values):
+                if world.read(self.me, (member, "saves")):
+                    world.write(self.me, (member, "second", i), value)
+                in_place = world.read(self.me, (member, "in_place"))
+                target = "snapshot" if in_place else "second"
+                world.write(self.me, (member, target, i), mean)
+
+    def end_and_release(self, number, members, total):
+        self.finish_exchange(members, total)
+        yield from self.claims.release(number, members, len(members))
+
+    def finish_exchange(self, members, total):
+        world = self.world
+        for member in members:
+            world.write(self.me, (member, "total"), total)
+            if world.read(self.me, (member, "in_place")) and total > 0:
+                after = world.read(self.me, (member, "weight_after"))
+                world.write(self.me, (member, "weight"), after)
+                world.write(self.me, (member, "replaced"), True)
+                world.write(self.me, (member, "saves"), False)
+
+    # Memory
+
+    def read(self, name, i):
+        return self.world.read(self.me, (self.me, name, i))
+
+    def write(self, name, i, value):
+        self.world.write(self.me, (self.me, name, i), value)
+
+    def get(self, field):
+        return self.world.read(self.me, (self.me, field))
+
+    def put(self, field, value):
+        self.world.write(self.me, (self.me, field), value)
+
+    def glance(self, field):
+        """Read what another rank may be writing."""
+        return self.world.data[self.me, field]
+
+    # What must hold
+
+    def members_of(self, number):
+        if self.operation and number == self.number:
+            return self.everyone
+        return self.shuffle.members(self.me, number + self.shift)
+
+    def check_begin(self, number, flowing):
+        """This rank's part begins: from now on it contributes what it has."""
+        ghost = self.world.ghost(self.me, number)
+        require(self.me not in ghost.begun, Invariant.ONCE, self.me, "begins", number, "again")
+        values = self.x if flowing else self.world.vector(self.me, "snapshot")
+        ghost.begun[self.me] = list(values)
+        ghost.weights[self.me] = self.world.data[self.me, "weight"]
+        if not (self.operation and number == self.number):
+            version = number - self.moved
+            started = self.world.started.get(version)
+            require(started is not None, Invariant.IN_ORDER, "nobody has started", version)
+            require(started == self.moved, Invariant.EPOCH, version, self.me, started, self.moved)
+        if self.conserving:
+            require(list(values) == self.expected, Invariant.CONSERVED, self.me, number, values)
+
+    def check_averaging(self, number, members, block):
+        ghost = self.world.exchanges.get((number, members[0]))
+        begun = ghost is not None and ghost.members == members and set(ghost.begun) == set(members)
+        require(begun, Invariant.ALL_THERE, f"{self.me} averages {number} of {members}")
+        require(block not in ghost.averaged, Invariant.ONCE, number, members, block)
+        ghost.averaged.add(block)
+        return ghost
+
+    def check_end(self, number, ghost):
+        """This rank's part is over: the mean is where it belongs."""
+        vector = self.world.vector
+        if ghost.weight > 0 and self.world.data[self.me, "in_place"]:
+            self.expected = list(ghost.means)
+            arrived = vector(self.me, "snapshot") == ghost.means
+        else:
+            arrived = vector(self.me, "snapshot") == ghost.begun[self.me] and (
+                ghost.weight == 0 or vector(self.me, "second") == ghost.means
+            )
+        require(arrived, Invariant.RESULT, f"{self.me}'s vectors after {number}: {ghost.means}")
+        if not (self.operation and number == self.number):
+            version = number - self.moved
+            self.check_executed(version)
+            self.results[version] = ghost.means, ghost.weight, ghost.members
+
+    def check_executed(self, version):
+        """Every version is executed after the one before it, but for synchronisations."""
+        skipped = self.executed[-1] + 1 if self.executed else 0
+        while (skipped + self.protocol.base + 1) % self.world.scenario.sync_period == 0:
+            skipped += 1
+        require(version == skipped, Invariant.IN_ORDER, self.me, version, self.executed)
+        self.executed.append(version)
+
+    def check_published(self, values, replaces):
+        if replaces or not self.conserving:
+            self.expected = list(values)
+            return
+        changes = zip(self.expected, self.x, self.base)
+        self.expected = [(old + x - base) % PRIME for old, x, base in changes]
+        require(values == self.expected, Invariant.CONSERVED, self.me, values, self.expected)
+
+    def check_call(self):
+        protocol = self.protocol
+        source = protocol.source
+        new = source == protocol.t if protocol.timely else source >= protocol.t
+        newest = source in self.results and source == self.executed[-1]
+        require(new and newest, Invariant.RESULT, self.me, protocol.t, "takes", source)
+        means, weight, members = self.results[source]
+        known = self.weight == weight and self.members == members
+        require(known, Invariant.RESULT, self.me, source, self.weight, self.members, members)
+        if self.conserving:
+            x = self.expected
+        elif weight == 0:
+            x = self.given_x
+        elif protocol.timely:
+            x = means
+        else:
+            own = self.weight_given
+            x = [mean_of(pair, [weight, own]) for pair in zip(means, self.given_x)]
+        require(self.x == list(x), Invariant.RESULT, f"{self.me} in {protocol.t}", self.x, x)
+
+
+@cache
+def _inverse(number):
+    return pow(number, -1, PRIME)
+
+
+def mean_of(values, weights):
+    total = sum(value * weight for value, weight in zip(values, weights))
+    return total * _inverse(sum(weights)) % PRIME
+
+
+# Who makes the next step
+
+
+class RandomChooser:
+    """Choose evenly; or keep to a rank for long; or by priorities that change now and then."""
+
+    def __init__(self, generator, size):
+        self.random = generator.random
+        self.kind = generator.choice(("evenly", "keeping", "by priority"))
+        self.changes = {"evenly": 1, "keeping": 0.3, "by priority": 0.02}[self.kind]
+        self.changes *= generator.choice((0.2, 1)) if self.kind != "evenly" else 1
+        self.goes_on = generator.choice((0.1, 0.5, 0.9))
+        self.order = list(range(size))
+        generator.shuffle(self.order)
+
+    def __call__(self, world):
+        if self.random() < self.changes:
+            order = self.order
+            place = int(self.random() * len(order))
+            order.insert(
+                0 if self.kind != "by priority" else int(self.random() * len(order)),
+                order.pop(place),
+            )
+        for rank in self.order:
+            options = world.ranks[rank].options()
+            if options:
+                return rank, options[len(options) > 1 and self.random() > self.goes_on]
+        return None
+
+
+class Script:
+    """Let ranks go on in turn, each until something holds; then whoever can."""
+
+    def __init__(self, *turns):
+        self.turns = list(turns)
+
+    def __call__(self, world):
+        while self.turns and self.turns[0][1](world):
+            self.turns.pop(0)
+        if not self.turns:
+            return next(iter(world.options()), None)
+        rank = self.turns[0][0]
+        options = world.ranks[rank].options()
+        assert options, f"rank {rank} cannot go on, with {len(self.turns)} turns left"
+        return rank, options[0]
+
+
+def random_scenario(generator):
+    """Some calls and operations, that all ranks enter after as many calls."""
+    size = generator.choice((2, 3, 3, 4, 5))
+    conserving = generator.random() < 0.5
+    joining = generator.random() < 0.3
+    programs = [[] for _ in range(size)]
+    for _ in range(generator.randint(1, 2)):
+        calls = generator.randint(0, 3)
+        operations = (protocols.SYNCHRONIZE, protocols.SYNCHRONIZE, protocols.AVERAGE)
+        last = protocols.JOIN if joining else generator.choice(operations)
+        for program in programs:
+            made = generator.randint(0, calls) if joining else calls
+            for _ in range(made):
+                if generator.random() < 0.2:
+                    program.append(PUBLISH)
+                weight = 1 if conserving else generator.choice((1, 1, 1, 2, 0))
+                program.append((CALL, weight))
+            program.append(last)
+    for program in programs:
+        program += [CALL] * generator.randint(0, 2) + [protocols.CLOSE]
+    period = 100 if joining else generator.choice((100, 100, 2, 3))
+    if period < 100:
+        calls = min(program.count(CALL) for program in programs)
+        programs = [[p for p in program if p != CALL] for program in programs]
+        programs = [program[:-1] + [CALL] * calls + [protocols.CLOSE] for program in programs]
+    return Scenario(
+        size,
+        generator.randint(2, size),
+        tuple(map(tuple, programs)),
+        length=generator.randint(1, 4),
+        sync_period=period,
+        conserving=conserving,
+        ahead=generator.choice((1, 2, 16)),
+        delays=generator.choice((None, generator.randrange(1000))),
+    )
+
+
+def frozen_scenario(generator):
+    """Only calls, and some ranks that compute for ever: the others go on all the same."""
+    everything = generator.random() < 0.6
+    sizes = (2, 2), (3, 3), (4, 2), (4, 3), (4, 4), (5, 3), (5, 5)
+    size, group_size = generator.choice(sizes)
+    if not everything:
+        size = generator.randint(2, 5)
+        group_size = generator.randint(2, size)
+    programs = []
+    for _ in range(size):
+        items = [CALL, CALL, CALL, PUBLISH]
+        programs.append(tuple(generator.choice(items) for _ in range(generator.randint(1, 5))))
+    still = tuple(generator.sample(range(size), generator.randint(1, size - 1)))
+    return Scenario(
+        size,
+        group_size,
+        tuple(programs),
+        length=generator.randint(1, 4),
+        conserving=generator.random() < 0.5,
+        ahead=generator.choice((1, 2, 16)),
+        frozen=still if everything else (),
+        stopped=() if everything else still,
+        still_from=generator.choice((0, 30, 100, 300)),
+        delays=generator.choice((None, generator.randrange(1000))),
+    )
+
+
+def run_seed(seed, scenarios=random_scenario, watch=None, **types):
+    """Run a seed's scenario by the choices of that seed."""
+    generator = random.Random(seed)
+    scenario = scenarios(generator)
+    world = World(scenario, **types)
+    return world.run(RandomChooser(generator, scenario.world_size), watch)
+
+
+def explore(scenario, most=10**6, switches=None, **types):
+    """Run every interleaving, as far as its states differ; return the number of states.
+
+    Args:
+        most: states after which it is enough.
+        switches: how often a rank may be interrupted that could go on; None: any number of times.
+    """
+    seen = set()
+    paths = [()]
+    while paths:
+        path = paths.pop()
+        world = World(scenario, **types)
+        switched, last = 0, None
+        for option in path:
+            switched, last = _count_switch(world, option, switched, last)
+            world.take(option)
+        while options := world.options():
+            state = world.fingerprint(), last if switches else None, switched if switches else 0
+            if state in seen:
+                break
+            seen.add(state)
+            if len(seen) >= most:
+                return len(seen)
+            allowed = [(option, _count_switch(world, option, switched, last)) for option in options]
+            allowed = [
+                (option, after)
+                for option, after in allowed
+                if switches is None or after[0] <= switches
+            ]
+            allowed.sort(key=lambda each: each[0][0] != last)
+            for option, _ in allowed[1:]:
+                paths.append((*path, option))
+            option, (switched, last) = allowed[0]
+            path = (*path, option)
+            world.take(option)
+        else:
+            world.check_over()
+    return len(seen)
+
+
+def _count_switch(world, option, switched, last):
+    """Return how often a rank was interrupted that could have gone on, and who goes on."""
+    if last is not None and option[0] != last and world.ranks[last].yielded == STEP:
+        switched += 1
+    return switched, option[0]
+
+
+if __name__ == "__main__":
+
+    def show(option, world):
+        parts = map(world.part, range(world.size))
+        parts = " ".join(f"{number}{'COTKF'[state]}" for number, state in parts)
+        rank = world.ranks[option[0]]
+        print(f"{world.steps:5} {parts}  rank {option[0]} {option[1]} in {rank.doing}")
+
+    seeds = random_scenario if len(sys.argv) < 3 else frozen_scenario
+    print(seeds(random.Random(int(sys.argv[1]))))
+    run_seed(int(sys.argv[1]), seeds, show)

@@ -1,0 +1,395 @@
+"""Ranks that share memory keep every invariant, in whichever order their words are changed.
+
+The invariants themselves are in `claims_model`, which checks them throughout every run.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from claims_model import (
+    CALL,
+    PUBLISH,
+    Broken,
+    Invariant,
+    Rank,
+    Scenario,
+    Script,
+    World,
+    claims,
+    claims_in_steps,
+    explore,
+    frozen_scenario,
+    protocols,
+    random_scenario,
+    run_seed,
+)
+
+WaitAvoiding = protocols.WaitAvoiding
+CLOSE = protocols.CLOSE
+SYNCHRONIZE = protocols.SYNCHRONIZE
+
+SEEDS_PER_BLOCK = 100
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_runs_keep_every_invariant(block):
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
+        run_seed(seed)
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_calls_return_while_other_ranks_compute_for_ever(block):
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
+        run_seed(seed, frozen_scenario)
+
+
+def test_random_runs_meet_all_that_can_happen():
+    met = set().union(*(run_seed(seed).met for seed in range(60)))
+    assert met == {
+        "timely",
+        "late",
+        "kept",
+        "flowing",
+        "alone",
+        "an operation",
+        "draining",
+        "helped while computing",
+        "an earlier one",
+        "over",
+        "a swap too late",
+        "a fate unknown",
+    }
+
+
+EVERY_INTERLEAVING = {
+    "one of two calls": Scenario(2, 2, ((CALL,), ()), length=2),
+    "both call": Scenario(2, 2, ((CALL,), (CALL,)), length=2),
+    "one calls, the other publishes": Scenario(2, 2, ((CALL,), (PUBLISH,)), length=1),
+    "one calls twice": Scenario(2, 2, ((CALL, CALL), (CALL,)), conserving=True),
+    "they synchronise and call": Scenario(2, 2, ((SYNCHRONIZE, CALL), (SYNCHRONIZE,)), length=1),
+    "they call and close": Scenario(2, 2, ((CALL, CLOSE), (CLOSE,)), length=1),
+    "two of three call": Scenario(3, 3, ((CALL,), (CALL,), ()), length=1),
+    "one of three calls twice": Scenario(3, 3, ((CALL, CALL), (), ()), length=1),
+    "two of three meet two": Scenario(3, 2, ((CALL, CALL), (CALL,), ()), length=1),
+}
+
+
+@pytest.mark.parametrize("scenario", EVERY_INTERLEAVING.values(), ids=EVERY_INTERLEAVING)
+def test_every_interleaving_with_one_interruption_keeps_every_invariant(scenario):
+    """A rank is taken off between two steps once, and others go on as far as they can."""
+    assert explore(scenario, most=2500, switches=1) > 1000
+
+
+class OpensAsItWas(Rank):
+    """A part is opened as the last exchange left it described."""
+
+    def describe(self, in_place, saves):
+        if not self.opened or self.get("total") == 0:
+            super().describe(in_place, saves)
+
+
+class LooksTwice(Rank):
+    """Whether a version has been started is seen of another number than the one that is helped."""
+
+    def version_behind(self):
+        version = yield from super().version_behind()
+        return version if version < 0 else (yield from self.next())
+
+
+class HelpsWhatIsOver(Rank):
+    """What came before the last operation is helped on as a version."""
+
+    def may_help(self, earlier, number):
+        return earlier < number
+
+
+class PublishesTooEarly(Rank):
+    """A block is said to be published before it is."""
+
+    def publish_block(self):
+        handed_out = yield from self.claims.handed_out(self.number, self.first)
+        near = handed_out + self.world.scenario.ahead
+        if not self.given or self.published_blocks >= min(near, self.own_blocks):
+            return False
+        yield from self.claims.publish(self.me, self.number, self.published_blocks + 1)
+        for i in self.blocks(self.own_size)[self.published_blocks]:
+            self.write("snapshot", i, self.x[i])
+        self.published_blocks += 1
+        return True
+
+
+class ReleasesBeforeTheEnd(Rank):
+    """Members are released before they are told the weight."""
+
+    def end_and_release(self, number, members, total):
+        yield from self.claims.release(number, members, len(members))
+        self.finish_exchange(members, total)
+
+
+class ForgetsWhatWasExecuted(WaitAvoiding):
+    """A version that others have executed is executed again."""
+
+    def executed(self, version):
+        pass
+
+
+class TakesBackWhatRuns(WaitAvoiding):
+    """The application has its vectors back although another rank has begun an exchange of them."""
+
+    def take_back(self, running):
+        super().take_back(False)
+
+
+class SharesInOperations(WaitAvoiding):
+    """Vectors are open to others while their rank is in an operation, too."""
+
+    def run(self):
+        if self.shares and self.vectors == protocols.IDLE and not self.waiting:
+            self.vectors = protocols.SHARED
+        else:
+            self.execute()
+
+
+def publishing_scenario(generator):
+    """Parts are closed and opened again with the same number."""
+    programs = [[PUBLISH] * 4 + [CALL], [PUBLISH, CALL, PUBLISH, PUBLISH], [CALL, CALL]]
+    for program in programs:
+        generator.shuffle(program)
+    size = generator.randint(2, 3)
+    generator.shuffle(programs)
+    return Scenario(size, size, tuple(map(tuple, programs[:size])), length=1)
+
+
+def weightless_scenario(generator):
+    """Some exchanges have no weight, others have."""
+    programs = []
+    for _ in range(4):
+        programs.append(tuple((CALL, generator.choice((0, 0, 1))) for _ in range(4)))
+    return Scenario(4, 2, tuple(programs), length=1)
+
+
+@pytest.mark.parametrize("scenarios", (publishing_scenario, weightless_scenario))
+def test_particular_runs_keep_every_invariant(scenarios):
+    for seed in range(100):
+        run_seed(seed, scenarios)
+
+
+def types_of(variant):
+    """Return what a variant replaces: a class, or what in the source of Claims by what."""
+    if isinstance(variant, tuple):
+        return {"claims_type": claims_in_steps(*variant)}
+    return {"rank_type" if issubclass(variant, Rank) else "protocol_type": variant}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong variant, and what catches it.
+
+    Attributes:
+        variant: see `types_of`.
+        invariants: those that it breaks.
+        scenarios: those in which it does, and how many seeds that takes at the most.
+    """
+
+    name: str
+    variant: object
+    invariants: set
+    scenarios: object = random_scenario
+    seeds: int = 150
+
+    def run(self, seed):
+        run_seed(seed, self.scenarios, **types_of(self.variant))
+
+
+STATES = Invariant.STATES
+ALL_THERE = Invariant.ALL_THERE
+ONCE = Invariant.ONCE
+CONTRIBUTED = Invariant.CONTRIBUTED
+IN_ORDER = Invariant.IN_ORDER
+RESULT = Invariant.RESULT
+CONSERVED = Invariant.CONSERVED
+ORDERED = Invariant.ORDERED
+ENDS = Invariant.ENDS
+
+# Variants of the source of Claims.
+BEGUN_IF_OPEN = ("if state_of(word) != OPEN:", "if True:")
+BEGUN_IF_CLOSED = ("if state_of(word) == CLOSED:", "if False:")
+BEGINS_EARLIER_ONES = ("number_of(word) < number or ", "")
+TAKES_WHAT_IS_OVER = ("if old >> BLOCK_BITS > number:", "if False:")
+TAKES_UNSWAPPED = ("+ block + 1):", "+ block + 1) or True:")
+ENDS_UNSWAPPED = ("+ ended + 1):", "+ ended + 1) or True:")
+COUNTS_ON = (
+    "ended: cython.ulonglong = 0",
+    "ended: cython.ulonglong = old & ((1 << BLOCK_BITS) - 1)",
+)
+SAYS_NO_FATE = ("BLOCKS + block, old, word_of(number, fate)", "BLOCKS + block, old, old")
+OPENS_KEPT = ("state_of(old) == TAKEN", "state_of(old) != FLOWING")
+CLOSES_ALL = ("OPEN if state_of(old) == TAKEN else CLOSED", "CLOSED")
+RELEASES_UNSWAPPED = ("word_of(number + 1, after)):", "word_of(number + 1, after)) or True:")
+CLOSES_ONLY_OPEN = ("state != OPEN and state != TAKEN", "state != OPEN")
+CLOSES_TAKEN = ("CLOSED if state == OPEN else KEPT", "CLOSED")
+CLOSES_UNSWAPPED = ("swap(rank, PART, old, closed):", "swap(rank, PART, old, closed) or True:")
+PUBLISHED_AT_ONCE = ("if self.state(members[i]) == FLOWING:", "if False:")
+OLD_COUNT = (
+    "count: cython.ulonglong = 0",
+    "count: cython.ulonglong = word & ((1 << BLOCK_BITS) - 1)",
+)
+OLD_HANDED_OUT = ("if word >> BLOCK_BITS != number:", "if False:")
+OLD_FATE = ("if number_of(word) < number:", "if False:")
+NEW_FATE = ("return UNKNOWN", "return state_of(word)")
+NEW_FATE_PENDING = ("return UNKNOWN", "return PENDING")
+
+MUTANTS = [
+    Mutant("begun if closed", BEGUN_IF_CLOSED, {ALL_THERE, ORDERED}, publishing_scenario),
+    Mutant("begins earlier ones", BEGINS_EARLIER_ONES, {ALL_THERE}),
+    Mutant("takes what is over", TAKES_WHAT_IS_OVER, {ONCE}),
+    Mutant("takes unswapped", TAKES_UNSWAPPED, {ONCE}),
+    Mutant("ends unswapped", ENDS_UNSWAPPED, {ENDS}),
+    Mutant("counts on", COUNTS_ON, {ENDS}),
+    Mutant("says no fate", SAYS_NO_FATE, {ENDS}),
+    Mutant("opens kept", OPENS_KEPT, {STATES}),
+    Mutant("closes all", CLOSES_ALL, {STATES}),
+    Mutant("releases unswapped", RELEASES_UNSWAPPED, {ENDS}, frozen_scenario),
+    Mutant("closes only open", CLOSES_ONLY_OPEN, {STATES, ORDERED}),
+    Mutant("closes taken", CLOSES_TAKEN, {STATES}),
+    Mutant("closes unswapped", CLOSES_UNSWAPPED, {STATES, ORDERED}),
+    Mutant("published at once", PUBLISHED_AT_ONCE, {CONTRIBUTED, ORDERED}),
+    Mutant("old count", OLD_COUNT, {CONTRIBUTED, ORDERED}),
+    Mutant("old handed out", OLD_HANDED_OUT, {ENDS}),
+    Mutant("old fate", OLD_FATE, {CONTRIBUTED, RESULT, ORDERED}),
+    Mutant("new fate", NEW_FATE, {RESULT}, weightless_scenario, 300),
+    Mutant("new fate pending", NEW_FATE_PENDING, {ENDS}),
+    Mutant("not described", OpensAsItWas, {RESULT, CONSERVED}),
+    Mutant("looks twice", LooksTwice, {IN_ORDER}, publishing_scenario),
+    Mutant("publishes too early", PublishesTooEarly, {ORDERED}),
+    Mutant("releases before the end", ReleasesBeforeTheEnd, {ORDERED, RESULT}),
+    Mutant("forgets what was executed", ForgetsWhatWasExecuted, {STATES, CONSERVED}),
+    Mutant("takes back what runs", TakesBackWhatRuns, {ORDERED, STATES, RESULT}),
+    Mutant("shares in operations", SharesInOperations, {ENDS}),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_wrong_variant_is_caught(mutant):
+    for seed in range(mutant.seeds):
+        try:
+            mutant.run(seed)
+        except Broken as broken:
+            if broken.invariant in mutant.invariants:
+                print(f"{mutant.name} is caught by seed {seed}: {broken}")
+                return
+    pytest.fail(f"{mutant.name} passes {mutant.seeds} seeds")
+
+
+# Runs that are told step by step: what a rank goes on to
+
+
+def is_part(rank, number, state):
+    return lambda world: world.part(rank) == (number, state)
+
+
+def is_at(rank, function, of=None, place=None):
+    """A rank is about to load or swap a word, of another and in a function."""
+
+    def stands(world):
+        names, its, at = world.ranks[rank].standing()
+        return function in names and (of is None or (names[-1], its, at) == ("swap", of, place))
+
+    return stands
+
+
+def is_not_at(*arguments):
+    return lambda world: not is_at(*arguments)(world)
+
+
+def has_executed(rank, count):
+    return lambda world: len(world.ranks[rank].executed) == count
+
+
+def has_entered(rank):
+    return lambda world: rank in world.entered.get(0, ())
+
+
+def has_published(rank):
+    return lambda world: world.words[rank].get(claims.PUBLISHED)
+
+
+@dataclass(frozen=True)
+class Tale:
+    """One run, and variants that do not survive it."""
+
+    scenario: Scenario
+    turns: tuple
+    mutants: tuple
+
+
+THREE_OPEN = tuple((rank, is_part(rank, 0, claims.OPEN)) for rank in range(3))
+TALES = {
+    "a part is closed and opened again while it is claimed": Tale(
+        Scenario(2, 2, ((CALL,), (PUBLISH,))),
+        (
+            *THREE_OPEN[:2],
+            (0, is_at(0, "gather", 1, claims.PART)),
+            (1, is_part(1, 0, claims.CLOSED)),
+            (0, is_not_at(0, "gather", 1, claims.PART)),
+            (1, is_part(1, 0, claims.OPEN)),
+        ),
+        (BEGUN_IF_OPEN,),
+    ),
+    "a part is claimed while it closes": Tale(
+        Scenario(3, 3, ((CALL,), (), (CALL,)), length=3),
+        (
+            *THREE_OPEN,
+            (2, is_at(2, "close", 2, claims.PART)),
+            (0, is_part(2, 0, claims.TAKEN)),
+            (2, is_part(2, 0, claims.KEPT)),
+        ),
+        (CLOSES_UNSWAPPED, CLOSES_TAKEN),
+    ),
+    "a part closes while it is released": Tale(
+        Scenario(3, 3, ((CALL,), (), (CALL,)), length=3),
+        (
+            *THREE_OPEN,
+            (0, is_at(0, "release", 2, claims.PART)),
+            (2, is_part(2, 0, claims.KEPT)),
+        ),
+        (RELEASES_UNSWAPPED,),
+    ),
+    "a helper is away from before it takes until the exchange is over": Tale(
+        Scenario(2, 2, ((CALL, CALL), (CALL,)), length=2),
+        (
+            *THREE_OPEN[:2],
+            (0, is_at(0, "take", 0, claims.HANDED_OUT)),
+            (1, has_executed(1, 1)),
+        ),
+        (TAKES_UNSWAPPED,),
+    ),
+    "a helper is away until a later exchange is over": Tale(
+        Scenario(2, 2, ((), (CALL, CALL)), length=2),
+        (
+            *THREE_OPEN[:2],
+            (1, is_at(1, "take")),
+            (0, is_at(0, "take")),
+            (1, has_executed(1, 2)),
+        ),
+        (TAKES_WHAT_IS_OVER,),
+    ),
+    "a rank goes on from an operation that others are not yet released from": Tale(
+        Scenario(4, 2, ((SYNCHRONIZE, CALL),) * 4, length=1),
+        (
+            *((rank, has_entered(rank)) for rank in range(4)),
+            *((rank, has_published(rank)) for rank in range(4)),
+            (3, is_at(3, "release", 1, claims.PART)),
+            (0, is_at(0, "begin_version")),
+        ),
+        (HelpsWhatIsOver,),
+    ),
+}
+
+
+@pytest.mark.parametrize("tale", TALES.values(), ids=TALES)
+def test_what_is_told(tale):
+    World(tale.scenario).run(Script(*tale.turns))
+    for mutant in tale.mutants:
+        with pytest.raises(Broken):
+            World(tale.scenario, **types_of(mutant)).run(Script(*tale.turns))
