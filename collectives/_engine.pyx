@@ -528,22 +528,27 @@ cdef class Collective:
 
     cdef void _execute_shared(self) noexcept nogil:
         """Execute a version that has been started and that nobody has executed for this rank."""
-        cdef long long version
-        if not self.opened or not self._is_behind():
+        cdef long long number
+        if not self.opened:
             return
-        version = self._next()
-        self.groups.find(version + self.protocol.base)
-        if not self.exchange.shares(self.groups.members, self.groups.count):
+        # Read once: others may go on to a version that nobody has started.
+        number = self.shared.reached()
+        if not self._is_started(number - self.moved):
+            return
+        if self.shared.needs_messages(number):
             self._take_back()
             if self.protocol.vectors == IDLE:
                 self.protocol.execute()
-        elif self.shared.help(self.rank, version + self.moved):
+        elif self.shared.help(self.rank, number):
             self.task.moves += 1
 
     cdef inline bint _is_behind(self) noexcept nogil:
         """Whether a version has been started that shared vectors are still to be used for."""
-        return (self.opened and self._next() <= self.protocol.told
-                and self.protocol.told_ops <= self.protocol.ops)
+        return self.opened and self._is_started(self._next())
+
+    cdef inline bint _is_started(self, long long version) noexcept nogil:
+        """Whether a version has been started that may be executed now."""
+        return version <= self.protocol.told and self.protocol.told_ops <= self.protocol.ops
 
     cdef inline long long _next(self) noexcept nogil:
         """The next version to be executed for this rank."""

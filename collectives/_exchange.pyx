@@ -67,7 +67,7 @@ cdef class Exchange:
 
     cdef bint shares(self, const int *members, int size) noexcept nogil:
         """Whether these ranks exchange their vectors in the memory that they share."""
-        return self.shared is not None and self.shared.joins(members, size)
+        return size > 1 and self.shared is not None and self.shared.joins(members, size)
 
     cdef void begin_in_memory(
         self, long long number, bint operation, const int *members, int size,

@@ -58,6 +58,7 @@ cdef class Shared:
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
     cdef void take_over(self) noexcept nogil
     cdef bint uses(self) noexcept nogil
+    cdef bint needs_messages(self, long long number) noexcept nogil
     cdef bint help(self, int rank, long long number) noexcept nogil
     cdef void _divide(self, int size) noexcept nogil
     cdef bint _average_block(self, long long number, int size) noexcept nogil

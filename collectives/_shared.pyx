@@ -111,9 +111,9 @@ cdef class Shared:
         return self.snapshot(rank) if self.parts[rank].in_place else self.second(rank)
 
     cdef bint joins(self, const int *members, int size) noexcept nogil:
-        """Whether these ranks exchange their vectors by way of their memory."""
+        """Whether these ranks can exchange their vectors by way of their memory."""
         cdef int i
-        if not self.works or size == 1:
+        if not self.works:
             return False
         if not self.everywhere:
             for i in range(size):
@@ -195,8 +195,9 @@ cdef class Shared:
 
     cdef bint _publish_block(self) noexcept nogil:
         """Publish the application's next block, if others are near it; return whether it did."""
-        cdef long long near = self.claims.handed_out(self.number, self.first) + AHEAD
-        if not self.given or self.published >= min(near, self.own_blocks):
+        if not self.given or self.published == self.own_blocks:
+            return False
+        if self.published >= self.claims.handed_out(self.number, self.first) + AHEAD:
             return False
         self._copy_block(self.published, self.snapshot(self.rank), True)
         self.published += 1
@@ -252,6 +253,11 @@ cdef class Shared:
         return self.parts[self.rank].saves and self.reached() == self.number
 
     # Exchanges
+
+    cdef bint needs_messages(self, long long number) noexcept nogil:
+        """Whether not all members of this rank's group in a version share their memory."""
+        cdef int size = self.groups.of(self.rank, number + self.shift, self.members)
+        return not self.joins(self.members, size)
 
     cdef bint help(self, int rank, long long number) noexcept nogil:
         """Take the exchange of a version on by one block, for a rank's part; return whether it did.

@@ -119,12 +119,42 @@ class GroupAllreduce:
         self.wait, self.late, self.engine = given["wait"], given["late"], given["engine"]
         self.wire_dtype = given["wire_dtype"]
         settings.set_log_level(given["log_level"])
-        self._communicators = comm.Dup(), comm.Dup()
-        self.native = error = None
         node = Node(comm)
+        self._communicators = comm.Dup(), comm.Dup()
+        self.native = None
+        try:
+            self._allocate(native, node, like, given)
+        except BaseException:
+            self.native = None  # not kept by the exception's traceback
+            for communicator in self._communicators:
+                communicator.Free()
+            raise
+        finally:
+            node.free()
+        self.native.listen()
+        process.add(self, self.engine)
+
+    def _allocate(self, native, node, like, given):
+        """Make this rank's part, in memory that the ranks of its node share where they can."""
+        asked = given["transport"]
+        sharing = asked != "messages" and len(node.ranks) > 1
+        raise_together(self.comm, self._make(native, node, like, given, sharing))
+        error = node.share(self.native) if sharing else None
+        if asked == "shared":
+            why_not = error or node.elsewhere
+            raise_together(self.comm, RuntimeError(f"transport: {why_not}") if why_not else None)
+        if any(self.comm.allgather(error is not None)):
+            if error is not None:
+                self.native, sharing = None, False
+                error = self._make(native, node, like, given, sharing)
+            raise_together(self.comm, error)
+        travels = not (sharing and node.elsewhere is None)
+        if self.wire_dtype and travels and len(set(self.comm.allgather(_digest(like)))) == 1:
+            self.native.compress_from_initial()
+
+    def _make(self, native, node, like, given, sharing):
+        """Make this rank's part; return the error where there is no memory for it."""
         single = not isinstance(like, (list, tuple))
-        sharing = given["transport"] != "messages"
-        alone = sharing and len(node.ranks) == comm.size
         try:
             self.native = native.Collective(
                 *self._communicators,
@@ -137,20 +167,12 @@ class GroupAllreduce:
                 crowded=node.crowded,
                 stall=given["stall"],
                 abort=given["abort"],
-                wire_dtype=None if alone else given["wire_dtype"],
-                sharing=sharing and len(node.ranks) > 1,
+                wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
+                sharing=sharing,
             )
-        except MemoryError as caught:
-            error = caught
-        raise_together(comm, error)
-        why_not = node.share(self.native) if sharing else None
-        node.free()
-        if given["transport"] == "shared":
-            raise_together(comm, RuntimeError(f"transport: {why_not}") if why_not else None)
-        if self.wire_dtype and not alone and len(set(comm.allgather(_digest(like)))) == 1:
-            self.native.compress_from_initial()
-        self.native.listen()
-        process.add(self, self.engine)
+        except MemoryError as error:
+            return error
+        return None
 
     def __call__(self, vector, *, weight=1.0):
         """Average `vector` in place, as this rank's next version.

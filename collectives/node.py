@@ -15,6 +15,7 @@ class Node:
     Attributes:
         ranks: their numbers in the communicator given, sorted.
         crowded: whether they and their progress threads outnumber the cores they may use.
+        elsewhere: in words, that others are on other nodes; None where all are on one.
     """
 
     def __init__(self, comm):
@@ -24,19 +25,17 @@ class Node:
         self.ranks = self._comm.allgather(comm.rank)
         cores = len(set().union(*self._comm.allgather(os.sched_getaffinity(0))))
         self.crowded = 2 * len(self.ranks) > cores
-        self._size = comm.size
+        self.elsewhere = None
+        if len(self.ranks) < comm.size:
+            here = name_ranks(self.ranks)
+            self.elsewhere = f"of the {comm.size} ranks, only {here} are on one node"
 
     def share(self, native) -> str | None:
-        """Let a collective's ranks of this node share memory; return why they do not; collective.
+        """Let a collective's ranks of this node share memory; return why they cannot; collective.
 
         Args:
             native: this rank's part of the collective.
         """
-        elsewhere = None
-        if len(self.ranks) < self._size:
-            elsewhere = f"of the {self._size} ranks, only {name_ranks(self.ranks)} are on one node"
-        if len(self.ranks) == 1:
-            return elsewhere
         places = self._comm.allgather((native.place, native.not_shared))
         error = next((error for _, error in places if error), None)
         if error is None:
@@ -47,7 +46,7 @@ class Node:
         error = next(filter(None, self._comm.allgather(error)), None)
         if error is None:
             native.share()
-        return error or elsewhere
+        return error
 
     def free(self):
         """Collective."""
