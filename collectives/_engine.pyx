@@ -256,9 +256,8 @@ cdef class Collective:
     # joined is `out` once its weight is 0 for good.
     cdef double weight_given, weight_published
     cdef bint out
-    # An exchange is under way, or done and its mean not yet taken. `direct`: into the application's
-    # own memory, if it is there.
-    cdef bint begun, direct
+    # An exchange is under way, or done and its mean not yet taken.
+    cdef bint begun
     # Of ranks that share memory: other ranks may begin this one's part; how many operations have
     # moved data, which with the version makes the number of an exchange.
     cdef Shared shared
@@ -505,7 +504,6 @@ cdef class Collective:
             running = self.shared.close()
             self._note_executed(self.shared.number - self.moved)
             if self.protocol.next > self.opened_for:
-                self.direct = False
                 self.groups.find(self.protocol.next - 1 + self.protocol.base)
                 self.weight = self.shared.parts[self.rank].total
                 if self.shared.parts[self.rank].replaced:
@@ -514,7 +512,6 @@ cdef class Collective:
         self.protocol.take_back(running)
         if running:
             self.begun = True
-            self.direct = False
             self.groups.find(self.protocol.running + self.protocol.base)
             self.exchange.resume_in_memory(
                 self.snapshot_arrays if self.conserving else self.second)
@@ -729,7 +726,6 @@ cdef class Collective:
         cdef char **saved = NULL
         self.begun = True
         self.rhythm.beat(now())
-        self.direct = timely
         if self.exchange.shares(self.groups.members, self.groups.count):
             self._describe(self.conserving, self.conserving and self.unchanged and not timely)
             self.exchange.begin_in_memory(
@@ -879,8 +875,8 @@ cdef class Collective:
             self._publish_unlocked()
         if self.conserving:
             self._take_snapshot()
-        elif not self.direct:
-            self._take_mean()
+        elif not self.protocol.timely:
+            self._take_late()
         memcpy(self.taken, self.groups.members, self.groups.count * sizeof(int))
         self.taken_count = self.groups.count
         self.taken_weight = self.weight
@@ -991,16 +987,16 @@ cdef class Collective:
         """Return the snapshot, unless nobody has contributed to it; a timely call has it already."""
         if not self.filled:
             return
-        if not self.direct or self.weight == 0:
+        if not self.protocol.timely or self.weight == 0:
             self._unlock_to_copy()
             self.layout.copy(self.x, self.snapshot_arrays)
             self._lock_after_copy()
         self.unchanged = True
         self.unreturned = False
 
-    cdef void _take_mean(self) noexcept nogil:
-        """Under the paper's rule, late: x = (W·m + w·x') / (W + w), or m if x' is not finite."""
-        cdef double own = self.weight_given if self.finite and not self.protocol.timely else 0
+    cdef void _take_late(self) noexcept nogil:
+        """Late under the paper's rule: x = (W·m + w·x') / (W + w), or m if x' is not finite."""
+        cdef double own = self.weight_given if self.finite else 0
         if self.weight == 0:
             return
         self._unlock_to_copy()

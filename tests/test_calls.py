@@ -332,7 +332,8 @@ def test_statistics_of_a_known_run(comm, transport, late, length):
     if transport == "shared":
         sent = 0
         if length == 1:
-            shown = 3 * (8 + 4 + 4) if comm.rank == 0 else 3 * 8 + 4
+            # All of the single line is rank 0's slice.
+            shown = 3 * 8 + (3 * 64 if comm.rank == 0 else 64)
     with GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, late=late) as average:
         nothing = average.statistics()
         assert nothing == (0, 0, 0, 0, 0, (), 0, 0, 0.0, 0.0, nothing.engine)
@@ -347,7 +348,8 @@ def test_statistics_of_a_known_run(comm, transport, late, length):
         assert (now.versions, now.passive) == (3, 0 if first else 3)
         assert now.staleness == ((3,) if first else (0, 1, 1, 1))
         assert now.bytes_sent == 3 * sent
-        assert now.engine > 0
+        # Nobody needs the engine of a rank whose memory it can use.
+        assert now.engine > 0 or (transport == "shared" and not first)
         if not first:
             average(mine)
         now = average.statistics()

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from collectives.settings import resolve, set_log_level
+from collectives.settings import VARIABLES, resolve, set_log_level
 from wagma import logs
 
 
@@ -60,9 +60,7 @@ def test_a_line_names_the_logger_and_the_level(capsys):
 def test_the_variable_does_not_overrule_the_command(monkeypatch):
     monkeypatch.setenv(logs.VARIABLE, "error")
     logs.start("info", rank=1)
-    set_log_level(
-        resolve(None, engine=None, stall=None, abort=None, late=None, log_level=None)["log_level"]
-    )
+    set_log_level(resolve(None, **dict.fromkeys((*VARIABLES, "late")))["log_level"])
     assert logging.getLogger("collectives").isEnabledFor(logging.INFO)
 
 
