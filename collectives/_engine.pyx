@@ -47,8 +47,8 @@ from collectives._mutex cimport (
     pthread_mutex_trylock,
     pthread_mutex_unlock,
 )
-from collectives._shared cimport Shared
 from collectives._rhythm cimport LONGEST_PAUSE, Rhythm, now, sleep
+from collectives._shared cimport Shared
 from collectives._task cimport Task
 from collectives._vectors cimport Layout, Opened, weight_of
 from collectives.protocols.wait_avoiding cimport (
@@ -170,8 +170,8 @@ cdef class Result:
 
     Attributes:
         version: number of this call, from 0.
-        timely: whether this call's vector is in the average of its own version: nobody had started
-            that before, and the vector is finite.
+        timely: whether this call's vector is in the average of its own version: that had not begun
+            with an older one of this rank, and the vector is finite.
         source: the version whose result was used; later than `version` if this rank was overtaken.
         group: the ranks that averaged in `source`, sorted.
         weight: the total weight of their vectors, not counting non-finite ones.

@@ -9,7 +9,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
     void *mmap(void *, size_t, int, int, int, long)
     int munmap(void *, size_t)
-    int MADV_HUGEPAGE, MAP_SHARED, PROT_READ, PROT_WRITE
+    int MADV_HUGEPAGE, MAP_POPULATE, MAP_SHARED, PROT_READ, PROT_WRITE
     void *MAP_FAILED
 
 cdef extern from "<stdlib.h>" nogil:
@@ -60,7 +60,9 @@ cdef class Segment:
             self.descriptor = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
             if os.fstat(self.descriptor).st_size != size:
                 raise OSError(f"descriptor {descriptor} of process {process} is something else")
-        address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, self.descriptor, 0)
+        # All pages now, not one by one in the first averages.
+        address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+                       self.descriptor, 0)
         if address == MAP_FAILED:
             raise OSError(f"no {size} bytes of shared memory can be mapped")
         self.address = <char *>address

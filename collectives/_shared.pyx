@@ -34,7 +34,7 @@ from collectives.protocols.slicing cimport most_shared_blocks, shared_block
 cdef enum:
     # Blocks that a rank publishes before they are needed, and averages before it looks after its
     # messages again. With more, the first are not in cache any longer.
-    AHEAD = 16
+    AHEAD = 8
     # Elements of a pass that must find in the first-level cache what the one before it wrote.
     CHUNK = 1024
     # Exchanges that one may have to wait for another.
