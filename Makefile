@@ -36,7 +36,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 SOURCES := $(wildcard setup.py collectives/*.pyx collectives/*.pxd collectives/*.h \
 	collectives/protocols/*.py collectives/protocols/*.pxd collectives/protocols/*.h)
 
-.PHONY: help train test test-openmpi setup-openmpi openmpi-tree bench lint clean
+.PHONY: help train test test-openmpi openmpi-tree bench lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -58,9 +58,6 @@ OPENMPI := VENV=.venv-openmpi MPI=openmpi TREE=build/openmpi MPICC= MPIEXEC=
 
 test-openmpi: openmpi-tree
 	@$(MAKE) --no-print-directory test $(OPENMPI)
-
-setup-openmpi: openmpi-tree
-	@$(MAKE) --no-print-directory .venv-openmpi/built $(OPENMPI)
 
 openmpi-tree:
 	@find $(SHOWN) -name __pycache__ -prune -o -type d -exec mkdir -p build/openmpi/{} \;
