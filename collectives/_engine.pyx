@@ -141,7 +141,8 @@ cdef enum:
     SLICE = 100000
     # A waiting caller's.
     SPIN_BEFORE_SLEEP = 500000
-    YIELDING = 30000
+    # Bytes of a vector whose average takes so long that a caller yields often.
+    LONG = 524288
     LONGEST_WAIT = 500000
     LOOK_FOR_SIGNALS = 100000000
     # How often it looks for questions, which are rare and not urgent.
@@ -228,8 +229,6 @@ cdef struct Waiting:
     # When it asked who is missing (0: not yet), and whether it has said so.
     long long asked
     bint reported
-    # It has begun to yield often, with a short slice.
-    bint yields
 
 
 cdef class Collective:
@@ -1086,6 +1085,7 @@ cdef class Collective:
         """
         cdef Waiting waiting
         cdef long long moves, busy
+        cdef bint yields = self.crowded and self.layout.size >= LONG
         if self._reached(goal):
             return 0
         self.progress()
@@ -1097,6 +1097,8 @@ cdef class Collective:
         waiting.moved = waiting.began
         waiting.looked = waiting.began
         self.waiting_callers += 1
+        if yields:
+            _set_slice(SLICE)
         try:
             while not self._reached(goal):
                 if self.error != 0 or self._is_failed(goal):
@@ -1108,7 +1110,7 @@ cdef class Collective:
                 if self.task.moves != moves:
                     waiting.moved = now()
         finally:
-            if waiting.yields:
+            if yields:
                 _set_slice(0)
             self.waiting_callers -= 1
             self.waiting_ns += now() - waiting.began - (self._busy_ns() - busy)
@@ -1134,9 +1136,6 @@ cdef class Collective:
             if self.lonely:
                 (<Engine>the_engine).serve_once()
             if waited < SPIN_BEFORE_SLEEP:
-                if not waiting.yields and time - waiting.began > YIELDING:
-                    waiting.yields = True
-                    _set_slice(SLICE)
                 sched_yield()
             else:
                 sleep(min(waited >> 4, LONGEST_WAIT))
