@@ -27,13 +27,13 @@ cdef class Shared:
     # What to add to a number for the version that users see; the number of the first version after
     # the last operation.
     cdef long long shift, oldest
-    # The exchange that this rank is in: its first member, its size, and how many of its blocks
-    # the application has published and has got.
+    # The exchange that this rank is in: its first member, its blocks' bytes and number, and how
+    # many of them the application has published and has got.
     cdef long long number
     cdef bint operation, given
-    cdef int first, own_size
+    cdef int first
     cdef char **user
-    cdef Py_ssize_t own_blocks, published, returned
+    cdef Py_ssize_t own_block, own_blocks, published, returned
     # The one that is being averaged.
     cdef Py_ssize_t block, blocks
     cdef int *members

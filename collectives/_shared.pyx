@@ -158,13 +158,13 @@ cdef class Shared:
         """
         self.number = number
         self.operation = operation
-        self.first, self.own_size = members[0], size
+        self.first = members[0]
         self.user = user
         self.given = given
         self.published = 0
         self.returned = 0
         self._divide(size)
-        self.own_blocks = self.blocks
+        self.own_block, self.own_blocks = self.block, self.blocks
         self.claims.set(self.rank, number, FLOWING if given else KEPT)
 
     cdef bint progress(self) noexcept nogil:
@@ -222,9 +222,8 @@ cdef class Shared:
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil:
         """Copy a block between the application's arrays and a vector of ours."""
         cdef long long began = now()
-        cdef Py_ssize_t size = shared_block(self.length, self.own_size)
-        cdef Py_ssize_t low = HEADER + block * size
-        cdef Py_ssize_t high = min(low + size, self.layout.size)
+        cdef Py_ssize_t low = HEADER + block * self.own_block
+        cdef Py_ssize_t high = min(low + self.own_block, self.layout.size)
         cdef Py_ssize_t first, count, begin
         cdef char *ours
         cdef int i

@@ -4,7 +4,7 @@ The words are those of `collectives.protocols.claims`, changed by its source, an
 is `WaitAvoiding`; what drives them, `collectives._shared` and `collectives._engine` in C, is
 modelled here in the same order of steps. Whoever is to make the next step is chosen from outside.
 Vectors are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises
-a `Broken` that names it. Between words, accesses to vectors must be ordered by what their ranks
+a `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
 have read of each other's words (as in C), whether or not the run happens to mix them up.
 
 ``python -m tests.claims_model SEED`` replays the random run of a seed, step by step.
@@ -26,7 +26,7 @@ from collectives.topology import activation_peers, shuffle
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol_messages import ROOT, load_source, protocols
+from protocol_messages import ROOT, load_source, protocols, require
 
 claims = load_source("claims")
 
@@ -61,19 +61,6 @@ class Invariant(enum.Enum):
     CONSERVED = "the sum of all snapshots and of what is not yet published changes by updates alone"
     ORDERED = "accesses to memory are ordered by words"
     ENDS = "nobody waits for a rank that computes"
-
-
-class Broken(AssertionError):
-    """An invariant does not hold."""
-
-    def __init__(self, invariant, details):
-        super().__init__(f"not so: {invariant.value}: {details}")
-        self.invariant = invariant
-
-
-def require(condition, invariant, *details):
-    if not condition:
-        raise Broken(invariant, " ".join(str(detail) for detail in details))
 
 
 class _Steps(ast.NodeTransformer):

@@ -1,6 +1,7 @@
 """What all tests share: hypothesis' profile, the MPI plugin, `comm` and `mpirun`."""
 
 import subprocess
+import textwrap
 import threading
 
 import hypothesis
@@ -69,6 +70,18 @@ def comm():
 def mpirun():
     """`launch.mpirun`: start an MPI job, bounded in time and clean at its end."""
     return launch.mpirun
+
+
+@pytest.fixture
+def mpirun_text(mpirun, tmp_path):
+    """`mpirun_text(ranks, head, body, **options)`: start a job of a script with this text."""
+
+    def run(ranks, head, body, **options):
+        script = tmp_path / "job.py"
+        script.write_text(head + textwrap.dedent(body))
+        return mpirun(ranks, script, timeout=40, **options)
+
+    return run
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 from claims_model import (
     CALL,
     PUBLISH,
-    Broken,
     Invariant,
     Rank,
     Scenario,
@@ -23,6 +22,7 @@ from claims_model import (
     random_scenario,
     run_seed,
 )
+from protocol_messages import Violation
 
 WaitAvoiding = protocols.WaitAvoiding
 CLOSE = protocols.CLOSE
@@ -274,7 +274,7 @@ def test_a_wrong_variant_is_caught(mutant):
     for seed in range(mutant.seeds):
         try:
             mutant.run(seed)
-        except Broken as broken:
+        except Violation as broken:
             if broken.invariant in mutant.invariants:
                 print(f"{mutant.name} is caught by seed {seed}: {broken}")
                 return
@@ -391,5 +391,5 @@ TALES = {
 def test_what_is_told(tale):
     World(tale.scenario).run(Script(*tale.turns))
     for mutant in tale.mutants:
-        with pytest.raises(Broken):
+        with pytest.raises(Violation):
             World(tale.scenario, **types_of(mutant)).run(Script(*tale.turns))

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import textwrap
 
 import pytest
 from launch import Signal
@@ -20,11 +19,9 @@ x = np.zeros(1000)
 
 
 @pytest.fixture
-def job(mpirun, tmp_path):
+def job(mpirun_text):
     def run(body, ranks=4, head=HEAD, **options):
-        script = tmp_path / "job.py"
-        script.write_text(head + textwrap.dedent(body))
-        return mpirun(ranks, script, timeout=40, **options)
+        return mpirun_text(ranks, head, body, **options)
 
     return run
 

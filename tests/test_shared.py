@@ -5,7 +5,6 @@ import gc
 import os
 import random
 import signal
-import textwrap
 import time
 from pathlib import Path
 
@@ -32,11 +31,9 @@ NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}  # MPICH then takes even and odd ranks fo
 
 
 @pytest.fixture
-def job(mpirun, tmp_path):
+def job(mpirun_text):
     def run(body, ranks=4, **options):
-        script = tmp_path / "job.py"
-        script.write_text(HEAD + textwrap.dedent(body))
-        return mpirun(ranks, script, timeout=40, **options)
+        return mpirun_text(ranks, HEAD, body, **options)
 
     return run
 

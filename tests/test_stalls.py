@@ -2,7 +2,6 @@
 
 import logging
 import signal
-import textwrap
 import time
 
 import numpy as np
@@ -183,11 +182,9 @@ x = np.zeros(1000)
 
 
 @pytest.fixture
-def job(mpirun, tmp_path):
+def job(mpirun_text):
     def run(body, ranks=3, **options):
-        script = tmp_path / "job.py"
-        script.write_text(HEAD + textwrap.dedent(body))
-        return mpirun(ranks, script, timeout=40, **options)
+        return mpirun_text(ranks, HEAD, body, **options)
 
     return run
 
