@@ -34,7 +34,8 @@ endif
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 SOURCES := $(wildcard setup.py collectives/*.pyx collectives/*.pxd collectives/*.h \
-	collectives/protocols/*.py collectives/protocols/*.pxd collectives/protocols/*.h)
+	collectives/protocols/*.py collectives/protocols/*.pxd collectives/protocols/*.h \
+	wagma/simulation/*.pyx wagma/simulation/*.pxd)
 
 .PHONY: help train test test-openmpi openmpi-tree bench lint clean
 .DELETE_ON_ERROR:

@@ -58,6 +58,7 @@ protocols = [
     for source in sorted(Path("collectives/protocols").glob("*.py"))
     if source.with_suffix(".pxd").exists() and source.stem != "__init__"
 ]
+simulation = [extension(source) for source in sorted(Path("wagma/simulation").glob("*.pyx"))]
 flags = mpi_flags()
 flags["extra_compile_args"].append(f"-I{mpi4py.get_include()}")
 engine = [
@@ -65,4 +66,4 @@ engine = [
     for source in sorted(Path("collectives").glob("*.pyx"))
 ]
 
-setup(ext_modules=cythonize(protocols + engine, build_dir="build/cython"))
+setup(ext_modules=cythonize(protocols + simulation + engine, build_dir="build/cython"))

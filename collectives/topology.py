@@ -14,7 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["Shuffle", "activation_peers", "group_of", "groups", "propagation_bound", "shuffle"]
+__all__ = [
+    "Shuffle",
+    "activation_peers",
+    "default_group_size",
+    "group_of",
+    "groups",
+    "propagation_bound",
+    "shuffle",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +129,11 @@ def groups(world_size: int, group_size: int, version: int) -> list[tuple[int, ..
     order = [sigma.rank_at(position, version) for position in range(world_size)]
     cut = zip(sigma.bounds, sigma.bounds[1:], strict=False)
     return sorted(tuple(sorted(order[begin:end])) for begin, end in cut)
+
+
+def default_group_size(world_size: int) -> int:
+    """Return √P rounded up to a power of two, at most P: WAGMA-SGD's choice of S (section V-B)."""
+    return min(world_size, 1 << (_log2_ceil(world_size) + 1) // 2)
 
 
 def group_of(rank: int, world_size: int, group_size: int, version: int) -> tuple[int, ...]:

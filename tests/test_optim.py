@@ -17,8 +17,8 @@ from torch.optim.optimizer import (
 )
 
 import collectives
+from collectives.topology import default_group_size
 from wagma.optim import WAGMA
-from wagma.optim.wagma import default_group_size
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from collectives.topology import group_of
+from collectives.topology import default_group_size, group_of
 from wagma.optim import WAGMA
-from wagma.optim.wagma import default_group_size
 
 pytestmark = pytest.mark.mpi
 

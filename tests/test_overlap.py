@@ -14,8 +14,8 @@ from together import interrupted, wait_until
 from torch import nn
 
 from collectives import GroupAllreduce, RankFailedError
+from collectives.topology import default_group_size
 from wagma.optim import WAGMA
-from wagma.optim.wagma import default_group_size
 
 pytestmark = pytest.mark.mpi
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 
-class OncePerRank(argparse.Action):
-    """Collect (rank, value) pairs in a dictionary, and refuse a rank's second one."""
+class Once(argparse.Action):
+    """Collect (key, value) pairs in a dictionary, and refuse a key's second one."""
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
-        rank, value = values
+        key, value = values
         collected = dict(getattr(namespace, self.dest))
-        if rank in collected:
-            raise argparse.ArgumentError(self, f"rank {rank} is given twice")
-        setattr(namespace, self.dest, collected | {rank: value})
+        if key in collected:
+            what = f"rank {key}" if isinstance(key, int) else key
+            raise argparse.ArgumentError(self, f"{what} is given twice")
+        setattr(namespace, self.dest, collected | {key: value})
 
 
 def whole(lowest: int) -> Callable[[str], int]:
@@ -65,3 +67,36 @@ def slow_rank(text: str) -> tuple[int, float]:
     except argparse.ArgumentTypeError as error:
         message = f"must be R:FACTOR, a rank and a number from 1 on, not {text!r}"
         raise argparse.ArgumentTypeError(message) from error
+
+
+def separated(convert: Callable[[str], Any]) -> Callable[[str], list]:
+    """Return a converter of values that commas separate, none of them twice."""
+
+    def convert_all(text: str) -> list:
+        values = [convert(part.strip()) for part in text.split(",")]
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"names something twice: {text!r}")
+        return values
+
+    return convert_all
+
+
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """Return a converter of one of these names."""
+
+    def convert(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)}, not {text!r}")
+        return text
+
+    return convert
+
+
+def assignment(names: Collection[str]) -> Callable[[str], tuple[str, float]]:
+    """Return a converter of "NAME=VALUE", for one of these names and a number from 0 on."""
+
+    def convert(text: str) -> tuple[str, float]:
+        name, _, value = text.partition("=")
+        return one_of(names)(name), not_negative(value)
+
+    return convert

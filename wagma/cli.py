@@ -16,11 +16,35 @@ from typing import NoReturn
 
 import wagma
 from wagma import job, logs, progress
-from wagma.arguments import OncePerRank, not_negative, number, run_name, slow_rank, whole
+from wagma.arguments import (
+    Once,
+    assignment,
+    not_negative,
+    number,
+    one_of,
+    run_name,
+    separated,
+    slow_rank,
+    whole,
+)
 
 SPEAK_FIRST = 1.0  # seconds for rank 0: Open MPI ends the job when any rank exits with an error
 DESCRIPTION = "Train with wait-avoiding group model averaging, on all ranks of an MPI job."
 DEFAULT_SHARDS = "iid"
+# What `wagma.simulation` can simulate: --help loads neither it nor numpy.
+ALGORITHMS = ("allreduce", "local-sgd", "wagma")
+MACHINES = ("10gbe", "aries", "hdr")
+MACHINE_VALUES = (
+    "latency",
+    "overhead",
+    "gap",
+    "byte_gap",
+    "injection",
+    "memory",
+    "staging",
+    "response",
+    "ranks_per_node",
+)
 DEFAULT_IMAGE_SIZE = 32
 
 EXIT_STATUSES = "exit status:\n" + "".join(
@@ -32,6 +56,7 @@ examples:
   mpiexec -n 4 wagma train
   mpiexec -n 4 wagma train --script my_task.py
   mpiexec -n 4 wagma info
+  wagma simulate --ranks 64,1024 --imbalance cloud
   wagma train --help
 """
 
@@ -63,6 +88,14 @@ examples:
   wagma info
   mpiexec -n 4 wagma info
   srun --mpi=pmi2 -N 2 -n 8 wagma info
+"""
+
+
+SIMULATE_EXAMPLES = """\
+examples:
+  wagma simulate --ranks 4,16,64,256 --imbalance cloud
+  wagma simulate --ranks 16,1024 --step-times long-tailed --sync-period 8
+  wagma simulate --ranks 64 --trace runs/mine --machine 10gbe --set ranks_per_node=4
 """
 
 
@@ -121,6 +154,7 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_train(commands)
     add_info(commands)
+    add_simulate(commands)
     return parser
 
 
@@ -155,6 +189,89 @@ def add_info(commands) -> None:
     )
     parser.set_defaults(parser=parser, command=run_info, check=lambda settings: [])
     add_log_level(parser)
+
+
+def add_simulate(commands) -> None:
+    """Add the command ``simulate``."""
+    parser = commands.add_parser(
+        "simulate",
+        help="predict throughput and waiting at other numbers of ranks",
+        description="Run the methods' protocols in simulated time, on a machine described by "
+        "LogGP's parameters, and compare throughput, idle time and staleness. One process; "
+        "no MPI job.",
+        epilog=f"{SIMULATE_EXAMPLES}\n{EXIT_STATUSES}",
+    )
+    parser.set_defaults(parser=parser, command=run_simulate, check=lambda settings: [])
+    add_simulation_options(parser.add_argument_group("what is simulated"))
+    group = parser.add_argument_group("averaging")
+    add_grouping_options(group)
+    group = parser.add_argument_group("steps")
+    add_step_time_options(group)
+    add_delay_options(group)
+    add_run_options(parser.add_argument_group("the results' files"))
+    add_log_level(parser)
+
+
+def add_simulation_options(group) -> None:
+    """Add what says which methods run where, and for how long."""
+    add = group.add_argument
+    add(
+        "--algorithms",
+        type=separated(one_of(ALGORITHMS)),
+        default=list(ALGORITHMS),
+        metavar="NAME,…",
+        help=f"of {', '.join(ALGORITHMS)}; ratios are to the first (default: all)",
+    )
+    add(
+        "--ranks",
+        type=separated(whole(1)),
+        default=[4, 16, 64, 256, 1024],
+        metavar="N,…",
+        help="numbers of ranks (default: 4,16,64,256,1024)",
+    )
+    add(
+        "--steps",
+        type=whole(1),
+        default=100,
+        metavar="N",
+        help="steps that every rank makes (default: %(default)s)",
+    )
+    add(
+        "--parameters",
+        type=whole(1),
+        default=25_559_081,
+        metavar="N",
+        help="the model's parameters (default: ResNet-50's, %(default)s)",
+    )
+    add(
+        "--itemsize",
+        type=whole(1),
+        default=4,
+        metavar="BYTES",
+        help="bytes of a parameter (default: %(default)s)",
+    )
+    add(
+        "--machine",
+        choices=MACHINES,
+        default="aries",
+        help="the network between the ranks (default: %(default)s)",
+    )
+    add(
+        "--set",
+        type=assignment(MACHINE_VALUES),
+        action=Once,
+        default={},
+        metavar="NAME=VALUE",
+        help=f"another value of the machine, in seconds or bytes per second; may be given "
+        f"several times, for {', '.join(MACHINE_VALUES)}",
+    )
+    add(
+        "--seed",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="seed of the steps' lengths and of the imbalance (default: %(default)s)",
+    )
 
 
 def add_log_level(parser: Parser) -> None:
@@ -239,7 +356,7 @@ def add_training_options(group) -> None:
     )
 
 
-def add_averaging_options(group) -> None:
+def add_grouping_options(group) -> None:
     """Add what says who averages with whom, and when."""
     add = group.add_argument
     add(
@@ -262,6 +379,12 @@ def add_averaging_options(group) -> None:
         default="nobody",
         help="whom a step waits for (default: %(default)s)",
     )
+
+
+def add_averaging_options(group) -> None:
+    """Add what else a job may say about its averages."""
+    add_grouping_options(group)
+    add = group.add_argument
     add(
         "--late",
         choices=("paper", "conserving"),
@@ -287,8 +410,7 @@ def add_averaging_options(group) -> None:
 
 def add_imbalance_options(group) -> None:
     """Add what makes steps longer than they are."""
-    add = group.add_argument
-    add(
+    group.add_argument(
         "--step-time",
         dest="step_time_ms",
         type=not_negative,
@@ -296,12 +418,53 @@ def add_imbalance_options(group) -> None:
         metavar="MS",
         help="sleep in every step that stands for an accelerator's work (default: %(default)s)",
     )
+    add_delay_options(group)
+
+
+def add_step_time_options(group) -> None:
+    """Add how long a simulated step takes."""
+    add = group.add_argument
+    times = group.add_mutually_exclusive_group()
+    times.add_argument(
+        "--step-times",
+        choices=("constant", "log-normal", "long-tailed"),
+        default="log-normal",
+        help="all alike; log-normal; or like reinforcement learning's, from 1.7 s to 43.5 s "
+        "(default: %(default)s)",
+    )
+    times.add_argument(
+        "--trace",
+        type=Path,
+        metavar="PATH",
+        help="as they were recorded: a directory of `wagma train`, or a text file of seconds with "
+        "one step a line and one column a rank",
+    )
+    add(
+        "--step-time",
+        dest="step_time_ms",
+        type=not_negative,
+        default=500.0,
+        metavar="MS",
+        help="the median of constant or log-normal steps (default: %(default)s)",
+    )
+    add(
+        "--sigma",
+        type=not_negative,
+        default=0.05,
+        metavar="S",
+        help="standard deviation of log-normal steps' logarithm (default: %(default)s)",
+    )
+
+
+def add_delay_options(group) -> None:
+    """Add the papers' injected delays."""
+    add = group.add_argument
     add(
         "--imbalance",
-        choices=("none", "cloud"),
+        choices=("none", "cloud", "random"),
         default="none",
-        help="cloud: two ranks, drawn anew at every step, take 320 ms longer "
-        "(default: %(default)s)",
+        help="cloud: two ranks, drawn anew at every step, take 320 ms longer; random: each rank "
+        "takes six times as long with probability 1/ranks (default: %(default)s)",
     )
     add(
         "--imbalance-scale",
@@ -313,7 +476,7 @@ def add_imbalance_options(group) -> None:
     add(
         "--slow-rank",
         type=slow_rank,
-        action=OncePerRank,
+        action=Once,
         default={},
         metavar="R:FACTOR",
         help="rank R takes FACTOR times as long for its steps; may be given for several ranks",
@@ -426,6 +589,19 @@ def run_info(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     logs.start(settings.log_level, comm.rank)
     info(comm)
     return job.OK
+
+
+def run_simulate(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
+    """Simulate, in one process."""
+    from wagma import runs, simulate  # not at the top: --help needs no numpy
+
+    if comm.size > 1:
+        raise job.UsageError(
+            f"simulate is one process, not a job of {comm.size}: start it without a launcher"
+        )
+    logs.start(settings.log_level, comm.rank)
+    directory = runs.make_directory(settings.runs_dir, settings.name, comm)
+    return simulate.run(settings, directory, signals)
 
 
 def ranks(size: int) -> str:

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
+KINDS = {
+    "none": "nobody is delayed",
+    "cloud": "two ranks, drawn anew at every step, take 320 ms longer",
+    "random": "each rank takes six times as long with probability 1/ranks, drawn at every step",
+}
 CLOUD_DELAY = 0.320
 CLOUD_RANKS = 2
 CLOUD_STREAM = 3
+RANDOM_FACTOR = 6.0
+RANDOM_STREAM = 4
 
 
 def cloud_ranks(seed: int, step: int, size: int) -> tuple[int, ...]:
@@ -23,13 +30,38 @@ def cloud_ranks(seed: int, step: int, size: int) -> tuple[int, ...]:
     return tuple(sorted(int(rank) for rank in chosen))
 
 
-def delay(kind: str, seed: int, step: int, rank: int, size: int) -> float:
-    """Return the seconds by which ``kind``, "none" or "cloud", delays a rank's step at scale 1."""
-    if kind == "cloud" and rank in cloud_ranks(seed, step, size):
-        return CLOUD_DELAY
-    return 0.0
+def random_ranks(seed: int, step: int, size: int) -> np.ndarray:
+    """Return the ranks that are slow at a step: each with probability 1/size.
+
+    "Randomly slowing down every worker by 6 times at a probability of 1/n in each iteration": the
+    Hop paper, section 7.3.1.
+    """
+    generator = np.random.default_rng([seed, RANDOM_STREAM, step])
+    return np.flatnonzero(generator.random(size) < 1 / size)
 
 
-def slow_rank_delay(factor: float, compute: float) -> float:
+def delays(kind: str, seed: int, step: int, compute: np.ndarray) -> np.ndarray:
+    """Return the seconds by which an imbalance of `KINDS` delays each rank's step, at scale 1.
+
+    Args:
+        kind: one of `KINDS`.
+        compute: float64 array of shape (ranks,): how long the steps take without.
+    """
+    size = len(compute)
+    delays = np.zeros(size)
+    if kind == "cloud":
+        delays[list(cloud_ranks(seed, step, size))] = CLOUD_DELAY
+    elif kind == "random":
+        slow = random_ranks(seed, step, size)
+        delays[slow] = slow_rank_delay(RANDOM_FACTOR, compute[slow])
+    return delays
+
+
+def delay(kind: str, seed: int, step: int, rank: int, size: int, compute: float) -> float:
+    """Return the seconds by which it delays one rank's step, which takes ``compute`` without."""
+    return float(delays(kind, seed, step, np.full(size, compute))[rank])
+
+
+def slow_rank_delay(factor: float, compute: float | np.ndarray) -> float | np.ndarray:
     """Return the seconds that make a step of ``compute`` seconds take ``factor`` times as long."""
     return (factor - 1.0) * compute

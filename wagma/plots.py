@@ -6,10 +6,14 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wagma.runs import POINTS, Curve, Tally
+
+if TYPE_CHECKING:
+    from wagma.simulation import Result
 
 LEGEND_RANKS = 8  # more get one common entry
 COLOURS = {  # Okabe and Ito's, which the colour-blind can tell apart
@@ -115,3 +119,41 @@ def draw_time(path: Path, seconds: Sequence[dict[str, float]], title: str) -> No
     figure.legend(loc="outside lower center", ncols=len(COLOURS), fontsize="small", frameon=False)
     axes.set_title(f"{title}: where each rank's time went")
     figure.savefig(path)
+
+
+def draw_simulation(directory: Path, results: dict[str, Sequence[Result]]) -> None:
+    """Write ``simulation.png``: throughput and idle share against ranks, and the staleness.
+
+    Args:
+        directory: Where it goes.
+        results: Every algorithm's, by ranks.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        log.warning("no simulation.png: matplotlib is not installed")
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4), dpi=120, layout="constrained")
+    throughput, idle, staleness = figure.subplots(1, 3)
+    longest = max(results.values(), key=len)
+    ranks = [each.ranks for each in longest]
+    ideal = [each.ranks**2 * each.steps / each.compute.sum() for each in longest]
+    throughput.plot(ranks, ideal, "--", color="0.6", label="no waiting, no communication")
+    for name, of in results.items():
+        ranks = [each.ranks for each in of]
+        throughput.plot(ranks, [each.throughput for each in of], "o-", label=name)
+        idle.plot(ranks, [100 * each.idle_share for each in of], "o-", label=name)
+        for each in of[-1:]:
+            if each.staleness.any():
+                shares = 100 * each.staleness / each.staleness.sum()
+                staleness.bar(range(len(shares)), shares, label=f"{name}, {each.ranks} ranks")
+    throughput.set(xlabel="ranks", ylabel="steps per second", xscale="log", yscale="log")
+    idle.set(xlabel="ranks", ylabel="share of time not computing in %", xscale="log")
+    idle.set_ylim(bottom=0)
+    staleness.set(xlabel="staleness in versions", ylabel="share of contributions in %")
+    for axes in (throughput, idle, staleness):
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        if axes.has_data():
+            axes.legend(fontsize="small")
+    figure.savefig(directory / "simulation.png")

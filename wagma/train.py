@@ -100,9 +100,12 @@ class Trainer:
     def hold_up(self, step: int) -> None:
         """Sleep for as long as the injected imbalance makes this rank's step longer."""
         settings = self.settings
-        drawn = imbalance.delay(settings.imbalance, settings.seed, step, self.rank, self.size)
+        compute = self.stopwatch.compute
+        drawn = imbalance.delay(
+            settings.imbalance, settings.seed, step, self.rank, self.size, compute
+        )
         factor = settings.slow_rank.get(self.rank, 1.0)
-        slow = imbalance.slow_rank_delay(factor, self.stopwatch.compute)
+        slow = imbalance.slow_rank_delay(factor, compute)
         seconds = drawn * settings.imbalance_scale + slow
         if seconds > 0:
             time.sleep(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 import collectives
 from collectives.agreement import raise_together
 from collectives.settings import checked_weight, difference
+from collectives.topology import default_group_size
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.overlap import Overlap
 from wagma.optim.wrapper import Wrapper
@@ -353,8 +353,3 @@ def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[T
             what = f"{shared[0].kind} {shared[0].name!r}" if shared else "optimizer"
             raise ValueError(f"{what} belongs to another WAGMA optimizer, which is not closed")
     return tensors
-
-
-def default_group_size(size: int) -> int:
-    """Return √P rounded up to a power of two, at most P: the paper's choice of S."""
-    return min(size, 2 ** math.ceil(math.log2(size) / 2))

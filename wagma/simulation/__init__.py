@@ -1,0 +1,89 @@
+"""Methods of distributed training in simulated time, at any number of ranks.
+
+The protocols are those that the engine runs; a discrete-event driver tells them when what happens,
+on a machine of which LogGP's parameters are known. ``wagma simulate`` is the command for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wagma.simulation.core import Simulation
+from wagma.simulation.machine import MACHINES, Machine
+from wagma.simulation.methods import METHODS, Settings
+
+__all__ = ["MACHINES", "METHODS", "Machine", "Result", "Settings", "simulate"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulation says.
+
+    Attributes:
+        ranks, steps: how many ranks made how many steps each.
+        wall: seconds until the last rank's last step was over.
+        compute: float64 array of shape (ranks,): seconds of the rank's own steps.
+        waited: float64 array of shape (ranks,): seconds that its calls took.
+        staleness: int64 array, where models are averaged without waiting: how many times a rank
+            took part with a vector of so many calls before; the last counts all from there on.
+        timely_share: the share of calls whose vector was in their own version; 1 where all wait.
+        events, messages: how many were simulated.
+    """
+
+    ranks: int
+    steps: int
+    wall: float
+    compute: np.ndarray
+    waited: np.ndarray
+    staleness: np.ndarray
+    timely_share: float
+    events: int
+    messages: int
+
+    @property
+    def throughput(self) -> float:
+        """Steps per second, of all ranks together."""
+        return self.ranks * self.steps / self.wall
+
+    @property
+    def idle_share(self) -> float:
+        """The share of the ranks' time in which they do not compute."""
+        return 1 - self.compute.sum() / (self.ranks * self.wall)
+
+
+def simulate(method: str, step_times: np.ndarray, machine: Machine, settings: Settings) -> Result:
+    """Simulate a method on ranks whose steps take these times.
+
+    Args:
+        method: one of `METHODS`.
+        step_times: float64 array of shape (steps, ranks): seconds, see `wagma.simulation.steps`.
+        machine: what the ranks run on.
+        settings: the job's.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    step_times = np.asarray(step_times, dtype=np.float64)
+    if step_times.ndim != 2 or not step_times.size:
+        raise ValueError(f"step_times must be of shape (steps, ranks), not {step_times.shape}")
+    if not np.all(np.isfinite(step_times) & (step_times >= 0)):
+        raise ValueError("step_times must be finite, and 0 or more")
+    if method not in METHODS:
+        raise ValueError(f"no method {method!r}: there are {', '.join(METHODS)}")
+    steps, ranks = step_times.shape
+    driver = METHODS[method](settings, ranks)
+    simulation = Simulation(driver, machine, step_times)
+    simulation.run()
+    return Result(
+        ranks=ranks,
+        steps=steps,
+        wall=float(simulation.ended.max()),
+        compute=step_times.sum(axis=0),
+        waited=simulation.waited,
+        staleness=getattr(driver, "staleness", np.zeros(0, dtype=np.int64)),
+        timely_share=getattr(driver, "timely", ranks * steps) / (ranks * steps),
+        events=simulation.events,
+        messages=simulation.messages,
+    )

@@ -1,0 +1,49 @@
+cdef struct Event:
+    double time
+    long long order
+    long long a
+    long long b
+    int kind
+    int rank
+    bint arriving
+
+
+cdef class Simulation:
+    cdef readonly double now
+    cdef readonly int ranks, iterations
+    cdef readonly object machine
+    cdef readonly Method method
+    # Seconds that each rank has waited in its calls, and when it made its last step.
+    cdef readonly object waited, ended
+    cdef readonly long long events, messages
+    cdef const double[:, ::1] step_times
+    cdef double[::1] waits, ends, called_at, engine_free, node_free
+    cdef int[::1] steps
+    cdef unsigned char[::1] computing
+    cdef int unfinished, ranks_per_node
+    cdef double overhead, latency, gap, byte_gap, node_byte_gap, response
+    cdef Event *heap
+    cdef Py_ssize_t count, room
+    cdef long long pushed
+
+    cpdef void later(self, double delay, int kind, int rank, long long a=*, long long b=*)
+    cpdef void send(
+        self, int source, int destination, long long nbytes, int kind, long long a=*, long long b=*)
+    cpdef void returns(self, int rank, double delay=*)
+    cdef void _begin_step(self, int rank, double at)
+    cdef void _take(self, Event *event)
+    cdef void _push(
+        self, double time, int kind, int rank, long long a, long long b, bint arriving)
+    cdef Event _pop(self) noexcept
+
+
+cdef class Method:
+    cdef readonly Simulation simulation
+
+    cpdef begin(self)
+    cpdef arrives(self, int rank)
+    cpdef happens(self, int kind, int rank, long long a, long long b)
+
+
+cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=*)
+cpdef double mpi_allreduce_time(machine, int size, long long nbytes)

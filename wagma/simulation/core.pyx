@@ -1,0 +1,276 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Ranks in simulated time: an event heap, their applications, and a LogGP network between them.
+
+What happens at the same time happens in the order in which it was caused: a simulation is a
+function of its arguments.
+"""
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdlib cimport free, realloc
+
+import numpy as np
+
+from collectives.protocols.schedule cimport Schedule
+from collectives.protocols.slicing cimport Slicing, suits
+
+cdef enum:
+    # The application of a rank has computed a step: what methods number is above.
+    COMPUTED = -1
+    # Events between two looks for a signal, such as Ctrl-C's.
+    SIGNALS = 1 << 16
+
+
+cdef class Simulation:
+    """Some ranks' applications, each computing its steps and calling its method after each.
+
+    A method is told of each call, answers it by `returns`, and meanwhile lets things happen
+    `later` or on arrival of what one rank's engine `send`s to another's.
+
+    Args:
+        method: the `Method` that all ranks use.
+        machine: the `machine.Machine` that they run on.
+        step_times: float64 array of shape (iterations, ranks): the seconds that each of a rank's
+            steps takes before its call.
+
+    Attributes:
+        now: the simulated time, in seconds.
+        waited: float64 array of shape (ranks,): seconds that each application waited in calls.
+        ended: float64 array of shape (ranks,): when each application's last call returned.
+        events, messages: how many have been simulated.
+
+    Source of the network model: Alexandrov et al., LogGP, 1995, and for the rest `machine.Machine`.
+    """
+
+    def __init__(self, Method method not None, machine, step_times):
+        cdef int rank
+        self.machine = machine
+        self.step_times = np.ascontiguousarray(step_times, dtype=np.float64)
+        self.iterations, self.ranks = self.step_times.shape[0], self.step_times.shape[1]
+        self.waited = np.zeros(self.ranks)
+        self.ended = np.zeros(self.ranks)
+        self.waits, self.ends = self.waited, self.ended
+        self.called_at = np.zeros(self.ranks)
+        self.engine_free = np.zeros(self.ranks)
+        self.ranks_per_node = machine.ranks_per_node
+        self.node_free = np.zeros(self.ranks // self.ranks_per_node + 1)
+        self.steps = np.zeros(self.ranks, dtype=np.intc)
+        self.computing = np.zeros(self.ranks, dtype=np.uint8)
+        self.overhead, self.latency, self.gap = machine.overhead, machine.latency, machine.gap
+        self.byte_gap, self.node_byte_gap = machine.byte_gap, 1 / machine.injection
+        self.response = machine.response
+        self.unfinished = self.ranks if self.iterations else 0
+        self.method = method
+        method.simulation = self
+        method.begin()
+        for rank in range(self.unfinished):
+            self._begin_step(rank, 0)
+
+    def __dealloc__(self):
+        free(self.heap)
+
+    def run(self):
+        """Let everything happen until every application has made its steps.
+
+        Raises:
+            RuntimeError: an application waits, and nothing is left that could happen.
+        """
+        cdef Event event
+        while self.unfinished:
+            if self.count == 0:
+                raise RuntimeError(
+                    f"{self.unfinished} of {self.ranks} ranks wait at {self.now:g} s for something "
+                    "that will not happen"
+                )
+            event = self._pop()
+            self.now = event.time
+            self._take(&event)
+
+    cdef void _take(self, Event *event):
+        cdef double free_at
+        self.events += 1
+        if self.events % SIGNALS == 0:
+            PyErr_CheckSignals()
+        if event.kind == COMPUTED:
+            self.computing[event.rank] = False
+            self.called_at[event.rank] = self.now
+            self.method.arrives(event.rank)
+        elif event.arriving:
+            free_at = self.now
+            if self.computing[event.rank]:
+                free_at += self.response
+            free_at = max(free_at, self.engine_free[event.rank]) + self.overhead
+            self.engine_free[event.rank] = free_at
+            self._push(free_at, event.kind, event.rank, event.a, event.b, False)
+        else:
+            self.method.happens(event.kind, event.rank, event.a, event.b)
+
+    # What methods cause
+
+    cpdef void later(self, double delay, int kind, int rank, long long a=0, long long b=0):
+        """Let `Method.happens` be called with these in `delay` seconds; kinds count from 0."""
+        self._push(self.now + delay, kind, rank, a, b, False)
+
+    cpdef void send(
+        self, int source, int destination, long long nbytes, int kind, long long a=0, long long b=0
+    ):
+        """Send a message; once the receiving engine has taken it, `Method.happens` is called.
+
+        It costs the engines o each, and one engine's messages are g apart. One that leaves its
+        node occupies the network interface for as long as the node's injection limit says.
+        """
+        cdef int node = source // self.ranks_per_node
+        cdef double at = max(self.now, self.engine_free[source])
+        self.engine_free[source] = at + max(self.overhead, self.gap)
+        at += self.overhead
+        if node != destination // self.ranks_per_node:
+            at = max(at, self.node_free[node])
+            self.node_free[node] = at + nbytes * self.node_byte_gap
+        self.messages += 1
+        self._push(
+            at + self.latency + (nbytes - 1) * self.byte_gap, kind, destination, a, b, True)
+
+    cpdef void returns(self, int rank, double delay=0):
+        """The application's call returns in `delay` seconds, and its next step begins."""
+        cdef double at = self.now + delay
+        self.waits[rank] += at - self.called_at[rank]
+        self.ends[rank] = at
+        self.steps[rank] += 1
+        if self.steps[rank] == self.iterations:
+            self.unfinished -= 1
+        else:
+            self._begin_step(rank, at)
+
+    cdef void _begin_step(self, int rank, double at):
+        self.computing[rank] = True
+        self._push(at + self.step_times[self.steps[rank], rank], COMPUTED, rank, 0, 0, False)
+
+    # The heap
+
+    cdef void _push(
+        self, double time, int kind, int rank, long long a, long long b, bint arriving
+    ):
+        cdef Py_ssize_t place, parent
+        cdef Event *heap
+        if self.count == self.room:
+            heap = <Event *>realloc(self.heap, max(2 * self.room, 1024) * sizeof(Event))
+            if heap == NULL:
+                raise MemoryError
+            self.heap, self.room = heap, max(2 * self.room, 1024)
+        place = self.count
+        self.count += 1
+        while place > 0:
+            parent = (place - 1) // 4
+            # What was pushed earlier comes first among equals.
+            if self.heap[parent].time <= time:
+                break
+            self.heap[place] = self.heap[parent]
+            place = parent
+        self.heap[place] = Event(time, self.pushed, a, b, kind, rank, arriving)
+        self.pushed += 1
+
+    cdef Event _pop(self) noexcept:
+        """Take the earliest event out: each has up to four below it that are not earlier."""
+        cdef Event first = self.heap[0], last
+        cdef Py_ssize_t place = 0, child, other, end
+        self.count -= 1
+        last = self.heap[self.count]
+        while 4 * place + 1 < self.count:
+            child = 4 * place + 1
+            end = min(child + 4, self.count)
+            for other in range(child + 1, end):
+                if is_before(&self.heap[other], &self.heap[child]):
+                    child = other
+            if not is_before(&self.heap[child], &last):
+                break
+            self.heap[place] = self.heap[child]
+            place = child
+        self.heap[place] = last
+        return first
+
+
+cdef inline bint is_before(const Event *one, const Event *other) noexcept nogil:
+    return one.time < other.time or one.time == other.time and one.order < other.order
+
+
+cdef class Method:
+    """What the ranks' engines do: a protocol, driven in simulated time.
+
+    A subclass says in `arrives` what an application's call causes and in `happens` what follows
+    from what it let happen later; each call must be answered by `Simulation.returns` once.
+    """
+
+    cpdef begin(self):
+        """All ranks are there, in `self.simulation`, and begin to compute."""
+
+    cpdef arrives(self, int rank):
+        """The application of a rank has computed a step, and calls."""
+        raise NotImplementedError
+
+    cpdef happens(self, int kind, int rank, long long a, long long b):
+        """What was to happen later happens, or a message has come."""
+        raise NotImplementedError
+
+
+cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=False):
+    """Return the seconds from the last member's arrival to the result, in our engine's schedules.
+
+    All members depend on the last one in every phase, so that all have the result at that time.
+    Which schedule an exchange has, and its steps, are `collectives.protocols`'.
+
+    Args:
+        machine: the `machine.Machine`, whose nodes share their injection limit among their ranks.
+        size: number of members.
+        nbytes: length of the vector, in bytes.
+        doubling: whether long vectors go by recursive doubling, too.
+    """
+    cdef Slicing slicing = Slicing()
+    cdef double message = 2 * machine.overhead + machine.latency
+    cdef double byte_gap = machine.shared_byte_gap
+    cdef double engine, wire
+    if size == 1:
+        return 0
+    if doubling or not suits(nbytes, size):
+        return steps_of(size) * (message + (nbytes - 1) * byte_gap + nbytes / machine.memory)
+    slicing.begin(nbytes, size)
+    # In a block a member sends a slice to each other one and receives one, twice over.
+    wire = 2 * (size - 1) * max(<double>machine.gap, byte_gap * slicing.block / size)
+    engine = 4 * (size - 1) * machine.overhead + slicing.block / <double>machine.memory
+    return slicing.blocks * max(wire, engine) + 2 * message
+
+
+cpdef double mpi_allreduce_time(machine, int size, long long nbytes):
+    """Return the seconds from the last rank's arrival to MPI_Allreduce's result.
+
+    Recursive doubling up to 2 KiB; above, recursive halving and doubling, as MPICH has it.
+
+    Source: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
+    MPICH, 2005, section 4.5.
+    """
+    cdef double message = 2 * machine.overhead + machine.latency
+    cdef double byte_gap = machine.shared_byte_gap
+    cdef int core = 1, phases = 0
+    cdef double moved, time
+    while 2 * core <= size:
+        core *= 2
+        phases += 1
+    if size == 1:
+        return 0
+    if nbytes <= 2048:
+        return steps_of(size) * (message + (nbytes - 1) * byte_gap + nbytes / machine.memory)
+    moved = nbytes * (1 - 1 / <double>core)
+    time = 2 * (phases * message + moved * byte_gap) + moved / machine.memory
+    if core != size:
+        # Surplus ranks are folded onto others, and get the result from them.
+        time += 2 * (message + nbytes * byte_gap) + nbytes / machine.memory
+    return time
+
+
+cdef int steps_of(int size):
+    """The steps that the result of recursive doubling takes, one after the other."""
+    cdef Schedule schedule = Schedule()
+    cdef int steps = 0
+    schedule.begin(size, 0)
+    while not schedule.done:
+        steps += 1
+        schedule.advance()
+    return steps

@@ -1,0 +1,74 @@
+"""The machines that ranks run on in simulated time: LogGP, with values from the literature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["MACHINES", "Machine"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network, as LogGP describes it, and the nodes that it connects.
+
+    A message of k bytes takes o + (k − 1)·G + L + o from one engine to the other. Long exchanges
+    of the ranks of one node share the node's injection limit equally. Nodes are numbered as their
+    ranks are, `ranks_per_node` one after the other.
+
+    Attributes:
+        latency: L, seconds that a message is under way.
+        overhead: o, seconds that a message costs each of the two engines.
+        gap: g, seconds from one message of an engine to its next one.
+        byte_gap: G, seconds per byte of one rank's long messages.
+        injection: bytes per second that a node can send in all.
+        memory: bytes per second at which a rank copies a vector, or adds one to another.
+        staging: bytes per second between an accelerator and the host memory that averages are
+            made in; infinite where the model is there already.
+        response: seconds until the engine of a computing rank looks after a message.
+        ranks_per_node: ranks that share a node.
+
+    Source: Alexandrov, Ionescu, Schauser and Scheiman, LogGP, SPAA 1995.
+    """
+
+    latency: float
+    overhead: float
+    gap: float
+    byte_gap: float
+    injection: float
+    memory: float = 10e9
+    staging: float = math.inf
+    response: float = 0.0
+    ranks_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name in ("injection", "memory", "staging", "ranks_per_node"):
+                if not value > 0:
+                    raise ValueError(f"{name} must be above 0, not {value}")
+            elif not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be 0 or more, not {value}")
+        if self.ranks_per_node != int(self.ranks_per_node):
+            raise ValueError(f"ranks_per_node must be a whole number, not {self.ranks_per_node}")
+
+    @property
+    def shared_byte_gap(self) -> float:
+        """Seconds per byte of a rank's long messages while all ranks of its node send some."""
+        return max(self.byte_gap, self.ranks_per_node / self.injection)
+
+
+# L + 2o and G are measured by others: half the round trip, and the bandwidth, of MPI messages. How
+# L + 2o is divided is chosen, for nobody has measured o.
+#
+# aries: half round trip 1.15 to 2.2 µs, 9.6 GB/s, 1.77 million messages per second and process:
+# Piz Daint's reference values in CSCS's ReFrame tests (osu_tests.py, 2016 to 2020); Pritchard, Open
+# MPI issue 1005, 2015; injection: Alverson et al., Cray XC Series Network, 2012.
+# hdr: 1.0 to 1.95 µs, 21.3 to 24 GB/s: Microsoft, performance of HBv2 and HBv3 machines, 2019 and
+# 2021; UCX issues 8851 and 9212, 2023; gap: UCX issue 7245, 2021.
+# 10gbe: TCP; 12 to 50 µs, 0.7 to 1.17 GB/s: Javed et al., Open MPI users' list, April 2014; Open
+# MPI issue 7861, 2020; gap: MPICH issue 2635, 2017; injection: 1448 of a frame's 1538 bytes.
+MACHINES = {
+    "aries": Machine(0.9e-6, 0.35e-6, 0.6e-6, 1 / 9.6e9, injection=10.2e9),
+    "hdr": Machine(0.9e-6, 0.2e-6, 0.3e-6, 1 / 23.5e9, injection=24.5e9),
+    "10gbe": Machine(14e-6, 3e-6, 3.2e-6, 1 / 1.15e9, injection=1.177e9),
+}

@@ -1,0 +1,77 @@
+"""The methods that can be simulated, by the names that the command line has for them.
+
+A method adds itself to `METHODS`: what makes its `core.Method` from the settings of a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from collectives.topology import default_group_size
+from wagma.simulation.core import Method, mpi_allreduce_time
+from wagma.simulation.wait_avoiding import GroupAveraging
+
+__all__ = ["METHODS", "Settings", "Synchronous"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a method may need to know of a job.
+
+    Attributes:
+        nbytes: length of the model, and of its gradient, in bytes.
+        group_size: S; the paper's choice for the number of ranks where it is None.
+        sync_period: τ.
+        wait: whom a group average waits for, "nobody" or the "group".
+        doubling: whether group averages go by recursive doubling, whatever the model's length.
+    """
+
+    nbytes: int
+    group_size: int | None = None
+    sync_period: int = 10
+    wait: str = "nobody"
+    doubling: bool = False
+
+
+class Synchronous(Method):
+    """All ranks average with MPI_Allreduce every `period` steps, and wait for each other.
+
+    Allreduce-SGD is this with a period of 1, local SGD with one of τ.
+    """
+
+    def __init__(self, period: int, nbytes: int):
+        self.period, self.nbytes = period, nbytes
+        self.arrived = 0
+
+    def begin(self) -> None:
+        ranks, machine = self.simulation.ranks, self.simulation.machine
+        self.steps = [0] * ranks
+        self.average_time = mpi_allreduce_time(machine, ranks, self.nbytes)
+        self.average_time += 2 * self.nbytes / machine.staging
+
+    def arrives(self, rank: int) -> None:
+        self.steps[rank] += 1
+        if self.steps[rank] % self.period:
+            self.simulation.returns(rank)
+            return
+        self.arrived += 1
+        if self.arrived == self.simulation.ranks:
+            self.arrived = 0
+            for each in range(self.simulation.ranks):
+                self.simulation.returns(each, self.average_time)
+
+
+def wagma(settings: Settings, ranks: int) -> Method:
+    """Return WAGMA-SGD's ranks."""
+    size = settings.group_size or default_group_size(ranks)
+    return GroupAveraging(
+        size, settings.sync_period, settings.nbytes, settings.wait, settings.doubling
+    )
+
+
+METHODS: dict[str, Callable[[Settings, int], Method]] = {
+    "wagma": wagma,
+    "allreduce": lambda settings, ranks: Synchronous(1, settings.nbytes),
+    "local-sgd": lambda settings, ranks: Synchronous(settings.sync_period, settings.nbytes),
+}

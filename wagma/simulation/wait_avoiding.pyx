@@ -1,0 +1,217 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
+
+What `collectives._engine` does when messages come in and exchanges end is done here at the times
+that the machine's model says; all decisions are `collectives.protocols.wait_avoiding`'s.
+"""
+
+import numpy as np
+
+from collectives.topology import activation_peers, propagation_bound
+
+from collectives._groups cimport Groups
+from collectives.protocols.wait_avoiding cimport HELD, MOVING, RUNNING, SYNC, WaitAvoiding
+from wagma.simulation.core cimport Method, allreduce_time
+
+# What happens: an activation comes in; a publication or what a late call takes has been copied; a
+# group has averaged; all ranks have agreed on a synchronisation; they have averaged.
+cdef enum:
+    ACTIVATED
+    PUBLISHED
+    TAKEN
+    EXCHANGED
+    AGREED
+    MOVED
+
+cdef enum:
+    # Bytes of an activation, and of what a rank says to agree on an operation.
+    ACTIVATION = 16
+    # Pairs (operation, version) that ranks may bring to an agreement; all synchronise here.
+    RECORDS = 2
+
+
+cdef class GroupAveraging(Method):
+    """WAGMA-SGD's ranks: `collectives.GroupAllreduce`, as `wagma.WAGMA` calls it.
+
+    Args:
+        group_size, sync_period: S and τ.
+        nbytes: length of the model, in bytes.
+        wait: "nobody", or the whole "group".
+        doubling: whether exchanges are by recursive doubling, whatever the model's length.
+
+    Attributes:
+        staleness: int64 array: how many versions a rank took part in with a vector of so many
+            calls before; the last entry counts all from there on.
+        timely: calls whose vector was in their own version.
+    """
+
+    cdef readonly int group_size
+    cdef readonly long long sync_period, nbytes
+    cdef readonly bint passive, doubling
+    cdef readonly object staleness
+    cdef readonly long long timely
+    cdef long long[::1] staleness_counts
+    cdef list protocols
+    cdef Groups groups
+    cdef int dimensions, window
+    cdef int[:, ::1] peers
+    # What each rank is doing: the version that it has begun, what its application does, and the
+    # version after which it last published.
+    cdef long long[::1] begun, published_version
+    cdef unsigned char[::1] calling, published, copying, moving
+    # How many members of each group of the window's versions have begun, by their first place.
+    cdef int[:, ::1] present
+    cdef int entered, moving_count
+    cdef double staging_time, copy_time, agreement_time, average_time
+    cdef double[::1] exchange_time
+
+    def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False):
+        self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
+        self.passive, self.doubling = wait == "nobody", doubling
+
+    cpdef begin(self):
+        cdef int ranks = self.simulation.ranks
+        machine = self.simulation.machine
+        self.groups = Groups(0, ranks, self.group_size)
+        peers = [[peer for peer, _ in activation_peers(rank, ranks)] for rank in range(ranks)]
+        self.peers = np.array(peers, dtype=np.intc).reshape(ranks, -1)
+        self.dimensions = self.peers.shape[1]
+        self.protocols = [
+            WaitAvoiding(self.dimensions, self.group_size, self.sync_period, self.passive)
+            for _ in range(ranks)
+        ]
+        gap = propagation_bound(ranks, self.group_size) if self.group_size > 1 else 0
+        self.window = gap + 2
+        self.present = np.zeros((self.window, ranks), dtype=np.intc)
+        self.begun = np.full(ranks, -1)
+        self.published_version = np.full(ranks, -1)
+        self.calling, self.published, self.copying, self.moving = np.zeros((4, ranks), np.uint8)
+        self.staleness = np.zeros(self.sync_period + gap + 1, dtype=np.int64)
+        self.staleness_counts = self.staleness
+        self.staging_time = self.nbytes / machine.staging
+        self.copy_time = self.nbytes / machine.memory
+        self.agreement_time = allreduce_time(machine, ranks, ACTIVATION)
+        self.average_time = allreduce_time(machine, ranks, self.nbytes, self.doubling)
+        self.average_time += 2 * self.staging_time
+        self.exchange_time = np.zeros(self.group_size + 1)
+        for size in range(1, self.group_size + 1):
+            self.exchange_time[size] = allreduce_time(machine, size, self.nbytes, self.doubling)
+
+    cpdef arrives(self, int rank):
+        cdef WaitAvoiding protocol = <WaitAvoiding>self.protocols[rank]
+        self.calling[rank] = True
+        if not protocol.is_synchronous():
+            protocol.call()
+            self._react(rank, protocol)
+            return
+        protocol.enter(SYNC)
+        self._react(rank, protocol)
+        self.entered += 1
+        if self.entered == self.simulation.ranks:
+            self.entered = 0
+            for rank in range(self.simulation.ranks):
+                self.simulation.later(self.agreement_time, AGREED, rank)
+
+    cpdef happens(self, int kind, int rank, long long a, long long b):
+        cdef WaitAvoiding protocol = <WaitAvoiding>self.protocols[rank]
+        cdef long long records[RECORDS]
+        if kind == ACTIVATED:
+            protocol.tell(a, b >> 8, b & 255)
+        elif kind == PUBLISHED:
+            self.copying[rank] = False
+            self.published[rank] = True
+            self.published_version[rank] = protocol.t
+            protocol.published()
+        elif kind == TAKEN:
+            self.copying[rank] = False
+            self._return(rank, protocol)
+        elif kind == EXCHANGED:
+            self._count_version(rank, a)
+            protocol.finished()
+        elif kind == AGREED:
+            records[0], records[1] = SYNC, protocol.t
+            protocol.agreed(records, 1)
+        else:
+            self.moving[rank] = False
+            self.published_version[rank] = protocol.t
+            self._count_version(rank, protocol.t)
+            self.timely += 1
+            protocol.moved()
+            self.calling[rank] = False
+            self.simulation.returns(rank)
+        self._react(rank, protocol)
+
+    cdef void _react(self, int rank, WaitAvoiding protocol):
+        """Do what the protocol says is to be done, as the engine does."""
+        self._send_activations(rank, protocol)
+        if protocol.vectors == RUNNING and self.begun[rank] < protocol.running:
+            self._begin_version(rank, protocol.running)
+        elif self.copying[rank]:
+            return
+        elif self.calling[rank] and protocol.vectors == HELD and protocol.stage != MOVING:
+            self._serve_call(rank, protocol)
+        elif protocol.stage == MOVING and not self.moving[rank]:
+            self._begin_moving(rank)
+
+    cdef void _send_activations(self, int rank, WaitAvoiding protocol):
+        cdef int k
+        for k in range(self.dimensions):
+            if protocol.due >> k & 1:
+                self.simulation.send(
+                    rank, self.peers[rank, k], ACTIVATION, ACTIVATED,
+                    protocol.sent[k], protocol.sent_ops[k] << 8 | k)
+        protocol.due = 0
+
+    cdef void _serve_call(self, int rank, WaitAvoiding protocol):
+        """Publish what a timely call brings, or return from a call whose version has run.
+
+        A late call publishes and takes the newest result in one go. The mean of a timely call is
+        written to where the application wants it.
+        """
+        self.copying[rank] = True
+        if not protocol.timely:
+            self.simulation.later(2 * (self.copy_time + self.staging_time), TAKEN, rank)
+        elif not self.published[rank]:
+            self.simulation.later(self.copy_time + self.staging_time, PUBLISHED, rank)
+        else:
+            self.simulation.later(self.staging_time, TAKEN, rank)
+
+    cdef void _return(self, int rank, WaitAvoiding protocol):
+        self.timely += protocol.timely
+        if not protocol.timely:
+            self.published_version[rank] = protocol.t
+        self.calling[rank] = False
+        self.published[rank] = False
+        protocol.returns()
+        self.simulation.returns(rank)
+
+    cdef void _begin_version(self, int rank, long long version):
+        """Take part in an exchange, which begins once the last member of the group does."""
+        cdef int position = self.groups._position(rank, version)
+        cdef int first = self.groups.chunk_begin[position]
+        cdef int slot = <int>(version % self.window)
+        cdef int size, i
+        cdef int *members
+        self.begun[rank] = version
+        self.present[slot, first] += 1
+        size = self.groups.chunk_end[position] - first
+        if self.present[slot, first] < size:
+            return
+        self.present[slot, first] = 0
+        members = self.groups.members
+        self.groups.of(rank, version, members)
+        for i in range(size):
+            self.simulation.later(self.exchange_time[size], EXCHANGED, members[i], version)
+
+    cdef void _begin_moving(self, int rank):
+        """Take part in the average over all ranks."""
+        self.moving[rank] = True
+        self.moving_count += 1
+        if self.moving_count == self.simulation.ranks:
+            self.moving_count = 0
+            for rank in range(self.simulation.ranks):
+                self.simulation.later(self.average_time, MOVED, rank)
+
+    cdef void _count_version(self, int rank, long long version):
+        cdef long long staleness = version - self.published_version[rank]
+        self.staleness_counts[min(staleness, self.staleness_counts.shape[0] - 1)] += 1
