@@ -47,6 +47,15 @@ MISTAKES = {
     "train --script a.py --images b": "argument --images: not allowed with argument --script",
     "train --script a.py --shards iid": "argument --shards: not allowed with argument --script",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
+    "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
+    "allreduce, local-sgd, wagma, not 'hope'",
+    "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",
+    "simulate --ranks 4,0": "argument --ranks: must be a whole number from 1 on, not '0'",
+    "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",
+    "simulate --set speed=1": "argument --set: must be one of latency, overhead, gap, byte_gap, ",
+    "simulate --set latency=-1": "argument --set: must be a number from 0 on, not '-1'",
+    "simulate --set gap=1 --set gap=2": "argument --set: gap is given twice",
+    "simulate --trace a --step-times constant": "argument --step-times: not allowed with argument",
     "info --steps 3": "unrecognized arguments: --steps 3",
 }
 
@@ -114,7 +123,7 @@ def test_a_slurm_batch_script_is_no_rank_of_the_mpiexec_in_it(refuse, monkeypatc
 
 @pytest.mark.parametrize(
     "line",
-    [["--help"], ["--version"], ["train", "--help"], ["info", "--help"], ["train", "--x"]],
+    [["--help"], ["--version"], ["train", "--help"], ["simulate", "--help"], ["train", "--x"]],
 )
 def test_help_version_and_mistakes_load_neither_mpi_nor_torch(line):
     program = f"""
@@ -165,6 +174,7 @@ def help_of(capsys):
         (["train"], "srun --mpi=pmi2 -n 4 wagma train"),
         (["train"], "wagma train --script my_task.py"),
         (["info"], "mpiexec -n 4 wagma info\n"),
+        (["simulate"], "wagma simulate --ranks 64 --trace runs/mine"),
     ],
 )
 def test_help_has_examples_and_the_exit_statuses(help_of, command, example):
@@ -189,7 +199,7 @@ def terminal(monkeypatch):
     os.close(end)
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["info"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["info"], ["simulate"]])
 def test_help_on_a_terminal_has_the_same_words_in_colour(help_of, terminal, monkeypatch, command):
     pytest.importorskip("rich_argparse")
     coloured = help_of(*command)

@@ -64,7 +64,7 @@ class Synchronous(Method):
 
 def wagma(settings: Settings, ranks: int) -> Method:
     """Return WAGMA-SGD's ranks."""
-    size = settings.group_size or default_group_size(ranks)
+    size = default_group_size(ranks) if settings.group_size is None else settings.group_size
     return GroupAveraging(
         size, settings.sync_period, settings.nbytes, settings.wait, settings.doubling
     )

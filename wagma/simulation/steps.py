@@ -81,12 +81,14 @@ def _metrics(run: Path) -> np.ndarray:
 
 
 def _table(path: Path) -> np.ndarray:
+    text = path.read_text(encoding="utf-8")
     try:
-        trace = np.loadtxt(path, ndmin=2, delimiter="," if "," in path.read_text() else None)
+        rows = text.splitlines() or ["none"]
+        trace = np.loadtxt(rows, ndmin=2, delimiter="," if "," in text else None)
     except ValueError as error:
         raise ValueError(f"{path} is no table of seconds: {error}") from error
-    if not trace.size or not np.all(np.isfinite(trace) & (trace >= 0)):
-        raise ValueError(f"{path} must hold seconds, 0 or more, and at least one step")
+    if not np.all(np.isfinite(trace) & (trace >= 0)):
+        raise ValueError(f"{path} must hold seconds, 0 or more")
     return trace
 
 

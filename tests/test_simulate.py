@@ -1,0 +1,92 @@
+"""``wagma simulate`` from outside: its table, its files, and what it refuses."""
+
+import json
+import signal
+from importlib.util import find_spec
+
+import pytest
+from launch import Signal
+
+pytestmark = pytest.mark.launch
+COMMAND = ("-m", "wagma", "simulate", "--name", "mine")
+
+
+def rows(text):
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return [line for line in lines if line[0].isdigit()]
+
+
+def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
+    options = ("--ranks", "4,16", "--steps", "20", "--imbalance", "cloud", "--group-size", "8")
+    ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path).check()
+    assert ended.stderr == ""
+    run = tmp_path / "runs" / "mine"
+    record = json.loads((run / "simulation.json").read_text())
+    assert record["settings"]["ranks"] == [4, 16]
+    assert record["machine"]["injection"] == 10.2e9
+    table = rows(ended.stdout)
+    assert [line[:2] for line in table] == [
+        [ranks, name] for ranks in ("4", "16") for name in ("allreduce", "local-sgd", "wagma")
+    ]
+    for line in table:
+        result = record["results"][line[1]][line[0] == "16"]
+        assert result["ranks"] == int(line[0])
+        assert line[2] == f"{result['wall_s']:.2f}"
+        assert line[3] == f"{result['steps_per_s']:.2f}"
+        assert line[5] == f"{result['idle_share']:.1%}"
+        assert bool(sum(result["staleness"])) == (line[1] == "wagma") == (len(line) > 7)
+    assert (run / "simulation.png").exists() == (find_spec("matplotlib") is not None)
+
+
+def test_it_predicts_from_a_run_of_training(mpirun, tmp_path):
+    training = ("-m", "wagma", "train", "--steps", "30", "--step-time", "5", "--name", "recorded")
+    mpirun(2, *training, timeout=60, cwd=tmp_path).check()
+    options = ("--trace", "runs/recorded", "--ranks", "2,64", "--steps", "30")
+    ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path).check()
+    walls = [float(line[2]) for line in rows(ended.stdout)]
+    assert len(walls) == 6
+    assert all(wall > 30 * 0.005 for wall in walls)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--trace", "gone"), "argument --trace: [Errno 2] No such file or directory: 'gone'"),
+        (("--trace", "."), "argument --trace: . has no rank-*.jsonl with steps"),
+        (("--set", "injection=0"), "argument --set: injection must be above 0, not 0.0"),
+        (("--set", "ranks_per_node=1.5"), "argument --set: ranks_per_node must be a whole number"),
+    ],
+)
+def test_mistakes_are_one_line(mpirun, tmp_path, options, message):
+    ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"wagma: error: {message}")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_job_of_several_ranks_is_refused_once(mpirun, tmp_path):
+    ended = mpirun(2, *COMMAND, timeout=60, cwd=tmp_path)
+    assert ended.returncode == 2
+    message = "wagma: error: simulate is one process, not a job of 2: start it without a launcher\n"
+    assert ended.complaints == message
+
+
+def test_ctrl_c_ends_it_and_leaves_what_there_is(mpirun, tmp_path):
+    options = ("--ranks", "4,65536", "--steps", "2000", "--algorithms", "wagma")
+    at = Signal(signal.SIGINT, "      4 wagma")
+    ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path, signals=[at])
+    assert ended.returncode == 130
+    assert ended.stderr == "wagma: stopped: what is there is in runs/mine\n"
+    record = json.loads((tmp_path / "runs" / "mine" / "simulation.json").read_text())
+    assert [each["ranks"] for each in record["results"]["wagma"]] == [4]
+
+
+def test_it_loads_no_torch(mpirun, tmp_path):
+    program = f"""
+import sys
+from wagma import cli
+status = cli.main({[*COMMAND[2:], "--ranks", "4"]})
+assert "torch" not in sys.modules
+sys.exit(status)
+"""
+    mpirun(None, "-c", program, timeout=60, cwd=tmp_path).check()

@@ -1,0 +1,418 @@
+"""Methods in simulated time: the network's model, the methods' walls, and the steps' lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocol_messages import schedules
+
+from collectives.topology import default_group_size
+from wagma import cli, imbalance
+from wagma.simulation import MACHINES, METHODS, Machine, Settings, simulate, steps
+from wagma.simulation.core import Method, Simulation, allreduce_time, mpi_allreduce_time
+
+# Nothing but the ranks' own steps takes time on it.
+FREE = Machine(0, 0, 0, 0, math.inf, memory=math.inf)
+FREE_MEMORY = dataclasses.replace(MACHINES["hdr"], memory=math.inf)
+# Every parameter has a time of its own, in seconds, that can be told from the others' sums.
+SLOW = Machine(
+    latency=1000.0, overhead=10.0, gap=13.0, byte_gap=0.01, injection=20.0, ranks_per_node=2
+)
+
+
+def uneven(count, ranks, seed=0):
+    return np.random.default_rng(seed).uniform(0.5, 1.5, (count, ranks))
+
+
+class Scripted(Method):
+    """Returns from every call at once; what a test lets happen later is collected."""
+
+    def __init__(self, script=lambda simulation, rank: None):
+        self.script = script
+        self.happened = []
+
+    def arrives(self, rank):
+        self.script(self.simulation, rank)
+        if self.simulation.ranks > 1:
+            self.simulation.later(1e6, 0, rank)
+        else:
+            self.simulation.returns(rank)
+
+    def happens(self, kind, rank, a, b):
+        if kind == 0:
+            self.simulation.returns(rank)
+        else:
+            self.happened.append((self.simulation.now, kind, rank, a, b))
+
+
+def run(method, machine, step_times):
+    simulation = Simulation(method, machine, step_times)
+    simulation.run()
+    return simulation
+
+
+# The driver and its network
+
+
+@given(st.lists(st.sampled_from((0.0, 0.5, 1.0, 1.25, 7.0)), max_size=200))
+def test_what_is_to_happen_happens_in_its_time_and_in_the_order_it_was_caused(delays):
+    def script(simulation, rank):
+        if rank == 0:
+            for number, delay in enumerate(delays):
+                simulation.later(delay, 1, 0, number)
+
+    method = Scripted(script)
+    run(method, FREE, np.zeros((1, 2)))
+    happened = [(now, a) for now, _, _, a, _ in method.happened]
+    assert happened == sorted((delay, number) for number, delay in enumerate(delays))
+
+
+def test_a_message_takes_what_loggp_says():
+    method = Scripted(lambda simulation, rank: rank or simulation.send(0, 2, 101, 1, 5, 6))
+    simulation = run(method, SLOW, np.zeros((1, 4)))
+    assert method.happened == [(10 + 1000 + 100 * 0.01 + 10, 1, 2, 5, 6)]
+    assert simulation.messages == 1
+
+
+def test_an_engine_sends_and_takes_one_message_at_a_time():
+    def script(simulation, rank):
+        if rank == 0:
+            simulation.send(0, 1, 1, 1, 0)
+            simulation.send(0, 1, 1, 1, 1)
+
+    method = Scripted(script)
+    run(method, SLOW, np.zeros((1, 2)))
+    # The gap is longer than the overhead, and longer than the second one has to wait.
+    assert [now for now, *_ in method.happened] == [1020, 1033]
+    method = Scripted(script)
+    run(method, dataclasses.replace(SLOW, gap=0.0), np.zeros((1, 2)))
+    assert [now for now, *_ in method.happened] == [1020, 1030]
+
+
+def test_a_node_sends_no_faster_than_its_injection_limit_and_within_it_nothing_is_limited():
+    def script(simulation, rank):
+        if rank < 2:
+            simulation.send(rank, rank ^ 2, 2000, 1, rank)
+
+    method = Scripted(script)
+    run(method, SLOW, np.zeros((1, 4)))
+    alone = 10 + 1000 + 19.99 + 10
+    # Ranks 0 and 1 share a node, which sends 20 bytes a second.
+    assert [now for now, *_ in method.happened] == pytest.approx([alone, alone + 100])
+    method = Scripted(lambda simulation, rank: rank or simulation.send(0, 1, 2000, 1))
+    run(method, SLOW, np.zeros((1, 4)))
+    assert [now for now, *_ in method.happened] == pytest.approx([alone])
+
+
+def test_the_engine_of_a_rank_that_computes_takes_a_while_to_look():
+    machine = dataclasses.replace(SLOW, response=500.0)
+    method = Scripted(lambda simulation, rank: rank or simulation.send(0, 1, 1, 1))
+    run(method, machine, np.array([[0.0, 5e6]]))
+    assert [now for now, *_ in method.happened] == [1020 + 500]
+    method = Scripted(lambda simulation, rank: rank and simulation.send(1, 0, 1, 1))
+    run(method, machine, np.array([[0.0, 100.0]]))
+    assert [now for now, *_ in method.happened] == [1020 + 100]
+
+
+def test_a_call_that_nobody_answers_is_an_error_and_no_hang():
+    class Silent(Method):
+        def arrives(self, rank):
+            pass
+
+    with pytest.raises(RuntimeError, match="2 of 2 ranks wait at 1 s for something that will not"):
+        run(Silent(), FREE, np.ones((3, 2)))
+
+
+def test_an_error_in_a_method_is_raised():
+    class Broken(Method):
+        def arrives(self, rank):
+            raise ZeroDivisionError(rank)
+
+    with pytest.raises(ZeroDivisionError):
+        run(Broken(), FREE, np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("size", range(2, 18))
+def test_recursive_doubling_takes_the_steps_of_its_schedule(size):
+    longest = 0
+    for place in range(size):
+        schedule, count = schedules.Schedule(), 0
+        schedule.begin(size, place)
+        while not schedule.done:
+            count += 1
+            schedule.advance()
+        longest = max(longest, count)
+    machine = MACHINES["aries"]
+    step = machine.latency + 2 * machine.overhead + 15 * machine.shared_byte_gap + 16 / 10e9
+    assert allreduce_time(machine, size, 16) == pytest.approx(longest * step)
+    assert allreduce_time(machine, size, 1 << 24, True) > longest * (1 << 24) / 9.6e9
+
+
+@pytest.mark.parametrize("time", (allreduce_time, mpi_allreduce_time))
+@pytest.mark.parametrize("size", (2, 3, 4, 8, 64, 1024))
+def test_an_allreduce_moves_all_data_twice_and_not_much_more(time, size):
+    machine = MACHINES["hdr"]
+    assert time(machine, 1, 1 << 27) == 0
+    for long in (False, True):
+        times = [time(machine, size, 1 << shift) for shift in range(3 + 21 * long, 12 + 21 * long)]
+        assert times == sorted(times)
+    data = (1 << 27) * machine.byte_gap
+    added = (1 << 27) / machine.memory
+    taken = time(machine, size, 1 << 27)
+    # MPICH's folds surplus ranks, which sends the vector once more there and back.
+    folded = 2 * data + added if size == 3 else 0
+    assert 2 * (1 - 1 / size) * data < taken < 2.1 * data + 1.1 * added + folded + 0.01
+    assert taken <= time(machine, 2 * size, 1 << 27) + folded
+
+
+def test_ranks_of_a_node_share_what_it_can_send():
+    alone, crowded = FREE_MEMORY, dataclasses.replace(FREE_MEMORY, ranks_per_node=8)
+    for time in (allreduce_time, mpi_allreduce_time):
+        ratio = time(crowded, 64, 1 << 28) / time(alone, 64, 1 << 28)
+        assert 5 < ratio < 8
+
+
+# The methods
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 3, 8))
+def test_allreduce_waits_for_the_slowest_at_every_step(ranks):
+    times = uneven(20, ranks)
+    machine = MACHINES["10gbe"]
+    result = simulate("allreduce", times, machine, Settings(1 << 22))
+    average = mpi_allreduce_time(machine, ranks, 1 << 22)
+    assert result.wall == pytest.approx(times.max(axis=1).sum() + 20 * average)
+    assert result.waited == pytest.approx(result.wall - times.sum(axis=0))
+
+
+def slowest_in_each_period(times, period):
+    ends = range(0, len(times), period)
+    return sum(times[end : end + period].sum(axis=0).max() for end in ends)
+
+
+@pytest.mark.parametrize("period", (1, 3, 10))
+def test_local_sgd_waits_for_the_slowest_of_every_period(period):
+    times = uneven(30, 5)
+    result = simulate("local-sgd", times, FREE, Settings(1 << 22, sync_period=period))
+    assert result.wall == pytest.approx(slowest_in_each_period(times, period))
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 3, 7, 16, 64))
+@pytest.mark.parametrize("period", (1, 4, 10))
+def test_wagma_waits_for_nobody_between_synchronisations(ranks, period):
+    times = uneven(40, ranks, seed=ranks)
+    result = simulate("wagma", times, FREE, Settings(1 << 22, sync_period=period))
+    assert result.wall == pytest.approx(slowest_in_each_period(times, period))
+
+
+def test_wagma_that_waits_for_its_group_is_allreduce_where_that_is_everybody():
+    times = uneven(40, 8)
+    result = simulate("wagma", times, FREE, Settings(1 << 22, group_size=8, wait="group"))
+    assert result.wall == pytest.approx(times.max(axis=1).sum())
+    assert result.timely_share == 1
+    assert result.staleness[0] == result.staleness.sum() == 40 * 8
+
+
+@given(st.integers(1, 20), st.integers(1, 6), st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_rank_takes_part_in_every_version_once(ranks, period, data):
+    size = data.draw(st.integers(1, ranks))
+    name = data.draw(st.sampled_from(sorted(MACHINES)))
+    wait = data.draw(st.sampled_from(("nobody", "group")))
+    times = uneven(12, ranks, seed=data.draw(st.integers(0, 99))) / 1000
+    chosen = Settings(1 << 16, size, period, wait, data.draw(st.booleans()))
+    result = simulate("wagma", times, MACHINES[name], chosen)
+    counted = result.staleness.sum()
+    # A rank that has made its last step takes part in what others still start.
+    assert counted <= 12 * ranks
+    assert counted == 12 * ranks or 12 % period
+    assert result.staleness[period + 1 :].sum() == 0
+    assert result.wall >= slowest_in_each_period(times, period)
+    assert np.all(result.waited >= 0)
+
+
+def test_staleness_and_timeliness_of_two_ranks_by_hand():
+    """Rank 1 is late for versions 0, 1 and 2, which rank 0 starts while it makes its first step.
+
+    It contributes to them what was there before any call; version 3 synchronises.
+    """
+    times = np.array([[1.0, 3.5]] * 4)
+    result = simulate("wagma", times, FREE, Settings(8, group_size=2, sync_period=4))
+    assert result.staleness[:4].tolist() == [3 + 2, 1, 1, 1]
+    assert result.timely_share == (3 + 2) / 8
+    assert result.wall == 14
+    assert result.waited.tolist() == [14 - 4, 0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_arguments_give_the_same_result(method):
+    times = steps.delayed(steps.log_normal(20, 33, 0.5, 0.1, seed=3), "random", 3)
+    one, other = (simulate(method, times, MACHINES["10gbe"], Settings(1 << 20)) for _ in "ab")
+    for field in dataclasses.fields(one):
+        assert np.array_equal(getattr(one, field.name), getattr(other, field.name))
+
+
+def test_a_method_can_be_written_in_python_and_adds_itself(monkeypatch):
+    """Gossip in a ring: a rank goes on once its left neighbour's last message is there."""
+
+    class Ring(Method):
+        def __init__(self, nbytes):
+            self.nbytes = nbytes
+
+        def begin(self):
+            self.came = [0] * self.simulation.ranks
+            self.waiting = [False] * self.simulation.ranks
+
+        def arrives(self, rank):
+            self.waiting[rank] = True
+            self.simulation.send(rank, (rank + 1) % self.simulation.ranks, self.nbytes, 0)
+            self.go_on(rank)
+
+        def happens(self, kind, rank, a, b):
+            self.came[rank] += 1
+            self.go_on(rank)
+
+        def go_on(self, rank):
+            if self.waiting[rank] and self.came[rank]:
+                self.came[rank] -= 1
+                self.waiting[rank] = False
+                self.simulation.returns(rank)
+
+    monkeypatch.setitem(METHODS, "ring", lambda settings, ranks: Ring(settings.nbytes))
+    result = simulate("ring", uneven(10, 4), MACHINES["aries"], Settings(1 << 20))
+    assert result.messages == 40
+    assert result.staleness.size == 0
+    assert 0 < result.idle_share < 0.5
+
+
+def test_a_thousand_ranks():
+    times = steps.delayed(steps.log_normal(100, 1024, 0.5, 0.05, seed=0), "cloud", 0)
+    result = simulate("wagma", times, MACHINES["aries"], Settings(100_000_000))
+    assert result.events > 100_000
+    assert slowest_in_each_period(times, 10) < result.wall < times.max(axis=1).sum()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    (
+        (("wagma", np.ones(3)), r"must be of shape \(steps, ranks\), not \(3,\)"),
+        (("wagma", np.ones((0, 3))), "must be of shape"),
+        (("wagma", [[1.0, -1.0]]), "must be finite, and 0 or more"),
+        (("wagma", [[1.0, math.nan]]), "must be finite, and 0 or more"),
+        (("none", [[1.0]]), "no method 'none': there are wagma, allreduce, local-sgd"),
+    ),
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(*arguments, FREE, Settings(8))
+
+
+@pytest.mark.parametrize("group_size", (0, 3, -1))
+def test_a_group_must_fit_into_the_job(group_size):
+    with pytest.raises(ValueError, match="group size"):
+        simulate("wagma", np.ones((2, 2)), FREE, Settings(8, group_size))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    (
+        ({"latency": -1.0}, "latency must be 0 or more, not -1"),
+        ({"byte_gap": math.nan}, "byte_gap must be 0 or more, not nan"),
+        ({"injection": 0.0}, "injection must be above 0, not 0"),
+        ({"ranks_per_node": 1.5}, "ranks_per_node must be a whole number, not 1.5"),
+    ),
+)
+def test_a_machine_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(MACHINES["hdr"], **changes)
+
+
+# The steps' lengths
+
+
+def test_steps_are_constant_or_log_normal():
+    assert np.array_equal(steps.constant(3, 2, 0.5), np.full((3, 2), 0.5))
+    made = steps.log_normal(2000, 8, 0.5, 0.25, seed=1)
+    assert np.median(made) == pytest.approx(0.5, rel=0.02)
+    assert np.log(made).std() == pytest.approx(0.25, rel=0.03)
+    assert np.array_equal(made, steps.log_normal(2000, 8, 0.5, 0.25, seed=1))
+    assert not np.array_equal(made, steps.log_normal(2000, 8, 0.5, 0.25, seed=2))
+
+
+def test_long_tailed_steps_are_those_of_the_paper():
+    """5,000 of them lie between 1.7 s and about 43.5 s, with a median below 2 s."""
+    made = steps.long_tailed(5000, 8, seed=0)
+    assert made.min() >= 1.7
+    assert np.all(made <= 43.5)
+    assert np.all(np.abs(np.median(made, axis=0) - 1.9) < 0.05)
+    assert 20 < np.median(made.max(axis=0)) <= 43.5
+
+
+@pytest.mark.parametrize("kind", imbalance.KINDS)
+def test_injected_delays_are_those_of_training(kind):
+    even = steps.log_normal(30, 8, 0.1, 0.3, seed=5)
+    made = steps.delayed(even, kind, 7, scale=0.5, slow_ranks={2: 3.0})
+    for step in range(30):
+        for rank in range(8):
+            compute = even[step, rank]
+            delay = 0.5 * imbalance.delay(kind, 7, step, rank, 8, compute)
+            slow = 2 * compute if rank == 2 else 0
+            assert made[step, rank] == pytest.approx(compute + delay + slow)
+    assert (kind == "none") == np.array_equal(made[:, 3:], even[:, 3:])
+
+
+def test_a_recorded_table_is_taken_as_it_is_and_gone_through_again(tmp_path):
+    trace = np.round(uneven(6, 2), 6)
+    path = tmp_path / "steps.txt"
+    for delimiter in (" ", ","):
+        np.savetxt(path, trace, delimiter=delimiter)
+        assert np.array_equal(steps.recorded(path, 4, 2, seed=0), trace[:4])
+        longer = steps.recorded(path, 15, 5, seed=0)
+        for rank in range(5):
+            column = trace[:, rank % 2]
+            begins = [
+                np.array_equal(longer[:, rank], np.tile(np.roll(column, -begin), 3)[:15])
+                for begin in range(6)
+            ]
+            assert any(begins) and (rank >= 2 or begins[0])
+
+
+def test_a_run_of_training_is_a_trace(tmp_path):
+    for rank, length in enumerate((5, 4)):
+        lines = [{"compute_s": 1.0 + step, "delay_s": 0.25 * rank} for step in range(length)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"rank-{rank:04}.jsonl").write_text(text)
+    made = steps.recorded(tmp_path, 4, 2, seed=0)
+    assert made.tolist() == [[1.0 + step, 1.25 + step] for step in range(4)]
+
+
+@pytest.mark.parametrize("text", ("", "1.0 x", "1.0 -2.0", "1 2\n3"))
+def test_what_is_no_trace_is_refused(text, tmp_path):
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=str(path)):
+        steps.recorded(path, 4, 2, seed=0)
+    with pytest.raises(ValueError, match="is it a run of wagma train"):
+        steps.recorded(tmp_path, 4, 2, seed=0)
+
+
+# The command line names what there is without loading it.
+
+
+def test_the_command_line_knows_all_methods_and_machines():
+    assert sorted(cli.ALGORITHMS) == sorted(METHODS)
+    assert sorted(cli.MACHINES) == sorted(MACHINES)
+    assert list(cli.MACHINE_VALUES) == [field.name for field in dataclasses.fields(Machine)]
+
+
+def test_random_numbers_of_ranks_have_the_papers_group_size():
+    for ranks in random.Random(0).sample(range(1, 5000), 50):
+        size = default_group_size(ranks)
+        assert size == min(ranks, 2 ** math.ceil(math.log2(ranks) / 2))
