@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol_messages import schedules
+from protocol_messages import load_source, schedules
 
 from collectives.topology import default_group_size
 from wagma import cli, imbalance
 from wagma.simulation import MACHINES, METHODS, Machine, Settings, simulate, steps
 from wagma.simulation.core import Method, Simulation, allreduce_time, mpi_allreduce_time
 
+slicings = load_source("slicing")
 # Nothing but the ranks' own steps takes time on it.
 FREE = Machine(0, 0, 0, 0, math.inf, memory=math.inf)
 FREE_MEMORY = dataclasses.replace(MACHINES["hdr"], memory=math.inf)
@@ -153,6 +154,104 @@ def test_recursive_doubling_takes_the_steps_of_its_schedule(size):
     step = machine.latency + 2 * machine.overhead + 15 * machine.shared_byte_gap + 16 / 10e9
     assert allreduce_time(machine, size, 16) == pytest.approx(longest * step)
     assert allreduce_time(machine, size, 1 << 24, True) > longest * (1 << 24) / 9.6e9
+
+
+SEND, RECEIVE, COMPUTE = "send", "receive", "compute"
+
+
+class ByMessages(Method):
+    """An allreduce, message by message.
+
+    Args:
+        member: returns what the rank at a place does, one after the other: (SEND, peer, tag,
+            bytes), (RECEIVE, peer, tag), or (COMPUTE, seconds).
+    """
+
+    def __init__(self, member):
+        self.member = member
+
+    def begin(self):
+        self.members = [self.member(rank) for rank in range(self.simulation.ranks)]
+        self.came = [set() for _ in self.members]
+        self.awaited = [None] * self.simulation.ranks
+
+    def arrives(self, rank):
+        self.go_on(rank)
+
+    def happens(self, kind, rank, source, tag):
+        if kind == 0:
+            self.came[rank].add((source, tag))
+        if kind == 1 or self.awaited[rank] in self.came[rank]:
+            self.go_on(rank)
+
+    def go_on(self, rank):
+        self.awaited[rank] = None
+        for action, *of in self.members[rank]:
+            if action == SEND:
+                peer, tag, nbytes = of
+                self.simulation.send(rank, peer, nbytes, 0, rank, tag)
+            elif action == COMPUTE:
+                self.simulation.later(*of, 1, rank)
+                return
+            elif tuple(of) not in self.came[rank]:
+                self.awaited[rank] = tuple(of)
+                return
+        self.simulation.returns(rank)
+
+
+@pytest.mark.parametrize("size", (2, 3, 4, 6, 8, 13, 16))
+@pytest.mark.parametrize("nbytes", (8, 4096, 1 << 18))
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_the_time_of_recursive_doubling_is_that_of_its_messages(size, nbytes, name):
+    machine = MACHINES[name]
+
+    def member(rank):
+        schedule = schedules.Schedule()
+        schedule.begin(size, rank)
+        while not schedule.done:
+            if schedule.sends:
+                yield SEND, schedule.peer, schedule.phase, nbytes
+            if schedule.receives != schedules.NOTHING:
+                yield RECEIVE, schedule.peer, schedule.phase
+                yield COMPUTE, nbytes / machine.memory
+            schedule.advance()
+
+    simulation = run(ByMessages(member), machine, np.zeros((1, size)))
+    taken = allreduce_time(machine, size, nbytes)
+    if size & (size - 1) == 0:
+        assert simulation.ended == pytest.approx(taken)
+    else:  # Some steps of different members overlap.
+        step = taken / (size.bit_length() + 1)
+        assert taken - 1.01 * step < simulation.ended.max() < 1.15 * taken
+
+
+@pytest.mark.parametrize("size", (2, 3, 4, 8, 16, 32))
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_the_time_of_slices_is_that_of_their_messages(size, name):
+    """Every member sends each other one a slice, gets one from each, and sends the means back."""
+    machine = MACHINES[name]
+    nbytes = 1 << 26
+    slicing = slicings.Slicing()
+    slicing.begin(nbytes, size)
+
+    def member(rank):
+        for block in range(slicing.blocks):
+            length = slicing.end(block) - block * slicing.block
+            for phase in range(2):
+                tag = 2 * block + phase
+                for other in range(1, size):
+                    yield SEND, (rank + other) % size, tag, length // size
+                for other in range(1, size):
+                    yield RECEIVE, (rank - other) % size, tag
+                yield COMPUTE, length / 2 / machine.memory
+
+    simulation = run(ByMessages(member), machine, np.zeros((1, size)))
+    # Here a block begins once the one before has ended; in the engine they overlap.
+    taken = allreduce_time(machine, size, nbytes)
+    waits = 2 * slicing.blocks * (machine.latency + 2 * machine.overhead)
+    adding = nbytes / machine.memory
+    assert taken <= simulation.ended.max() * 1.05
+    assert simulation.ended.max() <= 1.05 * (taken + waits + adding)
 
 
 @pytest.mark.parametrize("time", (allreduce_time, mpi_allreduce_time))

@@ -239,7 +239,7 @@ def test_every_rank_records_every_step(run):
 def test_the_delays_are_the_ones_that_were_asked_for(run):
     for rank in range(RANKS):
         for one in metrics(run, rank):
-            drawn = imbalance.delay("cloud", 3, one["step"], rank, RANKS) * 0.05
+            drawn = imbalance.delay("cloud", 3, one["step"], rank, RANKS, one["compute_s"]) * 0.05
             assert one["compute_s"] >= 0.002
             assert one["delay_s"] >= drawn + (0.004 if rank == 1 else 0)
 

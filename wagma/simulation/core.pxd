@@ -17,7 +17,7 @@ cdef class Simulation:
     cdef readonly object waited, ended
     cdef readonly long long events, messages
     cdef const double[:, ::1] step_times
-    cdef double[::1] waits, ends, called_at, engine_free, node_free
+    cdef double[::1] waits, ends, called_at, engine_free, port_free, node_free
     cdef int[::1] steps
     cdef unsigned char[::1] computing
     cdef int unfinished, ranks_per_node

@@ -51,6 +51,7 @@ cdef class Simulation:
         self.waits, self.ends = self.waited, self.ended
         self.called_at = np.zeros(self.ranks)
         self.engine_free = np.zeros(self.ranks)
+        self.port_free = np.zeros(self.ranks)
         self.ranks_per_node = machine.ranks_per_node
         self.node_free = np.zeros(self.ranks // self.ranks_per_node + 1)
         self.steps = np.zeros(self.ranks, dtype=np.intc)
@@ -115,16 +116,18 @@ cdef class Simulation:
     ):
         """Send a message; once the receiving engine has taken it, `Method.happens` is called.
 
-        It costs the engines o each, and one engine's messages are g apart. One that leaves its
-        node occupies the network interface for as long as the node's injection limit says.
+        It costs the engines o each, and one engine's messages go out g, or as long as they are,
+        after each other. One that leaves its node occupies the network interface for as long as
+        the node's injection limit says.
         """
         cdef int node = source // self.ranks_per_node
-        cdef double at = max(self.now, self.engine_free[source])
-        self.engine_free[source] = at + max(self.overhead, self.gap)
-        at += self.overhead
+        cdef double at = max(self.now, self.engine_free[source]) + self.overhead
+        self.engine_free[source] = at
+        at = max(at, self.port_free[source])
         if node != destination // self.ranks_per_node:
             at = max(at, self.node_free[node])
             self.node_free[node] = at + nbytes * self.node_byte_gap
+        self.port_free[source] = at + max(self.gap, (nbytes - 1) * self.byte_gap)
         self.messages += 1
         self._push(
             at + self.latency + (nbytes - 1) * self.byte_gap, kind, destination, a, b, True)
@@ -214,8 +217,8 @@ cdef class Method:
 cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=False):
     """Return the seconds from the last member's arrival to the result, in our engine's schedules.
 
-    All members depend on the last one in every phase, so that all have the result at that time.
-    Which schedule an exchange has, and its steps, are `collectives.protocols`'.
+    What the last one brings reaches all members in the last phase: all have the result then. (With
+    a number of members that is no power of two, some have it up to a step before.) Which schedule an exchange has, and its steps, are `collectives.protocols`'.
 
     Args:
         machine: the `machine.Machine`, whose nodes share their injection limit among their ranks.
