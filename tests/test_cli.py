@@ -54,6 +54,7 @@ MISTAKES = {
     "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",
     "simulate --set speed=1": "argument --set: must be one of latency, overhead, gap, byte_gap, ",
     "simulate --set latency=-1": "argument --set: must be a number from 0 on, not '-1'",
+    "simulate --set latency": "argument --set: must be a number from 0 on, not ''",
     "simulate --set gap=1 --set gap=2": "argument --set: gap is given twice",
     "simulate --trace a --step-times constant": "argument --step-times: not allowed with argument",
     "info --steps 3": "unrecognized arguments: --steps 3",

@@ -9,6 +9,7 @@ import pytest
 
 from wagma import plots
 from wagma.runs import Tally
+from wagma.simulation import MACHINES, Settings, simulate, steps
 
 
 def tallies(ranks, steps=80, losses=lambda rank, step: 1 / (step + 1)):
@@ -96,3 +97,31 @@ def test_without_matplotlib_one_line_says_so(monkeypatch, tmp_path, caplog):
         plots.draw(tmp_path, tallies(1))
     assert caplog.messages == ["no loss.png and time.png: matplotlib is not installed"]
     assert not list(tmp_path.iterdir())
+
+
+def simulated(ranks):
+    times = steps.log_normal(10, ranks, 0.5, 0.2, seed=0)
+    return {
+        name: simulate(name, times, MACHINES["hdr"], Settings(1 << 20))
+        for name in ("allreduce", "wagma")
+    }
+
+
+def test_a_simulation_is_drawn_over_ranks_and_its_staleness_for_the_most(figures, tmp_path):
+    found = [simulated(ranks) for ranks in (2, 8)]
+    plots.draw_simulation(tmp_path, {name: [each[name] for each in found] for name in found[0]})
+    throughput, idle, staleness = figures["simulation.png"].axes
+    for number, name in enumerate(("allreduce", "wagma")):
+        drawn = throughput.lines[1 + number].get_xydata().tolist()
+        assert drawn == [[each[name].ranks, each[name].throughput] for each in found]
+        shares = idle.lines[number].get_ydata().tolist()
+        assert shares == [100 * each[name].idle_share for each in found]
+    assert legend(staleness) == ["wagma, 8 ranks"]
+    assert sum(bar.get_height() for bar in staleness.patches) == pytest.approx(100)
+
+
+def test_a_simulation_that_was_ended_early_is_drawn_as_far_as_it_came(figures, tmp_path):
+    plots.draw_simulation(tmp_path, {"allreduce": [], "wagma": []})
+    assert not figures
+    plots.draw_simulation(tmp_path, {"allreduce": [simulated(1)["wagma"]], "wagma": []})
+    assert list(figures) == ["simulation.png"]

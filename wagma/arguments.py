@@ -96,7 +96,8 @@ def assignment(names: Collection[str]) -> Callable[[str], tuple[str, float]]:
     """Return a converter of "NAME=VALUE", for one of these names and a number from 0 on."""
 
     def convert(text: str) -> tuple[str, float]:
-        name, _, value = text.partition("=")
-        return one_of(names)(name), not_negative(value)
+        name, _, text = text.partition("=")
+        value = not_negative(text)
+        return one_of(names)(name), int(value) if value.is_integer() else value
 
     return convert

@@ -131,11 +131,13 @@ def draw_simulation(directory: Path, results: dict[str, Sequence[Result]]) -> No
     if importlib.util.find_spec("matplotlib") is None:
         log.warning("no simulation.png: matplotlib is not installed")
         return
+    longest = max(results.values(), key=len)
+    if not longest:
+        return
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4), dpi=120, layout="constrained")
     throughput, idle, staleness = figure.subplots(1, 3)
-    longest = max(results.values(), key=len)
     ranks = [each.ranks for each in longest]
     ideal = [each.ranks**2 * each.steps / each.compute.sum() for each in longest]
     throughput.plot(ranks, ideal, "--", color="0.6", label="no waiting, no communication")
@@ -145,11 +147,16 @@ def draw_simulation(directory: Path, results: dict[str, Sequence[Result]]) -> No
         idle.plot(ranks, [100 * each.idle_share for each in of], "o-", label=name)
         for each in of[-1:]:
             if each.staleness.any():
-                shares = 100 * each.staleness / each.staleness.sum()
+                shares = 100 * np.trim_zeros(each.staleness, "b") / each.staleness.sum()
                 staleness.bar(range(len(shares)), shares, label=f"{name}, {each.ranks} ranks")
-    throughput.set(xlabel="ranks", ylabel="steps per second", xscale="log", yscale="log")
-    idle.set(xlabel="ranks", ylabel="share of time not computing in %", xscale="log")
+    throughput.set(ylabel="steps per second", yscale="log")
+    idle.set(ylabel="share of time not computing in %")
     idle.set_ylim(bottom=0)
+    for axes in (throughput, idle):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([each.ranks for each in longest], [each.ranks for each in longest])
+        axes.set_xlabel("ranks")
+    staleness.xaxis.get_major_locator().set_params(integer=True)
     staleness.set(xlabel="staleness in versions", ylabel="share of contributions in %")
     for axes in (throughput, idle, staleness):
         axes.grid(alpha=0.3)
