@@ -2,9 +2,9 @@
 
     python benchmarks/scaling_figures.py
 
-Each prediction is a ratio of throughputs, with the parameters of `FIGURES`: the paper's where it
-gives them (section V), else measurements of others, named beside them. None was chosen to come
-near a published ratio; what the choices do to the prediction is shown by varying one at a time.
+Each prediction is a ratio of throughputs. The parameters are the paper's where it gives them, in its
+section V, else measurements of others, named beside them, else a guess, called so. None was chosen
+to come near a published ratio; what the choices do to it is shown by varying one at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from common import parser, report
 
 from wagma.simulation import MACHINES, Machine, Settings, simulate, steps
 
-JITTER = 0.02  # deviation of a balanced step's logarithm; without any, all ranks arrive together
+# Guesses: the deviation of a balanced step's logarithm (without any, all ranks arrive together),
+# and the bytes per second at which a rank copies and adds (Machine.memory's default).
+JITTER = 0.02
 # Piz Daint: one rank a node; models are averaged in host memory, over PCIe at 12 GB/s (CSCS's
 # ReFrame tests, 2020: 12.6 from the device, 11.9 to it).
 DAINT = dataclasses.replace(MACHINES["aries"], staging=12e9)
@@ -79,9 +81,13 @@ VARIATIONS = {
             "machine": dataclasses.replace(DAINT, byte_gap=1 / 7.5e9)
         },
         "no staging over PCIe": {"machine": MACHINES["aries"]},
-        "memory of 5 GB/s a rank": {"machine": dataclasses.replace(DAINT, memory=5e9)},
+        "copying and adding at 3 GB/s": {"machine": dataclasses.replace(DAINT, memory=3e9)},
+        "copying and adding at 30 GB/s": {"machine": dataclasses.replace(DAINT, memory=30e9)},
+        "steps vary by 0.5 %": {"sigma": 0.005},
+        "steps vary by 8 %": {"sigma": 0.08},
     },
     "figure 7": {
+        "copying and adding at 3 GB/s": {"machine": dataclasses.replace(DAINT, memory=3e9)},
         "steps vary half as much": {"sigma": 0.15},
         "steps vary twice as much": {"sigma": 0.6},
         "WAGMA-SGD averages with this library's schedules": {"doubling": False},
@@ -167,15 +173,13 @@ def varied(name, case, ranks, other, seeds):
     }
 
 
-def main():
-    arguments = parser(__doc__)
-    arguments.add_argument("--seeds", type=int, default=3)
-    arguments = arguments.parse_args()
+def print_ratios(seeds):
+    """Print, and return, each published ratio beside the predicted one."""
     rows = []
     print(f"{'':10}{'ranks':>6}  {'÷':<24}{'published':>10}{'predicted':>10}{'off by':>8}  varied")
     for name, case, ranks, against, other, published in PUBLISHED:
-        predicted = predict(case, ranks, other, arguments.seeds)
-        by_variation = varied(name, case, ranks, other, arguments.seeds)
+        predicted = predict(case, ranks, other, seeds)
+        by_variation = varied(name, case, ranks, other, seeds)
         low, high = min(by_variation.values()), max(by_variation.values())
         print(
             f"{name:10}{ranks:6}  {against:<24}{published:10.2f}{predicted:10.2f}"
@@ -193,6 +197,11 @@ def main():
             }
         )
     print(f"# {LATER}\n")
+    return rows
+
+
+def print_scaling():
+    """Print, and return, the throughputs over ranks."""
     scaling = {}
     print(f"{'':10}{'ranks':>6}{'WAGMA-SGD':>12}{'Allreduce-SGD':>15}{'ideal':>10}  steps/s")
     for name, (case, sizes) in SCALES.items():
@@ -205,8 +214,19 @@ def main():
                 "allreduce": allreduce,
                 "ideal": ideal,
             }
-    cases = {name: dataclasses.asdict(case) for name, (case, _) in SCALES.items()}
-    results = {"parameters": cases, "ratios": rows, "scaling": scaling, "later": LATER}
+    return scaling
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments = arguments.parse_args()
+    results = {
+        "parameters": {name: dataclasses.asdict(case) for name, (case, _) in SCALES.items()},
+        "ratios": print_ratios(arguments.seeds),
+        "scaling": print_scaling(),
+        "later": LATER,
+    }
     report(arguments, "scaling-figures", 1, results)
 
 

@@ -5,9 +5,11 @@
 All ranks make steps in which they sleep, some of them longer, and average a vector after each:
 WAGMA-SGD's collective, and MPI_Allreduce. The simulation gets the steps' lengths as they were asked
 for, and a machine whose parameters are measured before: messages between two ranks while the
-others sleep, copies by all ranks at once, and by how much a sleep is too long.
+others sleep, copies by all ranks at once, and by how much a sleep is too long. Beside it stands
+what a network that takes no time would make of the same steps.
 """
 
+import math
 import time
 from statistics import median
 
@@ -20,6 +22,7 @@ from collectives.topology import default_group_size
 from wagma.simulation import Machine, Settings, simulate, steps
 
 BOUND = 1.15
+FREE = Machine(0, 0, 0, 0, math.inf, memory=math.inf)
 
 
 def stragglers(arguments, ranks):
@@ -35,7 +38,11 @@ def stragglers(arguments, ranks):
 
 
 def measured_machine(comm, nbytes):
-    """A `Machine` for this one: what two ranks' messages take, and copies by all ranks."""
+    """A `Machine` for this one: what two ranks' messages take, and copies by all ranks.
+
+    Two cores carry all ranks' messages: like two nodes, each of half of the ranks, that can send as
+    much as one rank does on its own.
+    """
     small, long = np.zeros(1), np.zeros(nbytes // 8)
     copy = np.empty_like(long)
     half_trip = median(ping(comm, small) for _ in range(200))
@@ -48,9 +55,7 @@ def measured_machine(comm, nbytes):
         copies.append(time.perf_counter() - begin)
     copying = comm.allreduce(median(copies), op=MPI.MAX)
     byte_gap = max(long_trip - half_trip, 1e-9) / nbytes
-    # The ranks' messages go through the same memory and cores.
-    values = comm.bcast((half_trip / 3, byte_gap, nbytes / copying))
-    overhead, byte_gap, memory = values
+    overhead, byte_gap, memory = comm.bcast((half_trip / 3, byte_gap, nbytes / copying))
     return Machine(
         latency=overhead,
         overhead=overhead,
@@ -124,18 +129,30 @@ def main():
     results, ratios, figures = {"machine": vars(machine), "oversleep_s": late}, {}, []
     if comm.rank == 0:
         print(f"# {machine}\n# sleeps are {1e3 * late:.2f} ms too long")
-        print(f"{comm.size} ranks{'':30}{'simulated s':>12}{'measured s':>12}{'ratio':>8}")
+        print(
+            f"{comm.size} ranks{'':30}{'no network s':>14}{'simulated s':>13}"
+            f"{'measured s':>12}{'ratio':>8}"
+        )
     for kind, step_times in stragglers(arguments, comm.size).items():
         walls = [measure(comm, arguments, step_times, vector) for _ in range(arguments.rounds)]
         if comm.rank:
             continue
         for method in ("wagma", "allreduce"):
-            simulated = simulate(method, step_times + late, machine, settings).wall
+            simulated, free = (
+                simulate(method, step_times + late, each, settings).wall for each in (machine, FREE)
+            )
             measured = quartiles([each[method] for each in walls])
             name = f"{method}, {kind}"
             ratio = simulated / measured["median"]
-            print(f"{name:38}{simulated:12.3f}{measured['median']:12.3f}{ratio:8.3f}", flush=True)
-            results[name] = {"simulated_s": simulated, "measured_s": measured}
+            print(
+                f"{name:38}{free:13.3f}{simulated:13.3f}{measured['median']:12.3f}{ratio:8.3f}",
+                flush=True,
+            )
+            results[name] = {
+                "without_network_s": free,
+                "simulated_s": simulated,
+                "measured_s": measured,
+            }
             ratios[f"{name}: off by"] = quartiles([max(ratio, 1 / ratio)])
             figures.append(figure(f"{name}: simulated and measured", max(ratio, 1 / ratio), BOUND))
     if comm.rank == 0:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable
 
-__all__ = ["by_value", "list_values", "name_ranks", "raise_together", "singleton_error"]
+__all__ = [
+    "by_value",
+    "launched_tasks",
+    "list_values",
+    "name_ranks",
+    "raise_together",
+    "singleton_error",
+]
 
 TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
@@ -56,14 +63,20 @@ def singleton_error(world_size: int) -> RuntimeError | None:
 
     That is what a launcher makes of ranks whose MPI does not understand it.
     """
-    if world_size > 1:
+    tasks, name = launched_tasks()
+    if world_size > 1 or tasks == 1:
         return None
+    return RuntimeError(
+        f"MPI made each of the job's {tasks} tasks ({name}) a job of its own: start it "
+        "with its own mpiexec, or with the --mpi of srun that fits it (pmi2 for MPICH, "
+        "pmix for Open MPI)"
+    )
+
+
+def launched_tasks() -> tuple[int, str]:
+    """Return how many tasks the launcher has started, and the variable that says so; else 1."""
     for name in TASK_COUNTS:
         tasks = os.environ.get(name, "")
         if tasks.isdigit() and int(tasks) > 1:
-            return RuntimeError(
-                f"MPI made each of the job's {tasks} tasks ({name}) a job of its own: start it "
-                "with its own mpiexec, or with the --mpi of srun that fits it (pmi2 for MPICH, "
-                "pmix for Open MPI)"
-            )
-    return None
+            return int(tasks), name
+    return 1, ""

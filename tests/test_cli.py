@@ -56,6 +56,12 @@ MISTAKES = {
     "simulate --set latency=-1": "argument --set: must be a number from 0 on, not '-1'",
     "simulate --set latency": "argument --set: must be a number from 0 on, not ''",
     "simulate --set gap=1 --set gap=2": "argument --set: gap is given twice",
+    "simulate --trace a --step-time 5": "argument --step-time: not allowed with argument --trace",
+    "simulate --step-times long-tailed --step-time 5": "argument --step-time: not allowed with "
+    "argument --step-times long-tailed",
+    "simulate --step-times constant --sigma 1": "argument --sigma: not allowed with argument "
+    "--step-times constant",
+    "simulate --ranks 2,4 --slow-rank 4:2": "argument --slow-rank: no rank 4 in a job of 4 ranks",
     "simulate --trace a --step-times constant": "argument --step-times: not allowed with argument",
     "info --steps 3": "unrecognized arguments: --steps 3",
 }

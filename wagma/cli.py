@@ -168,7 +168,7 @@ def add_train(commands) -> None:
         "network on scikit-learn's digits.",
         epilog=f"{CONTRACT}\n{TRAIN_EXAMPLES}\n{EXIT_STATUSES}",
     )
-    parser.set_defaults(parser=parser, command=run_train, check=check_train)
+    parser.set_defaults(parser=parser, command=run_train, check=check_train, run=job.run)
     add_task_options(parser.add_argument_group("what is trained"))
     add_training_options(parser.add_argument_group("training"))
     add_averaging_options(parser.add_argument_group("averaging"))
@@ -187,7 +187,7 @@ def add_info(commands) -> None:
         "memory, and versions.",
         epilog=f"{INFO_EXAMPLES}\n{EXIT_STATUSES}",
     )
-    parser.set_defaults(parser=parser, command=run_info, check=lambda settings: [])
+    parser.set_defaults(parser=parser, command=run_info, check=lambda settings: [], run=job.run)
     add_log_level(parser)
 
 
@@ -201,10 +201,11 @@ def add_simulate(commands) -> None:
         "no MPI job.",
         epilog=f"{SIMULATE_EXAMPLES}\n{EXIT_STATUSES}",
     )
-    parser.set_defaults(parser=parser, command=run_simulate, check=lambda settings: [])
+    parser.set_defaults(
+        parser=parser, command=run_simulate, check=check_simulate, run=job.run_alone
+    )
     add_simulation_options(parser.add_argument_group("what is simulated"))
-    group = parser.add_argument_group("averaging")
-    add_grouping_options(group)
+    add_grouping_options(parser.add_argument_group("averaging"))
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
     add_delay_options(group)
@@ -443,16 +444,14 @@ def add_step_time_options(group) -> None:
         "--step-time",
         dest="step_time_ms",
         type=not_negative,
-        default=500.0,
         metavar="MS",
-        help="the median of constant or log-normal steps (default: %(default)s)",
+        help="the median of constant or log-normal steps (default: 500)",
     )
     add(
         "--sigma",
         type=not_negative,
-        default=0.05,
         metavar="S",
-        help="standard deviation of log-normal steps' logarithm (default: %(default)s)",
+        help="standard deviation of log-normal steps' logarithm (default: 0.05)",
     )
 
 
@@ -591,17 +590,27 @@ def run_info(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     return job.OK
 
 
-def run_simulate(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
-    """Simulate, in one process."""
-    from wagma import runs, simulate  # not at the top: --help needs no numpy
+def check_simulate(settings: argparse.Namespace) -> list[str]:
+    """Refuse options that do not go together, or that no simulated number of ranks has use for."""
+    parser = settings.parser
+    drawn = "--trace" if settings.trace else f"--step-times {settings.step_times}"
+    if settings.step_time_ms is not None and drawn in ("--trace", "--step-times long-tailed"):
+        parser.error(f"argument --step-time: not allowed with argument {drawn}")
+    if settings.sigma is not None and drawn != "--step-times log-normal":
+        parser.error(f"argument --sigma: not allowed with argument {drawn}")
+    for rank in settings.slow_rank:
+        if rank >= max(settings.ranks):
+            most = ranks(max(settings.ranks))
+            parser.error(f"argument --slow-rank: no rank {rank} in a job of {most}")
+    return []
 
-    if comm.size > 1:
-        raise job.UsageError(
-            f"simulate is one process, not a job of {comm.size}: start it without a launcher"
-        )
-    logs.start(settings.log_level, comm.rank)
-    directory = runs.make_directory(settings.runs_dir, settings.name, comm)
-    return simulate.run(settings, directory, signals)
+
+def run_simulate(settings: argparse.Namespace, signals: job.Signals) -> int:
+    """Simulate, in one process."""
+    from wagma import simulate  # not at the top: --help needs no numpy
+
+    logs.start(settings.log_level, 0)
+    return simulate.run(settings, signals)
 
 
 def ranks(size: int) -> str:
@@ -620,9 +629,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         text = f"{', '.join(missing)} not installed: pip install 'wagma[train]'"
         parser.exit(job.FAILED, f"wagma: error: {text}\n")
-    command = settings.command
-    del settings.command, settings.check, settings.parser
-    return job.run(command, settings)
+    command, run = settings.command, settings.run
+    del settings.command, settings.check, settings.parser, settings.run
+    return run(command, settings)
 
 
 def log_level(settings: argparse.Namespace) -> str:

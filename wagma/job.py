@@ -163,3 +163,25 @@ def run(command: Callable, settings: object) -> int:
     except BaseException:
         complain(f"rank {comm.rank} of {comm.size} failed:\n{traceback.format_exc().rstrip()}")
         end_job(comm, FAILED)
+
+
+def run_alone(command: Callable, settings: object) -> int:
+    """Run ``command(settings, signals)``, which needs no MPI, and return the exit status.
+
+    A UsageError is one line, and status 2; so is a launcher that has started several processes.
+    """
+    signals = Signals()
+    from collectives.agreement import launched_tasks  # not at the top: it loads numpy
+
+    tasks, variable = launched_tasks()
+    try:
+        if tasks > 1:
+            raise UsageError(
+                f"this command is one process, not a job of {tasks} ({variable}): start it "
+                "without a launcher"
+            )
+        return command(settings, signals)
+    except UsageError as error:
+        if launcher_rank() == 0:
+            complain(f"error: {error}")
+        return USAGE

@@ -17,27 +17,35 @@ def make_directory(runs_dir: Path, name: str | None, comm) -> Path:
     """Make a new run's directory and return it, the same on every rank; collective.
 
     Args:
-        runs_dir: Where the runs are.
-        name: The run's name; the date and time without one.
+        runs_dir, name: See `new_directory`.
         comm: An mpi4py communicator.
 
     Raises:
-        UsageError: The directory cannot be made, or is not empty; the same on every rank.
+        UsageError: As `new_directory` does on rank 0; the same on every rank.
     """
-
-    def make() -> Path:
-        run = runs_dir / (name or time.strftime("%Y-%m-%d_%H-%M-%S"))
-        try:
-            run.mkdir(parents=True, exist_ok=True)
-            occupied = any(run.iterdir())
-        except OSError as error:
-            raise UsageError(f"cannot make the run's directory {run}: {error.strerror}") from error
-        if occupied:
-            raise UsageError(f"{run} is not empty: choose another --name, or remove it")
-        return run
-
-    run = from_rank_0(make, comm)
+    run = from_rank_0(lambda: new_directory(runs_dir, name), comm)
     run.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def new_directory(runs_dir: Path, name: str | None) -> Path:
+    """Make a new run's directory and return it.
+
+    Args:
+        runs_dir: Where the runs are.
+        name: The run's name; the date and time without one.
+
+    Raises:
+        UsageError: The directory cannot be made, or is not empty.
+    """
+    run = runs_dir / (name or time.strftime("%Y-%m-%d_%H-%M-%S"))
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        occupied = any(run.iterdir())
+    except OSError as error:
+        raise UsageError(f"cannot make the run's directory {run}: {error.strerror}") from error
+    if occupied:
+        raise UsageError(f"{run} is not empty: choose another --name, or remove it")
     return run
 
 

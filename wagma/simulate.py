@@ -4,45 +4,50 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import time
-from pathlib import Path
 
 import numpy as np
 
 from wagma import plots
 from wagma.job import OK, Interrupted, Signals, UsageError, complain
-from wagma.runs import write_json
+from wagma.runs import new_directory, write_json
 from wagma.simulation import MACHINES, Machine, Result, Settings, simulate, steps
 
 HEADER = (
     f"{'ranks':>7} {'algorithm':<12}{'wall s':>10}{'steps/s':>11}{'ratio':>7}{'idle':>7}"
     f"{'timely':>8}   staleness: mean, 95 %, most"
 )
+DEFAULT_STEP_TIME_MS = 500.0  # said in --help, too
+DEFAULT_SIGMA = 0.05
+
+log = logging.getLogger(__name__)
 
 
-def run(settings: argparse.Namespace, directory: Path, signals: Signals) -> int:
+def run(settings: argparse.Namespace, signals: Signals) -> int:
     """Simulate every algorithm at every number of ranks, print, plot, and return the exit status.
 
     Args:
         settings: The command line's.
-        directory: Where the results go; it is empty.
         signals: What may end the simulation early.
+
+    Raises:
+        UsageError: What the settings ask for cannot be simulated.
     """
     machine = machine_of(settings)
+    trace = read_trace(settings)
+    directory = new_directory(settings.runs_dir, settings.name)
     results: dict[str, list[Result]] = {name: [] for name in settings.algorithms}
+    error = None
     print(f"# {machine}\n{HEADER}", flush=True)
     try:
         with signals.raising():
-            for ranks in settings.ranks:
-                step_times = step_times_of(settings, ranks)
-                for name in settings.algorithms:
-                    began = time.perf_counter()
-                    result = simulate(name, step_times, machine, settings_of(settings, ranks))
-                    results[name].append(result)
-                    print(line(name, result, results[settings.algorithms[0]][-1]), flush=True)
-                    report_speed(settings, result, time.perf_counter() - began)
+            for ranks in sorted(settings.ranks):
+                simulate_all(settings, machine, trace, ranks, results)
     except Interrupted:
         complain(f"stopped: what is there is in {directory}")
+    except UsageError as caught:
+        error = caught
     record = {
         "settings": vars(settings),
         "machine": dataclasses.asdict(machine),
@@ -50,8 +55,34 @@ def run(settings: argparse.Namespace, directory: Path, signals: Signals) -> int:
     }
     write_json(directory / "simulation.json", record)
     plots.draw_simulation(directory, results)
+    if error:
+        raise error
     print(f"# results are in {directory}")
     return 128 + signals.received if signals.received else OK
+
+
+def simulate_all(
+    settings: argparse.Namespace,
+    machine: Machine,
+    trace: np.ndarray | None,
+    ranks: int,
+    results: dict[str, list[Result]],
+) -> None:
+    """Simulate all algorithms on so many ranks, print them, and add them to the results."""
+    first = None
+    try:
+        step_times = step_times_of(settings, trace, ranks)
+        for name in settings.algorithms:
+            began = time.perf_counter()
+            result = simulate(name, step_times, machine, settings_of(settings, ranks))
+            seconds = time.perf_counter() - began
+            log.info("%s: %d events in %.1f s", name, result.events, seconds)
+            first = first or result
+            results[name].append(result)
+            print(line(name, result, first), flush=True)
+    except (ValueError, OverflowError, MemoryError) as error:
+        reason = str(error) or "not enough memory"
+        raise UsageError(f"cannot simulate {ranks} ranks: {reason}") from error
 
 
 def machine_of(settings: argparse.Namespace) -> Machine:
@@ -62,6 +93,19 @@ def machine_of(settings: argparse.Namespace) -> Machine:
         raise UsageError(f"argument --set: {error}") from error
 
 
+def read_trace(settings: argparse.Namespace) -> np.ndarray | None:
+    """Return the recorded steps, None where there are none to be read."""
+    if settings.trace is None:
+        return None
+    try:
+        return steps.read_trace(settings.trace)
+    except OSError as error:
+        reason = f"cannot read {settings.trace}: {error.strerror}"
+        raise UsageError(f"argument --trace: {reason}") from error
+    except ValueError as error:
+        raise UsageError(f"argument --trace: {error}") from error
+
+
 def settings_of(settings: argparse.Namespace, ranks: int) -> Settings:
     """Return what the methods need to know; a group is never larger than the job."""
     group_size = settings.group_size and min(settings.group_size, ranks)
@@ -70,26 +114,26 @@ def settings_of(settings: argparse.Namespace, ranks: int) -> Settings:
     )
 
 
-def step_times_of(settings: argparse.Namespace, ranks: int) -> np.ndarray:
-    """Return the seconds of all ranks' steps, of shape (steps, ranks).
-
-    Raises:
-        UsageError: The trace cannot be read.
-    """
-    count, seed, seconds = settings.steps, settings.seed, settings.step_time_ms / 1000
-    if settings.trace:
-        try:
-            made = steps.recorded(settings.trace, count, ranks, seed)
-        except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"argument --trace: {error}") from error
+def step_times_of(settings: argparse.Namespace, trace: np.ndarray | None, ranks: int) -> np.ndarray:
+    """Return the seconds of all ranks' steps, of shape (steps, ranks)."""
+    count, seed = settings.steps, settings.seed
+    seconds = or_default(settings.step_time_ms, DEFAULT_STEP_TIME_MS) / 1000
+    if trace is not None:
+        made = steps.recorded(trace, count, ranks, seed)
     elif settings.step_times == "long-tailed":
         made = steps.long_tailed(count, ranks, seed)
     elif settings.step_times == "log-normal":
-        made = steps.log_normal(count, ranks, seconds, settings.sigma, seed)
+        sigma = or_default(settings.sigma, DEFAULT_SIGMA)
+        made = steps.log_normal(count, ranks, seconds, sigma, seed)
     else:
         made = steps.constant(count, ranks, seconds)
     slow = {rank: factor for rank, factor in settings.slow_rank.items() if rank < ranks}
     return steps.delayed(made, settings.imbalance, seed, settings.imbalance_scale, slow)
+
+
+def or_default(value: float | None, default: float) -> float:
+    """Return what was given, or else the default."""
+    return default if value is None else value
 
 
 def line(name: str, result: Result, first: Result) -> str:
@@ -115,19 +159,15 @@ def staleness(result: Result) -> tuple[float, int, int]:
     )
 
 
-def report_speed(settings: argparse.Namespace, result: Result, seconds: float) -> None:
-    """Say how long a simulation took, where that was asked for."""
-    if settings.log_level in ("info", "debug"):
-        complain(f"simulated {result.events:,} events in {seconds:.1f} s")
-
-
 def in_json(result: Result) -> dict:
-    """Return a result without its arrays of ranks, but for their sums."""
+    """Return a result with its arrays of ranks summed up."""
     return {
         "ranks": result.ranks,
         "steps": result.steps,
         "wall_s": result.wall,
         "steps_per_s": result.throughput,
+        "compute_s": float(result.compute.sum()),
+        "waited_s": float(result.waited.sum()),
         "idle_share": result.idle_share,
         "timely_share": result.timely_share,
         "staleness": result.staleness.tolist(),

@@ -6,6 +6,7 @@ on a machine of which LogGP's parameters are known. ``wagma simulate`` is the co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,8 @@ class Result:
         wall: seconds until the last rank's last step was over.
         compute: float64 array of shape (ranks,): seconds of the rank's own steps.
         waited: float64 array of shape (ranks,): seconds that its calls took.
-        staleness: int64 array, where models are averaged without waiting: how many times a rank
-            took part with a vector of so many calls before; the last counts all from there on.
-        timely_share: the share of calls whose vector was in their own version; 1 where all wait.
+        staleness: see `core.Method`.
+        timely_share: the share of the group averages that a rank's vector was in; 1 without any.
         events, messages: how many were simulated.
     """
 
@@ -68,22 +68,25 @@ def simulate(method: str, step_times: np.ndarray, machine: Machine, settings: Se
     step_times = np.asarray(step_times, dtype=np.float64)
     if step_times.ndim != 2 or not step_times.size:
         raise ValueError(f"step_times must be of shape (steps, ranks), not {step_times.shape}")
-    if not np.all(np.isfinite(step_times) & (step_times >= 0)):
-        raise ValueError("step_times must be finite, and 0 or more")
+    if not np.all(np.isfinite(step_times) & (step_times >= 0)) or not step_times.any():
+        raise ValueError("step_times must be finite, 0 or more, and not all of them 0")
     if method not in METHODS:
         raise ValueError(f"no method {method!r}: there are {', '.join(METHODS)}")
     steps, ranks = step_times.shape
     driver = METHODS[method](settings, ranks)
     simulation = Simulation(driver, machine, step_times)
     simulation.run()
+    wall = float(simulation.ended.max())
+    if not math.isfinite(wall):
+        raise ValueError(f"{method} on {ranks} ranks takes longer than can be counted")
     return Result(
         ranks=ranks,
         steps=steps,
-        wall=float(simulation.ended.max()),
+        wall=wall,
         compute=step_times.sum(axis=0),
         waited=simulation.waited,
-        staleness=getattr(driver, "staleness", np.zeros(0, dtype=np.int64)),
-        timely_share=getattr(driver, "timely", ranks * steps) / (ranks * steps),
+        staleness=np.trim_zeros(driver.staleness, "b"),
+        timely_share=driver.timely / driver.calls if driver.calls else 1.0,
         events=simulation.events,
         messages=simulation.messages,
     )

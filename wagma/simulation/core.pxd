@@ -5,7 +5,7 @@ cdef struct Event:
     long long b
     int kind
     int rank
-    bint arriving
+    int stage
 
 
 cdef class Simulation:
@@ -32,13 +32,17 @@ cdef class Simulation:
     cpdef void returns(self, int rank, double delay=*)
     cdef void _begin_step(self, int rank, double at)
     cdef void _take(self, Event *event)
+    cdef void _arrive(self, Event *event)
+    cdef void _check(self, int rank, double delay, int kind)
     cdef void _push(
-        self, double time, int kind, int rank, long long a, long long b, bint arriving)
+        self, double time, int kind, int rank, long long a, long long b, int stage)
     cdef Event _pop(self) noexcept
 
 
 cdef class Method:
     cdef readonly Simulation simulation
+    cdef public object staleness
+    cdef public long long calls, timely
 
     cpdef begin(self)
     cpdef arrives(self, int rank)
@@ -47,3 +51,4 @@ cdef class Method:
 
 cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=*)
 cpdef double mpi_allreduce_time(machine, int size, long long nbytes)
+cdef double doubling_time(machine, int size, long long nbytes)

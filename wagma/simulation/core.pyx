@@ -13,9 +13,17 @@ import numpy as np
 from collectives.protocols.schedule cimport Schedule
 from collectives.protocols.slicing cimport Slicing, suits
 
+# How far an event has come: a message arrives, is noticed, and is taken, when all others begin.
+cdef enum:
+    HAPPENS
+    ARRIVES
+    NOTICED
+
 cdef enum:
     # The application of a rank has computed a step: what methods number is above.
     COMPUTED = -1
+    # Bytes up to which MPICH prefers recursive doubling.
+    SHORT = 2048
     # Events between two looks for a signal, such as Ctrl-C's.
     SIGNALS = 1 << 16
 
@@ -43,7 +51,6 @@ cdef class Simulation:
 
     def __init__(self, Method method not None, machine, step_times):
         cdef int rank
-        self.machine = machine
         self.step_times = np.ascontiguousarray(step_times, dtype=np.float64)
         self.iterations, self.ranks = self.step_times.shape[0], self.step_times.shape[1]
         self.waited = np.zeros(self.ranks)
@@ -52,6 +59,7 @@ cdef class Simulation:
         self.called_at = np.zeros(self.ranks)
         self.engine_free = np.zeros(self.ranks)
         self.port_free = np.zeros(self.ranks)
+        self.machine = machine = machine.for_job(self.ranks)
         self.ranks_per_node = machine.ranks_per_node
         self.node_free = np.zeros(self.ranks // self.ranks_per_node + 1)
         self.steps = np.zeros(self.ranks, dtype=np.intc)
@@ -59,11 +67,11 @@ cdef class Simulation:
         self.overhead, self.latency, self.gap = machine.overhead, machine.latency, machine.gap
         self.byte_gap, self.node_byte_gap = machine.byte_gap, 1 / machine.injection
         self.response = machine.response
-        self.unfinished = self.ranks if self.iterations else 0
+        self.unfinished = self.ranks
         self.method = method
         method.simulation = self
         method.begin()
-        for rank in range(self.unfinished):
+        for rank in range(self.ranks):
             self._begin_step(rank, 0)
 
     def __dealloc__(self):
@@ -87,7 +95,6 @@ cdef class Simulation:
             self._take(&event)
 
     cdef void _take(self, Event *event):
-        cdef double free_at
         self.events += 1
         if self.events % SIGNALS == 0:
             PyErr_CheckSignals()
@@ -95,62 +102,95 @@ cdef class Simulation:
             self.computing[event.rank] = False
             self.called_at[event.rank] = self.now
             self.method.arrives(event.rank)
-        elif event.arriving:
-            free_at = self.now
-            if self.computing[event.rank]:
-                free_at += self.response
-            free_at = max(free_at, self.engine_free[event.rank]) + self.overhead
-            self.engine_free[event.rank] = free_at
-            self._push(free_at, event.kind, event.rank, event.a, event.b, False)
+        elif event.stage != HAPPENS:
+            self._arrive(event)
         else:
             self.method.happens(event.kind, event.rank, event.a, event.b)
+
+    cdef void _arrive(self, Event *event):
+        """A message is there, and is taken once the engine has looked for it and has the time."""
+        cdef double at = self.now
+        if event.stage == ARRIVES and self.computing[event.rank] and self.response > 0:
+            self._push(at + self.response, event.kind, event.rank, event.a, event.b, NOTICED)
+            return
+        at = max(at, self.engine_free[event.rank]) + self.overhead
+        self.engine_free[event.rank] = at
+        self._push(at, event.kind, event.rank, event.a, event.b, HAPPENS)
 
     # What methods cause
 
     cpdef void later(self, double delay, int kind, int rank, long long a=0, long long b=0):
-        """Let `Method.happens` be called with these in `delay` seconds; kinds count from 0."""
-        self._push(self.now + delay, kind, rank, a, b, False)
+        """Let `Method.happens` be called with these in `delay` seconds.
+
+        Raises:
+            ValueError: a negative delay or kind, or no such rank.
+        """
+        self._check(rank, delay, kind)
+        self._push(self.now + delay, kind, rank, a, b, HAPPENS)
 
     cpdef void send(
         self, int source, int destination, long long nbytes, int kind, long long a=0, long long b=0
     ):
         """Send a message; once the receiving engine has taken it, `Method.happens` is called.
 
-        It costs the engines o each, and one engine's messages go out g, or as long as they are,
-        after each other. One that leaves its node occupies the network interface for as long as
-        the node's injection limit says.
+        It costs the engines o each, and one engine's messages begin g after the last one's end. One
+        that leaves its node goes no faster than the node's other ones let it.
+
+        Raises:
+            ValueError: a negative kind, less than a byte, or no such rank.
         """
         cdef int node = source // self.ranks_per_node
-        cdef double at = max(self.now, self.engine_free[source]) + self.overhead
+        cdef double at, wire = (nbytes - 1) * self.byte_gap
+        self._check(source, 0, kind)
+        self._check(destination, 0, kind)
+        if nbytes < 1:
+            raise ValueError(f"rank {source} sends {nbytes} bytes: a message has at least one")
+        at = max(self.now, self.engine_free[source]) + self.overhead
         self.engine_free[source] = at
         at = max(at, self.port_free[source])
         if node != destination // self.ranks_per_node:
             at = max(at, self.node_free[node])
             self.node_free[node] = at + nbytes * self.node_byte_gap
-        self.port_free[source] = at + max(self.gap, (nbytes - 1) * self.byte_gap)
+            wire = max(wire, nbytes * self.node_byte_gap)
+        self.port_free[source] = at + wire + self.gap
         self.messages += 1
-        self._push(
-            at + self.latency + (nbytes - 1) * self.byte_gap, kind, destination, a, b, True)
+        self._push(at + wire + self.latency, kind, destination, a, b, ARRIVES)
 
     cpdef void returns(self, int rank, double delay=0):
-        """The application's call returns in `delay` seconds, and its next step begins."""
+        """The application's call returns in `delay` seconds, and its next step begins.
+
+        Raises:
+            ValueError: a negative delay, or no such rank.
+            RuntimeError: the rank's application is not in a call.
+        """
         cdef double at = self.now + delay
+        self._check(rank, delay, 0)
+        if self.computing[rank]:
+            raise RuntimeError(f"rank {rank} is not in a call at {self.now:g} s")
         self.waits[rank] += at - self.called_at[rank]
         self.ends[rank] = at
         self.steps[rank] += 1
+        # Until its next call; one that has made its last step makes no more.
+        self.computing[rank] = True
         if self.steps[rank] == self.iterations:
             self.unfinished -= 1
         else:
             self._begin_step(rank, at)
 
+    cdef void _check(self, int rank, double delay, int kind):
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"no rank {rank} among {self.ranks}")
+        if not (delay >= 0 and kind >= 0):
+            raise ValueError(f"rank {rank}: delay {delay} and kind {kind} must be 0 or more")
+
     cdef void _begin_step(self, int rank, double at):
         self.computing[rank] = True
-        self._push(at + self.step_times[self.steps[rank], rank], COMPUTED, rank, 0, 0, False)
+        self._push(at + self.step_times[self.steps[rank], rank], COMPUTED, rank, 0, 0, HAPPENS)
 
     # The heap
 
     cdef void _push(
-        self, double time, int kind, int rank, long long a, long long b, bint arriving
+        self, double time, int kind, int rank, long long a, long long b, int stage
     ):
         cdef Py_ssize_t place, parent
         cdef Event *heap
@@ -168,7 +208,7 @@ cdef class Simulation:
                 break
             self.heap[place] = self.heap[parent]
             place = parent
-        self.heap[place] = Event(time, self.pushed, a, b, kind, rank, arriving)
+        self.heap[place] = Event(time, self.pushed, a, b, kind, rank, stage)
         self.pushed += 1
 
     cdef Event _pop(self) noexcept:
@@ -200,7 +240,16 @@ cdef class Method:
 
     A subclass says in `arrives` what an application's call causes and in `happens` what follows
     from what it let happen later; each call must be answered by `Simulation.returns` once.
+
+    Attributes:
+        staleness: int64 array, empty where nobody takes part with an older vector: how many times a
+            rank took part in a group's average with a vector of so many calls before; the last
+            entry counts all from there on.
+        calls, timely: calls that average in a group, and those whose vector was in its average.
     """
+
+    def __cinit__(self):
+        self.staleness = np.zeros(0, dtype=np.int64)
 
     cpdef begin(self):
         """All ranks are there, in `self.simulation`, and begin to compute."""
@@ -218,7 +267,8 @@ cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=F
     """Return the seconds from the last member's arrival to the result, in our engine's schedules.
 
     What the last one brings reaches all members in the last phase: all have the result then. (With
-    a number of members that is no power of two, some have it up to a step before.) Which schedule an exchange has, and its steps, are `collectives.protocols`'.
+    a number of members that is no power of two, some have it up to a step before.) Which schedule
+    an exchange has, and its steps, are `collectives.protocols`'.
 
     Args:
         machine: the `machine.Machine`, whose nodes share their injection limit among their ranks.
@@ -228,17 +278,17 @@ cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=F
     """
     cdef Slicing slicing = Slicing()
     cdef double message = 2 * machine.overhead + machine.latency
-    cdef double byte_gap = machine.shared_byte_gap
-    cdef double engine, wire
+    cdef double wire, engine
     if size == 1:
         return 0
     if doubling or not suits(nbytes, size):
-        return steps_of(size) * (message + (nbytes - 1) * byte_gap + nbytes / machine.memory)
+        return doubling_time(machine, size, nbytes)
     slicing.begin(nbytes, size)
     # In a block a member sends a slice to each other one and receives one, twice over.
-    wire = 2 * (size - 1) * max(<double>machine.gap, byte_gap * slicing.block / size)
-    engine = 4 * (size - 1) * machine.overhead + slicing.block / <double>machine.memory
-    return slicing.blocks * max(wire, engine) + 2 * message
+    wire = 2 * (size - 1) * (
+        slicing.blocks * machine.gap + machine.shared_byte_gap * nbytes / size)
+    engine = 4 * (size - 1) * slicing.blocks * machine.overhead + nbytes / machine.memory
+    return max(wire, engine) + 2 * message
 
 
 cpdef double mpi_allreduce_time(machine, int size, long long nbytes):
@@ -246,20 +296,23 @@ cpdef double mpi_allreduce_time(machine, int size, long long nbytes):
 
     Recursive doubling up to 2 KiB; above, recursive halving and doubling, as MPICH has it.
 
+    Args: those of `allreduce_time`.
+
     Source: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
     MPICH, 2005, section 4.5.
     """
     cdef double message = 2 * machine.overhead + machine.latency
     cdef double byte_gap = machine.shared_byte_gap
-    cdef int core = 1, phases = 0
+    cdef long long core = 1
+    cdef int phases = 0
     cdef double moved, time
     while 2 * core <= size:
         core *= 2
         phases += 1
     if size == 1:
         return 0
-    if nbytes <= 2048:
-        return steps_of(size) * (message + (nbytes - 1) * byte_gap + nbytes / machine.memory)
+    if nbytes <= SHORT:
+        return doubling_time(machine, size, nbytes)
     moved = nbytes * (1 - 1 / <double>core)
     time = 2 * (phases * message + moved * byte_gap) + moved / machine.memory
     if core != size:
@@ -268,12 +321,13 @@ cpdef double mpi_allreduce_time(machine, int size, long long nbytes):
     return time
 
 
-cdef int steps_of(int size):
-    """The steps that the result of recursive doubling takes, one after the other."""
+cdef double doubling_time(machine, int size, long long nbytes):
+    """Recursive doubling: in every step the vector is sent, and added to."""
     cdef Schedule schedule = Schedule()
     cdef int steps = 0
     schedule.begin(size, 0)
     while not schedule.done:
         steps += 1
         schedule.advance()
-    return steps
+    return steps * (2 * machine.overhead + machine.latency
+                    + (nbytes - 1) * machine.shared_byte_gap + nbytes / machine.memory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["MACHINES", "Machine"]
 
@@ -25,7 +25,8 @@ class Machine:
         memory: bytes per second at which a rank copies a vector, or adds one to another.
         staging: bytes per second between an accelerator and the host memory that averages are
             made in; infinite where the model is there already.
-        response: seconds until the engine of a computing rank looks after a message.
+        response: seconds until the engine of a computing rank looks after a message, also if its
+            application calls meanwhile.
         ranks_per_node: ranks that share a node.
 
     Source: Alexandrov, Ionescu, Schauser and Scheiman, LogGP, SPAA 1995.
@@ -48,8 +49,14 @@ class Machine:
                     raise ValueError(f"{name} must be above 0, not {value}")
             elif not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be 0 or more, not {value}")
-        if self.ranks_per_node != int(self.ranks_per_node):
+        if not float(self.ranks_per_node).is_integer():
             raise ValueError(f"ranks_per_node must be a whole number, not {self.ranks_per_node}")
+
+    def for_job(self, ranks: int) -> Machine:
+        """Return the machine as a job of so many ranks meets it: none shares with more."""
+        limit = math.inf if ranks <= self.ranks_per_node else self.injection
+        shared = min(self.ranks_per_node, ranks)
+        return replace(self, ranks_per_node=int(shared), injection=limit)
 
     @property
     def shared_byte_gap(self) -> float:

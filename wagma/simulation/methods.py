@@ -33,6 +33,14 @@ class Settings:
     wait: str = "nobody"
     doubling: bool = False
 
+    def __post_init__(self) -> None:
+        if self.nbytes < 1 or self.sync_period < 1:
+            raise ValueError(
+                f"nbytes and sync_period must be 1 or more, not {self.nbytes}, {self.sync_period}"
+            )
+        if self.wait not in ("nobody", "group"):
+            raise ValueError(f'wait must be "nobody" or "group", not {self.wait!r}')
+
 
 class Synchronous(Method):
     """All ranks average with MPI_Allreduce every `period` steps, and wait for each other.

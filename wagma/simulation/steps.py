@@ -14,7 +14,7 @@ import numpy as np
 
 from wagma import imbalance
 
-__all__ = ["constant", "delayed", "log_normal", "long_tailed", "recorded"]
+__all__ = ["constant", "delayed", "log_normal", "long_tailed", "read_trace", "recorded"]
 
 # Habitat's episodes, as WAGMA-SGD's section V-D has them: 5,000 steps of 1.7 s to 43.5 s, "with a
 # median below 2 seconds". The median is our choice; what exceeds the shortest is log-normal, so
@@ -30,7 +30,9 @@ def constant(steps: int, ranks: int, seconds: float) -> np.ndarray:
 
 def log_normal(steps: int, ranks: int, median: float, sigma: float, seed: int) -> np.ndarray:
     """Return independent steps whose logarithms are normal, of deviation ``sigma``."""
-    return median * np.exp(sigma * np.random.default_rng(seed).standard_normal((steps, ranks)))
+    drawn = np.random.default_rng(seed).standard_normal((steps, ranks))
+    with np.errstate(over="ignore"):  # `simulate` refuses what is not finite
+        return median * np.exp(sigma * drawn)
 
 
 def long_tailed(steps: int, ranks: int, seed: int, median: float = MEDIAN) -> np.ndarray:
@@ -46,20 +48,14 @@ def long_tailed(steps: int, ranks: int, seed: int, median: float = MEDIAN) -> np
     return np.minimum(SHORTEST + tail, LONGEST)
 
 
-def recorded(path: Path, steps: int, ranks: int, seed: int) -> np.ndarray:
+def recorded(trace: np.ndarray, steps: int, ranks: int, seed: int) -> np.ndarray:
     """Return the steps of a recorded trace.
 
     Args:
-        path: the directory of a run of ``wagma train``, of which each rank's compute and delay
-            count; or a text file with one step a line and one column a rank, in seconds.
+        trace: float64 array of shape (recorded steps, recorded ranks), in seconds.
         seed: where there are more ranks than the trace has, or steps, each rank goes through one
             of its columns from a random step on, and again from its beginning.
-
-    Raises:
-        ValueError: it is neither.
-        OSError: it cannot be read.
     """
-    trace = _metrics(path) if path.is_dir() else _table(path)
     length, width = trace.shape
     if steps <= length and ranks <= width:
         return np.ascontiguousarray(trace[:steps, :ranks])
@@ -68,28 +64,58 @@ def recorded(path: Path, steps: int, ranks: int, seed: int) -> np.ndarray:
     return trace[(begins + np.arange(steps)[:, None]) % length, np.arange(ranks) % width]
 
 
-def _metrics(run: Path) -> np.ndarray:
-    """Return the seconds of a run's metrics, up to its shortest rank's last step."""
-    columns = []
-    for file in sorted(run.glob("rank-*.jsonl")):
-        records = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        columns.append([record["compute_s"] + record["delay_s"] for record in records])
-    length = min(map(len, columns), default=0)
-    if not length:
-        raise ValueError(f"{run} has no rank-*.jsonl with steps: is it a run of wagma train?")
-    return np.array([column[:length] for column in columns]).T
+def read_trace(path: Path) -> np.ndarray:
+    """Read a trace: seconds, as a float64 array of shape (recorded steps, recorded ranks).
 
+    Args:
+        path: the directory of a run of ``wagma train``, of which each rank's compute and delay
+            count, up to the shortest rank's last step; or a text file with one step a line and one
+            column a rank, in seconds, separated by commas or spaces.
 
-def _table(path: Path) -> np.ndarray:
-    text = path.read_text(encoding="utf-8")
-    try:
-        rows = text.splitlines() or ["none"]
-        trace = np.loadtxt(rows, ndmin=2, delimiter="," if "," in text else None)
-    except ValueError as error:
-        raise ValueError(f"{path} is no table of seconds: {error}") from error
+    Raises:
+        ValueError: it is neither; the message names the file, and the line where there is one.
+        OSError: it cannot be read.
+    """
+    trace = _metrics(path) if path.is_dir() else _table(path)
+    if not trace.size:
+        raise ValueError(f"{path} has no step in it")
     if not np.all(np.isfinite(trace) & (trace >= 0)):
         raise ValueError(f"{path} must hold seconds, 0 or more")
     return trace
+
+
+def _metrics(run: Path) -> np.ndarray:
+    files = sorted(run.glob("rank-*.jsonl"), key=lambda file: (len(file.name), file.name))
+    if not files:
+        raise ValueError(f"{run} has no rank-*.jsonl: is it a run of wagma train?")
+    columns = [[_seconds(file, *line) for line in enumerate(_lines(file), 1)] for file in files]
+    length = min(map(len, columns))
+    return np.array([column[:length] for column in columns], dtype=np.float64).T
+
+
+def _seconds(file: Path, number: int, line: str) -> float:
+    try:
+        record = json.loads(line)
+        return record["compute_s"] + record["delay_s"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}, line {number}: no record with compute_s and delay_s") from error
+
+
+def _table(path: Path) -> np.ndarray:
+    lines = [line for line in _lines(path) if line.split("#")[0].strip()]
+    if not lines:
+        return np.zeros((0, 0))
+    try:
+        return np.loadtxt(lines, ndmin=2, delimiter="," if "," in lines[0] else None)
+    except ValueError as error:
+        raise ValueError(f"{path} is no table of seconds: {error}") from error
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text") from error
 
 
 def delayed(

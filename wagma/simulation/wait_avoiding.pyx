@@ -38,18 +38,11 @@ cdef class GroupAveraging(Method):
         nbytes: length of the model, in bytes.
         wait: "nobody", or the whole "group".
         doubling: whether exchanges are by recursive doubling, whatever the model's length.
-
-    Attributes:
-        staleness: int64 array: how many versions a rank took part in with a vector of so many
-            calls before; the last entry counts all from there on.
-        timely: calls whose vector was in their own version.
     """
 
     cdef readonly int group_size
     cdef readonly long long sync_period, nbytes
     cdef readonly bint passive, doubling
-    cdef readonly object staleness
-    cdef readonly long long timely
     cdef long long[::1] staleness_counts
     cdef list protocols
     cdef Groups groups
@@ -86,7 +79,8 @@ cdef class GroupAveraging(Method):
         self.begun = np.full(ranks, -1)
         self.published_version = np.full(ranks, -1)
         self.calling, self.published, self.copying, self.moving = np.zeros((4, ranks), np.uint8)
-        self.staleness = np.zeros(self.sync_period + gap + 1, dtype=np.int64)
+        most = min(self.sync_period, self.simulation.iterations) + gap + 1
+        self.staleness = np.zeros(most, dtype=np.int64)
         self.staleness_counts = self.staleness
         self.staging_time = self.nbytes / machine.staging
         self.copy_time = self.nbytes / machine.memory
@@ -99,6 +93,7 @@ cdef class GroupAveraging(Method):
 
     cpdef arrives(self, int rank):
         cdef WaitAvoiding protocol = <WaitAvoiding>self.protocols[rank]
+        cdef int each
         self.calling[rank] = True
         if not protocol.is_synchronous():
             protocol.call()
@@ -109,8 +104,8 @@ cdef class GroupAveraging(Method):
         self.entered += 1
         if self.entered == self.simulation.ranks:
             self.entered = 0
-            for rank in range(self.simulation.ranks):
-                self.simulation.later(self.agreement_time, AGREED, rank)
+            for each in range(self.simulation.ranks):
+                self.simulation.later(self.agreement_time, AGREED, each)
 
     cpdef happens(self, int kind, int rank, long long a, long long b):
         cdef WaitAvoiding protocol = <WaitAvoiding>self.protocols[rank]
@@ -134,8 +129,6 @@ cdef class GroupAveraging(Method):
         else:
             self.moving[rank] = False
             self.published_version[rank] = protocol.t
-            self._count_version(rank, protocol.t)
-            self.timely += 1
             protocol.moved()
             self.calling[rank] = False
             self.simulation.returns(rank)
@@ -163,9 +156,9 @@ cdef class GroupAveraging(Method):
         protocol.due = 0
 
     cdef void _serve_call(self, int rank, WaitAvoiding protocol):
-        """Publish what a timely call brings, or return from a call whose version has run.
+        """Let a call publish, and return once its version has run.
 
-        A late call publishes and takes the newest result in one go. The mean of a timely call is
+        A late one publishes and takes the newest result in one go. The mean of a timely one is
         written to where the application wants it.
         """
         self.copying[rank] = True
@@ -177,6 +170,7 @@ cdef class GroupAveraging(Method):
             self.simulation.later(self.staging_time, TAKEN, rank)
 
     cdef void _return(self, int rank, WaitAvoiding protocol):
+        self.calls += 1
         self.timely += protocol.timely
         if not protocol.timely:
             self.published_version[rank] = protocol.t
@@ -205,12 +199,13 @@ cdef class GroupAveraging(Method):
 
     cdef void _begin_moving(self, int rank):
         """Take part in the average over all ranks."""
+        cdef int each
         self.moving[rank] = True
         self.moving_count += 1
         if self.moving_count == self.simulation.ranks:
             self.moving_count = 0
-            for rank in range(self.simulation.ranks):
-                self.simulation.later(self.average_time, MOVED, rank)
+            for each in range(self.simulation.ranks):
+                self.simulation.later(self.average_time, MOVED, each)
 
     cdef void _count_version(self, int rank, long long version):
         cdef long long staleness = version - self.published_version[rank]
