@@ -2,9 +2,9 @@
 
     python benchmarks/scaling_figures.py
 
-Each prediction is a ratio of throughputs. The parameters are the paper's where it gives them, in its
-section V, else measurements of others, named beside them, else a guess, called so. None was chosen
-to come near a published ratio; what the choices do to it is shown by varying one at a time.
+Each prediction is a ratio of throughputs. The parameters are the paper's where its section V gives
+them, else measurements of others, named beside them, else a guess, called so. None was chosen to
+come near a published ratio; what the choices do to one is shown by varying one at a time.
 """
 
 from __future__ import annotations
