@@ -148,7 +148,6 @@ cdef class Shared:
         self.parts[self.rank].in_place = in_place
         self.parts[self.rank].saves = saves
         self.parts[self.rank].replaced = False
-        self.parts[self.rank].ringed = False
         self.parts[self.rank].weight_after = weight_after
 
     cdef void open(self, long long number) noexcept nogil:
