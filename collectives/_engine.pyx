@@ -570,7 +570,7 @@ cdef class Collective:
         return weight_of(self.snapshot)[0] if self.protocol.joined else 0
 
     cdef void _let_count_once(self) noexcept nogil:
-        """What has been averaged counts no more where nobody is passive, unless its rank has joined."""
+        """Where nobody is passive what has been averaged counts no more, but for who has joined."""
         if not (self.protocol.passive or self.protocol.joined):
             self._set_weight(0)
 
@@ -1064,6 +1064,7 @@ cdef class Collective:
         self._lock_after_copy()
 
     cdef int _publish_between_calls(self) except -1 nogil:
+        """Publish as soon as no exchange is under way."""
         self.holding = True
         self._take_back()
         self.protocol.hold()

@@ -86,7 +86,7 @@ cdef class Shared:
         free(self.vectors)
 
     def _ring(self):
-        """Return the bytes of a ring, for groups of any size: the smallest has the longest blocks."""
+        """Return the bytes of a ring for groups of any size; blocks are longest in the smallest."""
         return min(AHEAD * shared_block(self.length, 2), self.length)
 
     def _place(self, int rank, Segment segment):
@@ -116,7 +116,7 @@ cdef class Shared:
         return self.memory[rank] + self.begin_of_vectors + self.layout.size
 
     cdef char *_in_ring(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
-        """Return where a rank's vector would begin for this block of so many bytes to be in its ring."""
+        """Return where a vector would begin whose block, of so many bytes, is in a rank's ring."""
         cdef Py_ssize_t begin = self.begin_of_ring + block % AHEAD * bytes
         return self.memory[rank] + begin - (HEADER + block * bytes)
 
