@@ -1050,7 +1050,7 @@ cdef class Collective:
         self._unlock_to_copy()
         if publishes and (replaces or self.unchanged) and self.layout.all_finite(self.x):
             self.lent = True
-        elif publishes and replaces or not self.filled:
+        elif publishes and replaces:
             self.layout.zero(self.third_arrays)
             weight = 0
         elif (publishes and not self.unreturned and not self.unchanged

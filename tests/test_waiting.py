@@ -100,6 +100,23 @@ def test_who_joins_with_a_vector_that_is_not_finite_contributes_nothing(comm, la
 
 
 @pytest.mark.ranks(4)
+@pytest.mark.parametrize("length", [3, 300_000])
+def test_where_no_vector_is_finite_any_longer_each_rank_keeps_its_own(comm, late, length):
+    mine = np.full(length, float(comm.rank))
+    with waiting(comm, mine, late) as average:
+        average(mine)
+        mine[:] = comm.rank
+        mine[1] = np.nan
+        given = mine.copy()
+        for _ in range(2):
+            assert average(mine).weight == 0
+            assert mine.tobytes() == given.tobytes()
+        mine[1] = comm.rank
+        assert average(mine).weight == 4
+        np.testing.assert_array_equal(mine, 1.5)
+
+
+@pytest.mark.ranks(4)
 def test_where_all_weights_are_0_each_rank_keeps_its_own(comm, late):
     length = 400_000
     mine = np.full(length, float(comm.rank))
