@@ -253,7 +253,8 @@ cdef class Collective:
     # The vectors' state under the conserving rule: the snapshot is still what was returned; or
     # nothing that a change could be taken against was ever returned or published.
     cdef bint unchanged, unreturned
-    # The snapshot holds a finite vector; the application's last vector was finite.
+    # The snapshot holds a finite vector, else its weight is 0; the application's last vector was
+    # finite.
     cdef bint filled, finite
     # The weight of what the application gives now, and of what it last published. A rank that has
     # joined is `out` once its weight is 0 for good.
@@ -350,6 +351,7 @@ cdef class Collective:
         self.published_version = -1
         opened = Opened(like[0] if single else like, self.layout, 0)
         self._replace(opened.arrays)
+        self._let_count_once()
         self.gather = MPI_REQUEST_NULL
         for k in range(MAX_DIMENSIONS):
             self.receives[k] = MPI_REQUEST_NULL
@@ -441,7 +443,8 @@ cdef class Collective:
     def _make_shared(self):
         """Make the memory for what this rank shares, unless the system has none that can be."""
         try:
-            self.shared = Shared(self.task, self.groups, self.size)
+            self.shared = Shared(
+                self.task, self.groups, self.size, rings=not self.protocol.passive)
             self.exchange.shared = self.shared
         except (AttributeError, OSError) as error:  # memfd_create is Linux's
             self.not_shared = f"rank {self.rank} has no memory to share: {error}"
@@ -558,7 +561,18 @@ cdef class Collective:
 
     cdef void _describe(self, bint in_place, bint saves) noexcept nogil:
         """Tell other ranks of the node what is to become of this rank's vectors."""
-        self.shared.describe(in_place, saves, 0 if self.out else self.weight_published)
+        self.shared.describe(in_place, saves, self._weight_after())
+
+    cdef double _weight_after(self) noexcept nogil:
+        """The weight of a mean that replaces the snapshot."""
+        if self.protocol.passive:
+            return 0 if self.out else self.weight_published
+        return weight_of(self.snapshot)[0] if self.protocol.joined else 0
+
+    cdef void _let_count_once(self) noexcept nogil:
+        """Where nobody is passive what has been averaged counts no more, but for who has joined."""
+        if not (self.protocol.passive or self.protocol.joined):
+            self._set_weight(0)
 
     cdef void _renumber(self) noexcept nogil:
         """Let exchanges be numbered on from the last operation."""
@@ -724,33 +738,46 @@ cdef class Collective:
         cdef int me = self.groups.find(version + self.protocol.base)
         cdef int tag = <int>(version % self.window) * PHASES
         cdef bint timely = self.calling and self.published and self.protocol.timely
+        cdef bint bypasses = self._bypasses_snapshot()
         cdef char **target = self.x if timely else self.second
         cdef char **copy = NULL
         cdef char **saved = NULL
         self.begun = True
         self.rhythm.beat(now())
         if self.exchange.shares(self.groups.members, self.groups.count):
-            self._describe(self.conserving, self.conserving and self.unchanged and not timely)
+            self._describe(self.conserving and not bypasses,
+                           self.conserving and self.unchanged and not timely)
             self.exchange.begin_in_memory(
                 version + self.moved, False, self.groups.members, self.groups.count,
-                self.x if timely else NULL, self.lent,
+                self.x if timely else NULL, self.lent, bypasses,
                 self.snapshot_arrays if self.conserving else self.second, NULL)
             return
         if self.conserving:
             target = self.x if timely else self.snapshot_arrays
-            copy = self.snapshot_arrays if timely else NULL
+            copy = self.snapshot_arrays if timely and not bypasses else NULL
             saved = self.second if self.unchanged and not timely else NULL
         self.exchange.begin(self.groups.members, self.groups.count, me, tag,
-                            self.snapshot, self.x, self.lent, not self.conserving,
+                            self.snapshot, self.x, self.lent, not (self.conserving or bypasses),
                             target, copy, saved)
 
+    cdef inline bint _bypasses_snapshot(self) noexcept nogil:
+        """Whether a version goes from the application's memory back there, and no copy is kept.
+
+        Where nobody is passive none is needed, unless an exception ends the call meanwhile.
+        """
+        return self.lent and self.calling and not self.protocol.passive
+
     cdef void _finish_version(self) noexcept nogil:
+        cdef bint bypassed = self._bypasses_snapshot()
         self._end_exchange()
         self._count_version(self.protocol.running)
-        if self.conserving and self.weight != 0:
+        if bypassed:
+            self._note_snapshot(False)
+        elif self.conserving and self.weight != 0:
             self.filled = True
             self.unchanged = False
-            self._set_weight(0 if self.out else self.weight_published)
+            self._set_weight(self._weight_after())
+        self._let_count_once()
         self.protocol.finished()
 
     cdef void _count_version(self, long long version) noexcept nogil:
@@ -762,7 +789,8 @@ cdef class Collective:
     cdef void _end_exchange(self) noexcept nogil:
         self.begun = False
         self.weight = self.task.weight
-        if self.lent and self.weight == 0 and self.protocol.operation != AVERAGE:
+        if (self.lent and self.weight == 0 and self.protocol.operation != AVERAGE
+                and not self._bypasses_snapshot()):
             self.layout.copy(self.snapshot_arrays, self.x)
         self.lent = False
 
@@ -795,7 +823,7 @@ cdef class Collective:
             self._describe(True, saved != NULL)
             self.exchange.begin_in_memory(
                 self.protocol.t + self.moved, True, self.groups.everyone, self.size,
-                copy, self.lent, target, copy)
+                copy, self.lent, False, target, copy)
             return
         self.exchange.begin(self.groups.everyone, self.size, self.rank, tag,
                             source, self.x, self.lent, False, target, copy, saved)
@@ -830,6 +858,7 @@ cdef class Collective:
         self.taken_weight = self.weight
         self.published = False
         self.protocol.moved()
+        self._let_count_once()
         self.moved += 1
         self._renumber()
         if self.protocol.stage != AGREEING:
@@ -925,8 +954,7 @@ cdef class Collective:
 
     cdef void _lend_unlocked(self) noexcept nogil:
         """Publish for an exchange that begins at once, without a copy where it needs none."""
-        cdef bint replaces = not self.conserving or (
-            not self.filled if self.unreturned else self.unchanged)
+        cdef bint replaces = not self.conserving or not self.filled or self.unchanged
         cdef bint finite = False
         if replaces:
             self._unlock_to_copy()
@@ -938,15 +966,19 @@ cdef class Collective:
         self.lent = True
         self.finite = True
         self.weight_published = self.weight_given
-        self._set_weight(self.weight_given)
-        self.filled = True
-        self.unchanged = True
-        self.unreturned = False
+        self._note_snapshot(True)
         self.published = True
         self.published_version = self.protocol.t
 
     cdef inline void _set_weight(self, double weight) noexcept nogil:
         weight_of(self.snapshot)[0] = weight
+
+    cdef void _note_snapshot(self, bint filled) noexcept nogil:
+        """The snapshot is what the application has, or else nothing that counts."""
+        self._set_weight(self.weight_given if filled else 0)
+        self.filled = filled
+        self.unchanged = filled
+        self.unreturned = not filled
 
     cdef void _replace(self, char **x) noexcept nogil:
         """Make this vector what the rank contributes, with weight 0 and zeroed if not finite."""
@@ -957,17 +989,14 @@ cdef class Collective:
             self.nonfinite += 1
             self.layout.zero(self.snapshot_arrays)
         self.weight_published = self.weight_given
-        self._set_weight(self.weight_given if self.finite else 0)
-        self.filled = self.finite
-        self.unchanged = self.finite
-        self.unreturned = not self.finite
+        self._note_snapshot(self.finite)
 
     cdef void _publish(self, char **x) noexcept nogil:
         """Publish: the vector itself (paper), or what the application changed (conserving).
 
         While the snapshot is `unchanged` since it was returned, adding the change gives x exactly.
         """
-        if not self.conserving or self.unreturned and not self.filled:
+        if not self.conserving or not self.filled:
             self._replace(x)
             return
         if self.unreturned:
@@ -1017,7 +1046,7 @@ cdef class Collective:
         The cases are those of `_publish`.
         """
         cdef double weight = self.weight_published
-        cdef bint replaces = not self.conserving or self.unreturned and not self.filled
+        cdef bint replaces = not self.conserving or not self.filled
         self._unlock_to_copy()
         if publishes and (replaces or self.unchanged) and self.layout.all_finite(self.x):
             self.lent = True
@@ -1035,21 +1064,24 @@ cdef class Collective:
         self._lock_after_copy()
 
     cdef int _publish_between_calls(self) except -1 nogil:
-        """Publish, and remember the vector as what the application goes on from."""
-        cdef bint unchanged
+        """Publish as soon as no exchange is under way."""
         self.holding = True
         self._take_back()
         self.protocol.hold()
         self._wait(VECTORS_HELD)
-        unchanged = self.unchanged or self.unreturned
-        self._publish_unlocked()
-        if self.conserving and self.finite and not unchanged:
-            self._unlock_to_copy()
-            self.layout.copy(self.second, self.x)
-            self._lock_after_copy()
+        self._unlock_to_copy()
+        self._publish_between(self.x)
+        self._lock_after_copy()
+        self.published_version = self.protocol.t
         self.holding = False
-        self.published = False
         return 0
+
+    cdef void _publish_between(self, char **x) noexcept nogil:
+        """Publish, and remember the vector as what the application goes on from."""
+        cdef bint remembers = self.conserving and not (self.unchanged or self.unreturned)
+        self._publish(x)
+        if remembers and self.finite:
+            self.layout.copy(self.second, x)
 
     cdef int _join(self) except -1 nogil:
         """Share what the application has, and enter what the others do."""
@@ -1243,6 +1275,7 @@ cdef class Collective:
     cdef void _abandon(self) noexcept nogil:
         """The call was interrupted by an exception: the user's vector is ours no longer."""
         cdef bint shares, ended
+        cdef char **kept
         pthread_mutex_lock(&self.lock)
         while self.copying:
             pthread_mutex_unlock(&self.lock)
@@ -1250,8 +1283,12 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
         # All that the application has changed is published then; x is what it goes on from.
         shares = self.conserving and (self.published or self._is_finishing() and self.begun)
+        kept = self.snapshot_arrays if self._bypasses_snapshot() else NULL
         if self.begun:
-            self.exchange.take_over()
+            self.exchange.take_over(kept)
+        elif self._is_averaging() and not self.protocol.passive:
+            # The operation goes on with what there is, and that would be nothing.
+            self._publish_between(self.x)
         self.lent = False
         if self.begun and self.task.target == self.x:
             self.task.target = self.snapshot_arrays if self.conserving else self.second
@@ -1277,6 +1314,11 @@ cdef class Collective:
             self.unreturned = self.unreturned or not ended
         self._open()
         pthread_mutex_unlock(&self.lock)
+
+    cdef inline bint _is_averaging(self) noexcept nogil:
+        """Whether the application is in an operation that averages what it gives."""
+        return (self.has_x and not self.protocol.joined
+                and self.protocol.operation in (SYNC, SYNCHRONIZE, AVERAGE))
 
     cdef bint _drain(self) noexcept nogil:
         """Wait for messages from and to the application's memory; return whether they have ended.

@@ -18,10 +18,10 @@ cdef class Exchange:
     cdef bint shares(self, const int *members, int size) noexcept nogil
     cdef void begin_in_memory(
         self, long long number, bint operation, const int *members, int size,
-        char **user, bint given, char **target, char **copy) noexcept nogil
+        char **user, bint given, bint ringed, char **target, char **copy) noexcept nogil
     cdef void resume_in_memory(self, char **target) noexcept nogil
     cdef void _note(self, char **target, char **copy) noexcept nogil
     cdef bint progress(self) noexcept nogil
-    cdef void take_over(self) noexcept nogil
+    cdef void take_over(self, char **kept) noexcept nogil
     cdef void divert(self) noexcept nogil
     cdef bint uses(self, char **user) noexcept nogil

@@ -56,7 +56,7 @@ cdef class Exchange:
         self.sliced = size > 1 and (self.task.compressed or suits(self.length, size)
                                     or self.shares(members, size))
         if not self.sliced:
-            self.task.take_over()
+            self.task.take_over(True)
         if size == 1:
             self.task.weight = weight_of(source)[0]
             self.task.write_source()
@@ -71,15 +71,16 @@ cdef class Exchange:
 
     cdef void begin_in_memory(
         self, long long number, bint operation, const int *members, int size,
-        char **user, bint given, char **target, char **copy
+        char **user, bint given, bint ringed, char **target, char **copy
     ) noexcept nogil:
         """Average the snapshots of ranks that share memory, as their parts say, by a number.
 
         The application's arrays `user` may be NULL. Where they are `given`, they replace the
-        snapshot meanwhile; they get the mean. `target` and `copy` are only noted.
+        snapshot meanwhile, or, `ringed`, leave it alone; they get the mean. `target` and `copy` are
+        only noted.
         """
         self._note(target, copy)
-        self.shared.begin(number, operation, members, size, user, given)
+        self.shared.begin(number, operation, members, size, user, given, ringed)
 
     cdef void resume_in_memory(self, char **target) noexcept nogil:
         """Go on with an exchange that another rank has begun this one's part in."""
@@ -100,12 +101,18 @@ cdef class Exchange:
             return True
         return self.slices.progress() if self.sliced else self.doubling.progress()
 
-    cdef void take_over(self) noexcept nogil:
-        """Publish what is left of the application's arrays: they are not to be used any longer."""
+    cdef void take_over(self, char **kept) noexcept nogil:
+        """Publish what is left of the application's arrays: they are not to be used any longer.
+
+        Where nothing else has what they have got so far, `kept` takes it: the arrays of the source,
+        which are then to be the target. Else it is NULL.
+        """
         if self.in_memory:
-            self.shared.take_over()
-        else:
-            self.task.take_over()
+            self.shared.take_over(kept)
+        elif self.sliced:
+            self.task.take_over(kept != NULL)
+        elif kept != NULL:
+            self.task._copy_target(kept, 0, self.doubling.low)
 
     cdef void divert(self) noexcept nogil:
         """Receive nothing more into the application's memory, as far as that is possible."""

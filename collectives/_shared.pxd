@@ -8,8 +8,9 @@ cdef struct Part:
     # What its rank will weigh after an exchange, and the weight of all members of the last one.
     double weight_after, total
     # Whether the mean replaces the snapshot rather than the second vector, what was in the snapshot
-    # is then to be in the second vector, and a mean has replaced it since.
-    bint in_place, saves, replaced
+    # is then to be in the second vector, and a mean has replaced it since; or whether both what is
+    # averaged and the mean are in its ring, and neither vector is touched.
+    bint in_place, saves, replaced, ringed
 
 cdef class Shared:
     cdef Task task
@@ -17,7 +18,7 @@ cdef class Shared:
     cdef Groups groups
     cdef Claims claims
     cdef int rank, size
-    cdef Py_ssize_t length, begin_of_vectors
+    cdef Py_ssize_t length, begin_of_vectors, begin_of_ring
     # By rank, NULL on other nodes.
     cdef char **memory
     cdef Part **parts
@@ -42,7 +43,9 @@ cdef class Shared:
 
     cdef char *snapshot(self, int rank) noexcept nogil
     cdef char *second(self, int rank) noexcept nogil
-    cdef char *_target(self, int rank) noexcept nogil
+    cdef char *_in_ring(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
+    cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
+    cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef bint joins(self, const int *members, int size) noexcept nogil
     cdef void describe(self, bint in_place, bint saves, double weight_after) noexcept nogil
     cdef void open(self, long long number) noexcept nogil
@@ -50,13 +53,13 @@ cdef class Shared:
     cdef long long reached(self) noexcept nogil
     cdef void begin(
         self, long long number, bint operation, const int *members, int size, char **user,
-        bint given) noexcept nogil
+        bint given, bint ringed) noexcept nogil
     cdef bint progress(self) noexcept nogil
     cdef bint _advance(self) noexcept nogil
     cdef bint _publish_block(self) noexcept nogil
     cdef bint _return_block(self) noexcept nogil
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
-    cdef void take_over(self) noexcept nogil
+    cdef void take_over(self, char **kept) noexcept nogil
     cdef bint uses(self) noexcept nogil
     cdef bint needs_messages(self, long long number) noexcept nogil
     cdef bint help(self, int rank, long long number) noexcept nogil

@@ -3,6 +3,8 @@
 
 Members that have come average the vector block by block, straight from the snapshots of all to
 where each wants its mean. A member that computes is not needed for that: see `protocols.claims`.
+A member that is there until the end may have its blocks in a ring of few instead, which stays in
+cache.
 """
 
 from libc.stdlib cimport calloc, free
@@ -33,7 +35,7 @@ from collectives.protocols.slicing cimport most_shared_blocks, shared_block
 
 cdef enum:
     # Blocks that a rank publishes before they are needed, and averages before it looks after its
-    # messages again. With more, the first are not in cache any longer.
+    # messages again; and those of a ring. With more, the first are not in cache any longer.
     AHEAD = 8
     # Elements of a pass that must find in the first-level cache what the one before it wrote.
     CHUNK = 1024
@@ -50,9 +52,10 @@ cdef class Shared:
     Args:
         groups: used for the groups of other ranks, too.
         size: number of ranks.
+        rings: whether to have a ring.
     """
 
-    def __init__(self, Task task, Groups groups, int size):
+    def __init__(self, Task task, Groups groups, int size, bint rings):
         cdef Segment segment
         self.task = task
         self.layout = task.layout
@@ -71,7 +74,8 @@ cdef class Shared:
         self.claims.words = <unsigned long long **>(self.memory + 2 * size)
         self.begin_of_vectors = round_up(
             WORDS + (BLOCKS + most_shared_blocks(self.length, size)) * sizeof(long long), PAGE)
-        segment = Segment(self.begin_of_vectors + 2 * self.layout.size)
+        self.begin_of_ring = self.begin_of_vectors + 2 * self.layout.size
+        segment = Segment(self.begin_of_ring + (self._ring() if rings else 0))
         self.segments = [segment]
         self._place(self.rank, segment)
 
@@ -80,6 +84,10 @@ cdef class Shared:
         free(self.members)
         free(self.shares)
         free(self.vectors)
+
+    def _ring(self):
+        """Return the bytes of a ring for groups of any size; blocks are longest in the smallest."""
+        return min(AHEAD * shared_block(self.length, 2), self.length)
 
     def _place(self, int rank, Segment segment):
         self.memory[rank] = segment.address
@@ -107,7 +115,19 @@ cdef class Shared:
     cdef char *second(self, int rank) noexcept nogil:
         return self.memory[rank] + self.begin_of_vectors + self.layout.size
 
-    cdef char *_target(self, int rank) noexcept nogil:
+    cdef char *_in_ring(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
+        """Return where a vector would begin whose block, of so many bytes, is in a rank's ring."""
+        cdef Py_ssize_t begin = self.begin_of_ring + block % AHEAD * bytes
+        return self.memory[rank] + begin - (HEADER + block * bytes)
+
+    cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
+        """Return the vector whose block of so many bytes a rank contributes."""
+        return self._in_ring(rank, block, bytes) if self.parts[rank].ringed else self.snapshot(rank)
+
+    cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
+        """Return the vector in which a rank gets the mean of this block."""
+        if self.parts[rank].ringed:
+            return self._in_ring(rank, block, bytes)
         return self.snapshot(rank) if self.parts[rank].in_place else self.second(rank)
 
     cdef bint joins(self, const int *members, int size) noexcept nogil:
@@ -149,13 +169,14 @@ cdef class Shared:
 
     cdef void begin(
         self, long long number, bint operation, const int *members, int size, char **user,
-        bint given
+        bint given, bint ringed
     ) noexcept nogil:
         """Begin this rank's part in an exchange, which in an operation is all ranks'.
 
         The application's arrays, `user`, are published meanwhile where they are `given`, and get
-        the mean, unless NULL.
+        the mean, unless NULL; where they are both, that may be by way of the ring alone.
         """
+        self.parts[self.rank].ringed = ringed
         self.number = number
         self.operation = operation
         self.first = members[0]
@@ -194,12 +215,20 @@ cdef class Shared:
                 and self._average_block(self.number, self.size))
 
     cdef bint _publish_block(self) noexcept nogil:
-        """Publish the application's next block, if others are near it; return whether it did."""
+        """Publish the application's next block, if others are near it; return whether it did.
+
+        In the ring it takes the place of one that the application has got.
+        """
+        cdef Py_ssize_t near
         if not self.given or self.published == self.own_blocks:
             return False
-        if self.published >= self.claims.handed_out(self.number, self.first) + AHEAD:
+        near = self.returned
+        if not self.parts[self.rank].ringed:
+            near = self.claims.handed_out(self.number, self.first)
+        if self.published >= near + AHEAD:
             return False
-        self._copy_block(self.published, self.snapshot(self.rank), True)
+        self._copy_block(
+            self.published, self._source(self.rank, self.published, self.own_block), True)
         self.published += 1
         self.claims.publish(self.rank, self.number, self.published)
         return True
@@ -215,7 +244,8 @@ cdef class Shared:
         if fate == PENDING:
             return False
         if fate == AVERAGED:
-            self._copy_block(self.returned, self._target(self.rank), False)
+            self._copy_block(
+                self.returned, self._target(self.rank, self.returned, self.own_block), False)
         self.returned += 1
         return True
 
@@ -237,8 +267,16 @@ cdef class Shared:
                 memcpy(self.user[i] + begin, ours, count)
         self.task.busy_ns += now() - began
 
-    cdef void take_over(self) noexcept nogil:
-        """Publish what is left of the application's arrays, and give nothing back to them."""
+    cdef void take_over(self, char **kept) noexcept nogil:
+        """Publish what is left of the application's arrays, and give nothing back to them.
+
+        In a ring there is no room for that: the arrays `kept` go on in their place. NULL: they do.
+        """
+        if self.given and self.parts[self.rank].ringed:
+            if kept != NULL:
+                self.layout.copy(kept, self.user)
+                self.user = kept
+            return
         while self.given and self.published < self.own_blocks:
             self._copy_block(self.published, self.snapshot(self.rank), True)
             self.published += 1
@@ -333,13 +371,14 @@ cdef class Shared:
             while count > 0:
                 n = min(count, CHUNK)
                 for k in range(size):
-                    self.vectors[k] = self.snapshot(self.members[k]) + begin
+                    self.vectors[k] = self._source(self.members[k], block, self.block) + begin
                     if self.parts[self.members[k]].saves:
                         memcpy(self.second(self.members[k]) + begin, self.vectors[k], n * itemsize)
-                mean = self._target(self.members[0]) + begin
+                mean = self._target(self.members[0], block, self.block) + begin
                 self.layout.kernels[i].mean(mean, self.vectors, self.shares, size, n)
                 for k in range(1, size):
-                    memcpy(self._target(self.members[k]) + begin, mean, n * itemsize)
+                    memcpy(self._target(self.members[k], block, self.block) + begin, mean,
+                           n * itemsize)
                 begin += n * itemsize
                 count -= n
 

@@ -29,7 +29,7 @@ cdef class Task:
     cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef void write_source(self) noexcept nogil
     cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
-    cdef void take_over(self) noexcept nogil
+    cdef void take_over(self, bint whole) noexcept nogil
     cdef char *place(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef void finish(self, Py_ssize_t low, Py_ssize_t high, char *mean) noexcept nogil

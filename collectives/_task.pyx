@@ -105,13 +105,16 @@ cdef class Task:
                 memcpy(to, source, bytes)
         return space if self.compressed or not self.keeps else self.source + low
 
-    cdef void take_over(self) noexcept nogil:
-        """Put what is left of the application's arrays into the source, and go on from there."""
+    cdef void take_over(self, bint whole) noexcept nogil:
+        """Put what is left of the application's arrays into the source, and go on from there.
+
+        Or put the `whole` arrays there, also what has been averaged.
+        """
         cdef Py_ssize_t first, begin
         cdef int i
         if not self.given:
             return
-        if self.weight == 0:
+        if whole or self.weight == 0:
             self.taken = 0  # nothing will replace what was taken
         for i in range(self.wire.count):
             if self.wire.part(i, self.taken, self.wire.size, &first) == 0:

@@ -30,12 +30,13 @@ class GroupAllreduce:
         comm: mpi4py intracommunicator of the ranks that take part; it is duplicated.
         like: this rank's initial vector: a 1-D contiguous numpy array, or a list of such arrays
             that are averaged together, of the same dtypes and lengths on all ranks: float16,
-            bfloat16 (of ml_dtypes), float32 or float64. Halves are averaged in float32. The vector
-            is contributed until this rank publishes.
+            bfloat16 (of ml_dtypes), float32 or float64. Halves are averaged in float32. Unless
+            `wait` is "group" the vector is contributed until this rank publishes.
         group_size: largest number of ranks S that average with each other, 1 ≤ S ≤ comm.size.
         sync_period: every how many calls τ all ranks average, at least 1.
         wait: "nobody", or "group": each version waits for its members, so that nobody takes part
-            passively and runs are bitwise repeatable.
+            passively and runs are bitwise repeatable. What a rank gives then counts in one version:
+            one that has closed, or whose vector is not finite, has weight 0.
         late: what a rank that others have overtaken contributes and gets. "paper": its vector x',
             and (W·m + w·x') / (W + w) for the mean m, of weight W, that it missed, its own weight
             being w. "conserving": what it changed since its last call, which is added to what it
@@ -194,9 +195,9 @@ class GroupAllreduce:
             DisagreementError: if this was a synchronous call and other ranks are in another one.
 
         An exception from a signal handler, such as KeyboardInterrupt, may leave `vector` partly
-        averaged; the version goes on without the application. If another rank's process has been
-        stopped in the middle of the exchange for more than a second, what it then sends may still
-        come into `vector`.
+        averaged; the version goes on without the application, with what it gave. If another rank's
+        process has been stopped in the middle of the exchange for more than a second, what it then
+        sends may still come into `vector`.
         """
         return self.native.call(vector, weight)
 
@@ -213,7 +214,8 @@ class GroupAllreduce:
 
         Under the conserving rule that is what it contributes so far and what `vector` changes of
         what the application last got or published. It waits for an exchange that is under way, at
-        most.
+        most. If `wait` is "group" nobody is late; it then counts in one version if this rank closes
+        before its next call.
         """
         self.native.publish(vector, weight)
 
@@ -265,7 +267,9 @@ class GroupAllreduce:
     def close(self):
         """Execute every version that any rank has started, on all of them, and leave.
 
-        Collective; ranks may have made different numbers of calls. Closing twice does nothing.
+        Collective; ranks may have made different numbers of calls. To the versions of others' calls
+        this rank contributes what it did last; nothing if `wait` is "group". Closing twice does
+        nothing.
         """
         if not self._is_ours():
             return

@@ -35,6 +35,7 @@ MOST_STEPS = 20000
 
 # What an application does next, besides the protocol's operations; and what it waits for.
 CALL = "call"
+INTERRUPTED = "a call that an exception may end"
 PUBLISH = "publish"
 COMPUTING = "computing"
 WAITING = "waiting"
@@ -43,6 +44,7 @@ WAITING = "waiting"
 STEP = "step"
 LOOK = "look"
 GO_ON = "go on"
+INTERRUPT = "interrupt"
 
 BEGUN = (claims.TAKEN, claims.KEPT, claims.FLOWING)
 
@@ -113,9 +115,10 @@ class Scenario:
 
     Attributes:
         length: elements of a vector; a block is one, or more where the group is small.
-        programs: of each rank: CALL, PUBLISH, operations, each maybe in a tuple with a weight or
-            the version to load.
-        ahead: blocks that are published before they are needed, and averaged in one go.
+        programs: of each rank: CALL, INTERRUPTED, PUBLISH, operations, each maybe in a tuple with a
+            weight or the version to load.
+        waits: whether each version waits for the calls of its group.
+        ahead: blocks that are published before they are needed, averaged in one go, and in a ring.
         frozen: ranks that compute for ever from about a step on, without so much as a look.
         stopped: ranks whose applications compute for ever from about a step on.
         still_from: that step.
@@ -128,6 +131,7 @@ class Scenario:
     length: int = 2
     sync_period: int = 100
     conserving: bool = False
+    waits: bool = False
     ahead: int = 2
     frozen: tuple = ()
     stopped: tuple = ()
@@ -274,7 +278,9 @@ class World:
         for i in range(self.scenario.length):
             there = 0
             for rank in self.ranks:
-                there += self.data[rank.me, "snapshot", i] + rank.x[i] - rank.base[i]
+                there += rank.x[i]
+                if rank.filled:
+                    there += self.data[rank.me, "snapshot", i] - rank.base[i]
             require((there - self.total[i]) % PRIME == 0, Invariant.CONSERVED, i)
 
     # Steps
@@ -307,7 +313,9 @@ class World:
             executed = [rank.executed for rank in self.ranks]
             require(all(each == executed[0] for each in executed), Invariant.IN_ORDER, executed)
         idle = all(ghost.released == set(ghost.members) for ghost in self.exchanges.values())
-        if self.scenario.conserving and idle and protocols.JOIN not in kinds:
+        # Where versions wait, one that has closed has weight 0 in those of the others.
+        counts = not self.scenario.waits or len({rank.protocol.t for rank in self.ranks}) == 1
+        if self.scenario.conserving and idle and counts and protocols.JOIN not in kinds:
             self.check_conserved()
 
     def fingerprint(self):
@@ -330,9 +338,9 @@ class Rank:
         self.conserving = scenario.conserving
         self.peers = activation_peers(me, world.size)
         self.protocol = world.protocol_type(
-            len(self.peers), scenario.group_size, scenario.sync_period, True
+            len(self.peers), scenario.group_size, scenario.sync_period, not scenario.waits
         )
-        self.protocol.shares = scenario.group_size > 1
+        self.protocol.shares = scenario.group_size > 1 and not scenario.waits
         self.claims = world.claims_type(world, me)
         self.everyone = list(range(world.size))
         self.shuffle = shuffle(world.size, scenario.group_size)
@@ -364,7 +372,7 @@ class Rank:
         self.moves = 0
         # Its part
         self.number = self.oldest = self.shift = 0
-        self.operation = self.given = self.user = False
+        self.operation = self.given = self.user = self.taken_over = False
         self.first = self.own_size = 0
         self.own_blocks = self.published_blocks = self.returned = 0
         self.missing_first = 0
@@ -379,7 +387,8 @@ class Rank:
             self.write("snapshot", i, self.x[i])
             self.write("second", i, 0)
         self.put("weight", 1)
-        for field in ("in_place", "saves", "replaced", "weight_after", "total"):
+        self.let_count_once()
+        for field in ("in_place", "saves", "replaced", "ringed", "weight_after", "total"):
             self.put(field, 0)
         self.generator = self.live()
 
@@ -401,7 +410,8 @@ class Rank:
             return (STEP,)
         news = self.world.changes != self.looked_at or self.has_messages()
         if self.yielded == WAITING:
-            return (LOOK,) if news else ()
+            interrupts = (INTERRUPT,) if self.doing == INTERRUPTED and self.calling else ()
+            return (LOOK, *interrupts) if news else interrupts
         if self.over or self.stopped:
             return (LOOK,) if news else ()
         return (GO_ON, LOOK) if news else (GO_ON,)
@@ -488,8 +498,10 @@ class Rank:
         self.done = False
         if what == protocols.LOAD:
             self.loading = detail
-        elif what in (CALL, PUBLISH):
+        elif what in (CALL, INTERRUPTED, PUBLISH):
             self.weight_given = detail
+        if self.world.scenario.waits and what != protocols.CLOSE:
+            yield from self.wait(lambda: self.protocol.next >= self.protocol.t)
         if what == PUBLISH:
             yield from self.publish_between_calls()
             self.protocol.release()
@@ -501,15 +513,17 @@ class Rank:
                 self.put("weight", 0)
             self.protocol.release()
             yield from self.begin_operation(protocols.JOIN)
-        elif what == CALL and not self.protocol.is_synchronous():
+        elif what in (CALL, INTERRUPTED) and not self.protocol.is_synchronous():
             yield from self.begin_call()
         else:
-            yield from self.begin_operation(protocols.SYNC if what == CALL else what)
+            calls = what in (CALL, INTERRUPTED)
+            yield from self.begin_operation(protocols.SYNC if calls else what)
         if what == protocols.CLOSE:
             yield from self.wait(self.may_leave)
         else:
             yield from self.progress()
-            yield from self.wait(lambda: self.done)
+            if (yield from self.wait(lambda: self.done)) == INTERRUPT:
+                self.abandon()
         self.has_x = False
 
     def may_leave(self):
@@ -518,13 +532,34 @@ class Rank:
         return at_end and protocol.vectors != protocols.RUNNING and protocol.due == 0
 
     def wait(self, reached):
-        """Look until the goal is reached, again only once something has changed."""
+        """Look until the goal is reached, again only once something has changed.
+
+        Return INTERRUPT where an exception has ended that.
+        """
         while not reached():
             changes, moves = self.world.changes, self.moves
             yield from self.progress()
             if self.moves == moves and not reached():
                 self.looked_at = changes
-                yield WAITING
+                if (yield WAITING) == INTERRUPT:
+                    return INTERRUPT
+        return None
+
+    def abandon(self):
+        """An exception has ended a call: its version goes on without the application."""
+        self.world.met.add("interrupted")
+        if self.begun:
+            self.take_over()
+        self.lent = False
+        if self.conserving:
+            self.unchanged = False
+            for i in range(self.length):
+                self.write("second", i, self.x[i])
+        self.published = False
+        self.protocol.abandon()
+        self.calling = False
+        self.base = list(self.x)
+        self.looked_at = -1
 
     # Progress, as `Collective` makes it
 
@@ -673,8 +708,10 @@ class Rank:
         saves = self.conserving and self.unchanged and not timely
         if len(self.members) > 1:
             self.exchange = "memory"
-            self.describe(self.conserving, saves)
-            yield from self.begin(version + self.moved, False, self.members, timely, self.lent)
+            ringed = self.bypasses_snapshot()
+            self.describe(self.conserving and not ringed, saves)
+            number = version + self.moved
+            yield from self.begin(number, False, self.members, timely, self.lent, ringed)
         else:
             self.exchange = "alone"
             self.execute_alone(version, timely, saves)
@@ -686,6 +723,8 @@ class Rank:
                 self.write("snapshot", i, self.x[i])
         values = [self.read("snapshot", i) for i in range(self.length)]
         self.task_weight = self.get("weight")
+        if timely and self.task_weight > 0:
+            self.x = list(values)
         if self.task_weight > 0 and (saves or not (timely or self.conserving)):
             for i in range(self.length):
                 self.write("second", i, values[i])
@@ -700,18 +739,36 @@ class Rank:
             return len(self.world.averages[self.protocol.ops]) == self.world.size
         return True
 
+    def bypasses_snapshot(self):
+        return self.lent and self.calling and self.world.scenario.waits
+
     def finish_version(self):
+        bypassed = self.bypasses_snapshot()
         self.end_exchange()
-        if self.conserving and self.weight != 0:
+        if bypassed:
+            self.note_snapshot(False)
+        elif self.conserving and self.weight != 0:
             self.filled = True
             self.unchanged = False
-            self.put("weight", 0 if self.out else self.weight_published)
+            self.put("weight", self.weight_after())
+            self.check_returned()
+        self.let_count_once()
         self.protocol.finished()
+
+    def weight_after(self):
+        if not self.world.scenario.waits:
+            return 0 if self.out else self.weight_published
+        return self.get("weight") if self.protocol.joined else 0
+
+    def let_count_once(self):
+        if self.world.scenario.waits and not self.protocol.joined:
+            self.put("weight", 0)
 
     def end_exchange(self):
         self.begun = False
         self.weight = self.task_weight
-        if self.lent and self.weight == 0 and self.protocol.operation != protocols.AVERAGE:
+        moves = self.protocol.operation != protocols.AVERAGE and not self.bypasses_snapshot()
+        if self.lent and self.weight == 0 and moves:
             self.copy_to_snapshot(self.x)
         self.lent = False
 
@@ -735,7 +792,7 @@ class Rank:
         self.copy = publishes or finishing
         self.describe(True, saves)
         number = protocol.t + self.moved
-        yield from self.begin(number, True, self.everyone, self.copy, self.lent)
+        yield from self.begin(number, True, self.everyone, self.copy, self.lent, False)
 
     def finish_moving(self):
         operation = self.protocol.operation
@@ -759,6 +816,7 @@ class Rank:
     def end_operation(self):
         self.published = False
         self.protocol.moved()
+        self.let_count_once()
         self.moved += 1
         self.renumber()
         if self.protocol.stage == protocols.AGREEING:
@@ -820,7 +878,7 @@ class Rank:
 
     def publish(self, replaces=False):
         """Publish the vector (paper), or what the application has changed (conserving)."""
-        if replaces or not self.conserving or self.unchanged:
+        if replaces or not self.conserving or not self.filled or self.unchanged:
             values = list(self.x)
         else:
             values = []
@@ -829,26 +887,30 @@ class Rank:
                 values.append((self.read("snapshot", i) + change) % PRIME)
         self.check_published(values, replaces)
         self.copy_to_snapshot(values)
-        if replaces:
-            self.filled = self.unchanged = True
-            self.unreturned = False
         self.weight_published = self.weight_given
         self.put("weight", self.weight_given)
+        if replaces or not self.filled:
+            self.note_snapshot(True)
         self.published = True
 
     def lend(self):
-        if self.conserving and not (not self.filled if self.unreturned else self.unchanged):
+        if self.conserving and self.filled and not self.unchanged:
             self.publish()
             return
         self.check_published(list(self.x), False)
         self.lent = True
         self.weight_published = self.weight_given
-        self.put("weight", self.weight_given)
-        self.filled = self.unchanged = True
-        self.unreturned = False
+        self.note_snapshot(True)
         self.published = True
 
+    def note_snapshot(self, filled):
+        self.put("weight", self.weight_given if filled else 0)
+        self.filled = self.unchanged = filled
+        self.unreturned = not filled
+
     def take_snapshot(self):
+        if not self.filled:
+            return
         if not self.direct or self.weight == 0:
             self.x = [self.read("snapshot", i) for i in range(self.length)]
         self.unchanged = True
@@ -886,7 +948,7 @@ class Rank:
         self.put("in_place", in_place)
         self.put("saves", saves)
         self.put("replaced", False)
-        self.put("weight_after", 0 if self.out else self.weight_published)
+        self.put("weight_after", self.weight_after())
 
     def close(self):
         word = yield from self.claims.close(self.me)
@@ -894,7 +956,9 @@ class Rank:
         self.operation = self.given = self.user = False
         return claims.state_of(word) == claims.KEPT
 
-    def begin(self, number, operation, members, user, given):
+    def begin(self, number, operation, members, user, given, ringed):
+        self.put("ringed", ringed)
+        self.taken_over = False
         self.number = number
         self.operation = operation
         self.first, self.own_size = members[0], len(members)
@@ -933,15 +997,56 @@ class Rank:
         return (yield from self.average_block(self.number, self.everyone))
 
     def publish_block(self):
-        handed_out = yield from self.claims.handed_out(self.number, self.first)
-        near = handed_out + self.world.scenario.ahead
-        if not self.given or self.published_blocks >= min(near, self.own_blocks):
+        if not self.given or self.published_blocks == self.own_blocks:
             return False
-        for i in self.blocks(self.own_size)[self.published_blocks]:
-            self.write("snapshot", i, self.x[i])
+        near = yield from self.near()
+        if self.published_blocks >= near + self.world.scenario.ahead:
+            return False
+        self.write_block()
         self.published_blocks += 1
         yield from self.claims.publish(self.me, self.number, self.published_blocks)
         return True
+
+    def near(self):
+        if self.get("ringed"):
+            return self.returned
+        return (yield from self.claims.handed_out(self.number, self.first))
+
+    def write_block(self):
+        block = self.published_blocks
+        elements = self.blocks(self.own_size)[block]
+        if self.get("ringed"):
+            self.world.met.add("a ring")
+            if block >= self.world.scenario.ahead:
+                self.world.met.add("a slot again")
+        for i in elements:
+            value = self.read("snapshot", i) if self.taken_over else self.x[i]
+            self.world.write(self.me, self.source(self.me, block, i, elements), value)
+
+    def source(self, member, block, i, elements):
+        """Return where a member's element of a block is that it contributes."""
+        if self.world.read(self.me, (member, "ringed")):
+            return self.in_ring(member, block, i, elements)
+        return member, "snapshot", i
+
+    def target(self, member, block, i, elements):
+        """Return where a member gets the mean of an element."""
+        if self.world.read(self.me, (member, "ringed")):
+            return self.in_ring(member, block, i, elements)
+        in_place = self.world.read(self.me, (member, "in_place"))
+        return member, "snapshot" if in_place else "second", i
+
+    def in_ring(self, member, block, i, elements):
+        return member, "ring", block % self.world.scenario.ahead, i - elements.start
+
+    def take_over(self):
+        """The application's arrays are not to be used any longer."""
+        if not self.given:
+            self.user = False
+        elif self.get("ringed") and not self.taken_over:
+            self.world.met.add("taken over")
+            self.copy_to_snapshot(self.x)
+            self.taken_over = True
 
     def return_block(self):
         if not self.user or self.returned == self.own_blocks:
@@ -953,9 +1058,13 @@ class Rank:
         if fate == claims.PENDING:
             return False
         if fate == claims.AVERAGED:
-            target = "snapshot" if self.get("in_place") else "second"
-            for i in self.blocks(self.own_size)[self.returned]:
-                self.x[i] = self.read(target, i)
+            elements = self.blocks(self.own_size)[self.returned]
+            for i in elements:
+                mean = self.world.read(self.me, self.target(self.me, self.returned, i, elements))
+                if self.taken_over:
+                    self.write("snapshot", i, mean)
+                else:
+                    self.x[i] = mean
         self.returned += 1
         return True
 
@@ -1005,7 +1114,7 @@ class Rank:
         )
         total = sum(weights)
         if total > 0:
-            self.average(blocks[block], members, weights, ghost)
+            self.average(block, blocks[block], members, weights, ghost)
         fate = claims.AVERAGED if total > 0 else claims.EMPTY
         ghost.ended.add(block)
         last = yield from self.claims.end(number, members[0], block, len(blocks), fate)
@@ -1014,19 +1123,18 @@ class Rank:
         self.holding = False
         return True
 
-    def average(self, elements, members, weights, ghost):
+    def average(self, block, elements, members, weights, ghost):
         world = self.world
         for i in elements:
-            values = [world.read(self.me, (member, "snapshot", i)) for member in members]
+            places = [self.source(member, block, i, elements) for member in members]
+            values = [world.read(self.me, place) for place in places]
             begun = [ghost.begun[member][i] for member in members]
             require(values == begun, Invariant.CONTRIBUTED, members, i, values, begun)
             mean = ghost.means[i] = mean_of(values, weights)
             for member, value in zip(members, values):
                 if world.read(self.me, (member, "saves")):
                     world.write(self.me, (member, "second", i), value)
-                in_place = world.read(self.me, (member, "in_place"))
-                target = "snapshot" if in_place else "second"
-                world.write(self.me, (member, target, i), mean)
+                world.write(self.me, self.target(member, block, i, elements), mean)
 
     def end_and_release(self, number, members, total):
         self.finish_exchange(members, total)
@@ -1079,7 +1187,9 @@ class Rank:
             started = self.world.started.get(version)
             require(started is not None, Invariant.IN_ORDER, "nobody has started", version)
             require(started == self.moved, Invariant.EPOCH, version, self.me, started, self.moved)
-        if self.conserving:
+        empty = not self.filled and ghost.weights[self.me] > 0
+        require(not empty, Invariant.CONTRIBUTED, self.me, number, "has nothing to contribute")
+        if self.conserving and self.filled:
             require(list(values) == self.expected, Invariant.CONSERVED, self.me, number, values)
 
     def check_averaging(self, number, members, block):
@@ -1093,7 +1203,12 @@ class Rank:
     def check_end(self, number, ghost):
         """This rank's part is over: the mean is where it belongs."""
         vector = self.world.vector
-        if ghost.weight > 0 and self.world.data[self.me, "in_place"]:
+        if self.world.data[self.me, "ringed"]:
+            # Some of it is still to be taken from the ring.
+            if ghost.weight > 0:
+                self.expected = list(ghost.means)
+            arrived = True
+        elif ghost.weight > 0 and self.world.data[self.me, "in_place"]:
             self.expected = list(ghost.means)
             arrived = vector(self.me, "snapshot") == ghost.means
         else:
@@ -1113,6 +1228,11 @@ class Rank:
             skipped += 1
         require(version == skipped, Invariant.IN_ORDER, self.me, version, self.executed)
         self.executed.append(version)
+
+    def check_returned(self):
+        """Once it is over here as well, the snapshot holds what the rank contributes."""
+        snapshot = self.world.vector(self.me, "snapshot")
+        require(snapshot == self.expected, Invariant.RESULT, self.me, snapshot, self.expected)
 
     def check_published(self, values, replaces):
         if replaces or not self.conserving:
@@ -1260,6 +1380,38 @@ def frozen_scenario(generator):
         frozen=still if everything else (),
         stopped=() if everything else still,
         still_from=generator.choice((0, 30, 100, 300)),
+        delays=generator.choice((None, generator.randrange(1000))),
+    )
+
+
+def waiting_scenario(generator):
+    """Versions wait for their groups; some calls are interrupted, some ranks make fewer."""
+    size = generator.choice((2, 3, 3, 4))
+    conserving = generator.random() < 0.5
+    programs = [[] for _ in range(size)]
+    operations = (None, protocols.SYNCHRONIZE, protocols.AVERAGE)
+    for operation in generator.sample(operations, generator.randint(1, 2)):
+        calls = generator.randint(1, 3)
+        for program in programs:
+            for _ in range(calls):
+                if generator.random() < 0.1:
+                    program.append(PUBLISH)
+                weight = 1 if conserving else generator.choice((1, 1, 2, 0))
+                program.append((INTERRUPTED if generator.random() < 0.2 else CALL, weight))
+            if operation is not None:
+                program.append(operation)
+    fewer = generator.random() < 0.3
+    calls = generator.randint(0, 2)
+    for program in programs:
+        program += [CALL] * (generator.randint(0, calls) if fewer else calls) + [protocols.CLOSE]
+    return Scenario(
+        size,
+        generator.randint(2, size),
+        tuple(map(tuple, programs)),
+        length=generator.randint(1, 4) * generator.choice((1, 2)),
+        conserving=conserving,
+        waits=True,
+        ahead=generator.choice((1, 1, 2, 3)),
         delays=generator.choice((None, generator.randrange(1000))),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from claims_model import (
     CALL,
+    INTERRUPTED,
     PUBLISH,
     Invariant,
     Rank,
@@ -21,6 +22,7 @@ from claims_model import (
     protocols,
     random_scenario,
     run_seed,
+    waiting_scenario,
 )
 from protocol_messages import Violation
 
@@ -41,6 +43,14 @@ def test_random_runs_keep_every_invariant(block):
 def test_calls_return_while_other_ranks_compute_for_ever(block):
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         run_seed(seed, frozen_scenario)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_where_versions_wait_for_their_groups_rings_keep_every_invariant(block):
+    met = set()
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
+        met |= run_seed(seed, waiting_scenario).met
+    assert met >= {"a ring", "a slot again", "interrupted", "alone", "a fate unknown"}
 
 
 def test_random_runs_meet_all_that_can_happen():
@@ -71,6 +81,10 @@ EVERY_INTERLEAVING = {
     "two of three call": Scenario(3, 3, ((CALL,), (CALL,), ()), length=1),
     "one of three calls twice": Scenario(3, 3, ((CALL, CALL), (), ()), length=1),
     "two of three meet two": Scenario(3, 2, ((CALL, CALL), (CALL,), ()), length=1),
+    "both wait": Scenario(2, 2, ((CALL,), (CALL,)), length=4, waits=True, ahead=1),
+    "one waits no longer": Scenario(
+        2, 2, ((INTERRUPTED, CALL), (CALL, CALL)), length=2, conserving=True, waits=True, ahead=1
+    ),
 }
 
 
@@ -116,6 +130,48 @@ class PublishesTooEarly(Rank):
             self.write("snapshot", i, self.x[i])
         self.published_blocks += 1
         return True
+
+
+class FillsItsRing(Rank):
+    """As many blocks are published as if the ring had room for all."""
+
+    def near(self):
+        return (yield from self.claims.handed_out(self.number, self.first))
+
+
+class ReusesOneTooEarly(Rank):
+    """A block is published in the place of one that has not been returned."""
+
+    def near(self):
+        near = yield from super().near()
+        return near + 1 if self.get("ringed") else near
+
+
+class AveragesItsOwnRing(Rank):
+    """The ring of a member is not told from one's own."""
+
+    def in_ring(self, member, *place):
+        return super().in_ring(self.me, *place)
+
+
+class ForgetsWhatItGot(Rank):
+    """What an interrupted call has got so far is not kept."""
+
+    def take_over(self):
+        x, self.x = self.x, self.given_x
+        super().take_over()
+        self.x = x
+
+
+class KeepsItsWeight(Rank):
+    """A snapshot that is not kept has weight."""
+
+    def note_snapshot(self, filled):
+        super().note_snapshot(filled)
+        self.put("weight", self.weight_given)
+
+    def let_count_once(self):
+        pass
 
 
 class ReleasesBeforeTheEnd(Rank):
@@ -262,6 +318,11 @@ MUTANTS = [
     Mutant("not described", OpensAsItWas, {RESULT, CONSERVED}),
     Mutant("looks twice", LooksTwice, {IN_ORDER}, publishing_scenario),
     Mutant("publishes too early", PublishesTooEarly, {ORDERED}),
+    Mutant("fills its ring", FillsItsRing, {ORDERED}, waiting_scenario),
+    Mutant("reuses one too early", ReusesOneTooEarly, {ORDERED}, waiting_scenario),
+    Mutant("averages its own ring", AveragesItsOwnRing, {CONTRIBUTED, ORDERED}, waiting_scenario),
+    Mutant("forgets what it got", ForgetsWhatItGot, {RESULT}, waiting_scenario, 600),
+    Mutant("keeps its weight", KeepsItsWeight, {CONTRIBUTED}, waiting_scenario),
     Mutant("releases before the end", ReleasesBeforeTheEnd, {ORDERED, RESULT}),
     Mutant("forgets what was executed", ForgetsWhatWasExecuted, {STATES, CONSERVED}),
     Mutant("takes back what runs", TakesBackWhatRuns, {ORDERED, STATES, RESULT}),
