@@ -7,7 +7,8 @@ Vectors are numbers modulo a prime, in which means are exact. A run that breaks 
 a `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
 have read of each other's words (as in C), whether or not the run happens to mix them up.
 
-``python -m tests.claims_model SEED`` replays the random run of a seed, step by step.
+``python -m tests.claims_model SEED`` replays the random run of a seed, step by step; the message of
+a run that fails says what to add for other scenarios and for variants of the protocol.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from collectives.topology import activation_peers, shuffle
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol_messages import ROOT, load_source, protocols, require
+from protocol_messages import (
+    ROOT,
+    load_source,
+    protocols,
+    replay,
+    require,
+    telling_how_to_replay,
+)
 
 claims = load_source("claims")
 
@@ -1420,8 +1428,23 @@ def run_seed(seed, scenarios=random_scenario, watch=None, **types):
     """Run a seed's scenario by the choices of that seed."""
     generator = random.Random(seed)
     scenario = scenarios(generator)
-    world = World(scenario, **types)
-    return world.run(RandomChooser(generator, scenario.world_size), watch)
+    with telling_how_to_replay(__name__, seed, scenario, scenarios, types):
+        world = World(scenario, **types)
+        return world.run(RandomChooser(generator, scenario.world_size), watch)
+
+
+def types_of(variant):
+    """Return what a variant replaces: a class, or what in the source of Claims by what."""
+    if isinstance(variant, tuple):
+        return {"claims_type": claims_in_steps(*variant)}
+    return {"rank_type" if issubclass(variant, Rank) else "protocol_type": variant}
+
+
+def print_event(option, world):
+    parts = map(world.part, range(world.size))
+    parts = " ".join(f"{number}{'COTKF'[state]}" for number, state in parts)
+    rank = world.ranks[option[0]]
+    print(f"{world.steps:5} {parts}  rank {option[0]} {option[1]} in {rank.doing}")
 
 
 def explore(scenario, most=10**6, switches=None, **types):
@@ -1472,13 +1495,4 @@ def _count_switch(world, option, switched, last):
 
 
 if __name__ == "__main__":
-
-    def show(option, world):
-        parts = map(world.part, range(world.size))
-        parts = " ".join(f"{number}{'COTKF'[state]}" for number, state in parts)
-        rank = world.ranks[option[0]]
-        print(f"{world.steps:5} {parts}  rank {option[0]} {option[1]} in {rank.doing}")
-
-    seeds = random_scenario if len(sys.argv) < 3 else frozen_scenario
-    print(seeds(random.Random(int(sys.argv[1]))))
-    run_seed(int(sys.argv[1]), seeds, show)
+    replay("claims_model", "claims_model:random_scenario")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import enum
 import importlib.util
+import pkgutil
 import sys
 from collections import deque
 from fractions import Fraction
@@ -72,6 +75,53 @@ class Violation(AssertionError):
 def require(condition, invariant, *details):
     if not condition:
         raise Violation(invariant, " ".join(str(detail) for detail in details))
+
+
+# A run of a seed, and how to see it again
+
+
+@contextlib.contextmanager
+def telling_how_to_replay(module, seed, scenario, scenarios, types):
+    """Let what fails in a block name the seed, and the command that runs it again.
+
+    Args:
+        module: the name of the module whose command replays seeds.
+        scenarios: the function that makes the scenario.
+        types: variants of the protocol's parts, by name.
+    """
+    try:
+        yield
+    except Exception as error:
+        command = f"python -m tests.{module.split('.')[-1]} {seed} {_name_of(scenarios)}"
+        for variant in types.values():
+            # A class that is made anew has no name.
+            command += "" if "<locals>" in variant.__qualname__ else f" {_name_of(variant)}"
+        error.args = (f"{error}\nseed {seed}: {scenario}\nreplayed by: {command}",)
+        raise
+
+
+def _name_of(thing):
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def replay(module, scenarios):
+    """Run the seed of the command line, and print every event.
+
+    Args:
+        module: what has `run_seed`, `types_of` and `print_event`. It is imported anew, lest its
+            classes differ from those that variants are made of.
+        scenarios: what makes the scenarios where the command line does not say.
+    """
+    parser = argparse.ArgumentParser(description="Replay the run of a seed, event by event.")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("scenarios", nargs="?", default=scenarios, help="module:function")
+    parser.add_argument("variant", nargs="?", help="module:class, of the protocol or a part")
+    arguments = parser.parse_args()
+    model = importlib.import_module(module)
+    types = model.types_of(pkgutil.resolve_name(arguments.variant)) if arguments.variant else {}
+    make_scenario = pkgutil.resolve_name(arguments.scenarios)
+    model.run_seed(arguments.seed, make_scenario, model.print_event, **types)
+    print("every invariant holds")
 
 
 class Contribution(NamedTuple):
@@ -194,11 +244,11 @@ class Exchange:
         return self.schedule.done
 
     def can_receive(self):
-        return not self.done and self._awaited() in self.network.data[self.rank]
+        return not self.done and self.awaited() in self.network.data[self.rank]
 
     def receive(self):
         """Take the message that the present step waits for, and go on to the next."""
-        source, tag = self._awaited()
+        source, tag = self.awaited()
         label, incoming = self.network.receive_data(source, self.rank, tag)
         require(
             label == self.label,
@@ -213,14 +263,15 @@ class Exchange:
     def state(self):
         return self.schedule.phase, self.sum.parts
 
-    def _awaited(self):
+    def awaited(self):
+        """Return the source and the tag of the message that the present step is about."""
         return self.members[self.schedule.peer], self.tag + self.schedule.phase
 
     def _send(self):
         """Send what is to be sent, up to the first step that receives."""
         while not self.schedule.done:
             if self.schedule.sends:
-                peer, tag = self._awaited()
+                peer, tag = self.awaited()
                 self.network.send_data(self.rank, peer, tag, (self.label, self.sum))
             if self.schedule.receives != schedules.NOTHING:
                 return

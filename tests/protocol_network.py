@@ -5,14 +5,14 @@ neither lost nor duplicated, and those of one channel arrive in order, which is 
 all else may be interleaved in any way. Every invariant of the protocol is checked while it runs,
 and a run that breaks one raises a `Violation` that names it.
 
-``python -m tests.protocol_network SEED`` replays the random run of a seed, event by event.
+``python -m tests.protocol_network SEED`` replays the random run of a seed, event by event; the
+message of a run that fails says what to add for other scenarios and for variants of the protocol.
 """
 
 from __future__ import annotations
 
 import enum
 import itertools
-import pickle
 import random
 import sys
 from fractions import Fraction
@@ -32,9 +32,10 @@ from protocol_messages import (
     Invariant,
     Network,
     Sum,
-    Violation,
     protocols,
+    replay,
     require,
+    telling_how_to_replay,
 )
 from protocol_scenarios import (
     AT_ONCE,
@@ -169,6 +170,7 @@ class Application:
         protocol = self.rank.protocol
         protocol.call()
         self.vector = None
+        self.rank.world.note_arrival(self.rank)
         if protocol.timely:
             self.rank.world.start(protocol.t, self.rank)
         handed_over = protocol.timely and protocol.vectors == protocols.HELD
@@ -577,6 +579,7 @@ class World:
         self.scenario = scenario
         self.network = Network(scenario.world_size, scenario.group_size)
         self.started = {}
+        self.arrived = {}
         self.sums = {}
         self.entered = {}
         self.left = {}
@@ -608,17 +611,23 @@ class World:
 
     def run(self, choose, watch=None):
         """Let everything happen, in the order in which `choose` picks from the events."""
+        absent = self.scenario.absent
+        self.freeze(absent)
         for count in itertools.count():
             if count == self.scenario.frozen_from:
-                self.freeze(self.scenario.frozen)
+                self.freeze(self.scenario.frozen | absent)
             events = self.events()
             if not events:
-                frozen = [rank for rank in self.ranks if rank.application.frozen]
+                frozen = {rank.number for rank in self.ranks if rank.application.frozen}
                 if not frozen:
                     break
-                self.met.add("stopped")
                 self.check_nobody_waits()
-                self.freeze(())
+                if frozen == absent:
+                    self.met.add("never arrived")
+                    self.check_without_absent()
+                    return count
+                self.met.add("stopped")
+                self.freeze(absent)
                 continue
             event = choose(events)
             if watch:
@@ -652,6 +661,17 @@ class World:
 
     def start(self, version, rank):
         self.started.setdefault(version, rank.epoch)
+
+    def note_arrival(self, rank):
+        """A rank has made a call: note who came, and whether others were gone or came, too."""
+        protocol = rank.protocol
+        timely = self.arrived.setdefault((protocol.ops, protocol.t), set())
+        if protocol.timely:
+            timely.add(rank.number)
+        if len(timely) == len(self.ranks) > 2:
+            self.met.add("together")
+        if any(each.application.stage == Stage.CLOSED for each in self.ranks):
+            self.met.add("closed early")
 
     # Invariants
 
@@ -701,18 +721,39 @@ class World:
         for rank in self.ranks:
             require(not rank.application.waits_in_group_call(), Invariant.WAIT_AVOIDING, rank)
 
+    def check_without_absent(self):
+        """Nothing more can happen without those that never come: all others have come to wait.
+
+        What the others have started is executed by everybody, but for groups of one, which nobody
+        is told of, and nothing is under way.
+        """
+        if not self.scenario.passive:
+            return
+        for rank in self.ranks:
+            arrived = rank.application.stage in (Stage.AGREEING, Stage.CLOSED)
+            require(arrived or rank.application.frozen, Invariant.ENDS, *self.ranks)
+        self.check_drained()
+        if self.scenario.group_size > 1:
+            self.check_executed()
+
     def check_end(self):
         for rank in self.ranks:
             require(rank.left, Invariant.ENDS, *self.ranks)
+        self.check_drained()
+        self.check_executed()
+        self.check_conserved(sum(rank.rule.snapshot for rank in self.ranks), "at the end")
+
+    def check_drained(self):
         left_over = [*self.network.control.items(), *filter(None, self.network.data)]
         require(not left_over, Invariant.DRAINED, left_over)
+
+    def check_executed(self):
         for rank in self.ranks:
             require(
                 rank.executed == sorted(self.started),
                 Invariant.IN_ORDER,
                 f"rank {rank.number} executed {rank.executed} of {sorted(self.started)}",
             )
-        self.check_conserved(sum(rank.rule.snapshot for rank in self.ranks), "at the end")
 
 
 class ListedChooser:
@@ -750,43 +791,44 @@ class RandomChooser:
         return weight
 
 
+class TogetherChooser:
+    """Lets all applications that compute come at once: after everything else, and before it."""
+
+    def __init__(self, world, choose):
+        self.world = world
+        self.choose = choose
+        self.coming = set()
+
+    def __call__(self, events):
+        arrivals = [event for event in events if self.world.may_never_happen(event)]
+        if len(arrivals) == len(events):
+            self.coming = set(arrivals)
+        coming = [event for event in arrivals if event in self.coming]
+        event = self.choose(coming or [event for event in events if event not in arrivals])
+        self.coming.discard(event)
+        return event
+
+
 def run_seed(seed, make_scenario=random_scenario, watch=None, **types):
     """Run the random scenario of a seed with the random choices of the seed."""
     generator = random.Random(seed)
     scenario = make_scenario(generator)
-    stall = generator.random() < 0.5
-    try:
+    stall, together = generator.random() < 0.5, generator.random() < 0.2
+    with telling_how_to_replay(__name__, seed, scenario, make_scenario, types):
         world = World(scenario, **types)
-        world.run(RandomChooser(generator, scenario.world_size, stall), watch)
-    except Violation as violation:
-        violation.args = (f"{violation}\nseed {seed}: {scenario}",)
-        raise
+        choose = RandomChooser(generator, scenario.world_size, stall)
+        world.run(TogetherChooser(world, choose) if together else choose, watch)
     return world
 
 
-def explore(scenario, **types):
-    """Run a scenario in every order in which its events can happen; return the number of states.
-
-    In every state all applications that compute may stop for ever: no group call may wait for one.
-    """
-    first = World(scenario, **types)
-    seen, unexplored = {first.state()}, [pickle.dumps(first)]
-    while unexplored:
-        saved = unexplored.pop()
-        world = pickle.loads(saved)
-        events = world.events()
-        if not events:
-            world.check_end()
-        if all(world.may_never_happen(event) for event in events):
-            world.check_nobody_waits()
-        for event in events:
-            world = pickle.loads(saved)
-            world.happen(event)
-            state = world.state()
-            if state not in seen:
-                seen.add(state)
-                unexplored.append(pickle.dumps(world))
-    return len(seen)
+def types_of(variant):
+    """Return what a variant takes the place of."""
+    bases = {
+        "protocol_type": protocols.WaitAvoiding,
+        "rank_type": Rank,
+        "application_type": Application,
+    }
+    return {part: variant for part, base in bases.items() if issubclass(variant, base)}
 
 
 def print_event(event, world):
@@ -794,4 +836,4 @@ def print_event(event, world):
 
 
 if __name__ == "__main__":
-    run_seed(int(sys.argv[1]), watch=print_event)
+    replay("protocol_network", "protocol_scenarios:random_scenario")

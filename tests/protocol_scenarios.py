@@ -94,6 +94,7 @@ class Scenario:
         sends: when due activations are sent; a delayed one may be overtaken by a later one.
         frozen: the ranks whose applications stop, wherever they compute, after `frozen_from`
             events, until nothing more can happen without them.
+        absent: the ranks whose applications never make a step; what waits for them is the end.
         failing: the ranks that at some moment give notice of a failure.
         heeds: whether an application closes, instead of going on, once it knows of a failure.
     """
@@ -107,6 +108,7 @@ class Scenario:
     sends: str = AT_ONCE
     frozen: frozenset = frozenset()
     frozen_from: int = 0
+    absent: frozenset = frozenset()
     failing: frozenset = frozenset()
     heeds: bool = False
 
@@ -174,6 +176,7 @@ def random_scenario(generator):
         frozen_from=generator.randint(0, 60 * world_size),
         failing=random_ranks(generator, world_size, (0, 0, 0, 0.2, 1)),
         heeds=generator.random() < 0.5,
+        absent=random_ranks(generator, world_size, (0, 0, 0, 0, 0.2)),
     )
 
 

@@ -3,6 +3,9 @@
 The invariants themselves are in `claims_model`, which checks them throughout every run.
 """
 
+import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -16,15 +19,16 @@ from claims_model import (
     Script,
     World,
     claims,
-    claims_in_steps,
     explore,
     frozen_scenario,
+    print_event,
     protocols,
     random_scenario,
     run_seed,
+    types_of,
     waiting_scenario,
 )
-from protocol_messages import Violation
+from protocol_messages import ROOT, Violation
 
 WaitAvoiding = protocols.WaitAvoiding
 CLOSE = protocols.CLOSE
@@ -230,13 +234,6 @@ def test_particular_runs_keep_every_invariant(scenarios):
         run_seed(seed, scenarios)
 
 
-def types_of(variant):
-    """Return what a variant replaces: a class, or what in the source of Claims by what."""
-    if isinstance(variant, tuple):
-        return {"claims_type": claims_in_steps(*variant)}
-    return {"rank_type" if issubclass(variant, Rank) else "protocol_type": variant}
-
-
 @dataclass(frozen=True)
 class Mutant:
     """A wrong variant, and what catches it.
@@ -340,6 +337,20 @@ def test_a_wrong_variant_is_caught(mutant):
                 print(f"{mutant.name} is caught by seed {seed}: {broken}")
                 return
     pytest.fail(f"{mutant.name} passes {mutant.seeds} seeds")
+
+
+def test_the_command_of_a_failing_seed_replays_it(capsys):
+    with pytest.raises(Violation) as caught:
+        for seed in range(150):
+            capsys.readouterr()
+            run_seed(seed, random_scenario, print_event, **types_of(SharesInOperations))
+    steps = capsys.readouterr().out
+    command = shlex.split(str(caught.value).rpartition("replayed by: ")[2])
+    replayed = subprocess.run(
+        [sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (replayed.returncode, replayed.stdout) == (1, steps)
+    assert replayed.stderr.rstrip().endswith(str(caught.value))
 
 
 # Runs that are told step by step: what a rank goes on to

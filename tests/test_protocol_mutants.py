@@ -1,10 +1,13 @@
 """Variants of the protocol that look right and are not: the invariants catch each of them."""
 
+import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
-from protocol_messages import Invariant, Violation, protocols
-from protocol_network import Application, Rank, Stage, run_seed
+from protocol_messages import ROOT, Invariant, Violation, protocols
+from protocol_network import Application, Rank, Stage, print_event, run_seed, types_of
 from protocol_scenarios import (
     AT_ONCE,
     AVERAGE,
@@ -343,13 +346,7 @@ class Mutant:
     scenarios: object = random_scenario
 
     def run(self, seed):
-        bases = {
-            "protocol_type": WaitAvoiding,
-            "rank_type": Rank,
-            "application_type": Application,
-        }
-        part = next(part for part, base in bases.items() if issubclass(self.variant, base))
-        run_seed(seed, self.scenarios, **{part: self.variant})
+        run_seed(seed, self.scenarios, **types_of(self.variant))
 
 
 MUTANTS = [
@@ -393,3 +390,27 @@ def test_a_wrong_variant_is_caught_where_the_protocol_passes(mutant):
                 print(f"{mutant.variant.__name__} is caught by seed {seed}: {violation}")
                 return
     pytest.fail(f"{mutant.variant.__name__} passes {mutant.seeds} seeds")
+
+
+def test_the_command_of_a_failing_seed_replays_it(capsys):
+    """The message ends with a command, which shows the same events and the same violation."""
+    mutant = next(mutant for mutant in MUTANTS if mutant.variant is ForwardsOnlyTheFirst)
+    types = types_of(mutant.variant)
+    for seed in range(mutant.seeds):
+        capsys.readouterr()
+        try:
+            run_seed(seed, mutant.scenarios, print_event, **types)
+        except Violation as violation:
+            message = str(violation)
+            break
+    events = capsys.readouterr().out
+    assert f"seed {seed}: Scenario(" in message
+    command = shlex.split(message.rpartition("replayed by: ")[2])
+    assert command[:2] == ["python", "-m"]
+    replayed = subprocess.run(
+        [sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert replayed.returncode == 1
+    assert events.count("\n") > 10
+    assert replayed.stdout == events
+    assert replayed.stderr.rstrip().endswith(message)

@@ -205,12 +205,13 @@ def memory_denied(monkeypatch, where):
 def shared_memory():
     """Return what of shared memory this process has mapped and open."""
     gc.collect()
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "wagma" in line]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line for line in maps if "memfd:wagma" in line]
     opened = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             opened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return mapped, [path for path in opened if "wagma" in path]
+    return mapped, [path for path in opened if "memfd:wagma" in path]
 
 
 @mpi
