@@ -24,7 +24,9 @@ def parts(brief):
     # The ranks' caches would overwrite each other.
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread", "-m", "mpi"]
     if not brief:
-        yield "one process", [*pytest, "-m", "not mpi and not launch"]
+        # Tests of one process each, on all cores.
+        cores = ["-n", "auto", "--dist", "worksteal"]
+        yield "one process", [*pytest, *cores, "-m", "not mpi and not launch"]
     for size in BRIEF if brief else SIZES:
         yield f"{size} rank{'s' * (size > 1)}", [*mpiexec(), "-n", str(size), *mpi]
     if not brief:
