@@ -78,13 +78,13 @@ clean:
 		-prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/built: $(VENV)/installed $(SOURCES)
-	@cd $(TREE) && '$(CURDIR)/$(RUN)' setup.py --quiet build_ext --inplace --parallel 2
+	@cd $(TREE) && '$(CURDIR)/$(RUN)' setup.py --quiet build_ext --inplace
 	@touch $@
 
 # --no-build-isolation: the extension must see the MPI and the mpi4py that it will run with.
 $(VENV)/installed: $(VENV)/tools pyproject.toml
 	@echo "Building wagma"
-	@$(PIP) --no-build-isolation --editable '$(TREE)[test,plot]'
+	@WAGMA_EXTENSIONS=later $(PIP) --no-build-isolation --editable '$(TREE)[test,plot]'
 	@touch $@
 
 # PyPI's torch for Linux brings CUDA's libraries. The much smaller CPU build is found only where

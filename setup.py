@@ -1,5 +1,6 @@
 """Build the native extensions; pyproject.toml holds everything else."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -66,4 +67,12 @@ engine = [
     for source in sorted(Path("collectives").glob("*.pyx"))
 ]
 
-setup(ext_modules=cythonize(protocols + simulation + engine, build_dir="build/cython"))
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+# An editable install compiles without the files of a build in place, such as make does afterwards.
+extensions = (
+    protocols + simulation + engine if os.environ.get("WAGMA_EXTENSIONS") != "later" else []
+)
+setup(
+    ext_modules=cythonize(extensions, build_dir="build/cython", nthreads=cores),
+    options={"build_ext": {"parallel": cores}},
+)

@@ -449,12 +449,13 @@ sys.exit(cli.main(sys.argv[1:]))
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("number", "to", "status"),
-    [(signal.SIGINT, "launcher", 130), (signal.SIGTERM, "ranks", 143), (signal.SIGTERM, 2, 143)],
+    [(signal.SIGINT, "launcher", 130), (signal.SIGTERM, "ranks", 143), (signal.SIGTERM, 1, 143)],
 )
 def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, status):
+    ranks = RANKS if to == "ranks" else 2
     flags = ["--steps", "500", "--step-time", "10", "--name", "stopped"]
     ended = mpirun(
-        *(RANKS, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
+        *(ranks, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
         timeout=TIMEOUT,
         signals=[Signal(number, "step 50/500", to)],
     )
@@ -465,9 +466,9 @@ def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, sta
         return
     assert ended.returncode == status
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("wagma: ")]
-    where = " on rank 2" if to == 2 else ""
+    where = " on rank 1" if to == 1 else ""
     assert line.startswith(f"wagma: stopped by {number.name}{where} after ")
-    for rank in range(RANKS):
+    for rank in range(ranks):
         assert 40 <= len(metrics(tmp_path / "stopped", rank)) < 250
 
 
