@@ -19,7 +19,8 @@ import pytest
 
 SIZES = (4, 1, 3, 8)  # the numbers of ranks that the suite runs with
 DEFAULT_SIZES = (4,)
-GRACE = 5.0  # seconds that a failed rank waits for the others to come and hear of it
+# Seconds that a failed rank waits for the others to come and hear of it.
+GRACE = float(os.environ.get("LOCKSTEP_GRACE", "5"))
 PATIENCE = 120.0  # seconds that any other does, where the test has no time limit of its own
 PRINTING = 1.0  # seconds between a rank's last words and the abort, for the others' words
 

@@ -28,7 +28,7 @@ def mpi_pytest(mpirun, tmp_path):
             *("-m", "pytest", "--with-mpi", "-p", "no:cacheprovider", "--color=no", *arguments),
             timeout=60,
             cwd=tmp_path,
-            env={"PYTHONPATH": str(HERE), **env},
+            env={"PYTHONPATH": str(HERE), "LOCKSTEP_GRACE": "2", **env},
         )
 
     return run

@@ -157,7 +157,7 @@ def interrupt_in_the_middle(comm, stopping, operation, mine):
     """Rank 1 stops in the middle of an exchange of ranks whose mean is 6; rank 0 is interrupted."""
     mine[:] = (0, 3, 9, 12)[comm.rank]
     if comm.rank == 1:
-        stopping(lambda: mine[0] == 6, seconds=0.7)
+        stopping(lambda: mine[0] == 6, seconds=0.5)
     comm.Barrier()
     if comm.rank == 0:
         with interrupted(0.1, once=lambda: mine[0] == 6):
