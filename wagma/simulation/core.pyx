@@ -63,7 +63,7 @@ cdef class Simulation:
         self.ranks_per_node = machine.ranks_per_node
         self.node_free = np.zeros(self.ranks // self.ranks_per_node + 1)
         self.steps = np.zeros(self.ranks, dtype=np.intc)
-        self.computing = np.zeros(self.ranks, dtype=np.uint8)
+        self.computing = np.ones(self.ranks, dtype=np.uint8)
         self.overhead, self.latency, self.gap = machine.overhead, machine.latency, machine.gap
         self.byte_gap, self.node_byte_gap = machine.byte_gap, 1 / machine.injection
         self.response = machine.response
@@ -184,7 +184,6 @@ cdef class Simulation:
             raise ValueError(f"rank {rank}: delay {delay} and kind {kind} must be 0 or more")
 
     cdef void _begin_step(self, int rank, double at):
-        self.computing[rank] = True
         self._push(at + self.step_times[self.steps[rank], rank], COMPUTED, rank, 0, 0, HAPPENS)
 
     # The heap

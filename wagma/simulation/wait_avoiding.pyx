@@ -26,8 +26,6 @@ cdef enum:
 cdef enum:
     # Bytes of an activation, and of what a rank says to agree on an operation.
     ACTIVATION = 16
-    # Pairs (operation, version) that ranks may bring to an agreement; all synchronise here.
-    RECORDS = 2
 
 
 cdef class GroupAveraging(Method):
@@ -93,7 +91,6 @@ cdef class GroupAveraging(Method):
 
     cpdef arrives(self, int rank):
         cdef WaitAvoiding protocol = <WaitAvoiding>self.protocols[rank]
-        cdef int each
         self.calling[rank] = True
         if not protocol.is_synchronous():
             protocol.call()
@@ -104,12 +101,11 @@ cdef class GroupAveraging(Method):
         self.entered += 1
         if self.entered == self.simulation.ranks:
             self.entered = 0
-            for each in range(self.simulation.ranks):
-                self.simulation.later(self.agreement_time, AGREED, each)
+            self._later_for_all(self.agreement_time, AGREED)
 
     cpdef happens(self, int kind, int rank, long long a, long long b):
         cdef WaitAvoiding protocol = <WaitAvoiding>self.protocols[rank]
-        cdef long long records[RECORDS]
+        cdef long long[2] common
         if kind == ACTIVATED:
             protocol.tell(a, b >> 8, b & 255)
         elif kind == PUBLISHED:
@@ -124,8 +120,9 @@ cdef class GroupAveraging(Method):
             self._count_version(rank, a)
             protocol.finished()
         elif kind == AGREED:
-            records[0], records[1] = SYNC, protocol.t
-            protocol.agreed(records, 1)
+            # All ranks bring the same operation and version, so one record stands for theirs.
+            common[0], common[1] = SYNC, protocol.t
+            protocol.agreed(common, 1)
         else:
             self.moving[rank] = False
             self.published_version[rank] = protocol.t
@@ -199,13 +196,16 @@ cdef class GroupAveraging(Method):
 
     cdef void _begin_moving(self, int rank):
         """Take part in the average over all ranks."""
-        cdef int each
         self.moving[rank] = True
         self.moving_count += 1
         if self.moving_count == self.simulation.ranks:
             self.moving_count = 0
-            for each in range(self.simulation.ranks):
-                self.simulation.later(self.average_time, MOVED, each)
+            self._later_for_all(self.average_time, MOVED)
+
+    cdef void _later_for_all(self, double delay, int kind):
+        cdef int rank
+        for rank in range(self.simulation.ranks):
+            self.simulation.later(delay, kind, rank)
 
     cdef void _count_version(self, int rank, long long version):
         cdef long long staleness = version - self.published_version[rank]
