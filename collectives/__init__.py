@@ -1,8 +1,9 @@
 """Wait-avoiding collectives for MPI.
 
 `GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
-waiting for late ranks. `collectives.topology` says who meets whom. Importing this package neither
-initialises MPI nor imports torch.
+waiting for late ranks; `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`,
+`PairwiseAverage` and `ParameterServer` have vectors sent from rank to rank, along the edges of
+`collectives.graphs`. Importing this package neither initialises MPI nor imports torch.
 """
 
 from collectives.errors import (
@@ -12,6 +13,10 @@ from collectives.errors import (
     RankFailedError,
 )
 from collectives.group_allreduce import DEFAULT_LATE, GroupAllreduce
+from collectives.neighbor_average import NeighborAverage
+from collectives.pairwise_average import PairwiseAverage
+from collectives.parameter_server import ParameterServer
+from collectives.push_sum import PushSum
 from collectives.statistics import Statistics
 
 __all__ = [
@@ -20,6 +25,10 @@ __all__ = [
     "CollectiveError",
     "DisagreementError",
     "GroupAllreduce",
+    "NeighborAverage",
+    "PairwiseAverage",
+    "ParameterServer",
+    "PushSum",
     "RankFailedError",
     "Statistics",
 ]

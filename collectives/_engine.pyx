@@ -38,6 +38,7 @@ from collectives._doubling cimport PHASES
 from collectives._exchange cimport Exchange
 from collectives._groups cimport Groups
 from collectives._inquiry cimport ANSWER, Inquiry
+from collectives._mailbox cimport Mailbox
 from collectives._memory cimport Segment, allocate
 from collectives._mutex cimport (
     mpi_mutex,
@@ -128,6 +129,11 @@ cdef enum:
     CAUGHT_UP
     SETTLED
     LEFT
+    # Of a mailbox: the application's call is over; nothing is under way that this rank has begun;
+    # all letters have come.
+    ANSWERED
+    QUIET
+    EMPTY
 
 cdef enum:
     # What the application wants, beside the synchronous operations.
@@ -243,6 +249,8 @@ cdef class Collective:
     cdef Task task
     cdef Groups groups
     cdef Inquiry inquiry
+    # Of a collective whose ranks send each other letters: its calls are the mailbox's.
+    cdef readonly Mailbox mailbox
     cdef Rhythm rhythm
     cdef Comm control, data
     cdef MPI_Comm control_comm
@@ -473,8 +481,23 @@ cdef class Collective:
         self._open()
         if self.task.error != 0:
             self.error = self.task.error
-        return (self.begun or self.protocol.stage == AGREEING or self.protocol.due != 0
-                or self.calling or self._is_behind())
+        return (self._serve_mailbox() or self.begun or self.protocol.stage == AGREEING
+                or self.protocol.due != 0 or self.calling or self._is_behind())
+
+    cdef bint _serve_mailbox(self) noexcept nogil:
+        """Advance the letters, if there are any; return whether some are under way."""
+        cdef long long moves
+        cdef bint busy
+        if self.mailbox is None:
+            return False
+        moves = self.mailbox.moves
+        busy = self.mailbox.progress()
+        if self.mailbox.moves != moves:
+            self.task.moves += 1
+            self.rhythm.beat(now())
+        if self.mailbox.error != 0:
+            self.error = self.mailbox.error
+        return busy or self.mailbox.protocol.calling
 
     cdef bint _step(self) noexcept nogil:
         """Take the running version, or else the application, one step on; return whether it did."""
@@ -652,6 +675,9 @@ cdef class Collective:
         answer[1] = self._next()
         answer[2] = self.protocol.operation
         answer[3] = self.calling
+        if self.mailbox is not None:
+            answer[0] = self.mailbox.protocol.calls
+            answer[3] = self.mailbox.protocol.calling
         self.inquiry.progress(answer)
         if self.inquiry.error != 0:
             self.error = self.inquiry.error
@@ -1107,6 +1133,12 @@ cdef class Collective:
             return self.protocol.stage == OUTSIDE
         if goal == CAUGHT_UP:
             return self.protocol.stage == OUTSIDE and self._next() >= self.protocol.t
+        if goal == ANSWERED:
+            return not self.mailbox.protocol.calling
+        if goal == QUIET:
+            return self.mailbox.protocol.is_quiet()
+        if goal == EMPTY:
+            return self.mailbox.is_over()
         return self.protocol.may_leave() and self._all_sent() and self._all_answered()
 
     cdef int _wait(self, int goal) except -1 nogil:
@@ -1136,6 +1168,9 @@ cdef class Collective:
                 if self.error != 0 or self._is_failed(goal):
                     with gil:
                         self._raise_failure()
+                if goal == ANSWERED and self.mailbox.protocol.missing >= 0:
+                    with gil:
+                        raise self._missing()
                 moves = self.task.moves
                 self._pause(goal, &waiting)
                 self.progress()
@@ -1183,12 +1218,19 @@ cdef class Collective:
 
     cdef inline bint _is_calls(self, int goal) noexcept nogil:
         """Whether it is a call that waits, not close()."""
-        return goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP
+        return (goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP or goal == ANSWERED)
 
     cdef int _raise_failure(self) except -1:
         if self.error != 0:
             raise CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
         raise self._failure()
+
+    def _missing(self):
+        """The error of a rank that waits for one that has closed."""
+        return ClosedError(
+            f"rank {self.rank} waits in call {self.mailbox.protocol.calls} for rank "
+            f"{self.mailbox.protocol.missing}, which has closed: all ranks make the same calls"
+        )
 
     def _failure(self):
         """The error of a rank that has heard of another's failure."""
@@ -1239,8 +1281,13 @@ cdef class Collective:
         """Return what this rank's application waits in, in words, and the ranks it waits for."""
         cdef int rank
         version = self.protocol.t + self.protocol.base
+        if self.mailbox is not None:
+            version = self.mailbox.protocol.calls
         if self.protocol.operation != NONE:
             return f"{OPERATIONS[self.protocol.operation]} after {version} calls", range(self.size)
+        if self.mailbox is not None:
+            awaited = [rank for rank in range(self.size) if self.mailbox.protocol.waits_for(rank)]
+            return f"call {version}", awaited
         if self.protocol.vectors != RUNNING:
             return f"version {version}", range(self.size)
         running = f"version {self.protocol.running + self.protocol.base}"
@@ -1253,6 +1300,10 @@ cdef class Collective:
         cdef long long calls = answer[0] + self.protocol.base
         if not self.inquiry.answered[rank]:
             return "which does not answer (stopped, or computing without a progress thread)"
+        if self.mailbox is not None and self.protocol.operation == NONE:
+            if answer[2]:
+                return f"which is in {OPERATIONS[answer[2]]} after {answer[0]} calls"
+            return None if answer[3] else f"whose application computes after {answer[0]} calls"
         if self.protocol.operation != NONE:
             return None if answer[2] else f"whose application computes after {calls} calls"
         if answer[1] > self.protocol.running:
@@ -1460,6 +1511,96 @@ cdef class Collective:
             self._begin_operation(SYNC if what == CALL else what)
         return 0
 
+    # What Python calls of a collective with a mailbox
+
+    def attach(self, Mailbox mailbox):
+        """Serve this mailbox too, whose protocol begins."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            mailbox.protocol.begin()
+            with gil:
+                self.mailbox = mailbox
+            pthread_mutex_unlock(&self.lock)
+
+    def call_peers(self, vector):
+        """Make the next call of the mailbox's protocol, in place."""
+        cdef Opened opened = self._open_for_letters(vector)
+        cdef long long began = now()
+        self._enter()
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    # What an exception interrupted before is carried on to its end first.
+                    self._wait(ANSWERED)
+                    self.mailbox.begin_call(opened.arrays)
+                    self._wait(ANSWERED)
+                    self.calls += 1
+                    self.timely += 1
+                finally:
+                    self.mailbox.forget_user()
+                    self.calls_ns += now() - began
+                    pthread_mutex_unlock(&self.lock)
+        finally:
+            self.entered = False
+
+    def publish_change(self, vector):
+        """Publish what the application has changed; it goes on from this vector."""
+        cdef Opened opened = self._open_for_letters(vector)
+        self._enter()
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    self._wait(ANSWERED)
+                    self.mailbox.publish_change(opened.arrays)
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+        finally:
+            self.entered = False
+
+    def pause(self, bint paused):
+        """Begin nothing new between ranks, and wait for what this one has begun; or go on."""
+        self._enter()
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    if paused:
+                        self.mailbox.protocol.pause()
+                        self._wait(QUIET)
+                    else:
+                        self.mailbox.protocol.resume()
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+        finally:
+            self.entered = False
+
+    def read_model(self, vector):
+        """Overwrite the vector by the model."""
+        cdef Opened opened = self._open_for_letters(vector)
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.mailbox.layout.copy(opened.arrays, self.mailbox.model_arrays)
+            pthread_mutex_unlock(&self.lock)
+
+    def restart(self, vector, long long calls):
+        """Go on from this vector after so many calls, as all ranks do at the same time."""
+        cdef Opened opened = Opened(vector, self.mailbox.layout, 0)
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.mailbox.restart(opened.arrays, calls)
+            pthread_mutex_unlock(&self.lock)
+
+    cdef Opened _open_for_letters(self, vector):
+        """The application's vector, where it may be exchanged now."""
+        self._check_usable()
+        try:
+            return Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
+        except (TypeError, ValueError) as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+
     def _test(self):
         """Return whether the call that was started is complete."""
         with nogil:
@@ -1553,6 +1694,8 @@ cdef class Collective:
         with nogil:
             pthread_mutex_lock(&self.lock)
             if self.protocol.stage == OUTSIDE and not (self.closed or self.has_x):
+                if self.mailbox is not None:
+                    self.mailbox.protocol.leave()
                 self._begin_operation(CLOSE)
             pthread_mutex_unlock(&self.lock)
 
@@ -1573,8 +1716,16 @@ cdef class Collective:
                         with gil:
                             self._settle(self.pending)
                     self._wait(OVER)
+                    if self.mailbox is not None:
+                        if not self.mailbox.protocol.leaving:
+                            self.mailbox.protocol.leave()
+                        self._wait(QUIET)
                     self._begin_operation(CLOSE)
                 self._wait(LEFT)
+                if self.mailbox is not None:
+                    if not self.mailbox.ending:
+                        self.mailbox.end()
+                    self._wait(EMPTY)
             finally:
                 # The times are those of calls.
                 self.waiting_ns = waiting
@@ -1584,6 +1735,8 @@ cdef class Collective:
         pthread_mutex_lock(&mpi_mutex)
         for k in range(self.dimensions):
             MPI_Request_free(&self.receives[k])
+        if self.mailbox is not None:
+            self.mailbox.free_type()
         pthread_mutex_unlock(&mpi_mutex)
 
     def statistics(self):

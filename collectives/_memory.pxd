@@ -7,6 +7,7 @@ cdef inline Py_ssize_t round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nog
     return (number + unit - 1) // unit * unit
 
 cdef char *allocate(Py_ssize_t size) except NULL
+cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil
 
 cdef class Segment:
     cdef readonly Py_ssize_t size

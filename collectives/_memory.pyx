@@ -20,13 +20,21 @@ cdef enum:
 
 
 cdef char *allocate(Py_ssize_t size) except NULL:
+    """Memory for vectors; MemoryError where there is none."""
+    cdef char *memory = try_to_allocate(size)
+    if memory == NULL:
+        raise MemoryError(f"no {size} bytes for the vectors of a collective")
+    return memory
+
+
+cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil:
     """Memory on huge pages unless it is small: a peer reads from those at twice the speed."""
     cdef void *memory = NULL
     cdef bint huge = size >= HUGE_PAGE // 8
     if huge:
         size = round_up(size, HUGE_PAGE)
     if posix_memalign(&memory, HUGE_PAGE if huge else LINE, size) != 0:
-        raise MemoryError(f"no {size} bytes for the vectors of a collective")
+        return NULL
     if huge:
         madvise(memory, size, MADV_HUGEPAGE)
     return <char *>memory

@@ -93,7 +93,7 @@ class GroupAllreduce:
         abort=None,
         log_level=None,
     ):
-        _check_comm(comm)
+        check_comm(comm)
         native, error = _native()
         given = settings.resolve(
             like,
@@ -353,7 +353,7 @@ def _native():
         return None, error
 
 
-def _check_comm(comm):
+def check_comm(comm):
     """Raise for what is no communicator to work on; ranks cannot meet there to raise together."""
     from mpi4py import MPI
 

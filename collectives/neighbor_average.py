@@ -1,0 +1,66 @@
+"""The average with the neighbours in a graph, for numpy vectors."""
+
+from __future__ import annotations
+
+from collectives import graphs
+from collectives.peers import PeerCollective, PeerResult
+
+__all__ = ["NeighborAverage"]
+
+
+class NeighborAverage(PeerCollective):
+    """Averages each rank's vector with those of its neighbours in a graph.
+
+    With vectors x_j after k calls, and what rank i's application has changed of x_i since, call k
+    returns x_i ← Σ_j W_ji x_j + change. A rank's vector is sent as soon as it is there, so a call
+    waits only for neighbours that have not ended their call before. The mean of all ranks' vectors
+    changes by the mean of the changes alone.
+
+    Args:
+        comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
+        graph: networkx graph of the ranks, undirected or directed, (strongly) connected; an edge
+            goes from who sends to who averages. None: the ring, in both directions.
+        mixing: doubly stochastic float64 array W of shape (P, P), W[j, i] being how much rank j's
+            vector counts at rank i, 0 where there is no edge. None: Metropolis's weights, on the
+            ring 1/3 each (`collectives.graphs.mixing_matrix`).
+        clock: "neighbours": a call waits for the neighbours. "global": for the same call of all
+            ranks, as in WAGMA-SGD's comparison.
+        **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+
+    Raises:
+        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+
+    Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, 2017,
+    Algorithm 1 (D-PSGD).
+    """
+
+    def __init__(self, comm, like, *, graph=None, mixing=None, clock="neighbours", **options):
+        def plan():
+            from collectives.protocols import neighbor_average
+
+            size, rank = comm.size, comm.rank
+            if clock not in ("neighbours", "global"):
+                raise ValueError(f"clock is {clock!r}, not one of neighbours, global")
+            edges = graphs.edges_of(graph, size)
+            if mixing is None:
+                matrix = graphs.mixing_matrix(edges, size)
+            else:
+                matrix = graphs.check_mixing(mixing, edges, size)
+            sources = [j for j in graphs.sources(edges, rank) if matrix[j, rank]]
+            self._group = tuple(sorted([rank, *sources]))
+            described = {"graph": sorted(edges), "mixing": matrix.tolist(), "clock": clock}
+            return described, lambda mailbox: neighbor_average.NeighborAverage(
+                mailbox,
+                rank,
+                size,
+                sources,
+                [matrix[j, rank] for j in sources],
+                matrix[rank, rank],
+                [i for i in graphs.destinations(edges, rank) if matrix[rank, i]],
+                clock == "global",
+            )
+
+        super().__init__(comm, like, plan, **options)
+
+    def _result(self, version: int) -> PeerResult:
+        return PeerResult(version, True, version, self._group, len(self._group), False)

@@ -1,0 +1,83 @@
+"""The average of random pairs of neighbours, for numpy vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collectives import graphs
+from collectives.peers import PeerCollective
+from collectives.settings import is_integer
+
+__all__ = ["PairwiseAverage"]
+
+
+class PairwiseAverage(PeerCollective):
+    """Averages each rank's vector with that of a random neighbour, while applications compute.
+
+    A call adds what the application has changed to this rank's model, returns the model as it is,
+    waits for nobody, and lets the engine begin an average with a random neighbour: both models
+    become their mean, in one step that no other average can come into. The sum of all models
+    changes by the changes alone.
+
+    Args:
+        comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
+        graph: connected undirected networkx graph of the ranks, or a directed one with all edges
+            in both directions, bipartite or not. None: any rank may meet any other.
+        seed: of the neighbours drawn; an integer, from 0 on.
+        **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+
+    Raises:
+        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+
+    Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, 2018,
+    Algorithm 1 (AD-PSGD). That it needs no bipartite graph goes beyond the paper.
+    """
+
+    def __init__(self, comm, like, *, graph=None, seed=0, **options):
+        def plan():
+            from collectives.protocols import pairwise_average
+
+            size, rank = comm.size, comm.rank
+            if not is_integer(seed) or seed < 0:
+                raise ValueError(f"seed is {seed!r}, not an integer from 0 on")
+            if graph is None:
+                neighbors = [other for other in range(size) if other != rank]
+                edges = "all"
+            else:
+                edges = graphs.edges_of(graph, size)
+                if not graphs.is_symmetric(edges):
+                    raise ValueError("graph has edges in one direction only: a pair needs both")
+                neighbors = graphs.destinations(edges, rank)
+                edges = sorted(edges)
+            described = {"graph": edges, "seed": int(seed)}
+            return described, lambda mailbox: pairwise_average.PairwiseAverage(
+                mailbox, rank, size, neighbors, int(seed)
+            )
+
+        super().__init__(comm, like, plan, **options)
+
+    def average(self, vector) -> None:
+        """Overwrite `vector` by the average of all ranks' models, with what each changed since.
+
+        Collective. The application goes on from what was in the vector, and all else is left as it
+        is; pairs that are being averaged come first.
+        """
+        self._settle(vector)
+        self._all.average(vector)
+        self._native.pause(False)
+
+    def synchronize(self, vector) -> None:
+        """Set every rank's model and `vector` to what `average` would give; collective."""
+        self._settle(vector)
+        super().synchronize(vector)
+        self._native.pause(False)
+
+    def _settle(self, vector) -> None:
+        """Put this rank's model into `vector` once no pair is being averaged; collective."""
+        self._carry_out(self._native.publish_change, vector)
+        self._native.pause(True)
+        # After an average over all ranks each has begun its last pair, and has ended its own.
+        arrays = [np.copy(array) for array in self._listed(vector)]
+        self._all.average(arrays[0] if self._single else arrays)
+        self._native.pause(True)
+        self.model(vector)

@@ -1,0 +1,86 @@
+"""A parameter server, for numpy vectors."""
+
+from __future__ import annotations
+
+from collectives.peers import PeerCollective
+from collectives.settings import is_integer
+
+__all__ = ["ParameterServer"]
+
+MODES = ("bsp", "backup", "asp", "hete")
+
+
+class ParameterServer(PeerCollective):
+    """Keeps one model on one rank, to which all ranks send their changes.
+
+    A call sends what the application has changed to the server, whose engine adds it to the model,
+    and waits for the model. What a change counts is 1/P, so that one of each rank makes one step
+    with their mean.
+
+    Args:
+        comm, like: those of `GroupAllreduce`. The server's initial vector is the model.
+        mode: "bsp": all changes are added, then all ranks get the model. "backup": all but those of
+            the `backups` slowest ranks, which are dropped, and the others count 1/(P − backups).
+            "asp": each change is added and answered at once. "hete": likewise, but a change to an
+            old model counts 1/s of that, s being 1 plus the number of whole rounds of P changes
+            that the model has taken in since.
+        backups: b of "backup", from 0 to P − 1.
+        server: the rank that keeps the model.
+        **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+
+    Raises:
+        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+
+    Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Chen et
+    al., Revisiting Distributed Synchronous SGD, 2016 (backup workers); Jiang et al.,
+    Heterogeneity-Aware Distributed Parameter Servers, 2017 (staleness).
+    """
+
+    def __init__(self, comm, like, *, mode="bsp", backups=0, server=0, **options):
+        def plan():
+            from collectives.protocols import parameter_server
+
+            if mode not in MODES:
+                raise ValueError(f"mode is {mode!r}, not one of {', '.join(MODES)}")
+            for name, value in (("backups", backups), ("server", server)):
+                if not is_integer(value):
+                    raise TypeError(f"{name} is {value!r}, not an integer")
+                if not 0 <= value < comm.size:
+                    raise ValueError(f"{name} is {value}, not between 0 and {comm.size - 1}")
+            described = {"mode": mode, "backups": int(backups), "server": int(server)}
+            return described, lambda mailbox: parameter_server.ParameterServer(
+                mailbox, comm.rank, comm.size, mode, int(server), int(backups)
+            )
+
+        super().__init__(comm, like, plan, **options)
+        self.server = int(server)
+
+    @property
+    def dropped(self) -> int:
+        """On the server: how many changes have come too late ("backup")."""
+        return self._protocol.dropped
+
+    def average(self, vector) -> None:
+        """Overwrite `vector` by the server's model, and leave all else as it is; collective."""
+        self._settle(vector)
+        self._all.average(vector)
+        self._native.pause(False)
+
+    def synchronize(self, vector) -> None:
+        """Set every rank's vector to the server's model; collective."""
+        self._settle(vector)
+        super().synchronize(vector)
+        self._native.pause(False)
+
+    def load(self, vector, version: int) -> None:
+        """Go on from the server's `vector` after `version` calls; collective."""
+        self._native.pause(True)
+        super().load(vector, version)
+        self.synchronize(vector)
+
+    def _settle(self, vector) -> None:
+        """Let rounds end without this rank, and only the server's model count."""
+        self._native.pause(True)
+        if self.rank == self.server:
+            self.model(vector)
+        self._all.publish(vector, weight=float(self.rank == self.server))

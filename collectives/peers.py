@@ -1,0 +1,271 @@
+"""What the collectives have in common whose ranks send their vectors to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives import process, settings
+from collectives.agreement import raise_together
+from collectives.group_allreduce import GroupAllreduce, check_comm
+from collectives.statistics import Statistics
+
+__all__ = ["PeerCollective", "PeerResult"]
+
+NEVER = 2**60  # calls between two averages of the collective that does what all ranks do together
+HALVES = ("float16", "bfloat16")
+
+
+class PeerResult(NamedTuple):
+    """What a call did.
+
+    Attributes:
+        version: number of this call, from 0.
+        timely: True: what this rank changed is in its model, and goes to others from there.
+        source: the same as `version`.
+        group: the ranks whose models went into the one returned, as far as the method says it.
+        weight: number of models averaged, where the method says it, else 1.
+        synchronized: False: the ranks' models may differ.
+    """
+
+    version: int
+    timely: bool
+    source: int
+    group: tuple[int, ...]
+    weight: float
+    synchronized: bool
+
+
+class PeerCollective:
+    """A collective whose ranks send each other vectors, as a protocol of theirs says.
+
+    Its base class, not for use by itself: see `NeighborAverage`, `PushSum`, `PairwiseAverage` and
+    `ParameterServer`, whose methods these are.
+
+    Each rank has a model: at first what it gave, a vector or list of vectors; a call publishes what
+    the application has changed of what it last got, and returns a model. A change that is not
+    finite is left out. Halves (float16, bfloat16) are kept and sent in single precision.
+
+    Attributes:
+        comm, rank, size: the communicator given, this rank in it, and its number of ranks.
+    """
+
+    def __init__(self, comm, like, plan: Callable, **options):
+        """Make one; collective.
+
+        Args:
+            comm, like: those of `GroupAllreduce`.
+            plan: function that checks the arguments of a method, and returns what must not differ
+                between ranks, by name, and what makes the protocol from a `Mailbox`. It may raise
+                TypeError or ValueError.
+            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+        """
+        check_comm(comm)
+        make_protocol = _agree(comm, plan)
+        with process.interrupts_held():
+            self._all = GroupAllreduce(
+                comm, like, group_size=1, sync_period=NEVER, wait="group", **options
+            )
+            self.comm, self.rank, self.size = comm, comm.rank, comm.size
+            self._single = not isinstance(like, (list, tuple))
+            self._letters = comm.Dup()
+            arrays = self._listed(like)
+            self._widened = [a.dtype.name in HALVES for a in arrays]
+            self._wide = [
+                np.empty(array.size, np.float32) if wide else None
+                for array, wide in zip(arrays, self._widened)
+            ]
+            self._make_mailbox(arrays, make_protocol)
+
+    def _make_mailbox(self, arrays, make_protocol):
+        """Make what sends and receives, or fail on all ranks."""
+        from collectives._mailbox import Mailbox
+
+        error = None
+        try:
+            mailbox = Mailbox(self._letters, self._wider(arrays))
+            mailbox.attach(make_protocol(mailbox))
+        except MemoryError as problem:
+            error = problem
+        try:
+            raise_together(self.comm, error)
+        except MemoryError:
+            self.close()
+            raise
+        self._all.native.attach(mailbox)
+
+    def __call__(self, vector) -> PeerResult:
+        """Publish what the application has changed in `vector`, and overwrite it by a model.
+
+        Args:
+            vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
+
+        Returns:
+            A `PeerResult`.
+
+        Raises:
+            ValueError, TypeError: the vector is not such; all ranks are told, and only close() is
+                left.
+            RankFailedError: another rank has failed.
+            ClosedError: this collective is closed, or a rank that this one waits for is.
+
+        An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not the
+        rank's part in the method: what it has changed by the next call is left out then.
+        """
+        version = self.version
+        self._carry_out(self._native.call_peers, vector)
+        return self._result(version)
+
+    def _result(self, version: int) -> PeerResult:
+        return PeerResult(version, True, version, (self.rank,), 1.0, False)
+
+    def average(self, vector) -> None:
+        """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.
+
+        Collective: all ranks call it between the same two calls.
+        """
+        self._all.average(vector)
+
+    def synchronize(self, vector) -> None:
+        """Average `vector` in place over all ranks, as the model of each; collective, no call."""
+        self._all.synchronize(vector)
+        self._restart(vector, self.version)
+
+    def load(self, vector, version: int) -> None:
+        """Go on from `vector`, which may differ between ranks, after `version` calls; collective.
+
+        For checkpoints: all ranks call it with the same version, else they raise
+        DisagreementError.
+        """
+        self._all.load(vector, version)
+        self._restart(vector, version)
+
+    def model(self, vector) -> None:
+        """Overwrite `vector` by this rank's model as it is now, and leave all else as it is."""
+        self._carry_out(self._native.read_model, vector)
+
+    def statistics(self) -> Statistics:
+        """Return what this rank has done so far.
+
+        `versions` counts the averages that its model went into, `passive` those of them that
+        another rank asked for.
+        """
+        mailbox = self._native.mailbox
+        return self._all.statistics()._replace(
+            versions=mailbox.protocol.averagings,
+            passive=mailbox.protocol.passive,
+            nonfinite=mailbox.nonfinite,
+            bytes_sent=self._all.statistics().bytes_sent + mailbox.bytes_sent,
+        )
+
+    def join(self, vector) -> None:
+        """Raise NotImplementedError: all ranks make the same number of calls."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no join(): all ranks make the same number of calls"
+        )
+
+    def fail(self, error) -> None:
+        """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
+        self._all.fail(error)
+
+    def close(self) -> None:
+        """Leave, once nothing is under way any more; collective. Closing twice does nothing."""
+        self._all.close()
+        self._free()
+
+    def _free(self):
+        if self._letters is not None and self.closed:
+            self._letters.Free()
+            self._letters = None
+
+    @property
+    def _native(self):
+        return self._all.native
+
+    @property
+    def _protocol(self):
+        return self._native.mailbox.protocol
+
+    @property
+    def closed(self) -> bool:
+        """Whether this collective has been closed."""
+        return self._all.closed
+
+    @property
+    def version(self) -> int:
+        """How many calls this rank has made."""
+        return self._protocol.calls
+
+    @property
+    def transport(self) -> str:
+        """How averages over all ranks are made; letters are always messages."""
+        return self._all.transport
+
+    @property
+    def engine(self) -> str:
+        """As given, or by default."""
+        return self._all.engine
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._all.__exit__(*exception)
+        self._free()
+
+    # Vectors of halves are single precision here
+
+    def _listed(self, vector):
+        return list(vector) if isinstance(vector, (list, tuple)) else [vector]
+
+    def _wider(self, arrays):
+        """Return the arrays, those of halves as copies in single precision."""
+        for wide, array in zip(self._wide, arrays):
+            if wide is not None:
+                wide[:] = array
+        return [array if wide is None else wide for wide, array in zip(self._wide, arrays)]
+
+    def _carry_out(self, operation, vector):
+        """Call one of the engine's methods with a vector as wide as it wants, and back."""
+        if not any(self._widened) and not self._single:
+            operation(vector)
+            return
+        arrays = self._checked(vector)
+        operation(self._wider(arrays))
+        for wide, array in zip(self._wide, arrays):
+            if wide is not None:
+                array[:] = wide
+
+    def _checked(self, vector):
+        """Return the vector as a list, if it is one of the collective's."""
+        layout = self._native.layout
+        arrays = self._listed(vector)
+        error = None
+        if self._single == isinstance(vector, (list, tuple)) or len(arrays) != len(layout.dtypes):
+            what = "an array" if self._single else f"a list of {len(layout.dtypes)} arrays"
+            error = TypeError(f"the vector is a {type(vector).__name__}, not {what}")
+        for i, (array, dtype, length) in enumerate(zip(arrays, layout.dtypes, layout.lengths)):
+            name = "the vector" if self._single else f"array {i} of the vector"
+            error = error or settings.array_error(name, array, dtype, length)
+        if error is not None:
+            self.fail(error)
+            raise error
+        return arrays
+
+    def _restart(self, vector, version):
+        self._native.restart(self._wider(self._checked(vector)), version)
+
+
+def _agree(comm, plan: Callable):
+    """Return what makes the protocol, where all ranks have planned the same; collective."""
+    described, make_protocol, error = {}, None, None
+    try:
+        described, make_protocol = plan()
+    except (TypeError, ValueError) as problem:
+        error = problem
+    with process.interrupts_held():
+        raise_together(comm, error)
+        raise_together(comm, settings.difference(comm, described))
+    return make_protocol

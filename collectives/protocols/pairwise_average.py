@@ -1,0 +1,134 @@
+# cython: boundscheck=False, wraparound=False
+"""AD-PSGD's average of pairs: a rank and a random neighbour both get the mean of their models.
+
+The averages go on beside the applications, and no call waits for one. A rank asks a neighbour; one
+that is free grants it, with its model, and then takes part in nothing else until it has got back
+half of the difference, which it adds, and the other one subtracts. Changes by the applications may
+come in between: they are added to either model, and lost to none.
+
+Nothing waits in a circle, on any graph: a rank that is asked while it asks itself lets lower ranks
+wait and refuses higher ones, so whoever waits, waits for a higher rank, or for one that has been
+granted an average and needs nobody. Who was refused asks another neighbour.
+
+Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018,
+Algorithm 1, which avoids deadlocks by allowing bipartite graphs only (its appendix).
+"""
+
+import array
+import hashlib
+
+import cython
+
+from collectives.protocols.peers import Peers
+
+# The kinds of letters.
+ASK = 1
+GRANT = 2
+REFUSE = 3
+HALF = 4
+
+# What a rank is in: nothing, or waiting to be granted an average, or for the half that it gets.
+FREE = 0
+ASKING = 1
+GRANTED = 2
+
+
+class PairwiseAverage(Peers):
+    """One rank of it.
+
+    Args:
+        port, rank, size: see `Peers`.
+        neighbors: the ranks that it may ask, which may ask it in turn.
+        seed: of the neighbours that it draws.
+
+    Attributes:
+        state: FREE, ASKING or GRANTED.
+        refusals: how often it was refused. `missed`: calls whose average did not come about, as
+            all whom it asked refused, or as one that it had asked for before was still under way.
+    """
+
+    def __init__(self, port, rank, size, neighbors, seed):
+        Peers.__init__(self, port, rank, size)
+        self.neighbors = array.array("i", neighbors)
+        digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
+        self.random = 1 + int.from_bytes(digest, "little") % 2147483646
+        self.waiting = array.array("i", [0] * (size + 1))
+        self.refusals = 0
+        self.missed = 0
+        self.begin()
+
+    def begin(self):
+        self.state = FREE
+        self.peer = -1
+        self.attempts = 0
+        # Those that wait to be granted an average, in the order in which they asked: a ring.
+        self.first_waiting = 0
+        self.count_waiting = 0
+
+    def call(self):
+        """Publish the change, take the model, and want another average."""
+        self.port.publish(1)
+        self.calls += 1
+        if self.attempts > 0:
+            self.missed += 1
+        elif len(self.neighbors) > 0:
+            self.attempts = len(self.neighbors)
+        self.advance()
+        self.port.take(1)
+
+    def received(self, source, kind, number, weight):
+        if kind == ASK:
+            if self.state == ASKING and source > self.rank:
+                self.answer(source, REFUSE)
+            else:
+                self.waiting[(self.first_waiting + self.count_waiting) % self.size] = source
+                self.count_waiting += 1
+        elif kind == GRANT:
+            self.port.halve(source, HALF, self.calls)
+            self.averagings += 1
+            self.attempts = 0
+            self.state = FREE
+        elif kind == HALF:
+            self.port.mix(source, 1, 1)
+            self.averagings += 1
+            self.passive += 1
+            self.state = FREE
+        elif kind == REFUSE:
+            self.refusals += 1
+            self.attempts -= 1
+            self.state = FREE
+            if self.attempts == 0:
+                self.missed += 1
+
+    def advance(self):
+        """Grant an average to whoever has waited longest, or ask for one."""
+        if self.state != FREE:
+            return
+        if self.count_waiting > 0:
+            self.peer = self.waiting[self.first_waiting]
+            self.first_waiting = (self.first_waiting + 1) % self.size
+            self.count_waiting -= 1
+            self.state = GRANTED
+            self.port.write_model(GRANT, self.calls, 1, 0)
+            self.port.post(self.peer)
+        elif self.attempts > 0 and not self.paused:
+            self.peer = self.neighbors[self.draw(len(self.neighbors))]
+            self.state = ASKING
+            self.answer(self.peer, ASK)
+
+    def answer(self, rank, kind):
+        """Send a letter without a vector."""
+        self.port.write(kind, self.calls)
+        self.port.post(rank)
+
+    def draw(self, count):
+        """Return a random number below this one, by Park and Miller's generator."""
+        self.random = self.random * 48271 % 2147483647
+        return self.random % count
+
+    def is_quiet(self):
+        return self.state == FREE and (self.attempts == 0 or self.paused)
+
+    def waits_for(self, rank):
+        """No call waits; leaving does, for a pair that is being averaged."""
+        return self.state != FREE and rank == self.peer

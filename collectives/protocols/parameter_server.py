@@ -1,0 +1,175 @@
+# cython: boundscheck=False, wraparound=False
+"""The parameter server: one rank holds the model, all send it their changes and get it back.
+
+What a change counts is 1/P, so that a round of all ranks is one step with their mean. The modes:
+
+- BSP: a round ends when all ranks' changes are there, and then all get the model.
+- BACKUP: a round ends when all but b are there; one that comes later is dropped, and its rank gets
+  the model at once. A change counts 1/(P − b).
+- ASP: each change is added, and answered, when it comes.
+- HETE: the same, but one that was made on an old model counts less: 1/(P·s), where s is one plus
+  the number of whole rounds' worth of changes that the model has taken in meanwhile.
+
+A rank that has left, or is about to average with all, is not waited for. The server's own application is one of the ranks.
+
+Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Chen
+et al., Revisiting Distributed Synchronous SGD, 2016 (BACKUP); Jiang et al., Heterogeneity-Aware
+Distributed Parameter Servers, SIGMOD 2017 (HETE).
+"""
+
+import array
+
+import cython
+
+from collectives.protocols.peers import Peers
+
+# The kinds of letters: `Peers`'s own, and others.
+LEAVE = 0
+PUSH = 1
+PULL = 2
+
+BSP = 0
+BACKUP = 1
+ASP = 2
+HETE = 3
+MODES = {"bsp": BSP, "backup": BACKUP, "asp": ASP, "hete": HETE}
+
+
+class ParameterServer(Peers):
+    """One rank of it.
+
+    Args:
+        port, rank, size: see `Peers`.
+        mode: its name among `MODES`.
+        server: the rank that holds the model.
+        backups: b, of BACKUP.
+
+    Attributes:
+        version: of the model that the application has got, or that the server holds: how many
+            rounds have ended (BSP, BACKUP), or how many changes it has taken in (ASP, HETE).
+        dropped: on the server, how many changes came too late.
+        lag: how many versions later than the last change's model it was taken in, or answered.
+    """
+
+    def __init__(self, port, rank, size, mode, server, backups):
+        Peers.__init__(self, port, rank, size)
+        self.mode = MODES[mode]
+        self.server = server
+        # BACKUP's are those that a round does not wait for.
+        self.backups = backups if mode == "backup" else 0
+        self.version = 0
+        self.held = 0
+        self.dropped = 0
+        self.lag = 0
+        self.came = 0
+        self.waiting = array.array("i", [0] * size)
+
+    def begin(self):
+        i: cython.int
+        self.came = 0
+        self.held = self.version
+        for i in range(self.size):
+            self.waiting[i] = False
+
+    def call(self):
+        """Send the change to the server, and wait for its model."""
+        self.calling = True
+        self.left[self.rank] = False
+        if self.rank == self.server:
+            self.take_in(self.rank, self.held)
+            self.advance()
+        else:
+            self.port.write_change(PUSH, self.held)
+            self.port.post(self.server)
+
+    def received(self, source, kind, number, weight):
+        if kind == PUSH:
+            self.left[source] = False
+            self.take_in(source, number)
+        else:
+            self.port.mix(source, 0, 1)
+            self.pulled(number)
+
+    def take_in(self, source, number):
+        """The server has a change that was made on the model of this version."""
+        rounds: cython.bint = self.mode == BSP or self.mode == BACKUP
+        if rounds and number != self.version:
+            self.dropped += 1
+            if source != self.rank:
+                self.port.drop(source)
+            self.reply(source)
+            return
+        share: cython.double = 1 / cython.cast(cython.double, self.size)
+        if self.mode == BACKUP:
+            share = 1 / cython.cast(cython.double, self.size - self.backups)
+        elif self.mode == HETE:
+            share /= 1 + (self.version - number) // self.size
+        if source == self.rank:
+            self.port.publish(share)
+        else:
+            self.port.mix(source, 1, share)
+        self.averagings += 1
+        if rounds:
+            self.came += 1
+            self.waiting[source] = True
+        else:
+            self.version += 1
+            self.reply(source)
+
+    def advance(self):
+        """The server ends a round, once enough changes are there."""
+        i: cython.int
+        if self.came == 0:
+            return
+        active: cython.int = self.size
+        for i in range(self.size):
+            if self.left[i]:
+                active -= 1
+        if self.came < active and self.came < self.size - self.backups:
+            return
+        self.came = 0
+        self.version += 1
+        for i in range(self.size):
+            if self.waiting[i]:
+                self.waiting[i] = False
+                self.reply(i)
+
+    def reply(self, rank):
+        """The server gives a rank the model."""
+        if rank == self.rank:
+            self.pulled(self.version)
+        else:
+            self.port.write_model(PULL, self.version, 1, 0)
+            self.port.post(rank)
+
+    def pulled(self, version):
+        """The application gets the server's model."""
+        self.lag = version - self.held
+        self.held = version
+        if self.rank != self.server:
+            self.version = version
+        self.calls += 1
+        self.calling = False
+        self.port.take(1)
+
+    def leave(self):
+        self.leaving = True
+        self.pause()
+
+    def pause(self):
+        """Let rounds end without this rank, until it calls again."""
+        self.paused = True
+        self.left[self.rank] = True
+        if self.rank == self.server:
+            self.advance()
+        else:
+            self.port.write(LEAVE, self.calls)
+            self.port.post(self.server)
+
+    def waits_for(self, rank):
+        """A round of a server waits for those whose changes are not there."""
+        if not self.calling:
+            return False
+        if self.rank == self.server:
+            return not self.waiting[rank] and not self.left[rank]
+        return rank == self.server

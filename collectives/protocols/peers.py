@@ -1,0 +1,151 @@
+# cython: boundscheck=False, wraparound=False
+"""What the methods have in common in which ranks send each other vectors, one rank to another.
+
+Each rank has a model X, which its application changes between two calls and gets in each. A
+protocol is told of calls and letters, and says by its port's methods what becomes of the model and
+what is sent. Letters from one rank to another come in the order in which they were sent.
+"""
+
+import array
+
+import cython
+
+# The kind of a letter with which a rank says that it makes no calls; methods have others.
+LEAVE = 0
+
+
+class Port:
+    """What a protocol can do: the driver does it, over MPI, in a test or in simulated time.
+
+    X is the rank's model. D is the change that the application made since it last got a model, as
+    of its last call. A letter that holds a vector is kept until `mix`, `halve` or `drop` uses it;
+    these mean the oldest one of its source.
+    """
+
+    def write(self, kind, number):
+        """Write the letter that `post` sends: a kind and a number."""
+        raise NotImplementedError
+
+    def write_model(self, kind, number, scale, weight):
+        """Write one with scale · X, and a weight."""
+        raise NotImplementedError
+
+    def write_change(self, kind, number):
+        """Write one with D."""
+        raise NotImplementedError
+
+    def post(self, destination):
+        """Send the letter last written; to several ranks, call after call."""
+        raise NotImplementedError
+
+    def mix(self, source, keep, share):
+        """X = keep · X + share · the letter from this rank; return the letter's weight."""
+        raise NotImplementedError
+
+    def halve(self, source, kind, number):
+        """Send half of what X is more than the letter back, and take it from X."""
+        raise NotImplementedError
+
+    def drop(self, source):
+        """The letter from this rank is of no use."""
+        raise NotImplementedError
+
+    def publish(self, scale):
+        """X += scale · D"""
+        raise NotImplementedError
+
+    def take(self, scale):
+        """The application gets scale · X, and its call returns."""
+        raise NotImplementedError
+
+
+class Peers:
+    """One rank of a method in which ranks send each other vectors.
+
+    Attributes:
+        calls: how many calls the application has completed; where letters are numbered, by this.
+        calling: whether the application is in a call, which ends with `Port.take`.
+        leaving: whether the application makes no more calls; letters are still answered.
+        paused: whether nothing new is to be begun.
+        missing: a rank that has left and that the application waits for in vain; −1: none.
+        averagings: how often the model was mixed with others'; `passive`: of these, how often
+            because another rank asked for it.
+    """
+
+    def __init__(self, port, rank, size):
+        self.port = port
+        self.rank = rank
+        self.size = size
+        self.calls = 0
+        self.calling = False
+        self.leaving = False
+        self.paused = False
+        self.missing = -1
+        self.averagings = 0
+        self.passive = 0
+        # How many letters of each rank are there and not yet used; whether it has left.
+        self.letters = array.array("q", [0]) * size
+        self.left = array.array("q", [0]) * size
+
+    def restart(self, calls):
+        """All ranks go on from their models as they are now, after so many calls."""
+        i: cython.int
+        self.calls = calls
+        self.calling = False
+        for i in range(self.size):
+            self.letters[i] = 0
+        self.begin()
+
+    def begin(self):
+        """All ranks are there."""
+
+    def call(self):
+        """The application has made a change, and wants a model."""
+        self.calling = True
+        self.advance()
+
+    def arrived(self, source, kind, number, weight):
+        """A letter has come."""
+        if kind == LEAVE:
+            self.left[source] = True
+        else:
+            self.received(source, kind, number, weight)
+        self.advance()
+
+    def received(self, source, kind, number, weight):
+        """A letter of one of the method's own kinds has come."""
+        self.letters[source] += 1
+
+    def advance(self):
+        """Do what can be done now."""
+
+    def leave(self):
+        """The application makes no more calls: whoever could wait for them is told."""
+        i: cython.int
+        self.leaving = True
+        self.paused = True
+        self.port.write(LEAVE, self.calls)
+        for i in range(self.size):
+            if i != self.rank and self.is_waited_for_by(i):
+                self.port.post(i)
+
+    def pause(self):
+        """The application is about to do what all ranks do together: begin nothing new."""
+        self.paused = True
+
+    def resume(self):
+        """The application goes on."""
+        self.paused = False
+        self.advance()
+
+    def is_waited_for_by(self, rank):
+        """Whether a rank may wait for what this one does."""
+        return False
+
+    def is_quiet(self):
+        """Whether nothing is under way beside the application that this rank has begun."""
+        return True
+
+    def waits_for(self, rank):
+        """Whether the application waits for something of a rank now."""
+        return False

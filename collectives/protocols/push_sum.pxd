@@ -1,0 +1,9 @@
+from collectives.protocols.peers cimport Peers
+
+cdef int SHARE
+
+cdef class PushSum(Peers):
+    cdef int[::1] destinations, sources, first_destination, first_source
+    cdef int phases, phase
+    cdef public double weight
+    cdef double initial, kept

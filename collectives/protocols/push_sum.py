@@ -1,0 +1,111 @@
+# cython: boundscheck=False, wraparound=False
+"""Push-sum, the average on directed graphs under stochastic gradient push (SGP).
+
+Each rank has a numerator X and a weight w. In a call it splits both among itself and the ranks that
+it has edges to at this time, and adds up what those send that have an edge to it; X / w tends to
+ΣX / Σw, on any graph that is connected over time, and the two sums never change.
+
+Source: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019,
+Algorithm 1; the graphs that change with the call are those of its appendix A.
+"""
+
+import array
+import itertools
+
+import cython
+
+from collectives.protocols.peers import Peers
+
+# The kind of a letter with a share of a numerator and of a weight.
+SHARE = 1
+
+
+class PushSum(Peers):
+    """One rank of it.
+
+    Args:
+        port, rank, size: see `Peers`.
+        destinations, sources: lists of the ranks that this one sends to and receives from, one list
+            for each of the phases through which the graph goes, call by call.
+        weight: w at the start.
+
+    Attributes:
+        weight: w.
+    """
+
+    def __init__(self, port, rank, size, destinations, sources, weight):
+        Peers.__init__(self, port, rank, size)
+        self.phases = len(destinations)
+        self.destinations = array.array("i", [peer for phase in destinations for peer in phase])
+        self.sources = array.array("i", [peer for phase in sources for peer in phase])
+        # Where each phase's begin.
+        self.first_destination = starts(destinations)
+        self.first_source = starts(sources)
+        self.initial = weight
+        self.weight = weight
+        self.kept = 1
+        self.phase = 0
+
+    def begin(self):
+        self.weight = self.initial
+
+    def call(self):
+        """Split what this rank has among itself and those that it sends to in this phase."""
+        i: cython.int
+        self.phase = self.calls % self.phases
+        first: cython.int = self.first_destination[self.phase]
+        last: cython.int = self.first_destination[self.phase + 1]
+        self.port.publish(1)
+        self.kept = 1 / (1 + cython.cast(cython.double, last - first))
+        self.weight *= self.kept
+        if last > first:
+            self.port.write_model(SHARE, self.calls, self.kept, self.weight)
+        for i in range(first, last):
+            self.port.post(self.destinations[i])
+        self.calling = True
+        self.advance()
+
+    def advance(self):
+        """Add up, once everything that the call waits for has come."""
+        i: cython.int
+        source: cython.int
+        if not self.calling:
+            return
+        first: cython.int = self.first_source[self.phase]
+        last: cython.int = self.first_source[self.phase + 1]
+        for i in range(first, last):
+            source = self.sources[i]
+            if self.letters[source] == 0:
+                if self.left[source]:
+                    self.missing = source
+                return
+        for i in range(first, last):
+            source = self.sources[i]
+            self.letters[source] -= 1
+            self.weight += self.port.mix(source, self.kept, 1)
+            self.kept = 1
+        self.averagings += 1
+        self.calls += 1
+        self.calling = False
+        self.port.take(1 / self.weight)
+
+    def is_waited_for_by(self, rank):
+        i: cython.int
+        for i in range(self.first_destination[self.phases]):
+            if self.destinations[i] == rank:
+                return True
+        return False
+
+    def waits_for(self, rank):
+        i: cython.int
+        if not self.calling:
+            return False
+        for i in range(self.first_source[self.phase], self.first_source[self.phase + 1]):
+            if self.sources[i] == rank:
+                return self.letters[rank] == 0
+        return False
+
+
+def starts(phases):
+    """Return where each of these lists begins, laid one behind the other, and the last one ends."""
+    return array.array("i", itertools.accumulate(map(len, phases), initial=0))
