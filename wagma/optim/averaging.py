@@ -57,6 +57,7 @@ class Averaging(Wrapper):
         model: torch.nn.Module,
         *,
         comm: MPI.Intracomm | None = None,
+        options: dict[str, Any],
         **settings: Any,
     ):
         """Wrap an optimiser and its model; collective.
@@ -66,7 +67,8 @@ class Averaging(Wrapper):
             model: `torch.nn.Module` on the CPU, its parameters and floating-point buffers dense,
                 of float16, bfloat16, float32 or float64, and of the same shapes on every rank.
             comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated for use.
-            **settings: the method's own, for `check_settings` and `make_collective`.
+            options: those of the collective that the user gave, of the names in `OPTIONS`.
+            **settings: the method's own; `check_settings` and `make_collective` get both.
 
         Raises:
             TypeError, ValueError: a model that cannot be averaged (the message names the
@@ -81,6 +83,7 @@ class Averaging(Wrapper):
             raise TypeError(f"comm must be an mpi4py communicator, not {type(comm).__name__}")
         own = error = None
         try:
+            self._check_options(options)
             own = self.check_settings(optimizer, **settings)
         except (TypeError, ValueError) as problem:
             error = problem
@@ -91,13 +94,15 @@ class Averaging(Wrapper):
         super().__init__(optimizer)
         self.comm = comm
         self.flat = FlatModel(tensors)
-        self.collective = self.make_collective(comm, **settings)
+        self.collective = self.make_collective(comm, **settings, **options)
         self.result = None
         self.results = []
         self._inside_average = False
         _made.add(self)
 
     # What a method defines
+
+    OPTIONS = ("wire_dtype", "engine", "transport", "stall", "abort", "log_level")
 
     def check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
         """Return the settings that must not differ between ranks and that no collective compares.
@@ -285,6 +290,11 @@ class Averaging(Wrapper):
         self.flat.check()
         self._note(self.collective(self.flat.vectors, weight=weight))
         self.flat.mark_changed()
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        for name in options:
+            if name not in self.OPTIONS:
+                raise TypeError(f"{type(self).__name__} has no argument {name!r}")
 
     def _note(self, result: Any) -> None:
         self.result = result

@@ -96,12 +96,12 @@ class WAGMA(Averaging):
             wait=wait,
             late=late,
             overlap=overlap,
-            **options,
+            options=options,
         )
         self.overlap = overlap
         self._overlap = Overlap(self.flat, self.collective) if overlap else None
 
-    def check_settings(self, optimizer, *, overlap, **options):
+    def check_settings(self, optimizer, *, overlap, **settings):
         if not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True or False, not {overlap!r}")
         return {"overlap": overlap}
