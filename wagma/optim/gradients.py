@@ -85,6 +85,12 @@ def view_like(value: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
     return buffer.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step cannot be taken without a closure, as LBFGS's cannot."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 class GradientAveraging(Averaging):
     """Average gradients between ranks, then take a step of the local optimiser with the mean.
 
@@ -105,8 +111,7 @@ class GradientAveraging(Averaging):
     OPTIONS = ("engine", "transport", "stall", "abort", "log_level")
 
     def check_settings(self, optimizer, **settings):
-        closure = inspect.signature(getattr(optimizer, "step", int)).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
+        if isinstance(optimizer, torch.optim.Optimizer) and needs_closure(optimizer):
             raise TypeError(
                 f"{type(optimizer).__name__} evaluates a closure several times in a step, between "
                 f"which {type(self).__name__} could not average the gradients: average models "
