@@ -119,6 +119,7 @@ def test_an_error_on_one_rank_raises_on_all(comm, method, capsys):
     assert optimizer.closed
 
 
+@pytest.mark.transports("messages")
 @each_method
 def test_closing_returns_although_nobody_trains(comm, method):
     optimizer = method.wrap(make_model(comm.rank), comm)
@@ -126,6 +127,7 @@ def test_closing_returns_although_nobody_trains(comm, method):
     assert optimizer.closed
 
 
+@pytest.mark.transports("messages")
 @each_method
 def test_ranks_that_differ_are_told_alike(comm, method):
     other = next(each for each in METHODS.values() if each.kind is not method.kind)
@@ -279,6 +281,21 @@ def test_a_rank_whose_grad_scaler_finds_infinity_takes_the_others_step(comm, cli
             assert optimizer.result.weight == len(ranks)
             assert optimizer.collective.version == step + 1
         assert scaler.get_scale() == (2.0 if comm.rank == odd else 4.0)
+
+
+@pytest.mark.ranks(3, 4)
+def test_allreduce_goes_on_with_the_same_local_state_everywhere_after_joining(comm):
+    """Ranks that made fewer steps get the momentum and the learning rate of those of the most."""
+    model = make_model(comm.rank)
+    with Allreduce(momentum_sgd(model.parameters()), model, comm=comm) as optimizer:
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        with optimizer.join():
+            for step in range([2, 0, 3, 1][comm.rank]):
+                train(comm, model, optimizer, [step])
+                scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.1 / 8
+        train(comm, model, optimizer, range(2))
+        assert same_everywhere(comm, bits(model.parameters()) + local_bits(optimizer))
 
 
 # LocalSGD

@@ -351,6 +351,26 @@ def test_overlapped_training_learns_and_records_every_step_with_its_own_average(
 
 
 @pytest.mark.launch
+def test_another_algorithm_is_recorded_with_its_own_bound(runs):
+    options = ["--algorithm", "allreduce", "--steps", 40, "--slow-rank", "1:2"]
+    ended = train(runs, "allreduce", *options, "--log-level", "info", ranks=2).check()
+    assert ended.stdout.splitlines()[-2].endswith(", algorithm allreduce")
+    run = runs / "allreduce"
+    configuration = json.loads((run / "config.json").read_text())
+    assert configuration["algorithm"] == "allreduce" and configuration["sync_period"] is None
+    assert "wagma.train: algorithm: allreduce\n" in (run / "rank-0001.log").read_text()
+    everyone = [metrics(run, rank) for rank in range(2)]
+    for one in (one for records in everyone for one in records):
+        assert set(one) == RECORD
+        assert one["synchronized"] and one["timely"] and one["group"] == [0, 1]
+    bound = sum(max(one["compute_s"] + one["delay_s"] for one in pair) for pair in zip(*everyone))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["bound_s"] == pytest.approx(bound)
+    assert 0 < summary["bound_over_wall"] <= 1
+    assert (run / "model.pt").exists()
+
+
+@pytest.mark.launch
 def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
     flags = ["--steps", "30", "--imbalance", "cloud", "--imbalance-scale", "0.01"]
     mpirun(1, "-m", "wagma", "train", *flags, "--runs-dir", tmp_path, timeout=TIMEOUT).check()
