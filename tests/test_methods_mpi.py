@@ -284,18 +284,36 @@ def test_a_rank_whose_grad_scaler_finds_infinity_takes_the_others_step(comm, cli
 
 
 @pytest.mark.ranks(3, 4)
-def test_allreduce_goes_on_with_the_same_local_state_everywhere_after_joining(comm):
+def test_allreduce_after_joining_is_as_if_those_who_went_on_had_been_alone(comm):
     """Ranks that made fewer steps get the momentum and the learning rate of those of the most."""
-    model = make_model(comm.rank)
-    with Allreduce(momentum_sgd(model.parameters()), model, comm=comm) as optimizer:
+    steps = [2, 0, 3, 1][: comm.size]
+
+    def learner(seed):
+        model = make_model(seed, torch.float64)
+        return model, momentum_sgd(model.parameters())
+
+    model, local = learner(comm.rank)
+    with Allreduce(local, model, comm=comm) as optimizer:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         with optimizer.join():
-            for step in range([2, 0, 3, 1][comm.rank]):
+            for step in range(steps[comm.rank]):
                 train(comm, model, optimizer, [step])
                 scheduler.step()
         assert optimizer.param_groups[0]["lr"] == 0.1 / 8
-        train(comm, model, optimizer, range(2))
+        train(comm, model, optimizer, range(3, 5))
         assert same_everywhere(comm, bits(model.parameters()) + local_bits(optimizer))
+
+    expected, plain = learner(0)
+    for step in range(5):
+        backward(expected, comm.rank, step)
+        plain.param_groups[0]["lr"] = 0.1 / 2 ** min(step, 3)
+        for parameter in expected.parameters():
+            gradients = comm.allgather(parameter.grad)
+            there = [each for each, made in zip(gradients, steps) if made > step or step >= 3]
+            parameter.grad = torch.stack(there).mean(0)
+        plain.step()
+    for one, other in zip(model.parameters(), expected.parameters()):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 # LocalSGD
