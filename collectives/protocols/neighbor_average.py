@@ -111,7 +111,7 @@ class NeighborAverage(Peers):
         for i in range(self.rounds):
             if (self.rank + (1 << i)) % self.size == rank:
                 return True
-        for i in range(len(self.destinations)):
+        for i in range(len(self.destinations)):  # noqa: SIM110
             if self.destinations[i] == rank:
                 return True
         return False

@@ -17,8 +17,6 @@ Algorithm 1, which avoids deadlocks by allowing bipartite graphs only (its appen
 import array
 import hashlib
 
-import cython
-
 from collectives.protocols.peers import Peers
 
 # The kinds of letters.

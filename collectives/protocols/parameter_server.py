@@ -10,7 +10,8 @@ What a change counts is 1/P, so that a round of all ranks is one step with their
 - HETE: the same, but one that was made on an old model counts less: 1/(P·s), where s is one plus
   the number of whole rounds' worth of changes that the model has taken in meanwhile.
 
-A rank that has left, or is about to average with all, is not waited for. The server's own application is one of the ranks.
+A rank that has left, or is about to average with all, is not waited for. The server's own
+application is one of the ranks.
 
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Chen
 et al., Revisiting Distributed Synchronous SGD, 2016 (BACKUP); Jiang et al., Heterogeneity-Aware

@@ -91,7 +91,7 @@ class PushSum(Peers):
 
     def is_waited_for_by(self, rank):
         i: cython.int
-        for i in range(self.first_destination[self.phases]):
+        for i in range(self.first_destination[self.phases]):  # noqa: SIM110
             if self.destinations[i] == rank:
                 return True
         return False
