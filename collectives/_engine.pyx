@@ -1576,6 +1576,38 @@ cdef class Collective:
         finally:
             self.entered = False
 
+    def join_peers(self, vector):
+        """Make no more calls, but those that others need, until all ranks do so."""
+        cdef Opened opened = self._open_for_letters(vector)
+        self._enter()
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    self._wait(ANSWERED)
+                    self.mailbox.take_in(opened.arrays)
+                    self.mailbox.protocol.join()
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+        finally:
+            self.entered = False
+
+    def catch_up(self, long long calls):
+        """Make as many calls as the rank that has made the most, once all have joined."""
+        self._enter()
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    self.mailbox.protocol.catch_up(calls)
+                    self._wait(ANSWERED)
+                    # What no call of the others has taken along.
+                    self.mailbox.publish(1)
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+        finally:
+            self.entered = False
+
     def read_model(self, vector):
         """Overwrite the vector by the model."""
         cdef Opened opened = self._open_for_letters(vector)

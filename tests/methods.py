@@ -19,11 +19,13 @@ class Method(NamedTuple):
         kind: the class.
         settings: its arguments, such that a period has several steps, if it has periods.
         repeatable: whether a run gives the same model every time, bit for bit.
+        holds: whether a rank holds the model of it that others average with.
     """
 
     kind: type
     settings: dict
     repeatable: bool = True
+    holds: bool = True
 
     def wrap(self, model, comm, make=None, **settings):
         local = (make or momentum_sgd)(model.parameters())
@@ -36,6 +38,10 @@ METHODS = {
     "wagma-overlap": Method(optim.WAGMA, {"sync_period": 4, "wait": "group", "overlap": True}),
     "allreduce": Method(optim.Allreduce, {}),
     "local-sgd": Method(optim.LocalSGD, {"sync_period": 4}),
+    "d-psgd": Method(optim.DPSGD, {}),
+    "sgp": Method(optim.SGP, {}),
+    "ad-psgd": Method(optim.ADPSGD, {}, repeatable=False, holds=False),
+    "parameter-server": Method(optim.ParameterServer, {}, repeatable=False),
 }
 
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -140,10 +140,15 @@ BOUNDS = {  # with periods of two steps
     "wagma": 5.0 + 6.0 + 1.0,
     "allreduce": 2.0 + 3.0 + 5.0 + 2.0 + 1.0,
     "local-sgd": 5.0 + 6.0 + 1.0,
+    "d-psgd": 9.0,
+    "sgp": 13.0,
+    "ad-psgd": 9.0,
+    "parameter-server": 13.0,
 }
+SETTINGS = {"sync_period": 2, "clock": "neighbours", "neighbors": 1, "mode": "bsp", "backups": 1}
 
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_the_bound_is_of_who_waits_for_whom(name):
-    bound = algorithms.ALGORITHMS[name].bound(SECONDS, {"sync_period": 2})
+    bound = algorithms.ALGORITHMS[name].bound(SECONDS, SETTINGS)
     assert isinstance(bound, float) and bound == BOUNDS[name]

@@ -61,7 +61,7 @@ examples:
 """
 
 TRAIN_ALGORITHMS = "algorithms, by what they average:\n" + "".join(
-    f"  {name:<11}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
+    f"  {name:<18}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
 )
 
 TRAIN_EXAMPLES = """\
@@ -420,6 +420,37 @@ def add_averaging_options(group) -> None:
         default=None,
         help="compute the next gradient while the model is averaged: gradients are one step staler",
     )
+    add_peer_options(add)
+
+
+def add_peer_options(add) -> None:
+    """Add how ranks send each other models."""
+    add(
+        "--clock",
+        choices=("neighbours", "global"),
+        help="whom a step waits for with neighbours in a ring: these, or all ranks "
+        f"(default: {algorithms.DEFAULTS['clock']})",
+    )
+    add(
+        "--neighbors",
+        type=whole(1),
+        metavar="N",
+        help="ranks that each rank pushes to in a step, at distances that are powers of two "
+        f"(default: {algorithms.DEFAULTS['neighbors']})",
+    )
+    add(
+        "--mode",
+        choices=("bsp", "backup", "asp", "hete"),
+        help="whom a parameter server waits for: all ranks; all but --backups; nobody; nobody, and "
+        f"updates to old models count less (default: {algorithms.DEFAULTS['mode']})",
+    )
+    add(
+        "--backups",
+        type=whole(0),
+        metavar="B",
+        help="ranks that a round of --mode backup does not wait for "
+        f"(default: {algorithms.DEFAULTS['backups']})",
+    )
 
 
 def add_imbalance_options(group) -> None:
@@ -557,6 +588,16 @@ def check_ranks(settings: argparse.Namespace, size: int) -> None:
     if settings.group_size is not None and settings.group_size > size:
         raise job.UsageError(
             f"argument --group-size: groups of {settings.group_size} in a job of {ranks(size)}"
+        )
+    hops = max(1, (size - 1).bit_length())
+    if settings.neighbors is not None and settings.neighbors > hops:
+        raise job.UsageError(
+            f"argument --neighbors: {settings.neighbors} in a job of {ranks(size)}, which has "
+            f"{hops} distances that are powers of two"
+        )
+    if settings.backups is not None and settings.backups >= size:
+        raise job.UsageError(
+            f"argument --backups: {settings.backups} in a job of {ranks(size)}: one must be left"
         )
     for rank in settings.slow_rank:
         if rank >= size:

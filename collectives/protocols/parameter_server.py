@@ -72,13 +72,12 @@ class ParameterServer(Peers):
         for i in range(self.size):
             self.waiting[i] = False
 
-    def call(self):
+    def start(self):
         """Send the change to the server, and wait for its model."""
         self.calling = True
         self.left[self.rank] = False
         if self.rank == self.server:
             self.take_in(self.rank, self.held)
-            self.advance()
         else:
             self.port.write_change(PUSH, self.held)
             self.port.post(self.server)
@@ -117,7 +116,7 @@ class ParameterServer(Peers):
             self.version += 1
             self.reply(source)
 
-    def advance(self):
+    def proceed(self):
         """The server ends a round, once enough changes are there."""
         i: cython.int
         if self.came == 0:
@@ -162,7 +161,7 @@ class ParameterServer(Peers):
         self.paused = True
         self.left[self.rank] = True
         if self.rank == self.server:
-            self.advance()
+            self.proceed()
         else:
             self.port.write(LEAVE, self.calls)
             self.port.post(self.server)

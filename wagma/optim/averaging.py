@@ -285,10 +285,10 @@ class Averaging(Wrapper):
 
     # What methods are made of
 
-    def average_model(self, weight: float) -> None:
+    def average_model(self, **weight: float) -> None:
         """Call the collective with the model, which becomes what that returns."""
         self.flat.check()
-        self._note(self.collective(self.flat.vectors, weight=weight))
+        self._note(self.collective(self.flat.vectors, **weight))
         self.flat.mark_changed()
 
     def _check_options(self, options: dict[str, Any]) -> None:
