@@ -31,7 +31,7 @@ def main(start, *loaders):
                 Numbers(),
                 batch_size=4,
                 shuffle=True,
-                num_workers=2,
+                num_workers=2 if start == "fork" else 1,  # which import torch anew
                 multiprocessing_context=start,
                 persistent_workers=kind == "persistent",
             )
