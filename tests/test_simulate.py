@@ -38,16 +38,6 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
     assert (run / "simulation.png").exists() == (find_spec("matplotlib") is not None)
 
 
-def test_it_predicts_from_a_run_of_training(mpirun, tmp_path):
-    training = ("-m", "wagma", "train", "--steps", "30", "--step-time", "5", "--name", "recorded")
-    mpirun(1, *training, timeout=60, cwd=tmp_path).check()
-    options = ("--trace", "runs/recorded", "--ranks", "1,64", "--steps", "30")
-    ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path).check()
-    walls = [float(line[2]) for line in rows(ended.stdout)]
-    assert len(walls) == 6
-    assert all(wall > 30 * 0.005 for wall in walls)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
