@@ -47,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from protocol_messages import (
     FIN,
+    FREED,
     VERSION,
     Contribution,
     Invariant,
@@ -482,7 +483,7 @@ class Explorer:
         if key not in self.deliveries:
             local, inbox = self.places.things[place]
             kind, _, content = self.messages.things[message]
-            if kind == "control" and content != FIN:
+            if kind == "control" and content != FIN and content[0] != FREED:
                 allowed = self.locals[local].next + self.network.gap
                 require(content[0] <= allowed, Invariant.BOUNDED, content, "comes", allowed)
             inbox = inbox.put(self.messages.things[message])
