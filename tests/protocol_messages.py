@@ -174,7 +174,6 @@ class Network:
         self.control = {}
         self.carried = {}
         self.notified = set()
-        self.freed = {}
         self.data = [{} for _ in range(world_size)]
         self.waiting = [0] * world_size
 
@@ -199,9 +198,9 @@ class Network:
             require(key not in self.notified, Invariant.BOUNDED, message, "is sent twice on", key)
             self.notified.add(key)
         elif message != FIN and message[0] == FREED:
-            ascending = self.freed.get(key, -1) < message[1]
+            ascending = self.carried.get((*key, FREED), -1) < message[1]
             require(ascending, Invariant.BOUNDED, message, "is sent again on", key)
-            self.freed[key] = message[1]
+            self.carried[*key, FREED] = message[1]
         else:
             version = FIN if message == FIN else message[0]
             ascending = message == FIN or last < version

@@ -176,21 +176,18 @@ class Application:
         protocol.call()
         self.vector = None
         self.rank.world.note_arrival(self.rank)
-        self.start()
+        if protocol.timely and protocol.may_start(protocol.t):
+            self.rank.world.start(protocol.t, self.rank)
         handed_over = protocol.timely and protocol.vectors == protocols.HELD
         self.stage = Stage.HANDING_OVER if handed_over else Stage.COLLECTING
 
-    def start(self):
-        """The version that the application has called is started, if it may be."""
-        protocol = self.rank.protocol
-        if protocol.timely and protocol.told >= protocol.t:
-            self.rank.world.start(protocol.t, self.rank)
-
     def hand_over(self):
         """Publish the vector of a timely call, which lets its version begin."""
+        protocol, told = self.rank.protocol, self.rank.protocol.told
         self.vector = self.rank.publish()
-        self.rank.protocol.published()
-        self.start()
+        protocol.published()
+        if told < protocol.t <= protocol.told:
+            self.rank.world.start(protocol.t, self.rank)
         self.stage = Stage.COLLECTING
 
     def collect(self):
@@ -774,9 +771,13 @@ class World:
 
     def awaits_stopped(self, rank):
         """Whether a rank waits for one that computes to start a version drawn for that."""
-        version = rank.protocol.awaited()
-        drawn = self.drawn_for(version, rank) if version >= 0 else None
+        drawn = self.drawn_to_start(rank)
         return drawn is not None and self.ranks[drawn].application.computes()
+
+    def drawn_to_start(self, rank):
+        """Return which rank is drawn to start what a rank has called, if nobody has started it."""
+        version = rank.protocol.awaited()
+        return self.drawn_for(version, rank) if version >= 0 else None
 
     def check_without_absent(self):
         """Nothing more can happen without those that never come: all others have come to wait.

@@ -17,6 +17,7 @@ from protocol_scenarios import (
     JOIN,
     SYNCHRONIZE,
     Scenario,
+    random_drawn_scenario,
     random_scenario,
 )
 
@@ -203,6 +204,37 @@ class ForwardsNoNotice(WaitAvoiding):
         super().notice(rank, -1 if dimension < 0 else self.dimensions)
 
 
+class NeverFrees(WaitAvoiding):
+    """A rank in an operation does not let others start what it may be drawn for."""
+
+    def enter(self, operation):
+        super().enter(operation)
+        self.freed_due = 0
+
+
+class JoinedFreesOnce(WaitAvoiding):
+    """A rank that has joined lets others start versions until their next operation, no longer."""
+
+    def moved(self):
+        super().moved()
+        self.freed_due = 0
+
+
+class InterruptedStartsNothing(WaitAvoiding):
+    """A version whose call was interrupted is not started when it is free."""
+
+    def start_awaited(self):
+        if self.waiting:
+            super().start_awaited()
+
+
+class FreesWhatCameBefore(WaitAvoiding):
+    """What is free stays so after the operation."""
+
+    def may_start(self, version):
+        return self.freed >= 0 or super().may_start(version)
+
+
 class FinBeforeNotice(Rank):
     """A FIN may overtake the notice that is due on its dimension."""
 
@@ -373,6 +405,10 @@ MUTANTS = [
     Mutant(ForwardsOnlyTheFirstNotice, {Invariant.HEARD}, 200, several_failures),
     Mutant(NoNoticeInOperations, {Invariant.HEARD}, 100),
     Mutant(ForwardsNoNotice, {Invariant.HEARD}, 100),
+    Mutant(NeverFrees, {Invariant.ENDS}, 100, random_drawn_scenario),
+    Mutant(JoinedFreesOnce, {Invariant.ENDS}, 200, random_drawn_scenario),
+    Mutant(InterruptedStartsNothing, {Invariant.ENDS}, 400, random_drawn_scenario),
+    Mutant(FreesWhatCameBefore, {Invariant.DRAWN}, 100, random_drawn_scenario),
     Mutant(FinBeforeNotice, {Invariant.DRAINED}, 100),
     Mutant(RenumbersTooLate, {Invariant.ENDS, Invariant.EPOCH, Invariant.TOGETHER}, 200),
     Mutant(TrainsAfterJoining, {Invariant.JOINED}, 100),
