@@ -1,7 +1,8 @@
 """Wait-avoiding collectives for MPI.
 
 `GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
-waiting for late ranks. `collectives.topology` says who meets whom. Importing this package neither
+waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
+them. `collectives.topology` says who meets whom. Importing this package neither
 initialises MPI nor imports torch.
 """
 
@@ -12,6 +13,7 @@ from collectives.errors import (
     RankFailedError,
 )
 from collectives.group_allreduce import DEFAULT_LATE, GroupAllreduce
+from collectives.partial_allreduce import PartialAllreduce
 from collectives.statistics import Statistics
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "CollectiveError",
     "DisagreementError",
     "GroupAllreduce",
+    "PartialAllreduce",
     "RankFailedError",
     "Statistics",
 ]

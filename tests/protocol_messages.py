@@ -200,7 +200,7 @@ class Network:
         elif message != FIN and message[0] == FREED:
             ascending = self.carried.get((*key, FREED), -1) < message[1]
             require(ascending, Invariant.BOUNDED, message, "is sent again on", key)
-            self.carried[*key, FREED] = message[1]
+            self.carried[(*key, FREED)] = message[1]
         else:
             version = FIN if message == FIN else message[0]
             ascending = message == FIN or last < version

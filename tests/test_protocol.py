@@ -3,6 +3,7 @@
 The invariants themselves are in `protocol_network`, which checks them throughout every run.
 """
 
+import itertools
 import random
 from collections import Counter
 
@@ -61,7 +62,7 @@ def test_ranks_are_drawn_uniformly(size, seed):
     drawn = [protocols.drawn(seed, version, size) for version in range(8000)]
     for count in Counter(drawn).values():
         assert abs(count - 8000 / size) < 5 * (8000 / size) ** 0.5
-    pairs = Counter(zip(drawn, drawn[1:]))
+    pairs = Counter(itertools.pairwise(drawn))
     assert len(pairs) == size**2
     for count in pairs.values():
         assert abs(count - 8000 / size**2) < 5 * (8000 / size**2) ** 0.5

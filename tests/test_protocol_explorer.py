@@ -246,8 +246,8 @@ DRAWN_OF_MORE = {
         3, 3, 9, ((CALL, JOIN, CLOSE), (JOIN, CLOSE), (JOIN, CLOSE))
     ),
     "three ranks synchronise": Scenario(3, 3, 3, ((CALL, CALL, CALL, CLOSE),) * 3),
-    "two of three ranks are interrupted, one closes": Scenario(
-        3, 3, 9, ((INTERRUPTED_CALL, CLOSE), (INTERRUPTED_CALL, CLOSE), (CLOSE,))
+    "one of two ranks is interrupted, the other closes": Scenario(
+        2, 2, 9, ((INTERRUPTED_CALL, CALL, CLOSE), (CLOSE,))
     ),
     "one of four ranks calls": case(4, 4, (0,), 1),
 }
