@@ -25,6 +25,7 @@ from collectives.group_allreduce import GroupAllreduce
 __all__ = ["PartialAllreduce"]
 
 BLOCK = 1 << 15  # elements that are passed over at a time, and stay in cache
+WRITABLE = 1  # PyBUF_WRITABLE
 
 
 class PartialAllreduce:
@@ -101,7 +102,7 @@ class PartialAllreduce:
             np.zeros_like(sums) if array.dtype != sums.dtype else None
             for array, sums in zip([like] if self._single else like, self._send, strict=True)
         ]
-        self._checks = _Checks(like, self._single)
+        self._check = _check_of(like)
         self._dropped = 0
 
     def __call__(self, vector):
@@ -113,7 +114,7 @@ class PartialAllreduce:
 
         Returns:
             A `Result`, as of `GroupAllreduce`, with all ranks as its group; `timely` says whether
-            `vector` is in the increment.
+            all that this rank has put in is in the increment or was in earlier ones.
 
         Raises:
             ValueError, TypeError: if the vector is not such; all ranks are told, and only close()
@@ -228,7 +229,7 @@ class PartialAllreduce:
     def _operation(self, vector):
         """Check a vector and give its arrays; what goes wrong goes wrong for all ranks."""
         try:
-            self._checks(vector)
+            self._check(vector)
             yield [np.asarray(vector)] if self._single else [np.asarray(each) for each in vector]
         except CollectiveError:
             raise
@@ -244,11 +245,12 @@ class PartialAllreduce:
 
     def _put(self, arrays):
         """Add a vector to the send buffer, and contribute that."""
-        finite = all(
-            np.isfinite(sums + new).all()
-            for each, send in zip(arrays, self._send, strict=True)
-            for new, sums in _blocks(each, send)
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = all(
+                np.isfinite(sums + new).all()
+                for each, send in zip(arrays, self._send, strict=True)
+                for new, sums in _blocks(each, send)
+            )
         self._dropped += not finite
         for each, send, wide in zip(arrays, self._send, self._wide, strict=True):
             for new, sums, averaged in _blocks(each, send, each if wide is None else wide):
@@ -289,21 +291,14 @@ class _Sums(GroupAllreduce):
         )
 
 
-class _Checks:
-    """Raises what the engine would for a vector that is not like those of the collective."""
+def _check_of(like):
+    """Return what raises for a vector that is not like this one, as the engine does."""
+    from collectives._vectors import Layout, Opened
 
-    def __init__(self, like, single):
-        from collectives._vectors import Layout, Opened
-
-        arrays = [like] if single else like
-        self._opened = Opened
-        self._layout = Layout([a.dtype.name for a in arrays], [a.size for a in arrays], single)
-
-    def __call__(self, vector):
-        self._opened(vector, self._layout, WRITABLE)
-
-
-WRITABLE = 1  # PyBUF_WRITABLE
+    single = not isinstance(like, (list, tuple))
+    arrays = [like] if single else like
+    layout = Layout([a.dtype.name for a in arrays], [a.size for a in arrays], single)
+    return lambda vector: Opened(vector, layout, WRITABLE)
 
 
 def _zeros(like):

@@ -700,7 +700,7 @@ class World:
             self.started[version] = rank.epoch
 
     def drawn_for(self, version, rank):
-        """Return which rank is drawn for a version, as a rank sees it; None: anybody may start it."""
+        """Return which rank is drawn for a version, as a rank sees it; None: anybody may start."""
         if self.scenario.seed is None:
             return None
         number = version + rank.protocol.base
