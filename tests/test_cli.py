@@ -12,7 +12,7 @@ import pytest
 
 import wagma
 from collectives import agreement
-from wagma import cli, job, logs, progress
+from wagma import algorithms, cli, job, logs, progress
 
 MISTAKES = {
     "": "the following arguments are required: COMMAND",
@@ -46,6 +46,13 @@ MISTAKES = {
     "train --image-size 64": "argument --image-size: not allowed without argument --images",
     "train --script a.py --images b": "argument --images: not allowed with argument --script",
     "train --script a.py --shards iid": "argument --shards: not allowed with argument --script",
+    "train --algorithm hope": "argument --algorithm: invalid choice: 'hope'",
+    "train --algorithm allreduce --group-size 2": "argument --group-size: not allowed with "
+    "argument --algorithm allreduce",
+    "train --sync-period 10 --algorithm allreduce": "argument --sync-period: not allowed with "
+    "argument --algorithm allreduce",
+    "train --algorithm local-sgd --overlap": "argument --overlap: not allowed with "
+    "argument --algorithm local-sgd",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
     "allreduce, local-sgd, wagma, not 'hope'",
@@ -191,6 +198,21 @@ def test_help_has_examples_and_the_exit_statuses(help_of, command, example):
         assert f"\n  {status} " in text
     assert "\x1b" not in text  # no terminal here
     assert all(len(line) < 100 for line in text.splitlines())
+
+
+def test_the_help_of_train_says_what_each_algorithm_does(help_of):
+    text = help_of("train")
+    for name, algorithm in algorithms.ALGORITHMS.items():
+        assert re.search(rf"^  {name} +{re.escape(algorithm.help)}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_an_algorithm_s_options_have_their_defaults_and_others_none(name):
+    settings = cli.make_parser().parse_args(["train", "--algorithm", name])
+    cli.resolve_algorithm(settings)
+    takes = algorithms.ALGORITHMS[name].options
+    for option, default in algorithms.DEFAULTS.items():
+        assert getattr(settings, option) == (default if option in takes else None)
 
 
 @pytest.fixture

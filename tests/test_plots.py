@@ -15,7 +15,7 @@ from wagma.simulation import MACHINES, Settings, simulate, steps
 def tallies(ranks, steps=80, losses=lambda rank, step: 1 / (step + 1)):
     made = []
     for rank in range(ranks):
-        tally = Tally(steps, 10)
+        tally = Tally(steps)
         for step in range(steps):
             tally.add(
                 {

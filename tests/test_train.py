@@ -20,6 +20,7 @@ from squares import squares
 
 from collectives.topology import group_of
 from wagma import data, imbalance, progress
+from wagma.algorithms import all_wait_after
 from wagma.runs import POINTS, Curve, JsonLines, Tally, summarise
 from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
@@ -57,11 +58,15 @@ def record(compute_s=0.0, delay_s=0.0, timely=True, synchronized=False, elapsed_
     }
 
 
-def tally_of(sync_period, records):
-    tally = Tally(len(records), sync_period)
+def tally_of(records):
+    tally = Tally(len(records))
     for one in records:
         tally.add(one)
     return tally
+
+
+def no_bound(seconds):
+    return 0.0
 
 
 def train(directory, name, *flags, ranks=RANKS):
@@ -78,9 +83,9 @@ def metrics(run, rank):
 
 
 def test_the_bound_is_the_sum_over_periods_of_the_slowest_rank_s_own_time():
-    first = tally_of(2, [record(1.0), record(1.0, 2.0), record(1.0, elapsed_s=10.0)])
-    second = tally_of(2, [record(1.5), record(1.5), record(1.5, 0.5, elapsed_s=9.0)])
-    summary = summarise([first, second])
+    first = tally_of([record(1.0), record(1.0, 2.0), record(1.0, elapsed_s=10.0)])
+    second = tally_of([record(1.5), record(1.5), record(1.5, 0.5, elapsed_s=9.0)])
+    summary = summarise([first, second], lambda seconds: all_wait_after(seconds, 2))
     assert summary["bound_s"] == 4.0 + 2.0
     assert summary["wall_s"] == 10.0
     assert summary["bound_over_wall"] == 0.6
@@ -89,19 +94,19 @@ def test_the_bound_is_the_sum_over_periods_of_the_slowest_rank_s_own_time():
 
 def test_synchronisations_are_no_timely_contributions():
     late, timely, synchronized = record(timely=False), record(), record(synchronized=True)
-    first = tally_of(3, [late, timely, synchronized, record(elapsed_s=1.0)])
-    second = tally_of(3, [late, late, synchronized, record(timely=False, elapsed_s=1.0)])
-    summary = summarise([first, second])
+    first = tally_of([late, timely, synchronized, record(elapsed_s=1.0)])
+    second = tally_of([late, late, synchronized, record(timely=False, elapsed_s=1.0)])
+    summary = summarise([first, second], no_bound)
     assert summary["timely_share"] == 2 / 6
     assert summary["timely_share_of_rank"] == [2 / 3, 0.0]
 
 
 def test_a_rank_s_time_is_shared_out_without_a_rest():
-    tally = tally_of(2, [record(1.0, 0.5, elapsed_s=3.0), record(1.0, elapsed_s=6.0)])
+    tally = tally_of([record(1.0, 0.5, elapsed_s=3.0), record(1.0, elapsed_s=6.0)])
     tally.add_averaging(2.0, 0.25)
     expected = {"compute": 2, "delay": 0.5, "waiting": 2, "communicating": 0.25, "other": 1.25}
     assert tally.seconds == expected
-    assert summarise([tally])["seconds_of_rank"] == [expected]
+    assert summarise([tally], no_bound)["seconds_of_rank"] == [expected]
 
 
 def test_waiting_before_and_after_the_local_step_is_averaging():
@@ -343,6 +348,26 @@ def test_overlapped_training_learns_and_records_every_step_with_its_own_average(
         own = sum(one["compute_s"] + one["delay_s"] for one in records) + averaging
         assert own == pytest.approx(records[-1]["elapsed_s"], rel=0.1)
     assert "late: conserving, overlap: True" in (run / "rank-0000.log").read_text()
+
+
+@pytest.mark.launch
+def test_another_algorithm_is_recorded_with_its_own_bound(runs):
+    options = ["--algorithm", "allreduce", "--steps", 40, "--slow-rank", "1:2"]
+    ended = train(runs, "allreduce", *options, "--log-level", "info", ranks=2).check()
+    assert ended.stdout.splitlines()[-2].endswith(", algorithm allreduce")
+    run = runs / "allreduce"
+    configuration = json.loads((run / "config.json").read_text())
+    assert configuration["algorithm"] == "allreduce" and configuration["sync_period"] is None
+    assert "wagma.train: algorithm: allreduce\n" in (run / "rank-0001.log").read_text()
+    everyone = [metrics(run, rank) for rank in range(2)]
+    for one in (one for records in everyone for one in records):
+        assert set(one) == RECORD
+        assert one["synchronized"] and one["timely"] and one["group"] == [0, 1]
+    bound = sum(max(one["compute_s"] + one["delay_s"] for one in pair) for pair in zip(*everyone))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["bound_s"] == pytest.approx(bound)
+    assert 0 < summary["bound_over_wall"] <= 1
+    assert (run / "model.pt").exists()
 
 
 @pytest.mark.launch

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import wagma
-from wagma import job, logs, progress
+from wagma import algorithms, job, logs, progress
 from wagma.arguments import (
     Once,
     assignment,
@@ -60,10 +60,15 @@ examples:
   wagma train --help
 """
 
+TRAIN_ALGORITHMS = "algorithms, by what they average:\n" + "".join(
+    f"  {name:<11}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
+)
+
 TRAIN_EXAMPLES = """\
 examples:
   mpiexec -n 4 wagma train
   mpiexec -n 8 wagma train --group-size 2 --sync-period 20 --name small-groups
+  mpiexec -n 4 wagma train --algorithm local-sgd --sync-period 20
   mpiexec -n 4 wagma train --step-time 50 --imbalance cloud --imbalance-scale 0.5
   srun --mpi=pmi2 -n 4 wagma train --step-time 20 --slow-rank 3:5 --shards label-sorted
   mpiexec -n 4 wagma train --images flowers --image-size 64 --steps 2000
@@ -166,7 +171,7 @@ def add_train(commands) -> None:
         description="Train a model, each rank on its own part of the data, and test the average "
         "of all ranks' models. Without --images or --script, that is a small convolutional "
         "network on scikit-learn's digits.",
-        epilog=f"{CONTRACT}\n{TRAIN_EXAMPLES}\n{EXIT_STATUSES}",
+        epilog=f"{TRAIN_ALGORITHMS}\n{CONTRACT}\n{TRAIN_EXAMPLES}\n{EXIT_STATUSES}",
     )
     parser.set_defaults(parser=parser, command=run_train, check=check_train, run=job.run)
     add_task_options(parser.add_argument_group("what is trained"))
@@ -206,6 +211,7 @@ def add_simulate(commands) -> None:
     )
     add_simulation_options(parser.add_argument_group("what is simulated"))
     add_grouping_options(parser.add_argument_group("averaging"))
+    parser.set_defaults(**{name: algorithms.DEFAULTS[name] for name in ("sync_period", "wait")})
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
     add_delay_options(group)
@@ -370,22 +376,28 @@ def add_grouping_options(group) -> None:
     add(
         "--sync-period",
         type=whole(1),
-        default=10,
         metavar="STEPS",
-        help="steps from one average over all ranks to the next (default: %(default)s)",
+        help="steps from one average over all ranks to the next (default: "
+        f"{algorithms.DEFAULTS['sync_period']})",
     )
     add(
         "--wait",
         choices=("nobody", "group"),
-        default="nobody",
-        help="whom a step waits for (default: %(default)s)",
+        help=f"whom a step waits for (default: {algorithms.DEFAULTS['wait']})",
     )
 
 
 def add_averaging_options(group) -> None:
-    """Add what else a job may say about its averages."""
-    add_grouping_options(group)
+    """Add how ranks average; `resolve_algorithm` says which of it the algorithm takes."""
     add = group.add_argument
+    add(
+        "--algorithm",
+        choices=algorithms.ALGORITHMS,
+        default=algorithms.DEFAULT,
+        metavar="NAME",
+        help=f"{', '.join(algorithms.ALGORITHMS)}: see below (default: %(default)s)",
+    )
+    add_grouping_options(group)
     add(
         "--late",
         choices=("paper", "conserving"),
@@ -405,6 +417,7 @@ def add_averaging_options(group) -> None:
     add(
         "--overlap",
         action="store_true",
+        default=None,
         help="compute the next gradient while the model is averaged: gradients are one step staler",
     )
 
@@ -498,6 +511,7 @@ def add_run_options(group) -> None:
 def check_train(settings: argparse.Namespace) -> list[str]:
     """Refuse options that do not go together, and return the modules that training needs."""
     parser = settings.parser
+    resolve_algorithm(settings)
     if settings.script and settings.shards:
         parser.error("argument --shards: not allowed with argument --script: data() shares out")
     if settings.image_size and not settings.images:
@@ -508,6 +522,20 @@ def check_train(settings: argparse.Namespace) -> list[str]:
         return ["rich", "torch"]
     settings.shards = settings.shards or DEFAULT_SHARDS
     return ["PIL", "rich", "torch"] if settings.images else ["rich", "sklearn", "torch"]
+
+
+def resolve_algorithm(settings: argparse.Namespace) -> None:
+    """Refuse options that the algorithm has no use for, and give the others their defaults."""
+    takes = algorithms.ALGORITHMS[settings.algorithm].options
+    for name, default in algorithms.DEFAULTS.items():
+        given = getattr(settings, name) is not None
+        if given and name not in takes:
+            option = f"--{name.replace('_', '-')}"
+            settings.parser.error(
+                f"argument {option}: not allowed with argument --algorithm {settings.algorithm}"
+            )
+        if name in takes and not given:
+            setattr(settings, name, default)
 
 
 def run_train(settings: argparse.Namespace, comm, signals: job.Signals) -> int:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
+from array import array
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from wagma.job import UsageError, from_rank_0
 
@@ -117,11 +121,12 @@ class Tally:
 
     Args:
         steps: How many steps there will be.
-        sync_period: The steps from one synchronisation to the next.
+
+    Attributes:
+        step_seconds: What each step has taken this rank itself: compute and injected delay.
     """
 
-    def __init__(self, steps: int, sync_period: int) -> None:
-        self.sync_period = sync_period
+    def __init__(self, steps: int) -> None:
         self.steps = 0
         self.samples = 0
         self.group_calls = 0
@@ -131,12 +136,12 @@ class Tally:
         self.delay_s = 0.0
         self.waiting_s = 0.0
         self.communicating_s = 0.0
-        self.own_seconds = [0.0] * math.ceil(steps / sync_period)
+        self.step_seconds = array("d")
         self.loss = Curve(steps)
 
     def add(self, record: dict) -> None:
         """Count one step's record."""
-        self.own_seconds[self.steps // self.sync_period] += record["compute_s"] + record["delay_s"]
+        self.step_seconds.append(record["compute_s"] + record["delay_s"])
         self.compute_s += record["compute_s"]
         self.delay_s += record["delay_s"]
         self.elapsed_s = record["elapsed_s"]
@@ -174,19 +179,19 @@ def share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def summarise(tallies: list[Tally]) -> dict:
+def summarise(tallies: list[Tally], bound: Callable[[np.ndarray], float]) -> dict:
     """Return what the ranks' tallies say about the job.
 
-    ``bound_s`` is what the job would take if averaging were free: a synchronisation waits for
-    everybody, so each period takes as long as its slowest rank's own compute and delay.
-    ``bound_over_wall`` says how near the job came to that.
+    ``bound_s`` is what the job would take if averaging were free, and ranks waited for whom they
+    must; ``bound_over_wall`` says how near the job came to that.
 
     Args:
         tallies: Every rank's.
+        bound: What returns ``bound_s`` for the seconds that every rank's steps have taken that rank
+            itself, of shape (ranks, steps).
     """
     wall_s = max(tally.elapsed_s for tally in tallies)
-    periods = zip(*(tally.own_seconds for tally in tallies), strict=True)
-    bound_s = sum(max(seconds) for seconds in periods)
+    bound_s = bound(np.array([tally.step_seconds for tally in tallies]))
     timely_calls = sum(tally.timely_calls for tally in tallies)
     group_calls = sum(tally.group_calls for tally in tallies)
     samples = sum(tally.samples for tally in tallies)

@@ -15,19 +15,23 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from mpi4py import MPI
 
 import collectives
 from wagma import imbalance, plots, progress
+from wagma.algorithms import ALGORITHMS
 from wagma.info import versions
 from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, together
-from wagma.optim import WAGMA
 from wagma.runs import JsonLines, Tally, summarise, write_json
 from wagma.stopwatch import Stopwatch
 from wagma.tasks import contract
+
+if TYPE_CHECKING:
+    from wagma.optim.averaging import Averaging
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +49,12 @@ class Trainer:
         )
         sgd = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
         self.stopwatch = Stopwatch(sgd)
-        self.optimizer = WAGMA(
-            sgd,
-            self.model,
-            comm=comm,
-            group_size=settings.group_size,
-            sync_period=settings.sync_period,
-            wait=settings.wait,
-            late=settings.late,
-            overlap=settings.overlap,
-            wire_dtype=settings.wire_dtype,
-            transport=settings.transport,
-        )
+        self.algorithm = ALGORITHMS[settings.algorithm]
+        self.optimizer = self.algorithm.make(sgd, self.model, comm, settings)
+
+    def bound(self, seconds: np.ndarray) -> float:
+        """Return the least wall time of ranks whose steps take so long, of shape (ranks, steps)."""
+        return self.algorithm.bound(seconds, vars(self.settings) | self.optimizer.settings)
 
     def steps(self) -> Iterator[dict]:
         """Make all steps, and yield each one's record for the metrics once its average is there."""
@@ -138,7 +136,7 @@ def train(
     torch.set_num_threads(fair_threads(comm))
     trainer = Trainer(settings, task, comm)
     optimizer = trainer.optimizer
-    tally = Tally(settings.steps, optimizer.collective.sync_period)
+    tally = Tally(settings.steps)
     if comm.rank == 0:
         write_json(run / "config.json", configuration(settings, run, comm.size, optimizer))
     log_beginning(trainer)
@@ -160,7 +158,9 @@ def train(
     if all(comm.allgather(trained is not None)):
         state, measured = trained
         measured, tallies = comm.gather(measured), comm.gather(tally)
-        from_rank_0(lambda: report(contract.all_ranks(measured), state, tallies, run), comm)
+        from_rank_0(
+            lambda: report(contract.all_ranks(measured), state, tallies, run, trainer), comm
+        )
     received = comm.allgather(signals.received)
     if any(received):
         if comm.rank == 0:
@@ -185,17 +185,13 @@ def fair_threads(comm: MPI.Comm) -> int:
 
 def log_beginning(trainer: Trainer) -> None:
     """Leave in every rank's log what it is about to do, and where."""
-    collective = trainer.optimizer.collective
     log.info(
         "rank %d of %d on %s, process %d, %d threads: %s",
         *(trainer.rank, trainer.size, MPI.Get_processor_name(), os.getpid()),
         *(torch.get_num_threads(), trainer.task.name),
     )
-    log.info(
-        "groups of %d, all ranks every %d steps, waiting for %s, late: %s, overlap: %s",
-        *(collective.group_size, collective.sync_period, collective.wait, collective.late),
-        trainer.optimizer.overlap,
-    )
+    settings = [f", {name}: {value}" for name, value in trainer.optimizer.settings.items()]
+    log.info("algorithm: %s%s", trainer.settings.algorithm, "".join(settings))
 
 
 def run_steps(trainer: Trainer, tally: Tally, run: Path) -> None:
@@ -216,7 +212,7 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path) -> None:
             shown.update(tally.steps, record["loss"], samples_per_s, tally.timely_share)
 
 
-def averaging_seconds(collective: collectives.GroupAllreduce) -> tuple[float, float]:
+def averaging_seconds(collective: Any) -> tuple[float, float]:
     """Return the seconds that this rank's application has waited and communicated in calls."""
     statistics = collective.statistics()
     return statistics.waiting, statistics.communicating
@@ -232,34 +228,35 @@ def evaluate(trainer: Trainer) -> tuple[dict[str, torch.Tensor], contract.Means]
         return state, contract.evaluate(trainer.task, trainer.model, trainer.test)
 
 
-def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer: WAGMA) -> dict:
+def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer: Averaging) -> dict:
     """Return everything that a run depends on, with the defaults resolved."""
     return {
         **vars(settings),
         "name": run.name,
         "ranks": size,
-        "group_size": optimizer.collective.group_size,
-        "sync_period": optimizer.collective.sync_period,
-        "wait": optimizer.collective.wait,
-        "late": optimizer.collective.late,
+        **optimizer.settings,
         "threads": torch.get_num_threads(),
         "versions": versions(),
     }
 
 
 def report(
-    measured: dict[str, float], state: dict[str, torch.Tensor], tallies: list[Tally], run: Path
+    measured: dict[str, float],
+    state: dict[str, torch.Tensor],
+    tallies: list[Tally],
+    run: Path,
+    trainer: Trainer,
 ) -> None:
     """Write the finished run's model, summary and plots, and print the summary."""
     torch.save(state, run / "model.pt")
-    summary = {**measured, **summarise(tallies)}
+    summary = {**measured, **summarise(tallies, trainer.bound)}
     write_json(run / "summary.json", summary)
     results = ", ".join(in_words(name, value) for name, value in measured.items())
     print(
         f"{'test ' + results if measured else 'no test batches'}, "
         f"wall time {summary['wall_s']:.2f} s, "
         f"{summary['samples_per_s']:,.0f} samples/s, timely {summary['timely_share']:.0%}, "
-        f"bound/wall {summary['bound_over_wall']:.2f}\n"
+        f"bound/wall {summary['bound_over_wall']:.2f}, algorithm {trainer.settings.algorithm}\n"
         f"metrics, model and configuration are in {run}",
         flush=True,
     )

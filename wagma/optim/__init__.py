@@ -1,5 +1,7 @@
-"""Optimisers that average models between ranks while they train (they need torch)."""
+"""Optimisers that average models or gradients between ranks while they train (they need torch)."""
 
+from wagma.optim.allreduce import Allreduce
+from wagma.optim.local_sgd import LocalSGD
 from wagma.optim.wagma import WAGMA
 
-__all__ = ["WAGMA"]
+__all__ = ["WAGMA", "Allreduce", "LocalSGD"]

@@ -256,6 +256,7 @@ class FlatModel:
         vectors: list of 1-D numpy arrays, one for each dtype of the averaged tensors (float16,
             ml_dtypes' bfloat16, float32, float64), that share the tensors' memory. Each tensor
             starts at a multiple of 64 bytes; the gaps hold zeros.
+        dtypes: list of the vectors' `torch.dtype`s.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, the views must be trainable
@@ -268,10 +269,10 @@ class FlatModel:
         self.constant = [tensor for tensor in tensors if not is_averaged(tensor)]
         if not any(tensor.value.numel() for tensor in self.averaged):
             raise ValueError("nothing to average: what the model has is frozen and not finite")
-        dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
+        self.dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
         self.vectors = [
             as_numpy(flatten([t.value for t in self.averaged if t.value.dtype is dtype]))
-            for dtype in dtypes
+            for dtype in self.dtypes
         ]
         self._ids = {id(tensor.value) for tensor in self.averaged}
         self._places = [

@@ -71,13 +71,25 @@ class Wrapper(torch.optim.Optimizer):
         Raises:
             RuntimeError: a closure beside a GradScaler, which cannot see its gradients.
         """
-        found_inf, scale = vars(self).get("found_inf"), vars(self).get("grad_scale")
-        if closure is not None and found_inf is not None:
+        self.check_closure(closure)
+        return self.bare_step(closure) if self.unscale_gradients() else None
+
+    def check_closure(self, closure: Callable[[], Any] | None) -> None:
+        """Raise RuntimeError for a closure beside a GradScaler, which cannot see its gradients."""
+        if closure is not None and "found_inf" in vars(self):
             raise RuntimeError("GradScaler does not support closures")
-        if found_inf is not None and bool(found_inf):
-            return None
+
+    def unscale_gradients(self) -> bool:
+        """Unscale what a GradScaler has scaled; return False where it found an infinite one."""
+        if bool(vars(self).get("found_inf")):
+            return False
+        scale = vars(self).get("grad_scale")
         if scale is not None:
             unscale(self.param_groups, float(scale))
+        return True
+
+    def bare_step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take the wrapped optimiser's step as it is, and return what that returns."""
         self._stepping = True
         try:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)

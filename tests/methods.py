@@ -1,0 +1,90 @@
+"""The methods of `wagma.optim`, and a small model to train: a new method adds a line."""
+
+from __future__ import annotations
+
+import io
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from wagma import optim
+
+
+class Method(NamedTuple):
+    """One way to train.
+
+    Args:
+        kind: the class.
+        settings: its arguments, such that a period has several steps, if it has periods.
+        repeatable: whether a run gives the same model every time, bit for bit.
+    """
+
+    kind: type
+    settings: dict
+    repeatable: bool = True
+
+    def wrap(self, model, comm, make=None, **settings):
+        local = (make or momentum_sgd)(model.parameters())
+        return self.kind(local, model, comm=comm, **{**self.settings, **settings})
+
+
+METHODS = {
+    "wagma": Method(optim.WAGMA, {"sync_period": 4}, repeatable=False),
+    "wagma-group": Method(optim.WAGMA, {"sync_period": 4, "wait": "group"}),
+    "wagma-overlap": Method(optim.WAGMA, {"sync_period": 4, "wait": "group", "overlap": True}),
+    "allreduce": Method(optim.Allreduce, {}),
+    "local-sgd": Method(optim.LocalSGD, {"sync_period": 4}),
+}
+
+each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+
+
+def momentum_sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def make_model(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    return model.to(dtype)
+
+
+def backward(model, rank, step):
+    """Leave the gradient of this rank's own batch of the step in the model; return the loss."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    batch = torch.randn(16, 4, generator=generator).to(next(model.parameters()).dtype)
+    model.zero_grad()
+    loss = (model(batch) - rank).square().mean()
+    loss.backward()
+    return loss
+
+
+def bits(values) -> bytes:
+    """Return the memory of some tensors."""
+    dense = (value.detach().contiguous() for value in values)
+    return b"".join(value.flatten().view(torch.uint8).numpy().tobytes() for value in dense)
+
+
+def bits_of(model) -> bytes:
+    return bits(model.state_dict().values())
+
+
+def local_bits(optimizer) -> bytes:
+    """Return the memory of the local optimiser's state."""
+    entries = optimizer.state.values()
+    return bits(value for entry in entries for value in entry.values() if value is not None)
+
+
+def same_everywhere(comm, thing) -> bool:
+    return len(set(comm.allgather(thing))) == 1
+
+
+def checkpoint(model, optimizer):
+    """Return what a file with the optimiser's and the model's state would give back."""
+    file = io.BytesIO()
+    state = optimizer.state_dict()  # first: it completes what is outstanding
+    torch.save({"model": model.state_dict(), "optimizer": state}, file)
+    file.seek(0)
+    return torch.load(file)

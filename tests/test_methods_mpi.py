@@ -1,0 +1,364 @@
+"""Every method on several ranks; and Allreduce and LocalSGD beside the mathematics."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import numpy as np
+import pytest
+import torch
+from methods import (
+    METHODS,
+    backward,
+    bits,
+    bits_of,
+    checkpoint,
+    each_method,
+    local_bits,
+    make_model,
+    momentum_sgd,
+    same_everywhere,
+)
+from torch import nn
+
+from collectives import RankFailedError
+from wagma.optim import Allreduce, LocalSGD
+
+pytestmark = pytest.mark.mpi
+
+
+def train(comm, model, optimizer, steps):
+    for step in steps:
+        backward(model, comm.rank, step)
+        optimizer.step()
+
+
+# Every method
+
+
+@each_method
+def test_averaged_is_the_mean_and_leaves_training_as_it_was(comm, method):
+    def evaluate(model, optimizer):
+        own = bits_of(model), local_bits(optimizer)
+        with optimizer.averaged():
+            averaged = optimizer.flat.vectors[0].copy()
+            assert same_everywhere(comm, averaged.tobytes())
+            model(torch.ones(3, 4))  # changes BatchNorm's statistics
+            nn.init.zeros_(model[0].weight)
+        assert (bits_of(model), local_bits(optimizer)) == own
+        return averaged
+
+    ends = []
+    for evaluates in (True, False):
+        model = make_model(comm.rank)
+        with method.wrap(model, comm) as optimizer:
+            for step in range(7):
+                train(comm, model, optimizer, [step])
+                if evaluates and step % 3 == 1:
+                    evaluate(model, optimizer)
+            optimizer.complete()
+            ends.append((bits_of(model), local_bits(optimizer)))
+            mean = np.mean(comm.allgather(optimizer.flat.vectors[0]), axis=0, dtype=np.float64)
+            np.testing.assert_allclose(evaluate(model, optimizer), mean, rtol=1e-5, atol=1e-6)
+    if method.repeatable:
+        assert ends[0] == ends[1]
+
+
+@each_method
+def test_training_continues_exactly_from_its_state(comm, method):
+    model = make_model(comm.rank)
+    with method.wrap(model, comm) as optimizer:
+        train(comm, model, optimizer, range(6))
+        saved = checkpoint(model, optimizer)
+        train(comm, model, optimizer, range(6, 11))
+        optimizer.complete()
+        expected = bits_of(model), local_bits(optimizer)
+    again = make_model(17 + comm.rank)
+    with method.wrap(again, comm) as optimizer:
+        train(comm, again, optimizer, [99])
+        again.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        assert optimizer.collective.version == 6
+        train(comm, again, optimizer, range(6, 11))
+        optimizer.complete()
+        assert optimizer.result.version == 10
+        if method.repeatable:
+            assert (bits_of(again), local_bits(optimizer)) == expected
+
+
+@pytest.mark.ranks(3, 4, 8)
+@each_method
+def test_after_joining_all_have_the_same_model_and_go_on(comm, method):
+    model = make_model(comm.rank)
+    with method.wrap(model, comm) as optimizer:
+        for epoch in range(2):
+            steps = [0, 9, 3, 5, 9, 1, 6, 2][(comm.rank + epoch) % comm.size]
+            with optimizer.join():
+                train(comm, model, optimizer, range(steps))
+            assert optimizer.collective.version == 9 * (epoch + 1)
+            assert same_everywhere(comm, bits(model.parameters()))
+            assert all(value.isfinite().all() for value in model.state_dict().values())
+        optimizer.synchronize()
+        assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))
+
+
+@each_method
+def test_an_error_on_one_rank_raises_on_all(comm, method, capsys):
+    model = make_model(comm.rank)
+    failing = comm.rank == 2
+    raised = pytest.raises(KeyError if failing else RankFailedError, match="mine")
+    with raised, method.wrap(model, comm) as optimizer:
+        deadline = time.monotonic() + 20
+        for step in range(10**9):
+            assert time.monotonic() < deadline
+            train(comm, model, optimizer, [step])
+            if failing and step == 5:
+                raise KeyError("mine")
+            time.sleep(0.001)
+    assert optimizer.closed
+
+
+@pytest.mark.transports("messages")
+@each_method
+def test_closing_returns_although_nobody_trains(comm, method):
+    optimizer = method.wrap(make_model(comm.rank), comm)
+    optimizer.close()
+    assert optimizer.closed
+
+
+@pytest.mark.transports("messages")
+@each_method
+def test_ranks_that_differ_are_told_alike(comm, method):
+    other = next(each for each in METHODS.values() if each.kind is not method.kind)
+    odd = comm.rank == 2
+    with pytest.raises(ValueError) as raised:
+        (other if odd else method).wrap(make_model(), comm)
+    assert same_everywhere(comm, str(raised.value))
+    raised.match(f"algorithm differs .* {method.kind.__name__} on ranks 0-1, 3; .* on rank 2")
+    with pytest.raises(TypeError, match="rank 2: .* has no argument 'speed'"):
+        method.wrap(make_model(), comm, **({"speed": 1} if odd else {}))
+    model = make_model()
+    if odd:
+        model[3] = nn.Linear(8, 2)
+    with pytest.raises(ValueError, match="rank 2: the model has parameter '3.weight'"):
+        method.wrap(model, comm)
+
+
+# Allreduce
+
+
+class Uneven:
+    """Batches of unequal sizes, and the weights that make their mean that of all samples."""
+
+    def __init__(self, comm):
+        self.rank = comm.rank
+        self.sizes = [3 + 2 * rank for rank in range(comm.size)]
+        self.weight = self.sizes[comm.rank] / np.mean(self.sizes)
+
+    def everybodys(self, step):
+        generator = torch.Generator().manual_seed(step)
+        return torch.randn(sum(self.sizes), 4, generator=generator, dtype=torch.float64)
+
+    def mine(self, step):
+        return self.everybodys(step).split(self.sizes)[self.rank]
+
+
+def square_error(model, batch):
+    """Leave the gradient in the model, and return the loss."""
+    model.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize(
+    "make",
+    [momentum_sgd, lambda parameters: torch.optim.Adam(parameters, lr=0.01)],
+    ids=["momentum", "adam"],
+)
+def test_allreduce_is_one_process_that_trains_on_all_batches(comm, make):
+    """With a scheduler, a closure in every other step, and a layer that is trained later."""
+
+    def network():
+        torch.manual_seed(comm.rank)  # rank 0's is everybody's
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        model[0].requires_grad_(False)
+        return model
+
+    batches = Uneven(comm)
+    model = network()
+    local = make(model[2].parameters())
+    with Allreduce(local, model, comm=comm) as optimizer:
+        expected = network()
+        expected.load_state_dict(model.state_dict())
+        plain = make(expected[2].parameters())
+        schedulers = [torch.optim.lr_scheduler.StepLR(each, 3, 0.5) for each in (optimizer, plain)]
+        for step in range(9):
+            if step == 4:
+                for network, either in ((model, optimizer), (expected, plain)):
+                    network[0].requires_grad_(True)
+                    either.add_param_group({"params": network[0].parameters(), "lr": 0.02})
+
+            closure = functools.partial(square_error, model, batches.mine(step))
+            mine = closure().item()
+            if step % 2:
+                assert optimizer.step(closure, weight=batches.weight).item() == mine
+            else:
+                assert optimizer.step(weight=batches.weight) is None
+            square_error(expected, batches.everybodys(step))
+            plain.step()
+            for scheduler in schedulers:
+                scheduler.step()
+
+            assert optimizer.result.version == step and optimizer.result.synchronized
+            assert optimizer.result.group == tuple(range(comm.size))
+            assert same_everywhere(comm, bits_of(model) + local_bits(optimizer))
+            for one, other in zip(model.parameters(), expected.parameters()):
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+        assert len(optimizer.state) == 4
+
+
+@pytest.mark.ranks(1, 3, 4)
+def test_a_parameter_gets_the_mean_gradient_if_any_rank_has_one_and_stays_without_if_none(comm):
+    """One layer for each rank, of all dtypes, and one that nobody uses."""
+    size, rank = comm.size, comm.rank
+    dtypes = [torch.float64, torch.float16, torch.bfloat16, torch.float32]
+    model = nn.ModuleList(nn.Linear(2, 1, dtype=dtypes[i % 4]) for i in range(size + 1))
+    model.register_buffer("statistic", torch.zeros(3))
+    local = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    with Allreduce(local, model, comm=comm) as optimizer:
+        before = [part.weight.detach().clone() for part in model]
+        model.statistic.fill_(rank)
+        for step in range(2):
+            optimizer.zero_grad()
+            model[rank].weight.grad = torch.full_like(model[rank].weight, 4.0)
+            if step:  # as it is in the one rank's part of a batch where nothing is of weight
+                model[size].bias.grad = torch.ones(1, dtype=dtypes[size % 4])
+            optimizer.step(weight=0 if rank == size - 1 and size > 1 and step else 1)
+            assert same_everywhere(comm, bits(model.parameters()))
+            assert model[rank].bias.grad is None
+            counted = size - step if size > 1 else 1
+            for part in list(model)[: counted if size > 1 else 1]:
+                expected = torch.full_like(part.weight, 4 / counted)
+                torch.testing.assert_close(part.weight.grad, expected)
+        assert torch.equal(model[size].weight, before[size]) and model[size].weight.grad is None
+        if size > 1:  # only who had weight 0 had a gradient of it in the second step
+            assert model[size - 1].weight.grad is None
+        assert torch.equal(model.statistic, torch.full((3,), float(rank)))
+        with optimizer.averaged():
+            assert same_everywhere(comm, bits([model.statistic]))
+        optimizer.synchronize()
+        assert same_everywhere(comm, bits([*model.parameters(), model.statistic]))
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
+def test_a_rank_whose_grad_scaler_finds_infinity_takes_the_others_step(comm, clip):
+    """In step 1 one rank's gradients are infinite, in step 3 all ranks'; scales differ then."""
+    odd = comm.size - 1
+    model = nn.Linear(3, 1, bias=False)
+    with Allreduce(torch.optim.SGD(model.parameters(), lr=0.5), model, comm=comm) as optimizer:
+        expected = model.weight.detach().clone()
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+        for step in range(6):
+            optimizer.zero_grad()
+            bad = step == 3 or (step == 1 and comm.rank == odd)
+            gradient = float(comm.rank + step)
+            scaler.scale(model.weight.sum() * (torch.inf if bad else gradient)).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_value_(model.parameters(), 100)  # makes infinity finite
+            scaler.step(optimizer)
+            scaler.update()
+            ranks = [] if step == 3 else range(odd) if step == 1 else range(comm.size)
+            if ranks:
+                expected -= 0.5 * np.mean([rank + step for rank in ranks])
+            torch.testing.assert_close(model.weight.detach(), expected)
+            assert same_everywhere(comm, bits(model.parameters()))
+            assert optimizer.result.weight == len(ranks)
+            assert optimizer.collective.version == step + 1
+        assert scaler.get_scale() == (2.0 if comm.rank == odd else 4.0)
+
+
+@pytest.mark.ranks(3, 4)
+def test_allreduce_after_joining_is_as_if_those_who_went_on_had_been_alone(comm):
+    """Ranks that made fewer steps get the momentum and the learning rate of those of the most."""
+    steps = [2, 0, 3, 1][: comm.size]
+
+    def learner(seed):
+        model = make_model(seed, torch.float64)
+        return model, momentum_sgd(model.parameters())
+
+    model, local = learner(comm.rank)
+    with Allreduce(local, model, comm=comm) as optimizer:
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        with optimizer.join():
+            for step in range(steps[comm.rank]):
+                train(comm, model, optimizer, [step])
+                scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.1 / 8
+        train(comm, model, optimizer, range(3, 5))
+        assert same_everywhere(comm, bits(model.parameters()) + local_bits(optimizer))
+
+    expected, plain = learner(0)
+    for step in range(5):
+        backward(expected, comm.rank, step)
+        plain.param_groups[0]["lr"] = 0.1 / 2 ** min(step, 3)
+        for parameter in expected.parameters():
+            gradients = comm.allgather(parameter.grad)
+            there = [each for each, made in zip(gradients, steps) if made > step or step >= 3]
+            parameter.grad = torch.stack(there).mean(0)
+        plain.step()
+    for one, other in zip(model.parameters(), expected.parameters()):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+# LocalSGD
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("period", [1, 3])
+def test_local_sgd_is_what_numpy_makes_of_it(comm, period):
+    """Momentum stays local; the weights are those of the step that averages."""
+    random = np.random.default_rng(0)
+    targets = random.normal(size=(comm.size, 5))
+    weights = random.uniform(0.5, 2, size=(10, comm.size))
+    x, momentum = np.tile(random.normal(size=5), (comm.size, 1)), np.zeros((comm.size, 5))
+
+    model = nn.Linear(5, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(x[:1]))
+    target = torch.from_numpy(targets[comm.rank])
+    optimizer = LocalSGD(momentum_sgd(model.parameters()), model, comm=comm, sync_period=period)
+    with optimizer:
+        for step in range(10):
+            optimizer.zero_grad()
+            (0.5 * (model.weight - target).square().sum()).backward()
+            optimizer.step(weight=weights[step, comm.rank])
+
+            momentum = 0.9 * momentum + (x - targets)
+            x = x - 0.1 * momentum
+            synchronized = (step + 1) % period == 0
+            if synchronized:
+                x[:] = np.average(x, axis=0, weights=weights[step])
+                assert same_everywhere(comm, bits_of(model))
+            np.testing.assert_allclose(model.weight.detach()[0], x[comm.rank], rtol=1e-10)
+            assert optimizer.result.synchronized == synchronized
+            everyone = tuple(range(comm.size))
+            assert optimizer.result.group == (everyone if synchronized else (comm.rank,))
+
+
+@pytest.mark.ranks(3, 4)
+def test_local_sgd_leaves_out_a_model_that_is_not_finite_and_heals_it(comm):
+    model = nn.Linear(1, 1, bias=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    with LocalSGD(sgd, model, comm=comm, sync_period=2) as optimizer:
+        for _ in range(2):
+            with torch.no_grad():
+                model.weight.fill_(comm.rank or torch.nan)
+            optimizer.step()
+        assert model.weight.item() == np.mean(range(1, comm.size))
+        assert optimizer.result.weight == comm.size - 1

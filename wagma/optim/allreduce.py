@@ -1,0 +1,70 @@
+"""Allreduce-SGD: synchronous data parallelism, the baseline of all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import collectives
+from wagma.optim.gradients import FlatGradients, GradientAveraging
+
+if TYPE_CHECKING:  # importing it initialises MPI
+    from mpi4py import MPI
+
+
+class Allreduce(GradientAveraging):
+    """Average the gradients over all ranks in every step, before the local optimiser's.
+
+    All ranks wait for each other, take the same step, and have the same parameters, bit for bit:
+    to rounding, those that one process has which trains on all ranks' batches. What holds for
+    all methods that average gradients is said in `GradientAveraging` and `Averaging`.
+
+    Example:
+        >>> optimizer = Allreduce(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        comm: MPI.Intracomm | None = None,
+        **options: Any,
+    ):
+        """Wrap an optimiser and its model; collective.
+
+        Args:
+            optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
+            model, comm: as for `Averaging`.
+            **options: further ones of `collectives.GroupAllreduce`: engine, transport, stall,
+                abort, log_level.
+
+        Raises:
+            TypeError, ValueError: as `Averaging` does.
+        """
+        super().__init__(optimizer, model, comm=comm, options=options)
+
+    def make_collective(self, comm, **options):
+        self.gradients = FlatGradients(self.flat)
+        return collectives.GroupAllreduce(
+            comm,
+            self.gradients.vectors,
+            group_size=1,
+            sync_period=1,
+            wait="group",
+            late="paper",  # a vector counts by itself, not as a change of the last mean
+            **options,
+        )
+
+    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+        """Average the gradients over all ranks, then take a step of the wrapped optimiser."""
+        loss = self.compute_gradients(closure)
+        result = self.collective(self.gradients.vectors, weight=weight)
+        self._note(result)
+        if result.weight > 0:
+            self.gradients.write_back()
+            returned = self.bare_step()
+            return returned if closure is None else loss
+        return loss

@@ -1,0 +1,337 @@
+"""What all methods of this package share: an optimiser that averages between ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+import collectives
+from collectives.agreement import raise_together
+from collectives.settings import checked_weight, difference
+from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
+from wagma.optim.wrapper import Wrapper
+
+if TYPE_CHECKING:  # importing it initialises MPI
+    from mpi4py import MPI
+
+_made: weakref.WeakSet[Averaging] = weakref.WeakSet()
+
+
+class Averaging(Wrapper):
+    """An optimiser around the user's, whose steps average models or gradients between ranks.
+
+    The model's parameters and floating-point buffers become views of one vector for each dtype
+    (`FlatModel` says which) and start from rank 0's values on every rank, integer buffers too. The
+    parameter objects stay the same, so the wrapped optimiser and schedulers go on working. All
+    ranks make the same number of steps, unless they `join`; one that a `GradScaler` skips on some
+    rank for its infinite gradients counts there too.
+
+    Step hooks, here or on the wrapped optimiser, run around its step. A parameter that was frozen
+    when the model was wrapped can be trained later; one that is new to the model cannot. Where
+    DataLoader workers are spawned, not forked, they import the main script: it must import
+    `mpi4py.MPI`, if it does, inside `if __name__ == "__main__"` or a function.
+
+    A method is a subclass with `make_collective` and `take_step`. A collective is what has
+    `version`, `average(vectors)`, `synchronize(vectors)`, `load(vectors, version)`,
+    `join(vectors)`, `statistics()`, `fail(error)`, `close()`, `closed` and `__exit__`, with the
+    meaning that they have in `collectives.GroupAllreduce`.
+
+    Attributes:
+        optimizer: the wrapped optimiser, which holds the parameter groups and the state.
+        collective: what averages.
+        comm: the communicator of the ranks that train together, as given.
+        flat: the `FlatModel` that is trained.
+        result: what `collective` returned in the call that was completed last; None before the
+            first.
+        results: list of those of all calls completed since the last step began.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        comm: MPI.Intracomm | None = None,
+        options: dict[str, Any],
+        **settings: Any,
+    ):
+        """Wrap an optimiser and its model; collective.
+
+        Args:
+            optimizer: any `torch.optim.Optimizer` of the model's parameters.
+            model: `torch.nn.Module` on the CPU, its parameters and floating-point buffers dense,
+                of float16, bfloat16, float32 or float64, and of the same shapes on every rank.
+            comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated for use.
+            options: those of the collective that the user gave, of the names in `OPTIONS`.
+            **settings: the method's own; `check_settings` and `make_collective` get both.
+
+        Raises:
+            TypeError, ValueError: a model that cannot be averaged (the message names the
+                parameter), or models, methods or settings that differ between ranks (it names the
+                ranks); the same on every rank.
+        """
+        from mpi4py import MPI  # here, because it initialises MPI
+
+        if comm is None:
+            comm = MPI.COMM_WORLD
+        if not isinstance(comm, MPI.Intracomm):
+            raise TypeError(f"comm must be an mpi4py communicator, not {type(comm).__name__}")
+        own = error = None
+        try:
+            self._check_options(options)
+            own = self.check_settings(optimizer, **settings)
+        except (TypeError, ValueError) as problem:
+            error = problem
+        raise_together(comm, error)
+        raise_together(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
+        tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
+        broadcast(comm, tensors)
+        super().__init__(optimizer)
+        self.comm = comm
+        self.flat = FlatModel(tensors)
+        self.collective = self.make_collective(comm, **settings, **options)
+        self.result = None
+        self.results = []
+        self._inside_average = False
+        _made.add(self)
+
+    # What a method defines
+
+    OPTIONS = ("wire_dtype", "engine", "transport", "stall", "abort", "log_level")
+
+    def check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
+        """Return the settings that must not differ between ranks and that no collective compares.
+
+        Raises:
+            TypeError, ValueError: one of them is wrong here, or the optimiser is none for the
+                method.
+        """
+        return {}
+
+    def make_collective(self, comm: MPI.Intracomm, **settings: Any) -> Any:
+        """Make the collective that averages, for vectors like those of `flat`; collective."""
+        raise NotImplementedError
+
+    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+        """Do what the method does in one step, and return the wrapped optimiser's loss."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's settings by name, defaults resolved, for a record of what was run."""
+        return {}
+
+    @property
+    def model_vectors(self) -> list[np.ndarray]:
+        """The model as the collective's `average`, `synchronize`, `load` and `join` take it."""
+        return self.flat.vectors
+
+    # What a user calls
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: the wrapped optimiser may then be stepped on its own."""
+        return self.collective.closed
+
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
+        """Take one step of the method, which has one of the wrapped optimiser in it.
+
+        Args:
+            closure: function that evaluates the model and returns the loss, for the optimisers
+                that want one.
+            weight: how much this rank counts beside others of weight 1, such as its batch's size
+                divided by the mean size; finite, at least 0.
+
+        Returns:
+            What the wrapped optimiser's step returned; None where a `GradScaler` skips it.
+
+        Raises:
+            RuntimeError: a parameter's memory was replaced after wrapping, this is inside
+                `averaged()`, or a closure was passed by way of a `GradScaler`.
+            TypeError, ValueError: another weight, or a trainable parameter in a group that was
+                not in the model when that was wrapped.
+            collectives.RankFailedError: another rank has failed.
+            collectives.ClosedError: after `close`.
+        """
+        weight = checked_weight(weight)
+        self._check_usable()
+        self.flat.check_members(self.param_groups)
+        self.results = []
+        self.complete()
+        return self.take_step(closure, weight)
+
+    def complete(self) -> None:
+        """Wait for what the last step has left outstanding: nothing, unless a method overlaps."""
+
+    def synchronize(self) -> None:
+        """Set every rank's model to the average over all ranks now; collective, not a step."""
+        self._check_usable()
+        self.complete()
+        self.flat.check()
+        self.collective.synchronize(self.model_vectors)
+        self.flat.mark_changed()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Hold the average over all ranks in the model, to evaluate or save it; collective.
+
+        Afterwards each rank has its own model again, bit for bit, integer buffers included, and
+        training goes on as if nothing had been. `step` and `synchronize` raise inside.
+        """
+        self._check_usable()
+        self.flat.check()
+        own = self.flat.save()
+        outstanding = self._set_aside()
+        self._inside_average = True
+        try:
+            self.collective.average(self.model_vectors)
+            yield
+        finally:
+            self._inside_average = False
+            self.flat.restore(own)
+            self._put_back(outstanding)
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Let ranks make different numbers of steps inside; collective.
+
+        A rank that leaves the block takes part in the others' averages, with weight 0, until all
+        have left it. Afterwards all ranks have the average of the models of those that made the
+        most steps, and the same number of steps.
+
+        Example:
+            >>> with optimizer.join():
+            ...     for inputs, targets in batches:  # fewer on some ranks
+            ...         ...
+            ...         optimizer.step()
+        """
+        self._check_usable()
+        yield
+        self._check_usable()
+        self.complete()
+        self.flat.check()
+        self.take_part()
+        self.flat.mark_changed()
+
+    def take_part(self) -> None:
+        """Make no more steps, but take part in the others' until all have made theirs."""
+        self.collective.join(self.model_vectors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimiser's state, and the averaging's counter beside it.
+
+        Its key "averaging" holds {"version": steps made}. Each rank's model and local state are its
+        own: save them on every rank to go on exactly, or one rank's inside `averaged()`. It
+        completes what a method has left outstanding: call it before you copy the model's state.
+        """
+        self.complete()
+        state = self.optimizer.state_dict()
+        return {**state, "averaging": {"version": self.collective.version}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, and go on from the model as it is now; collective.
+
+        Load the model's state first. What a method has left outstanding is dropped.
+
+        Args:
+            state_dict: this rank's; one of the wrapped optimiser alone counts as of this version.
+
+        Raises:
+            collectives.DisagreementError: the ranks load different versions.
+        """
+        self._check_usable()
+        self._drop()
+        state = dict(state_dict)
+        averaging = state.pop("averaging", {"version": self.collective.version})
+        super().load_state_dict(state)
+        self.flat.check()
+        self.collective.load(self.model_vectors, averaging["version"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the wrapped optimiser.
+
+        Raises:
+            ValueError: it has a parameter that was not in the model when that was wrapped, or
+                that is not averaged because it was frozen and not finite then.
+        """
+        before = len(self.param_groups)
+        self.optimizer.add_param_group(param_group)
+        try:
+            self.flat.check_members(self.param_groups)
+        except ValueError:
+            del self.param_groups[before:]
+            raise
+
+    def close(self) -> None:
+        """Leave the collective, once every step that any rank began is done; collective.
+
+        The model stays usable and keeps this rank's values.
+        """
+        self.collective.close()
+        self._keep_last_average()
+
+    def __enter__(self) -> Averaging:
+        return self
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        suppressed = self.collective.__exit__(*exception)
+        self._keep_last_average()
+        return suppressed
+
+    # What methods are made of
+
+    def average_model(self, weight: float) -> None:
+        """Call the collective with the model, which becomes what that returns."""
+        self.flat.check()
+        self._note(self.collective(self.flat.vectors, weight=weight))
+        self.flat.mark_changed()
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        for name in options:
+            if name not in self.OPTIONS:
+                raise TypeError(f"{type(self).__name__} has no argument {name!r}")
+
+    def _note(self, result: Any) -> None:
+        self.result = result
+        self.results.append(result)
+
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise collectives.ClosedError(f"this {type(self).__name__} optimizer is closed")
+        if self._inside_average:
+            raise RuntimeError("inside averaged() the model is the average, not this rank's own")
+
+    # What a method that overlaps does with an average that is outstanding
+
+    def _set_aside(self) -> Any:
+        """Complete it, and return what `_put_back` needs once the model is as it was before."""
+        self.complete()
+
+    def _put_back(self, outstanding: Any) -> None:
+        """Go on as before `_set_aside`."""
+
+    def _drop(self) -> None:
+        """Complete it, and leave the model as it is."""
+
+    def _keep_last_average(self) -> None:
+        """Put what closing has completed into the model, unless that was changed since."""
+
+
+def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors, unless they or the optimiser are in the hands of another one already."""
+    if isinstance(optimizer, Wrapper):
+        kind = type(optimizer).__name__
+        raise TypeError(f"optimizer is a {kind} optimizer already: pass the one that it wraps")
+    mine = {id(tensor.value): tensor for tensor in tensors}
+    for other in _made:
+        shared = [mine[id(t.value)] for t in other.flat.averaged if id(t.value) in mine]
+        if not other.closed and (shared or other.optimizer is optimizer):
+            what = f"{shared[0].kind} {shared[0].name!r}" if shared else "optimizer"
+            kind = type(other).__name__
+            raise ValueError(f"{what} belongs to another {kind} optimizer, which is not closed")
+    return tensors

@@ -1,0 +1,167 @@
+"""What methods share that average gradients, before a step of the local optimiser."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from wagma.optim.averaging import Averaging
+from wagma.optim.flat import FlatModel, as_numpy
+
+
+class FlatGradients:
+    """The gradients of a flat model's parameters, as vectors in that model's layout.
+
+    They cover all its parameters, also those that have no gradient so far: a parameter without one
+    counts as one of zeros, and a last vector says how many ranks have one. The places of buffers
+    hold zeros, so that a collective that averages gradients can average the model as well.
+
+    Attributes:
+        vectors: list of 1-D numpy arrays: one for each of `FlatModel.vectors`, of its dtype and
+            length, and `present`.
+        present: float32 array with one element for each parameter: 1 if it has a gradient here,
+            else 0; after averaging, the share of ranks that have one.
+    """
+
+    def __init__(self, flat: FlatModel):
+        tensors = flat.averaged
+        buffers = [
+            torch.zeros(vector.size, dtype=dtype, device="cpu")
+            for vector, dtype in zip(flat.vectors, flat.dtypes, strict=True)
+        ]
+        of_dtype = dict(zip(flat.dtypes, buffers, strict=True))
+        self._parameters = [
+            (tensor, view_like(tensor.value, of_dtype[tensor.value.dtype]))
+            for tensor in tensors
+            if "parameter" in tensor.kind
+        ]
+        self.present = np.zeros(len(self._parameters), np.float32)
+        self.vectors = [*map(as_numpy, buffers), self.present]
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Take the gradients from the parameters' `.grad`.
+
+        Raises:
+            TypeError: one of them is sparse.
+        """
+        for index, (tensor, view) in enumerate(self._parameters):
+            gradient = tensor.value.grad
+            self.present[index] = gradient is not None
+            if gradient is None:
+                view.zero_()
+            elif gradient.layout is torch.strided:
+                view.copy_(gradient)
+            else:
+                raise TypeError(
+                    f"{tensor.kind} {tensor.name!r} has a gradient that is {gradient.layout}: "
+                    "only dense ones can be averaged"
+                )
+
+    def spoil(self) -> None:
+        """Make the vectors ones that a collective leaves out, as it does infinite gradients."""
+        self.present.fill(np.nan)
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Put the vectors into `.grad` of the parameters of which `present` is not 0."""
+        for (tensor, view), present in zip(self._parameters, self.present, strict=True):
+            value = tensor.value
+            if present == 0:  # also where it has one here that did not count
+                value.grad = None
+            elif value.grad is None:
+                value.grad = view.clone()
+            else:
+                value.grad.copy_(view)
+
+
+def view_like(value: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """Return the part of a buffer that is where the value is in its own."""
+    return buffer.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step cannot be taken without a closure, as LBFGS's cannot."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+class GradientAveraging(Averaging):
+    """Average gradients between ranks, then take a step of the local optimiser with the mean.
+
+    A parameter that has no gradient here gets the mean if any rank has one for it, and is left
+    alone if none has, so that models which are the same on all ranks stay so. BatchNorm's
+    statistics stay each rank's own, and are averaged in `averaged()` and `synchronize()`.
+
+    A closure is called once, before the gradients are averaged; the wrapped optimiser's step is
+    taken without it. An optimiser that evaluates it several times a step is refused.
+
+    A rank whose gradients are not finite, which a `GradScaler` finds or not, is left out of the
+    mean, and takes the others' like every rank; where no rank's are finite nobody takes a step.
+
+    Attributes:
+        gradients: the `FlatGradients`.
+    """
+
+    OPTIONS = ("engine", "transport", "stall", "abort", "log_level")
+
+    def check_settings(self, optimizer, **settings):
+        if isinstance(optimizer, torch.optim.Optimizer) and needs_closure(optimizer):
+            raise TypeError(
+                f"{type(optimizer).__name__} evaluates a closure several times in a step, between "
+                f"which {type(self).__name__} could not average the gradients: average models "
+                "instead, as LocalSGD and WAGMA do"
+            )
+        return {}
+
+    @property
+    def model_vectors(self) -> list[np.ndarray]:
+        """The model in the gradients' layout; nothing is where they say how many there are."""
+        return [*self.flat.vectors, np.zeros_like(self.gradients.present)]
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Let ranks make different numbers of steps inside, as `Averaging.join` does; collective.
+
+        With the model, the ranks that made fewer steps get the state and the settings of the local
+        optimiser of one that made the most: who takes the same steps needs the same momentum.
+
+        Raises:
+            RuntimeError: MPI was initialised without the thread level MULTIPLE.
+        """
+        from mpi4py import MPI
+
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise RuntimeError(f"join() of {type(self).__name__} needs MPI's THREAD_MULTIPLE")
+        with super().join():
+            yield
+
+    def take_part(self) -> None:
+        made = self.collective.version
+        super().take_part()
+        steps = self.comm.allgather(made)
+        state = self.comm.bcast(self.optimizer.state_dict(), root=steps.index(max(steps)))
+        if made < max(steps):
+            self.optimizer.load_state_dict(state)
+
+    def compute_gradients(self, closure: Callable[[], Any] | None) -> Any:
+        """Call the closure, if there is one, and collect the gradients; return the closure's loss.
+
+        Gradients that a GradScaler found to be infinite are spoilt, the others are unscaled.
+        """
+        self.check_closure(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        finite = self.unscale_gradients()
+        self.flat.check()
+        self.gradients.fill()
+        if not finite:
+            self.gradients.spoil()
+        return loss
