@@ -129,7 +129,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "eager-sgd": Algorithm(
         "EagerSGD",
-        "gradients over all ranks, that wait for --trigger, and models every --sync-period steps",
+        "gradients, over all ranks as --trigger says; models, every --sync-period steps",
         ("trigger", "sync_period", "transport"),
         when_triggered,
     ),
