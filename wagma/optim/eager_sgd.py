@@ -19,7 +19,7 @@ class EagerSGD(GradientAveraging):
     """Put the gradient in, and take a step with what all ranks' have come to since the last one.
 
     A rank that is late gets the newest average, and its gradient goes in with the next; none is
-    lost, and none counts twice. Where nothing new has come no step is taken. After every τ-th step
+    lost, and none counts twice. Where nothing new has come the gradient is 0. After every τ-th step
     all gradients have come in, and all ranks have the average of their models. A weight multiplies
     the gradient. The local optimiser's state stays each rank's own. What holds for all methods that
     average gradients is said in `GradientAveraging` and `Averaging`.
@@ -76,10 +76,11 @@ class EagerSGD(GradientAveraging):
     def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Put the gradient in, and take a step of the wrapped optimiser with what has come."""
         loss = self.compute_gradients(closure)
+        own = self.gradients.present > 0  # nothing is where gradients are not finite
         for vector in self.gradients.vectors if weight != 1 else ():
             vector *= vector.dtype.type(weight)
         self._note(self.collective(self.gradients.vectors))
-        returned = self._step_with_what_has_come()
+        returned = self._step_with_what_has_come(own)
         if self.result.synchronized:
             self.average_now()
             self.flat.mark_changed()
@@ -106,6 +107,8 @@ class EagerSGD(GradientAveraging):
             self._step_with_what_has_come()
         self.average_now()
 
-    def _step_with_what_has_come(self) -> Any:
+    def _step_with_what_has_come(self, own: np.ndarray | bool = False) -> Any:
+        """Take a step with the parameters of which something has come, and with its own."""
+        self.gradients.present[:] = (self.gradients.present != 0) | own
         self.gradients.write_back()
         return self.bare_step()
