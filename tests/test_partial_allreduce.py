@@ -216,6 +216,7 @@ def test_all_ranks_hear_of_a_bad_vector(comm, trigger):
     vector = np.zeros(3)
     with PartialAllreduce(comm, vector, trigger=trigger, sync_period=NEVER) as average:
         average(vector)
+        comm.Barrier()
         if comm.rank == 2:
             with pytest.raises(ValueError, match="the vector has 4 elements"):
                 average(np.zeros(4))
