@@ -19,6 +19,7 @@ from training import metrics, train
 from collectives.topology import group_of
 from wagma import data, imbalance, progress
 from wagma.algorithms import all_wait_after
+from wagma.cli import ALGORITHMS
 from wagma.runs import POINTS, Curve, JsonLines, Tally, summarise
 from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
@@ -363,5 +364,5 @@ def test_its_steps_can_be_simulated(mpirun, run, tmp_path):
     ended = mpirun(None, "-m", "wagma", "simulate", *options, timeout=60, cwd=tmp_path).check()
     lines = [line.split() for line in ended.stdout.splitlines()]
     walls = [float(line[2]) for line in lines if line[0].isdigit()]
-    assert len(walls) == 6
+    assert len(walls) == 2 * len(ALGORITHMS)
     assert all(wall > 30 * 0.002 for wall in walls)

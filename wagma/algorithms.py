@@ -31,6 +31,7 @@ DEFAULTS = {
     "wait": "nobody",
     "late": None,
     "wire_dtype": None,
+    "trigger": "solo",
     "transport": None,
     "overlap": False,
     "clock": "neighbours",
@@ -172,6 +173,26 @@ def rounds(seconds: np.ndarray, enough: int) -> float:
     return time
 
 
+def when_triggered(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
+    """Return the bound where a step begins as eager-SGD's `trigger` says, and all wait in periods.
+
+    With "majority" a rank that comes before the one drawn for the step waits for that.
+    """
+    import numpy as np  # not at the top: --help needs none
+
+    from collectives.protocols.wait_avoiding import drawn
+
+    if settings["trigger"] == "solo":
+        return every_period(seconds, settings)
+    ranks, steps = seconds.shape
+    at = np.zeros(ranks)
+    for step in range(steps):
+        at += seconds[:, step]
+        synchronous = (step + 1) % settings["sync_period"] == 0
+        at = np.maximum(at, at.max() if synchronous else at[drawn(0, step, ranks)])
+    return float(at.max())
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "wagma": Algorithm(
         "WAGMA",
@@ -187,6 +208,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         "models over all ranks, every --sync-period steps",
         ("sync_period", "wire_dtype", "transport"),
         every_period,
+    ),
+    "eager-sgd": Algorithm(
+        "EagerSGD",
+        "gradients, over all ranks as --trigger says; models, every --sync-period steps",
+        ("trigger", "sync_period", "transport"),
+        when_triggered,
     ),
     "d-psgd": Algorithm(
         "DPSGD", "models with both neighbours in a ring", ("clock", "transport"), neighbours

@@ -32,7 +32,7 @@ SPEAK_FIRST = 1.0  # seconds for rank 0: Open MPI ends the job when any rank exi
 DESCRIPTION = "Train with wait-avoiding group model averaging, on all ranks of an MPI job."
 DEFAULT_SHARDS = "iid"
 # What `wagma.simulation` can simulate: --help loads neither it nor numpy.
-ALGORITHMS = ("allreduce", "local-sgd", "wagma")
+ALGORITHMS = ("allreduce", "eager-sgd-majority", "eager-sgd-solo", "local-sgd", "wagma")
 MACHINES = ("10gbe", "aries", "hdr")
 MACHINE_VALUES = (
     "latency",
@@ -407,6 +407,12 @@ def add_averaging_options(group) -> None:
         "--wire-dtype",
         choices=("float16", "bfloat16"),
         help="send wider numbers as these (default: as they are)",
+    )
+    add(
+        "--trigger",
+        choices=("solo", "majority"),
+        help="whom eager-sgd's averages wait for: the first rank, or one drawn for each (default: "
+        f"{algorithms.DEFAULTS['trigger']})",
     )
     add(
         "--transport",
