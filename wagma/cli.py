@@ -395,7 +395,7 @@ def add_averaging_options(group) -> None:
         choices=algorithms.ALGORITHMS,
         default=algorithms.DEFAULT,
         metavar="NAME",
-        help=f"{', '.join(algorithms.ALGORITHMS)}: see below (default: %(default)s)",
+        help="one of those listed below (default: %(default)s)",
     )
     add_grouping_options(group)
     add(
