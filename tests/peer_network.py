@@ -572,6 +572,14 @@ def check_step(before: Rank, rank: Rank, world: World, after: World) -> None:
 # Pairs
 
 
+class PairLetter(Letter):
+    """One whose number means nothing."""
+
+    @property
+    def key(self) -> tuple:
+        return self.kind, 0, self.epoch, self.value is None
+
+
 class PairRank(Rank):
     """One that takes part in no other average while one is under way.
 
@@ -618,14 +626,6 @@ class PairRank(Rank):
 
 ATOMIC = "a pair is averaged in one step"
 CONSERVED = "the sum of all models changes by the changes alone"
-
-
-class PairLetter(Letter):
-    """One whose number means nothing."""
-
-    @property
-    def key(self) -> tuple:
-        return self.kind, 0, self.epoch, self.value is None
 
 
 class Chosen(pairwise_average.PairwiseAverage):
