@@ -393,6 +393,9 @@ cdef class Mailbox(Port):
     cdef void drop(self, int source) noexcept nogil:
         self._recycle(self._kept_from(source))
 
+    cdef void scale(self, double factor) noexcept nogil:
+        self._scale(self.model_arrays, self.model_arrays, factor)
+
     cdef void publish(self, double scale) noexcept nogil:
         if self.changed:
             self.layout.combine(self.model_arrays, 1, self.change_arrays, scale)

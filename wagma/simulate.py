@@ -15,7 +15,7 @@ from wagma.runs import new_directory, write_json
 from wagma.simulation import MACHINES, Machine, Result, Settings, simulate, steps
 
 HEADER = (
-    f"{'ranks':>7} {'algorithm':<12}{'wall s':>10}{'steps/s':>11}{'ratio':>7}{'idle':>7}"
+    f"{'ranks':>7} {'algorithm':<17}{'wall s':>10}{'steps/s':>11}{'ratio':>7}{'idle':>7}"
     f"{'timely':>8}   staleness: mean, 95 %, most"
 )
 DEFAULT_STEP_TIME_MS = 500.0  # said in --help, too
@@ -110,7 +110,15 @@ def settings_of(settings: argparse.Namespace, ranks: int) -> Settings:
     """Return what the methods need to know; a group is never larger than the job."""
     group_size = settings.group_size and min(settings.group_size, ranks)
     return Settings(
-        settings.parameters * settings.itemsize, group_size, settings.sync_period, settings.wait
+        settings.parameters * settings.itemsize,
+        group_size,
+        settings.sync_period,
+        settings.wait,
+        clock=settings.clock,
+        neighbors=settings.neighbors,
+        mode=settings.mode,
+        backups=settings.backups,
+        seed=settings.seed,
     )
 
 
@@ -139,7 +147,7 @@ def or_default(value: float | None, default: float) -> float:
 def line(name: str, result: Result, first: Result) -> str:
     """Return a result as a line of the table, beside the first algorithm's on as many ranks."""
     ratio = result.throughput / first.throughput
-    text = f"{result.ranks:7} {name:<12}{result.wall:10.2f}{result.throughput:11.2f}"
+    text = f"{result.ranks:7} {name:<17}{result.wall:10.2f}{result.throughput:11.2f}"
     text += f"{ratio:7.2f}{result.idle_share:7.1%}{result.timely_share:8.1%}"
     if result.staleness.any():
         mean, high, most = staleness(result)

@@ -10,8 +10,8 @@ What a change counts is 1/P, so that a round of all ranks is one step with their
 - HETE: the same, but one that was made on an old model counts less: 1/(P·s), where s is one plus
   the number of whole rounds' worth of changes that the model has taken in meanwhile.
 
-A rank that has left, or is about to average with all, is not waited for. The server's own
-application is one of the ranks.
+A rank that has left, or is about to do something with all others, is not waited for. The server's
+own application is one of the ranks.
 
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Chen
 et al., Revisiting Distributed Synchronous SGD, 2016 (BACKUP); Jiang et al., Heterogeneity-Aware
@@ -24,10 +24,10 @@ import cython
 
 from collectives.protocols.peers import Peers
 
-# The kinds of letters: `Peers`'s own, and others.
-LEAVE = 0
+# The kinds of letters.
 PUSH = 1
 PULL = 2
+AWAY = 3
 
 BSP = 0
 BACKUP = 1
@@ -53,7 +53,7 @@ class ParameterServer(Peers):
     """
 
     def __init__(self, port, rank, size, mode, server, backups):
-        Peers.__init__(self, port, rank, size)
+        Peers.__init__(self, port, rank, size, range(size) if rank == server else [])
         self.mode = MODES[mode]
         self.server = server
         # BACKUP's are those that a round does not wait for.
@@ -63,20 +63,27 @@ class ParameterServer(Peers):
         self.dropped = 0
         self.lag = 0
         self.came = 0
-        self.waiting = array.array("i", [0] * size)
+        # The server's: who waits for the model; and after how many calls, plus one, a rank has gone
+        # to do something with all others, 0 where it is back; after how many all have met last.
+        self.waiting = array.array("i", [0]) * len(self.heard)
+        self.away = array.array("q", [0]) * len(self.heard)
+        self.met = 0
 
     def begin(self):
         i: cython.int
         self.came = 0
-        self.held = self.version
-        for i in range(self.size):
+        self.met = 0
+        self.version = self.calls
+        self.held = self.calls
+        for i in range(len(self.waiting)):
             self.waiting[i] = False
+            self.away[i] = 0
 
     def call(self):
         """Send the change to the server, and wait for its model."""
         self.calling = True
-        self.left[self.rank] = False
         if self.rank == self.server:
+            self.back(self.rank)
             self.take_in(self.rank, self.held)
             self.advance()
         else:
@@ -85,11 +92,27 @@ class ParameterServer(Peers):
 
     def received(self, source, kind, number, weight):
         if kind == PUSH:
-            self.left[source] = False
+            self.back(source)
             self.take_in(source, number)
+        elif kind == AWAY:
+            self.leaves(source, number)
         else:
             self.port.mix(source, 0, 1)
             self.pulled(number)
+
+    def leaves(self, source, calls):
+        """A rank is about to do something with all others, unless all have done it by now."""
+        if calls >= self.met:
+            self.away[source] = calls + 1
+
+    def back(self, source):
+        """A rank calls: if it was away, all have met, and all will call."""
+        i: cython.int
+        if self.away[source] == 0:
+            return
+        self.met = self.away[source]
+        for i in range(self.size):
+            self.away[i] = 0
 
     def take_in(self, source, number):
         """The server has a change that was made on the model of this version."""
@@ -124,7 +147,7 @@ class ParameterServer(Peers):
             return
         active: cython.int = self.size
         for i in range(self.size):
-            if self.left[i]:
+            if self.left[i] or self.away[i] > 0:
                 active -= 1
         if self.came < active and self.came < self.size - self.backups:
             return
@@ -154,23 +177,28 @@ class ParameterServer(Peers):
         self.port.take(1)
 
     def leave(self):
-        self.leaving = True
-        self.pause()
+        Peers.leave(self)
+        if self.rank == self.server:
+            self.left[self.rank] = True
+            self.advance()
 
     def pause(self):
-        """Let rounds end without this rank, until it calls again."""
+        """Let rounds end without this rank, until all have met."""
         self.paused = True
-        self.left[self.rank] = True
         if self.rank == self.server:
+            self.leaves(self.rank, self.calls)
             self.advance()
         else:
-            self.port.write(LEAVE, self.calls)
+            self.port.write(AWAY, self.calls)
             self.port.post(self.server)
+
+    def is_waited_for_by(self, rank):
+        return rank == self.server
 
     def waits_for(self, rank):
         """A round of a server waits for those whose changes are not there."""
         if not self.calling:
             return False
         if self.rank == self.server:
-            return not self.waiting[rank] and not self.left[rank]
+            return not (self.waiting[rank] or self.left[rank] or self.away[rank])
         return rank == self.server

@@ -9,6 +9,7 @@ cdef class Port:
     cdef double mix(self, int source, double keep, double share) noexcept nogil
     cdef void halve(self, int source, int kind, long long number) noexcept nogil
     cdef void drop(self, int source) noexcept nogil
+    cdef void scale(self, double factor) noexcept nogil
     cdef void publish(self, double scale) noexcept nogil
     cdef void take(self, double scale) noexcept nogil
 
@@ -17,6 +18,7 @@ cdef class Peers:
     cdef public int rank, size, missing
     cdef public long long calls, averagings, passive
     cdef public bint calling, leaving, paused
+    cdef int[::1] heard
     cdef long long[::1] letters, left
 
     cdef void restart(self, long long calls) noexcept nogil
@@ -26,6 +28,7 @@ cdef class Peers:
         self, int source, int kind, long long number, double weight) noexcept nogil
     cdef void received(
         self, int source, int kind, long long number, double weight) noexcept nogil
+    cdef int place(self, int rank) noexcept nogil
     cdef void advance(self) noexcept nogil
     cdef void leave(self) noexcept nogil
     cdef void pause(self) noexcept nogil

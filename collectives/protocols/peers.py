@@ -50,6 +50,10 @@ class Port:
         """The letter from this rank is of no use."""
         raise NotImplementedError
 
+    def scale(self, factor):
+        """X = factor · X, before anything else happens."""
+        raise NotImplementedError
+
     def publish(self, scale):
         """X += scale · D"""
         raise NotImplementedError
@@ -62,6 +66,10 @@ class Port:
 class Peers:
     """One rank of a method in which ranks send each other vectors.
 
+    Args:
+        port, rank, size: what does it; this rank, and how many there are.
+        heard: the ranks that this one may wait for.
+
     Attributes:
         calls: how many calls the application has completed; where letters are numbered, by this.
         calling: whether the application is in a call, which ends with `Port.take`.
@@ -72,7 +80,7 @@ class Peers:
             because another rank asked for it.
     """
 
-    def __init__(self, port, rank, size):
+    def __init__(self, port, rank, size, heard):
         self.port = port
         self.rank = rank
         self.size = size
@@ -83,16 +91,17 @@ class Peers:
         self.missing = -1
         self.averagings = 0
         self.passive = 0
-        # How many letters of each rank are there and not yet used; whether it has left.
-        self.letters = array.array("q", [0]) * size
-        self.left = array.array("q", [0]) * size
+        self.heard = array.array("i", sorted(heard))
+        # Of each of these: how many of its letters are there and not yet used; whether it has left.
+        self.letters = array.array("q", [0]) * len(self.heard)
+        self.left = array.array("q", [0]) * len(self.heard)
 
     def restart(self, calls):
         """All ranks go on from their models as they are now, after so many calls."""
         i: cython.int
         self.calls = calls
         self.calling = False
-        for i in range(self.size):
+        for i in range(len(self.letters)):
             self.letters[i] = 0
         self.begin()
 
@@ -107,14 +116,28 @@ class Peers:
     def arrived(self, source, kind, number, weight):
         """A letter has come."""
         if kind == LEAVE:
-            self.left[source] = True
+            self.left[self.place(source)] = True
         else:
             self.received(source, kind, number, weight)
         self.advance()
 
     def received(self, source, kind, number, weight):
         """A letter of one of the method's own kinds has come."""
-        self.letters[source] += 1
+        self.letters[self.place(source)] += 1
+
+    def place(self, rank):
+        """Where a rank is among those heard; −1: it is none of them."""
+        first: cython.int = 0
+        last: cython.int = len(self.heard)
+        while first < last:
+            middle: cython.int = (first + last) // 2
+            if self.heard[middle] < rank:
+                first = middle + 1
+            else:
+                last = middle
+        if first < len(self.heard) and self.heard[first] == rank:
+            return first
+        return -1
 
     def advance(self):
         """Do what can be done now."""
