@@ -5,7 +5,7 @@ What `collectives._mailbox` does over MPI is done here at the times that the mac
 all decisions are those of the protocols of `collectives.protocols.peers`.
 """
 
-from libc.string cimport memcpy
+from collections import deque
 
 from collectives import graphs
 from collectives.protocols.neighbor_average import NeighborAverage
@@ -17,9 +17,9 @@ from collectives.protocols.peers cimport Peers, Port
 from wagma.simulation.core cimport Method, Simulation
 
 cdef enum:
-    # An application's vector is in the engine's memory; above, a letter of the kind beyond it.
+    # What happens: an application's vector is in the engine's memory; a letter has come.
     STAGED
-    LETTER
+    CAME
     # Bytes of a letter without a vector.
     SHORT = 64
 
@@ -36,14 +36,14 @@ cdef class SimulatedPort(Port):
     cdef int rank, kind
     cdef long long number, nbytes, length
     cdef double weight, pass_time, staging_time
-    # The weights of the letters that have come, and are not mixed yet: by source, oldest first.
-    cdef dict weights
+    # By source, oldest first: the letters on their way, and the weights of those not mixed yet.
+    cdef dict coming, weights
 
     def __init__(self, Simulation simulation, int rank, long long nbytes):
         self.simulation, self.rank, self.length = simulation, rank, nbytes
         self.pass_time = nbytes / <double>simulation.machine.memory
         self.staging_time = nbytes / <double>simulation.machine.staging
-        self.weights = {}
+        self.coming, self.weights = {}, {}
 
     cdef void take_time(self, int passes) noexcept nogil:
         """The engine goes through vectors: this often, one after the other."""
@@ -64,19 +64,20 @@ cdef class SimulatedPort(Port):
         self.write_model(kind, number, 1, 0)
 
     cdef void post(self, int destination) noexcept nogil:
-        """Send the letter: its source and number, and its weight's bits, travel with it."""
-        cdef long long bits
-        memcpy(&bits, &self.weight, sizeof(bits))
         with gil:
-            self.simulation.send(
-                self.rank, destination, self.nbytes, LETTER + self.kind,
-                self.number * self.simulation.ranks + self.rank, bits)
+            self.send(destination)
+
+    cdef void send(self, int destination):
+        cdef SimulatedPort other = (<Letters>self.simulation.method).ports[destination]
+        letter = self.kind, self.number, self.weight
+        other.coming.setdefault(self.rank, deque()).append(letter)
+        self.simulation.send(self.rank, destination, self.nbytes, CAME, self.rank)
 
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
         self.take_time(1)
         with gil:
             if self.weights:
-                return <double>self.weights[source].pop(0)
+                return <double>self.weights[source].popleft()
         return 0
 
     cdef void halve(self, int source, int kind, long long number) noexcept nogil:
@@ -138,15 +139,14 @@ cdef class Letters(Method):
     cpdef happens(self, int kind, int rank, long long a, long long b):
         cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
         cdef double weight
-        cdef int source
         if kind == STAGED:
             port.protocol.call()
         else:
-            source = <int>(a % self.simulation.ranks)
-            memcpy(&weight, &b, sizeof(weight))
+            # An engine that looks finds what has come before, too, and takes that first.
+            kind, number, weight = port.coming[a].popleft()
             if weight != 0:
-                port.weights.setdefault(source, []).append(weight)
-            port.protocol.arrived(source, kind - LETTER, a // self.simulation.ranks, weight)
+                port.weights.setdefault(a, deque()).append(weight)
+            port.protocol.arrived(a, kind, number, weight)
         if self.simulation.steps[rank] == self.simulation.iterations and not port.protocol.leaving:
             port.protocol.leave()
 
