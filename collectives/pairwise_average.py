@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from collectives import graphs
 from collectives.peers import PeerCollective
 from collectives.settings import is_integer
@@ -76,8 +74,7 @@ class PairwiseAverage(PeerCollective):
         """Put this rank's model into `vector` once no pair is being averaged; collective."""
         self._carry_out(self._native.publish_change, vector)
         self._native.pause(True)
-        # After an average over all ranks each has begun its last pair, and has ended its own.
-        arrays = [np.copy(array) for array in self._listed(vector)]
-        self._all.average(arrays[0] if self._single else arrays)
+        # Once all are here each has begun its last pair, and has ended its own.
+        self._meet(vector)
         self._native.pause(True)
         self.model(vector)

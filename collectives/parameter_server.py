@@ -79,8 +79,10 @@ class ParameterServer(PeerCollective):
         self.synchronize(vector)
 
     def _settle(self, vector) -> None:
-        """Let rounds end without this rank, and only the server's model count."""
+        """Let rounds end without this rank, and only the server's model count; collective."""
         self._native.pause(True)
+        # Once all are here the server has all their changes.
+        self._meet(vector)
         if self.rank == self.server:
             self.model(vector)
         self._all.publish(vector, weight=float(self.rank == self.server))
