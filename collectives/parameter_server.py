@@ -72,6 +72,8 @@ class ParameterServer(PeerCollective):
 
     def _prepare(self, vector) -> None:
         self._native.pause(True)  # rounds need not wait for this rank
+        # Once all are here the server has all their changes.
+        self._meet(vector)
         if self.rank == self.server:
             self.model(vector)
         self._weigh(vector)

@@ -66,6 +66,12 @@ class PushSum(PeerCollective):
     def weight(self) -> float:
         return self._protocol.weight
 
+    def model(self, vector) -> None:
+        """Overwrite `vector` by x / w as it is now, and leave all else as it is."""
+        super().model(vector)
+        for array in self._listed(vector):
+            array /= self.weight
+
     def average(self, vector) -> None:
         """Overwrite `vector` by the weighted average Σ w·vector / Σ w over all ranks; collective.
 

@@ -18,15 +18,36 @@ from collectives.topology import propagation_bound
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def load_source(module):
-    """Load a protocol's source as a module of its own: the compiled one's methods are C's."""
+def load_source(module, base=None):
+    """Load a protocol's source as a module of its own: the compiled one's methods are C's.
+
+    Args:
+        module: its name in `collectives.protocols`.
+        base: the name of another one that it imports, of which it gets the source, too.
+    """
     name = f"_source_of_{module}"
     if name not in sys.modules:
         path = ROOT / "collectives" / "protocols" / f"{module}.py"
         spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+        with _in_place_of_the_compiled(base):
+            spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+@contextlib.contextmanager
+def _in_place_of_the_compiled(base):
+    """Let an import of this protocol find its source."""
+    if base is None:
+        yield
+        return
+    name = f"collectives.protocols.{base}"
+    source, compiled = load_source(base), importlib.import_module(name)
+    sys.modules[name] = source
+    try:
+        yield
+    finally:
+        sys.modules[name] = compiled
 
 
 protocols = load_source("wait_avoiding")

@@ -1,7 +1,7 @@
-"""WAGMA-SGD in simulated time once more, in plain Python, to compare `wagma.simulation` with.
+"""The methods in simulated time once more, in plain Python, to compare `wagma.simulation` with.
 
-It drives the protocol's source, takes the groups from `topology.groups`, and checks of every run
-that each rank executes every version once, in order, and is never far from the others.
+They drive the protocols' sources. WAGMA-SGD takes the groups from `topology.groups`, and checks of
+every run that each rank executes every version once, in order, and is never far from the others.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 
+from peer_network import peers
 from protocol_messages import protocols
 
 from collectives.topology import activation_peers, groups, propagation_bound
 from wagma.simulation.core import allreduce_time
 
 ACTIVATION = 16
+LETTER = 64
 
 
 class Rank:
@@ -34,22 +36,21 @@ class Rank:
         self.executed = []
 
 
-class Reference:
-    """A run: afterwards `wall`, `waited`, `staleness`, `timely`, `calls` and `messages` say how."""
+class Network:
+    """What happens when, and messages between engines: afterwards `wall` and `messages` say how.
+
+    Its `ranks` have a `number`; whether they are `computing`; when they are `engine_free` and
+    `port_free`; how many steps they have `made`; when they `called_at`, and how long they `waited`.
+    """
 
     def __init__(self, step_times, machine, settings):
         self.times, self.settings = step_times, settings
         self.steps, size = step_times.shape
         self.machine = machine.for_job(size)
-        self.ranks = [Rank(r, activation_peers(r, size), settings) for r in range(size)]
         self.node_free = defaultdict(float)
         self.heap, self.order = [], itertools.count()
-        self.present, self.groups = Counter(), {}
-        self.entered = self.moving = self.messages = self.timely = self.calls = 0
-        self.staleness = Counter()
+        self.messages = 0
         self.now, self.wall = 0.0, 0.0
-        for rank in self.ranks:
-            self.push(step_times[0, rank.number], self.computed, rank)
 
     def run(self):
         while any(rank.made < self.steps for rank in self.ranks):
@@ -59,15 +60,62 @@ class Reference:
         return self
 
     def check(self):
+        """Raise AssertionError where something is wrong."""
+
+    def push(self, at, happens, *arguments):
+        heapq.heappush(self.heap, (at, next(self.order), happens, arguments))
+
+    def compute(self, rank, at):
+        rank.computing = True
+        if rank.made < self.steps:
+            self.push(at + self.times[rank.made, rank.number], self.computed, rank)
+
+    def transmit(self, rank, destination, nbytes, taken, *arguments):
+        """Send a message; once it is taken by the engine of its destination, call this of it."""
+        machine = self.machine
+        wire = (nbytes - 1) * machine.byte_gap
+        rank.engine_free = max(self.now, rank.engine_free) + machine.overhead
+        at = max(rank.engine_free, rank.port_free)
+        node = rank.number // machine.ranks_per_node
+        if node != destination.number // machine.ranks_per_node:
+            at = max(at, self.node_free[node])
+            self.node_free[node] = at + nbytes * (1 / machine.injection)
+            wire = max(wire, nbytes * (1 / machine.injection))
+        rank.port_free = at + wire + machine.gap
+        self.messages += 1
+        self.push(at + wire + machine.latency, self.arrived, destination, taken, arguments)
+
+    def arrived(self, rank, taken, arguments):
+        if rank.computing and self.machine.response > 0:
+            self.push(self.now + self.machine.response, self.noticed, rank, taken, arguments)
+        else:
+            self.noticed(rank, taken, arguments)
+
+    def noticed(self, rank, taken, arguments):
+        rank.engine_free = max(self.now, rank.engine_free) + self.machine.overhead
+        self.push(rank.engine_free, taken, rank, *arguments)
+
+
+class Reference(Network):
+    """A run of WAGMA-SGD: also `staleness`, `timely` and `calls` say how it went."""
+
+    def __init__(self, step_times, machine, settings):
+        super().__init__(step_times, machine, settings)
+        size = len(step_times[0])
+        self.ranks = [Rank(r, activation_peers(r, size), settings) for r in range(size)]
+        self.present, self.groups = Counter(), {}
+        self.entered = self.moving = self.timely = self.calls = 0
+        self.staleness = Counter()
+        for rank in self.ranks:
+            self.compute(rank, 0.0)
+
+    def check(self):
         next_versions = [rank.protocol.next for rank in self.ranks]
         if self.settings.group_size > 1:
             bound = propagation_bound(len(self.ranks), self.settings.group_size)
             assert max(next_versions) - min(next_versions) <= bound
         for rank in self.ranks:
             assert rank.executed == list(range(len(rank.executed)))
-
-    def push(self, at, happens, *arguments):
-        heapq.heappush(self.heap, (at, next(self.order), happens, arguments))
 
     def group(self, rank, version):
         if version not in self.groups:
@@ -96,10 +144,8 @@ class Reference:
         rank.calling = rank.published = False
         rank.waited += self.now - rank.called_at
         rank.made += 1
-        rank.computing = True
         self.wall = max(self.wall, self.now)
-        if rank.made < self.steps:
-            self.push(self.now + self.times[rank.made, rank.number], self.computed, rank)
+        self.compute(rank, self.now)
 
     # The engine
 
@@ -119,30 +165,9 @@ class Reference:
             self.serve(rank)
 
     def send(self, rank, dimension):
-        machine, protocol = self.machine, rank.protocol
-        destination = self.ranks[rank.peers[dimension]]
-        wire = (ACTIVATION - 1) * machine.byte_gap
-        rank.engine_free = max(self.now, rank.engine_free) + machine.overhead
-        at = max(rank.engine_free, rank.port_free)
-        node = rank.number // machine.ranks_per_node
-        if node != destination.number // machine.ranks_per_node:
-            at = max(at, self.node_free[node])
-            self.node_free[node] = at + ACTIVATION * (1 / machine.injection)
-            wire = max(wire, ACTIVATION * (1 / machine.injection))
-        rank.port_free = at + wire + machine.gap
-        self.messages += 1
+        protocol, destination = rank.protocol, self.ranks[rank.peers[dimension]]
         message = protocol.sent[dimension], protocol.sent_ops[dimension], dimension
-        self.push(at + wire + machine.latency, self.arrived, destination, message)
-
-    def arrived(self, rank, message):
-        if rank.computing and self.machine.response > 0:
-            self.push(self.now + self.machine.response, self.noticed, rank, message)
-        else:
-            self.noticed(rank, message)
-
-    def noticed(self, rank, message):
-        rank.engine_free = max(self.now, rank.engine_free) + self.machine.overhead
-        self.push(rank.engine_free, self.told, rank, message)
+        self.transmit(rank, destination, ACTIVATION, self.told, message)
 
     def told(self, rank, message):
         rank.protocol.tell(*message)
@@ -221,3 +246,101 @@ class Reference:
         rank.protocol.moved()
         self.returns(rank)
         self.react(rank)
+
+
+class LetterRank(peers.Port):
+    """One rank of a method of letters: the port of its protocol, and how long things take there."""
+
+    def __init__(self, number, reference):
+        self.number, self.reference = number, reference
+        self.made, self.waited, self.called_at = 0, 0.0, 0.0
+        self.engine_free = self.port_free = 0.0
+        self.weights, self.coming = defaultdict(list), defaultdict(list)
+
+    def pass_through(self, passes):
+        reference = self.reference
+        began = max(reference.now, self.engine_free)
+        self.engine_free = began + passes * (reference.settings.nbytes / reference.machine.memory)
+
+    def write(self, kind, number):
+        self.letter, self.nbytes = (kind, number, 0), LETTER
+
+    def write_model(self, kind, number, scale, weight):
+        self.letter, self.nbytes = (kind, number, weight), LETTER + self.reference.settings.nbytes
+        self.pass_through(1)
+
+    def write_change(self, kind, number):
+        self.write_model(kind, number, 1, 0)
+
+    def post(self, destination):
+        self.reference.send(self, self.reference.ranks[destination])
+
+    def mix(self, source, keep, share):
+        self.pass_through(1)
+        return self.weights[source].pop(0) if self.weights[source] else 0
+
+    def halve(self, source, kind, number):
+        self.pass_through(2)
+        self.letter, self.nbytes = (kind, number, 0), LETTER + self.reference.settings.nbytes
+        self.post(source)
+
+    def drop(self, source):
+        pass
+
+    def publish(self, scale):
+        self.pass_through(1)
+
+    def take(self, scale):
+        self.pass_through(1)
+        self.reference.returns(self)
+
+
+class LetterReference(Network):
+    """A run of a method of letters.
+
+    Args:
+        make: function of (port, rank, size) that returns the protocol.
+    """
+
+    def __init__(self, step_times, machine, settings, make):
+        super().__init__(step_times, machine, settings)
+        size = len(step_times[0])
+        self.staging = settings.nbytes / self.machine.staging
+        self.ranks = [LetterRank(number, self) for number in range(size)]
+        for rank in self.ranks:
+            rank.protocol = make(rank, rank.number, size)
+        for rank in self.ranks:
+            rank.computing = True
+            rank.protocol.begin()
+        for rank in self.ranks:
+            self.compute(rank, 0.0)
+
+    def computed(self, rank):
+        rank.computing, rank.called_at = False, self.now
+        self.push(self.now + self.staging, self.staged, rank)
+
+    def staged(self, rank):
+        rank.protocol.call()
+        self.leave(rank)
+
+    def send(self, rank, destination):
+        destination.coming[rank.number].append(rank.letter)
+        self.transmit(rank, destination, rank.nbytes, self.taken, rank.number)
+
+    def taken(self, rank, source):
+        kind, number, weight = rank.coming[source].pop(0)
+        if weight != 0:
+            rank.weights[source].append(weight)
+        rank.protocol.arrived(source, kind, number, weight)
+        self.leave(rank)
+
+    def returns(self, rank):
+        at = self.now + (rank.engine_free - self.now + self.staging)
+        rank.waited += at - rank.called_at
+        rank.made += 1
+        self.wall = max(self.wall, at)
+        self.compute(rank, at)
+
+    def leave(self, rank):
+        if rank.made == self.steps and not rank.protocol.leaving:
+            rank.protocol.leave()

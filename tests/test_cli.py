@@ -55,7 +55,8 @@ MISTAKES = {
     "argument --algorithm local-sgd",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
-    "allreduce, eager-sgd-majority, eager-sgd-solo, local-sgd, wagma, not 'hope'",
+    "allreduce, local-sgd, wagma, eager-sgd-solo, eager-sgd-majority, d-psgd, sgp, ad-psgd, "
+    "parameter-server, not 'hope'",
     "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",
     "simulate --ranks 4,0": "argument --ranks: must be a whole number from 1 on, not '0'",
     "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",

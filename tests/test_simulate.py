@@ -7,8 +7,6 @@ from importlib.util import find_spec
 import pytest
 from launch import Signal
 
-from wagma.cli import ALGORITHMS
-
 pytestmark = pytest.mark.launch
 COMMAND = ("-m", "wagma", "simulate", "--name", "mine")
 
@@ -19,7 +17,9 @@ def rows(text):
 
 
 def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
+    methods = ("allreduce", "ad-psgd", "wagma")
     options = ("--ranks", "4,16", "--steps", "20", "--imbalance", "cloud", "--group-size", "8")
+    options += ("--algorithms", ",".join(methods))
     ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path).check()
     assert ended.stderr == ""
     run = tmp_path / "runs" / "mine"
@@ -28,7 +28,7 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
     assert record["machine"]["injection"] == 10.2e9
     table = rows(ended.stdout)
     assert [line[:2] for line in table] == [
-        [ranks, name] for ranks in ("4", "16") for name in ALGORITHMS
+        [ranks, name] for ranks in ("4", "16") for name in methods
     ]
     for line in table:
         result = record["results"][line[1]][line[0] == "16"]
@@ -49,6 +49,8 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
         (("--sigma", "1e6"), "cannot simulate 4 ranks: step_times must be finite, 0 or more, and"),
         (("--set", "memory=1e-300"), "cannot simulate 4 ranks: allreduce on 4 ranks takes longer"),
         (("--ranks", "4,99999999999"), "cannot simulate 99999999999 ranks: Unable to allocate"),
+        (("--neighbors", "3"), "cannot simulate 4 ranks: neighbors is 3, not between 1 and 2, the"),
+        (("--backups", "4"), "cannot simulate 4 ranks: backups is 4, not between 0 and 3"),
         (("--parameters", "9" * 25), "cannot simulate 4 ranks: Python int too large"),
         (("--set", "injection=0"), "argument --set: injection must be above 0, not 0"),
         (("--set", "ranks_per_node=1.5"), "argument --set: ranks_per_node must be a whole number"),

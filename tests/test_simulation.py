@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peer_network import neighbor_average, pairwise_average, parameter_server, push_sum
 from protocol_messages import load_source, schedules
-from simulation_reference import Reference
+from simulation_reference import LetterReference, Reference
 
+from collectives import graphs
 from collectives.topology import default_group_size
 from wagma import cli, imbalance
 from wagma.simulation import MACHINES, METHODS, Machine, Settings, simulate, steps
@@ -454,6 +456,139 @@ def test_staleness_and_timeliness_of_two_ranks_by_hand():
     assert result.waited.tolist() == [17.5 - 6, 0]
 
 
+# The methods whose ranks send each other vectors
+
+
+def ring_neighbors(rank, size):
+    return sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
+
+
+def letters_of(method, chosen, size):
+    """Return the function that makes a method's protocol, of its source, for the reference."""
+    phases = graphs.exponential_phases(size, chosen.neighbors)
+
+    def make(port, rank, size):
+        if method == "d-psgd":
+            near = graphs.sources(graphs.ring(size), rank)
+            shares = [1 / (1 + len(near))] * len(near)
+            return neighbor_average.NeighborAverage(
+                port, rank, size, near, shares, 0.5, near, chosen.clock == "global"
+            )
+        if method == "sgp":
+            to = [graphs.destinations(edges, rank) for edges in phases]
+            into = [graphs.sources(edges, rank) for edges in phases]
+            return push_sum.PushSum(port, rank, size, to, into, 1)
+        if method == "ad-psgd":
+            others = sorted(set(range(size)) - {rank})
+            return pairwise_average.PairwiseAverage(port, rank, size, others, chosen.seed)
+        return parameter_server.ParameterServer(port, rank, size, chosen.mode, 0, chosen.backups)
+
+    return make
+
+
+@given(machines() | st.just(FREE), st.integers(1, 9), st.integers(1, 9), st.data())
+@settings(max_examples=100, deadline=None)
+def test_methods_of_letters_decide_and_take_as_long_as_the_reference(machine, ranks, count, data):
+    method = data.draw(st.sampled_from(("d-psgd", "sgp", "ad-psgd", "parameter-server")))
+    chosen = Settings(
+        nbytes=data.draw(st.sampled_from((1, 4096, 10**7 + 3))),
+        clock=data.draw(st.sampled_from(("neighbours", "global"))),
+        neighbors=data.draw(st.integers(1, max(1, (ranks - 1).bit_length()))),
+        mode=data.draw(st.sampled_from(sorted(parameter_server.MODES))),
+        backups=data.draw(st.integers(0, ranks - 1)),
+        seed=data.draw(st.integers(0, 9)),
+    )
+    generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    times = data.draw(st.sampled_from((1e-5, 0.1))) * generator.choice((1, 1.5, 4), (count, ranks))
+    if data.draw(st.booleans()):
+        times *= np.exp(generator.standard_normal(times.shape))
+    result = simulate(method, times, machine, chosen)
+    expected = LetterReference(times, machine, chosen, letters_of(method, chosen, ranks)).run()
+    assert result.wall == expected.wall
+    assert result.waited.tolist() == [rank.waited for rank in expected.ranks]
+    assert result.messages == expected.messages
+    assert result.timely_share == 1 and result.staleness.size == 0
+
+
+def ends(times, awaited):
+    """Return when steps end, where step k of a rank waits for what `awaited` says of (k, rank).
+
+    That is a list of (step, rank): for -1 steps ago and before there is nothing to wait for.
+    """
+    count, ranks = times.shape
+    called, ended = np.zeros((2, count, ranks))
+    for k in range(count):
+        called[k] = times[k] + (ended[k - 1] if k else 0)
+        for rank in range(ranks):
+            own, others = awaited(k, rank)
+            waits = [called[k, rank]]
+            waits += [called[k, other] for other in own]
+            waits += [ended[k - 1, other] for other in others if k]
+            ended[k, rank] = max(waits)
+    return ended
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 3, 8, 13))
+def test_who_waits_for_whom_where_nothing_else_takes_time(ranks):
+    """The closed forms: D-PSGD's and SGP's recurrences, and the slowest's and one's own steps."""
+    times = uneven(30, ranks, seed=ranks)
+    hops = [1 << i for i in range((ranks - 1).bit_length())] or [0]
+
+    def sent_before(k, rank):
+        return [], ring_neighbors(rank, ranks)
+
+    def sent_now(k, rank):
+        return [(rank - hops[k % len(hops)]) % ranks], []
+
+    slowest, own = times.max(axis=1).sum(), times.sum(axis=0).max()
+    expected = {
+        ("d-psgd", "clock", "neighbours"): ends(times, sent_before).max(),
+        ("d-psgd", "clock", "global"): slowest,
+        ("sgp", "neighbors", 1): ends(times, sent_now).max(),
+        ("ad-psgd", "seed", 7): own,
+        ("parameter-server", "mode", "bsp"): slowest,
+        ("parameter-server", "mode", "backup"): slowest,  # of no backups
+        ("parameter-server", "mode", "asp"): own,
+        ("parameter-server", "mode", "hete"): own,
+    }
+    for (method, name, value), wall in expected.items():
+        result = simulate(method, times, FREE, Settings(1 << 22, **{name: value}))
+        assert result.wall == pytest.approx(wall), (method, value)
+        assert result.waited.sum() == pytest.approx(
+            {"ad-psgd": 0, "asp": 0, "hete": 0}.get(value, result.waited.sum())
+        )
+
+
+def test_a_round_does_not_wait_for_its_backups():
+    """Rank 2 takes so long that its changes are dropped, and the others do not notice it."""
+    times = np.array([[1.0, 1.5, 40.0]] * 10)
+    result = simulate("parameter-server", times, FREE, Settings(8, mode="backup", backups=1))
+    assert result.waited == pytest.approx([5.0, 0.0, 0.0])
+
+
+def test_what_a_letter_costs_by_hand():
+    """Rank 1 sends its change of 1000 bytes to the server, which has come before, and gets a model.
+
+    Of 10 s each: o. A pass through the vector takes 1 s, and staging 0.5 s. The engine of rank 1
+    stages and writes the letter; the server's, which has added its own, adds it, gets its model and
+    writes rank 1 a letter, which that copies twice.
+    """
+    machine = dataclasses.replace(SLOW, memory=1000.0, staging=2000.0, ranks_per_node=1)
+    result = simulate("parameter-server", np.array([[0.0, 100.0]]), machine, Settings(1000))
+    under_way = 10 + 1064 / 20 + 1000 + 10
+    server = 100 + 0.5 + 1 + under_way + 1 + 1 + 0.5
+    assert result.waited == pytest.approx([server, server - 100 + under_way + 1 + 2])
+    assert result.messages == 3  # and that rank 1 leaves
+
+
+@pytest.mark.parametrize("method", ("d-psgd", "sgp", "ad-psgd", "parameter-server"))
+def test_letters_of_a_thousand_ranks(method):
+    times = steps.log_normal(10, 1024, 0.5, 0.05, seed=0)
+    result = simulate(method, times, MACHINES["aries"], Settings(1 << 20, mode="asp"))
+    assert result.messages > 10 * 1023
+    assert result.wall < 1.2 * times.max(axis=1).sum()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_arguments_give_the_same_result(method):
     times = steps.delayed(steps.log_normal(20, 33, 0.5, 0.1, seed=3), "random", 3)
@@ -510,7 +645,7 @@ def test_a_thousand_ranks():
         (("wagma", [[1.0, -1.0]]), "must be finite, 0 or more, and not all"),
         (("wagma", [[1.0, math.nan]]), "must be finite, 0 or more, and not all"),
         (("wagma", [[0.0, 0.0]]), "must be finite, 0 or more, and not all"),
-        (("none", [[1.0]]), "no method 'none': there are wagma, allreduce, eager-sgd-solo"),
+        (("none", [[1.0]]), "no method 'none': there are wagma, allreduce, "),
     ),
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -530,6 +665,9 @@ def test_a_group_must_fit_into_the_job(group_size):
         ({"nbytes": 0}, "nbytes and sync_period must be 1 or more, not 0, 10"),
         ({"sync_period": -6}, "nbytes and sync_period must be 1 or more, not 8, -6"),
         ({"wait": "everybody"}, 'wait must be "nobody" or "group", not \'everybody\''),
+        ({"clock": "none"}, 'clock must be "neighbours" or "global", not \'none\''),
+        ({"mode": "sync"}, 'mode must be "bsp" or "backup" or "asp" or "hete", not \'sync\''),
+        ({"neighbors": 0}, "neighbors must be 1 or more, and backups 0 or more, not 0, 0"),
     ),
 )
 def test_settings_that_cannot_be_are_refused(changes, message):

@@ -110,7 +110,15 @@ def settings_of(settings: argparse.Namespace, ranks: int) -> Settings:
     """Return what the methods need to know; a group is never larger than the job."""
     group_size = settings.group_size and min(settings.group_size, ranks)
     return Settings(
-        settings.parameters * settings.itemsize, group_size, settings.sync_period, settings.wait
+        settings.parameters * settings.itemsize,
+        group_size,
+        settings.sync_period,
+        settings.wait,
+        clock=settings.clock,
+        neighbors=settings.neighbors,
+        mode=settings.mode,
+        backups=settings.backups,
+        seed=settings.seed,
     )
 
 

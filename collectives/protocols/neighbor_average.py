@@ -31,14 +31,15 @@ class NeighborAverage(Peers):
     """
 
     def __init__(self, port, rank, size, sources, shares, own, destinations, global_clock):
-        Peers.__init__(self, port, rank, size)
+        # The barrier's rounds, by dissemination: how many letters of each have come.
+        self.rounds = (size - 1).bit_length() if global_clock else 0
+        before = [(rank - (1 << number)) % size for number in range(self.rounds)]
+        Peers.__init__(self, port, rank, size, {*sources, *before})
         self.follows = True
         self.sources = array.array("i", sources)
         self.shares = array.array("d", shares)
         self.own = own
         self.destinations = array.array("i", destinations)
-        # The barrier's rounds, by dissemination: how many letters of each have come.
-        self.rounds = (size - 1).bit_length() if global_clock else 0
         self.ticks = array.array("q", [0] * (self.rounds + 1))
         self.round = 0
 
@@ -69,11 +70,11 @@ class NeighborAverage(Peers):
 
     def received(self, source, kind, number, weight):
         if kind == AVERAGED:
-            self.letters[source] += 1
-            self.heard = max(self.heard, number)
+            self.letters[self.place(source)] += 1
+            self.furthest = max(self.furthest, number)
         else:
             self.ticks[kind - CLOCK] += 1
-            self.heard = max(self.heard, number + 1)
+            self.furthest = max(self.furthest, number + 1)
 
     def proceed(self):
         """Average, once everything that the call waits for has come."""
@@ -88,17 +89,17 @@ class NeighborAverage(Peers):
                 self.tick(self.round + 1)
             else:
                 self.round = self.rounds
-        for i in range(self.size):
-            if self.left[i] and self.waits_for(i):
-                self.missing = i
+        for i in range(len(self.left)):
+            if self.left[i] and self.waits_for(self.heard[i]):
+                self.missing = self.heard[i]
         if self.round < self.rounds:
             return
         for i in range(len(self.sources)):
-            if self.letters[self.sources[i]] == 0:
+            if self.letters[self.place(self.sources[i])] == 0:
                 return
         for i in range(len(self.sources)):
             source = self.sources[i]
-            self.letters[source] -= 1
+            self.letters[self.place(source)] -= 1
             self.port.mix(source, keep, self.shares[i])
             keep = 1
         self.port.publish(1)
@@ -126,5 +127,5 @@ class NeighborAverage(Peers):
             return True
         for i in range(len(self.sources)):
             if self.sources[i] == rank:
-                return self.letters[rank] == 0
+                return self.letters[self.place(rank)] == 0
         return False

@@ -46,11 +46,11 @@ class PairwiseAverage(Peers):
     """
 
     def __init__(self, port, rank, size, neighbors, seed):
-        Peers.__init__(self, port, rank, size)
+        Peers.__init__(self, port, rank, size, [])
         self.neighbors = array.array("i", neighbors)
         digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
         self.random = 1 + int.from_bytes(digest, "little") % 2147483646
-        self.waiting = array.array("i", [0] * (size + 1))
+        self.waiting = array.array("i", [0]) * size
         self.refusals = 0
         self.missed = 0
         self.begin()

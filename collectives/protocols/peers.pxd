@@ -1,4 +1,4 @@
-cdef int LEAVE, GONE
+cdef int LEAVE
 
 cdef class Port:
     cdef void write(self, int kind, long long number) noexcept nogil
@@ -16,8 +16,9 @@ cdef class Port:
 cdef class Peers:
     cdef Port port
     cdef public int rank, size, missing
-    cdef public long long calls, heard, averagings, passive
+    cdef public long long calls, furthest, averagings, passive
     cdef public bint calling, leaving, paused, joined, follows
+    cdef int[::1] heard
     cdef long long[::1] letters, left
 
     cdef void restart(self, long long calls) noexcept nogil
@@ -28,6 +29,7 @@ cdef class Peers:
         self, int source, int kind, long long number, double weight) noexcept nogil
     cdef void received(
         self, int source, int kind, long long number, double weight) noexcept nogil
+    cdef int place(self, int rank) noexcept nogil
     cdef void advance(self) noexcept nogil
     cdef void proceed(self) noexcept nogil
     cdef void leave(self) noexcept nogil

@@ -12,8 +12,6 @@ import cython
 
 # The kind of a letter with which a rank says that it makes no calls; methods have others.
 LEAVE = 0
-# What is known of a rank then.
-GONE = 2
 
 
 class Port:
@@ -53,7 +51,7 @@ class Port:
         raise NotImplementedError
 
     def scale(self, factor):
-        """X = factor · X"""
+        """X = factor · X, before anything else happens."""
         raise NotImplementedError
 
     def publish(self, scale):
@@ -68,6 +66,10 @@ class Port:
 class Peers:
     """One rank of a method in which ranks send each other vectors.
 
+    Args:
+        port, rank, size: what does it; this rank, and how many there are.
+        heard: the ranks that this one may wait for.
+
     Attributes:
         calls: how many calls the application has completed; where letters are numbered, by this.
         calling: whether the application is in a call, which ends with `Port.take`.
@@ -80,7 +82,7 @@ class Peers:
             because another rank asked for it.
     """
 
-    def __init__(self, port, rank, size):
+    def __init__(self, port, rank, size, heard):
         self.port = port
         self.rank = rank
         self.size = size
@@ -91,23 +93,24 @@ class Peers:
         self.joined = False
         self.follows = False
         # How many calls some rank has made, as far as this one knows.
-        self.heard = 0
+        self.furthest = 0
         self.missing = -1
         self.averagings = 0
         self.passive = 0
-        # How many letters of each rank are there and not yet used; whether it has left.
-        self.letters = array.array("q", [0]) * size
-        self.left = array.array("q", [0]) * size
+        self.heard = array.array("i", sorted(heard))
+        # Of each of these: how many of its letters are there and not yet used; whether it has left.
+        self.letters = array.array("q", [0]) * len(self.heard)
+        self.left = array.array("q", [0]) * len(self.heard)
 
     def restart(self, calls):
         """All ranks go on from their models as they are now, after so many calls."""
         i: cython.int
         self.calls = calls
-        self.heard = calls
+        self.furthest = calls
         self.calling = False
         self.paused = False
         self.joined = False
-        for i in range(self.size):
+        for i in range(len(self.letters)):
             self.letters[i] = 0
         self.begin()
 
@@ -126,19 +129,33 @@ class Peers:
     def arrived(self, source, kind, number, weight):
         """A letter has come."""
         if kind == LEAVE:
-            self.left[source] = GONE
+            self.left[self.place(source)] = True
         else:
             self.received(source, kind, number, weight)
         self.advance()
 
     def received(self, source, kind, number, weight):
         """A letter of one of the method's own kinds has come."""
-        self.letters[source] += 1
+        self.letters[self.place(source)] += 1
+
+    def place(self, rank):
+        """Where a rank is among those heard; −1: it is none of them."""
+        first: cython.int = 0
+        last: cython.int = len(self.heard)
+        while first < last:
+            middle: cython.int = (first + last) // 2
+            if self.heard[middle] < rank:
+                first = middle + 1
+            else:
+                last = middle
+        if first < len(self.heard) and self.heard[first] == rank:
+            return first
+        return -1
 
     def advance(self):
         """Do what can be done now."""
         self.proceed()
-        while self.joined and self.follows and not self.calling and self.calls < self.heard:
+        while self.joined and self.follows and not self.calling and self.calls < self.furthest:
             self.start()
             self.proceed()
 
@@ -173,7 +190,7 @@ class Peers:
     def catch_up(self, calls):
         """All ranks have joined, and none has made more calls than so many."""
         if self.follows:
-            self.heard = calls
+            self.furthest = calls
             self.advance()
         else:
             self.calls = calls

@@ -27,14 +27,14 @@ class PushSum(Peers):
         port, rank, size: see `Peers`.
         destinations, sources: lists of the ranks that this one sends to and receives from, one list
             for each of the phases through which the graph goes, call by call.
-        weight: w at the start.
+        weight: w at the start, when X is w times the model.
 
     Attributes:
         weight: w.
     """
 
     def __init__(self, port, rank, size, destinations, sources, weight):
-        Peers.__init__(self, port, rank, size)
+        Peers.__init__(self, port, rank, size, set().union(*sources))
         self.follows = True
         self.phases = len(destinations)
         self.destinations = array.array("i", [peer for phase in destinations for peer in phase])
@@ -49,7 +49,8 @@ class PushSum(Peers):
 
     def begin(self):
         self.weight = self.initial
-        self.port.scale(self.weight)
+        if self.weight != 1:
+            self.port.scale(self.weight)
 
     def start(self):
         """Split what this rank has among itself and those that it sends to in this phase."""
@@ -67,8 +68,8 @@ class PushSum(Peers):
         self.calling = True
 
     def received(self, source, kind, number, weight):
-        self.letters[source] += 1
-        self.heard = max(self.heard, number + 1)
+        self.letters[self.place(source)] += 1
+        self.furthest = max(self.furthest, number + 1)
 
     def proceed(self):
         """Add up, once everything that the call waits for has come."""
@@ -80,13 +81,13 @@ class PushSum(Peers):
         last: cython.int = self.first_source[self.phase + 1]
         for i in range(first, last):
             source = self.sources[i]
-            if self.letters[source] == 0:
-                if self.left[source]:
+            if self.letters[self.place(source)] == 0:
+                if self.left[self.place(source)]:
                     self.missing = source
                 return
         for i in range(first, last):
             source = self.sources[i]
-            self.letters[source] -= 1
+            self.letters[self.place(source)] -= 1
             self.weight += self.port.mix(source, self.kept, 1)
             self.kept = 1
         self.averagings += 1
@@ -107,7 +108,7 @@ class PushSum(Peers):
             return False
         for i in range(self.first_source[self.phase], self.first_source[self.phase + 1]):
             if self.sources[i] == rank:
-                return self.letters[rank] == 0
+                return self.letters[self.place(rank)] == 0
         return False
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from collectives.protocols.parameter_server import MODES
 from collectives.topology import default_group_size
+from wagma.simulation import peers
 from wagma.simulation.core import Method, mpi_allreduce_time
 from wagma.simulation.wait_avoiding import GroupAveraging
 
@@ -25,6 +27,10 @@ class Settings:
         sync_period: τ.
         wait: whom a group average waits for, "nobody" or the "group".
         doubling: whether group averages go by recursive doubling, whatever the model's length.
+        clock: whom D-PSGD's ranks wait for, their "neighbours" on the ring, or all ("global").
+        neighbors: how many ranks each of SGP's sends to in a step.
+        mode, backups: of `collectives.ParameterServer`.
+        seed: of the neighbours that AD-PSGD draws.
     """
 
     nbytes: int
@@ -32,14 +38,30 @@ class Settings:
     sync_period: int = 10
     wait: str = "nobody"
     doubling: bool = False
+    clock: str = "neighbours"
+    neighbors: int = 1
+    mode: str = "bsp"
+    backups: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.nbytes < 1 or self.sync_period < 1:
             raise ValueError(
                 f"nbytes and sync_period must be 1 or more, not {self.nbytes}, {self.sync_period}"
             )
-        if self.wait not in ("nobody", "group"):
-            raise ValueError(f'wait must be "nobody" or "group", not {self.wait!r}')
+        if self.neighbors < 1 or self.backups < 0:
+            raise ValueError(
+                "neighbors must be 1 or more, and backups 0 or more, "
+                f"not {self.neighbors}, {self.backups}"
+            )
+        for name, known in (
+            ("wait", ("nobody", "group")),
+            ("clock", ("neighbours", "global")),
+            ("mode", tuple(MODES)),
+        ):
+            if getattr(self, name) not in known:
+                names = " or ".join(f'"{each}"' for each in known)
+                raise ValueError(f"{name} must be {names}, not {getattr(self, name)!r}")
 
 
 class Synchronous(Method):
@@ -96,4 +118,8 @@ METHODS: dict[str, Callable[[Settings, int], Method]] = {
     "eager-sgd-solo": eager_sgd("solo"),
     "eager-sgd-majority": eager_sgd("majority"),
     "local-sgd": lambda settings, ranks: Synchronous(settings.sync_period, settings.nbytes),
+    "d-psgd": peers.d_psgd,
+    "sgp": peers.sgp,
+    "ad-psgd": peers.ad_psgd,
+    "parameter-server": peers.parameter_server,
 }

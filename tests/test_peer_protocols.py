@@ -1,0 +1,673 @@
+"""Vectors sent from rank to rank: the protocols' sources against the mathematics, without MPI."""
+
+import functools
+import itertools
+import random
+
+import numpy as np
+import pytest
+from peer_network import (
+    CALL,
+    LEAVE,
+    MEET,
+    RESTART,
+    STOP,
+    Chosen,
+    Parts,
+    Rank,
+    Stage,
+    Violation,
+    World,
+    connected_graphs,
+    explore,
+    neighbor_average,
+    pairs,
+    pairwise_average,
+    parameter_server,
+    push_sum,
+    require,
+    run,
+)
+
+from collectives import graphs
+
+LENGTH = 3
+NEAR = functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
+
+
+def is_near(one, other):
+    return np.abs(one - other).max() < 1e-11
+
+
+def change(rank, call):
+    """What a rank's application changes in a call: float64 array of shape (LENGTH,)."""
+    return np.random.default_rng([rank, call]).standard_normal(LENGTH)
+
+
+def changes(size, call):
+    return np.array([change(rank, call) for rank in range(size)])
+
+
+def start(size):
+    return np.array([np.random.default_rng(rank).standard_normal(LENGTH) for rank in range(size)])
+
+
+def world_of(make, programs, check=None, change=change, rank_type=Rank):
+    """Return a world of the protocols that `make` returns for (port, rank, size)."""
+    size = len(programs)
+    ranks = [rank_type(number, model) for number, model in enumerate(start(size))]
+    for number, rank in enumerate(ranks):
+        rank.attach(make(rank, number, size))
+    return World(ranks, programs, change, check)
+
+
+def run_to_the_end(world, seed):
+    ended = run(world, random.Random(seed))
+    ended.require_end()
+    return ended
+
+
+# D-PSGD
+
+
+def neighbors(edges, size, clock="neighbours", matrix=None, protocol=None):
+    """Return what makes D-PSGD's protocols, and the matrix W."""
+    matrix = graphs.mixing_matrix(edges, size) if matrix is None else matrix
+
+    def make(port, rank, size):
+        sources = graphs.sources(edges, rank)
+        return (protocol or neighbor_average.NeighborAverage)(
+            port,
+            rank,
+            size,
+            sources,
+            [matrix[source, rank] for source in sources],
+            matrix[rank, rank],
+            graphs.destinations(edges, rank),
+            clock == "global",
+        )
+
+    return make, matrix
+
+
+def trajectory(matrix, calls, restart=None):
+    """Return x_0, x_1, …, each of shape (size, LENGTH), with x_{k+1} = W^T x_k + change."""
+    size = len(matrix)
+    states = [start(size)]
+    for call in range(calls):
+        models = states[-1]
+        if call == restart:
+            models = np.tile(models.mean(axis=0), (size, 1))
+        states.append(matrix.T @ models + changes(size, call))
+    return states
+
+
+def follows(states, distances, clock):
+    """Return a check that all ranks are on this trajectory, none too far ahead of another."""
+
+    def check(before, world, rank):
+        if rank.taken is not None:
+            expected = states[rank.protocol.calls][rank.number]
+            require(is_near(rank.taken, expected), "D-PSGD's recurrence", rank.number)
+        for other in world.ranks:
+            begun = other.protocol.calls + other.protocol.calling
+            ahead = rank.protocol.calls - other.protocol.calls
+            require(ahead <= distances[other.number][rank.number], "near", ahead)
+            require(clock == "neighbours" or rank.protocol.calls <= begun, "together", ahead)
+
+    return check
+
+
+def distances(edges, size):
+    """Return how many edges it takes from one rank to another: array of shape (size, size)."""
+    far = np.full((size, size), 10**6)
+    for a, b in edges:
+        far[a, b] = 1
+    far[np.diag_indices(size)] = 0
+    for k in range(size):
+        far = np.minimum(far, far[:, [k]] + far[[k], :])
+    return far
+
+
+def random_digraph(size, generator):
+    """Return the edges and a doubly stochastic matrix of some permutations, one a cycle."""
+    order = generator.sample(range(size), size)
+    matrix = np.eye(size) * 0.25
+    for i in range(size):
+        matrix[order[i], order[(i + 1) % size]] += 0.25
+    for _ in range(2):
+        for rank, image in enumerate(generator.sample(range(size), size)):
+            matrix[rank, image] += 0.25
+    return {(int(a), int(b)) for a, b in np.argwhere(matrix) if a != b}, matrix
+
+
+@pytest.mark.parametrize("clock", ("neighbours", "global"))
+@pytest.mark.parametrize("seed", range(12))
+def test_d_psgd_is_its_recurrence_whatever_the_order(clock, seed):
+    generator = random.Random(seed)
+    size = generator.randint(1, 9)
+    edges, matrix = graphs.ring(size), None
+    if seed % 2:
+        edges, matrix = random_digraph(size, generator)
+    make, matrix = neighbors(edges, size, clock, matrix)
+    restart = generator.choice((None, 1, 3))
+    program = [CALL] * 6
+    if restart is not None:
+        program.insert(restart, RESTART)
+    program.insert(2, MEET)
+    states = trajectory(matrix, 6, restart)
+    check = follows(states, distances(edges, size), clock)
+    ended = run_to_the_end(world_of(make, [(*program, LEAVE)] * size, check), seed)
+    assert [rank.protocol.calls for rank in ended.ranks] == [6] * size
+    NEAR([rank.got for rank in ended.ranks], states[-1])
+
+
+@pytest.mark.parametrize("clock", ("neighbours", "global"))
+def test_d_psgd_waits_for_nobody_else_and_gets_as_far_as_the_graph_allows(clock):
+    size = 9
+    make, _ = neighbors(graphs.ring(size), size, clock)
+    ended = run(world_of(make, [(STOP,)] + [(CALL,) * 9] * (size - 1)), random.Random(0))
+    far = distances(graphs.ring(size), size)[0]
+    expected = [0] * size if clock == "global" else far.tolist()
+    assert [rank.protocol.calls for rank in ended.ranks] == expected
+
+
+@pytest.mark.parametrize("size, program", ((2, (CALL, MEET, CALL, LEAVE)), (3, (CALL,))))
+def test_d_psgd_in_every_order(size, program):
+    make, matrix = neighbors(graphs.ring(size), size)
+    states = trajectory(matrix, program.count(CALL))
+    check = follows(states, distances(graphs.ring(size), size), "neighbours")
+    assert explore(world_of(make, [program] * size, check)) > 50
+
+
+def gives_up_in_order(make, size, seed):
+    """Let rank 1 leave after two calls, and return the world in the end."""
+    programs = [(CALL,) * 9 + (LEAVE,)] * size
+    programs[1] = (CALL, CALL, LEAVE)
+    ended = run_to_the_end(world_of(make, programs), seed)
+    assert all(rank.gave_up and rank.protocol.missing >= 0 for rank in ended.ranks[2:])
+    return ended
+
+
+@pytest.mark.parametrize("clock", ("neighbours", "global"))
+@pytest.mark.parametrize("seed", range(5))
+def test_d_psgd_tells_who_waits_for_a_rank_that_has_left(clock, seed):
+    make, _ = neighbors(graphs.ring(6), 6, clock)
+    ended = gives_up_in_order(make, 6, seed)
+    for rank in ended.ranks:
+        allowed = 2 if clock == "global" else 2 + distances(graphs.ring(6), 6)[1, rank.number]
+        assert rank.protocol.calls <= allowed
+
+
+# Push-sum
+
+
+def pushing(size, neighbors=None, edges=None, weights=None, protocol=push_sum.PushSum):
+    phases = [edges] if edges else graphs.exponential_phases(size, neighbors)
+
+    def make(port, rank, size):
+        return protocol(
+            port,
+            rank,
+            size,
+            [graphs.destinations(edges, rank) for edges in phases],
+            [graphs.sources(edges, rank) for edges in phases],
+            weights[rank] if weights is not None else 1.0,
+        )
+
+    return make, phases
+
+
+def sums_stay(weights):
+    """Return a check that Σx is what was put in and Σw what it was, with letters under way."""
+    weights = np.asarray(weights)
+    expected = (weights[:, None] * start(len(weights))).sum(axis=0)
+
+    def check(before, world, rank):
+        total = sum(
+            # In a call a rank has sent all but this share of what it has.
+            each.model * (each.protocol.kept if each.protocol.calling else 1) - each.published
+            for each in world.ranks
+        )
+        total = total + sum(letter.value for letter in world.letters() if letter.value is not None)
+        require(is_near(total, expected), "Σx stays", total)
+        mass = sum(each.protocol.weight for each in world.ranks)
+        mass += sum(letter.weight for letter in world.letters())
+        require(abs(mass - weights.sum()) < 1e-10, "Σw stays", mass)
+
+    return check
+
+
+def is_apart(rank, call):
+    """Changes in the first two calls only."""
+    return change(rank, call) * (call < 2)
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 4, 5, 8, 12))
+@pytest.mark.parametrize("count", (1, 2, 4))
+def test_push_sum_reaches_the_weighted_mean_and_loses_nothing(size, count):
+    most = max((size - 1).bit_length(), 1)
+    weights = 0.5 + np.arange(size) % 3
+    make, phases = pushing(size, min(count, most), weights=weights)
+    exactly = size & (size - 1) == 0 and count == 1
+    calls = 2 + len(phases) if exactly else 20
+    programs = [(CALL,) * calls + (MEET, LEAVE)] * size
+    ended = run_to_the_end(world_of(make, programs, sums_stay(weights), is_apart), size)
+    total = (weights[:, None] * start(size)).sum(axis=0)
+    total += sum(is_apart(rank, call) for rank in range(size) for call in range(2))
+    expected = np.tile(total / weights.sum(), (size, 1))
+    # With as many ranks as powers of two allow, one round of all phases is an exact average.
+    tolerance = 1e-12 if exactly else 1e-3
+    np.testing.assert_allclose([rank.got for rank in ended.ranks], expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_push_sum_on_a_digraph_of_any_degrees(seed):
+    generator = random.Random(seed)
+    size = generator.randint(2, 7)
+    cycle = {(rank, (rank + 1) % size) for rank in range(size)}
+    more = {tuple(generator.sample(range(size), 2)) for _ in range(size)}
+    weights = [generator.choice((0.25, 1.0, 3.0)) for _ in range(size)]
+    make, _ = pushing(size, edges=cycle | more, weights=weights)
+    # A restart sets out from the mean with the first weights again.
+    programs = [(CALL,) * 60 + (RESTART, CALL, LEAVE)] * size
+    restarts = sums_stay(weights)
+
+    def check(before, world, rank):
+        if max(each.epoch for each in world.ranks) == 0:
+            restarts(before, world, rank)
+
+    ended = run_to_the_end(world_of(make, programs, check, is_apart), seed)
+    total = (np.array(weights)[:, None] * start(size)).sum(axis=0)
+    total += sum(is_apart(rank, call) for rank in range(size) for call in range(2))
+    for rank in ended.ranks:
+        np.testing.assert_allclose(rank.got, total / sum(weights), atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_push_sum_tells_who_waits_for_a_rank_that_has_left(seed):
+    make, _ = pushing(6, 1)
+    gives_up_in_order(make, 6, seed)
+
+
+# Pairs
+
+SHAPES = {
+    "path": (4, ((0, 1), (1, 2), (2, 3))),
+    "star": (4, ((0, 3), (1, 3), (2, 3))),
+    "paw": (4, ((0, 1), (0, 2), (1, 2), (2, 3))),
+    "square": (4, ((0, 1), (1, 2), (2, 3), (0, 3))),
+    "diamond": (4, ((0, 1), (0, 2), (1, 2), (1, 3), (2, 3))),
+    "all four": (4, tuple(itertools.combinations(range(4), 2))),
+}
+
+
+def both_ways(edges):
+    return frozenset(edges) | {(b, a) for a, b in edges}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_order_of_pairs_of_four_ranks_comes_to_an_end(shape):
+    """`python -m tests.peer_network --ranks 4` has all numberings, and more calls."""
+    size, edges = SHAPES[shape]
+    assert Parts(pairs(both_ways(edges), ((CALL,),) * size)).explore() > 1000
+
+
+@pytest.mark.parametrize("size", (1, 2, 3))
+@pytest.mark.parametrize(
+    "program",
+    ((CALL, CALL, LEAVE), (CALL, MEET, LEAVE), (CALL, RESTART, CALL)),
+    ids=lambda program: "-".join(program),
+)
+def test_every_order_of_pairs_that_leave_meet_or_begin_anew(size, program):
+    if size == 3 and program[1] == CALL:
+        program = (CALL, LEAVE)
+    for edges in connected_graphs(size):
+        assert Parts(pairs(edges, (program,) * size)).explore() > len(program)
+
+
+def test_parts_are_as_good_as_the_whole():
+    """Also with the vectors at hand, whose sum is then that of the changes."""
+    for edges in connected_graphs(3):
+        world = pairs(edges, ((CALL, LEAVE), (CALL,), (LEAVE,)))
+        assert explore(world) == Parts(world).explore()
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_pairs_of_many_ranks_average_and_lose_nothing(seed):
+    """On connected graphs, drawn; one rank stops for ever, without leaving."""
+    generator = random.Random(seed)
+    size = generator.randint(5, 16)
+    tree = {(rank, generator.randrange(rank)) for rank in range(1, size)}
+    more = {tuple(generator.sample(range(size), 2)) for _ in range(generator.randint(0, 2 * size))}
+    programs = [(CALL,) * generator.randint(0, 8) for _ in range(size)]
+    together = generator.choice((None, MEET, RESTART))
+    if together:
+        programs = [(CALL, CALL, together, *program, LEAVE) for program in programs]
+    else:
+        programs[0] = (CALL, STOP)
+    world = pairs(both_ways(tree | more), programs, pairwise_average.PairwiseAverage, seed)
+    ended = run_to_the_end(world, seed)
+    calls = sum(rank.protocol.calls for rank in ended.ranks)
+    averaged = sum(rank.protocol.averagings - rank.protocol.passive for rank in ended.ranks)
+    missed = sum(rank.protocol.missed for rank in ended.ranks)
+    assert sum(rank.protocol.passive for rank in ended.ranks) == averaged
+    assert averaged <= calls
+    if not together:
+        assert averaged + missed == calls
+
+
+def test_pairs_come_together():
+    """Without changes, all tend to the mean of what they had, on a graph that is not bipartite."""
+    size = 5
+    world = pairs(graphs.ring(size), ((CALL,) * 99,) * size, pairwise_average.PairwiseAverage, 1)
+    world.change = lambda rank, call: 0
+    ended = run(world, random.Random(1))
+    models = np.array([float(rank.model) for rank in ended.ranks])
+    NEAR(models.mean(), sum(3.0**rank for rank in range(size)) / size)
+    assert np.ptp(models) < 1e-2
+
+
+# The parameter server
+
+
+def served(mode, server=0, backups=0, protocol=parameter_server.ParameterServer):
+    return lambda port, rank, size: protocol(port, rank, size, mode, server, backups)
+
+
+def synchronous(size, server, calls):
+    """Return the models of synchronous SGD: a step is the mean of all changes."""
+    states = [start(size)[server]]
+    for call in range(calls):
+        states.append(states[-1] + changes(size, call).mean(axis=0))
+    return states
+
+
+def is_synchronous(states):
+    def check(before, world, rank):
+        if rank.taken is not None:
+            require(
+                is_near(rank.taken, states[rank.protocol.calls]),
+                "bsp is synchronous SGD",
+                rank.number,
+                rank.protocol.calls,
+            )
+
+    return check
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bsp_is_synchronous_sgd(seed):
+    generator = random.Random(seed)
+    size = generator.randint(1, 7)
+    server = generator.randrange(size)
+    program = (CALL, CALL, MEET, CALL, CALL, MEET, RESTART, CALL, LEAVE)
+    states = synchronous(size, server, 5)
+    world = world_of(served("bsp", server), [program] * size, is_synchronous(states))
+    ended = run_to_the_end(world, seed)
+    assert [rank.protocol.calls for rank in ended.ranks] == [5] * size
+    assert not any(rank.protocol.dropped for rank in ended.ranks)
+
+
+@pytest.mark.parametrize(
+    "size, program",
+    ((2, (CALL, MEET, CALL, LEAVE)), (3, (CALL, LEAVE)), (3, (MEET, CALL))),
+)
+def test_bsp_is_synchronous_sgd_in_every_order(size, program):
+    calls = program.count(CALL)
+    check = is_synchronous(synchronous(size, 0, calls))
+    assert explore(world_of(served("bsp"), [program] * size, check)) > 10
+
+
+def rounds_of(protocol, backups, size):
+    """Return a check that only whole rounds end where nobody is away, and what counts is right."""
+
+    def check(before, world, rank):
+        master, earlier = world.ranks[0], before.ranks[0]
+        if master is rank and master.protocol.version != earlier.protocol.version:
+            absent = [
+                each for each in world.ranks if each.stage not in (Stage.COMPUTES, Stage.WAITS)
+            ]
+            require(
+                absent or earlier.protocol.came + 1 == size - backups, "a round is whole", rank.key
+            )
+
+    return check
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_backups_end_rounds_with_all_but_b_and_count_what_they_drop(seed):
+    generator = random.Random(seed)
+    size = generator.randint(2, 7)
+    backups = generator.randrange(size)
+    program = (CALL,) * 5 + (MEET,) + (CALL,) * 3 + (generator.choice((MEET, RESTART)), CALL, LEAVE)
+    make = served("backup", 0, backups)
+    world = world_of(make, [program] * size, rounds_of(make, backups, size))
+    ended = run_to_the_end(world, seed)
+    master = ended.ranks[0].protocol
+    assert [rank.protocol.calls for rank in ended.ranks] == [9] * size
+    assert master.averagings + master.dropped == 9 * size
+    assert master.dropped <= 9 * backups * 2 and (backups or not master.dropped)
+
+
+def test_a_backup_that_stops_holds_up_nobody_and_more_do():
+    for stopped, calls in ((1, 6), (2, 0)):
+        programs = [(CALL,) * 6] * (5 - stopped) + [(STOP,)] * stopped
+        ended = run(world_of(served("backup", 0, 1), programs), random.Random(3))
+        assert [rank.protocol.calls for rank in ended.ranks] == [calls] * (5 - stopped) + [
+            0
+        ] * stopped
+        # Each of those that ran counts 1/4.
+        expected = start(5)[0] + sum(changes(4, call).mean(axis=0) for call in range(calls))
+        NEAR(ended.ranks[0].got, expected)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_asp_and_hete_answer_each_change_at_once(seed):
+    generator = random.Random(seed)
+    size = generator.randint(1, 6)
+    server = generator.randrange(size)
+    programs = [(CALL,) * generator.randint(0, 7) for _ in range(size)]
+    ends = [(LEAVE,), (STOP,)]
+    programs = [(*program, *generator.choice(ends)) for program in programs]
+    ended = run(world_of(served("asp", server), programs), generator)
+    made = sum(program.count(CALL) for program in programs)
+    total = sum(change(r, call) for r in range(size) for call in range(programs[r].count(CALL)))
+    assert [rank.protocol.calls for rank in ended.ranks] == [p.count(CALL) for p in programs]
+    assert ended.ranks[server].protocol.version == made
+    NEAR(ended.ranks[server].model, start(size)[server] + total / size)
+
+
+def test_hete_weighs_a_change_by_the_rounds_that_it_is_old():
+    """Rank 1's change is made on the first model; the server has made 0 to 5 of its own since."""
+    for since in range(6):
+        world = world_of(served("hete"), [(CALL,) * since, (CALL,)])
+        (sent,) = [world.after((1,))]
+        for _ in range(since):
+            sent = sent.after((0,))
+        sent = sent.after((1, 0))
+        own = sum((change(0, call) for call in range(since)), np.zeros(LENGTH)) / 2
+        NEAR(sent.ranks[0].model, start(2)[0] + own + change(1, 0) / 2 / (1 + since // 2))
+        assert sent.ranks[0].protocol.version == since + 1
+
+
+@pytest.mark.parametrize("mode, backups", (("bsp", 0), ("backup", 1), ("asp", 0), ("hete", 0)))
+def test_no_order_lets_a_rank_that_leaves_or_pauses_hold_up_others(mode, backups):
+    programs = [(CALL, MEET, CALL, LEAVE), (CALL, MEET, LEAVE)]
+    assert Parts(world_of(served(mode, 0, backups), programs)).explore() > 20
+    programs = [(LEAVE,), (CALL, CALL, LEAVE), (CALL, LEAVE)]
+    assert Parts(world_of(served(mode, 0, backups), programs)).explore() > 20
+
+
+# Wrong variants are caught.
+
+
+class LowerRanksToo(Chosen):
+    """Nobody is refused who asks one that asks."""
+
+    def received(self, source, kind, number, weight):
+        asking = kind == pairwise_average.ASK and self.state == pairwise_average.ASKING
+        super().received(self.rank if asking and source > self.rank else source, kind, 0, 0)
+        if asking and source > self.rank:
+            last = (self.first_waiting + self.count_waiting - 1) % self.size
+            self.waiting[last] = source
+
+
+class GrantsWhileAsking(Chosen):
+    """Who asks grants averages all the same."""
+
+    def received(self, source, kind, number, weight):
+        if kind == pairwise_average.ASK and self.state == pairwise_average.ASKING:
+            self.port.write_model(pairwise_average.GRANT, self.calls, 1, 0)
+            self.port.post(source)
+        else:
+            super().received(source, kind, number, weight)
+
+
+class GrantsWhileGranted(Chosen):
+    """One average begins before the last one's end."""
+
+    def received(self, source, kind, number, weight):
+        if kind == pairwise_average.ASK and self.state == pairwise_average.GRANTED:
+            self.port.write_model(pairwise_average.GRANT, self.calls, 1, 0)
+            self.port.post(source)
+        else:
+            super().received(source, kind, number, weight)
+
+
+class TakesTheMean(Chosen):
+    """Who is sent half of the difference takes it for the mean."""
+
+    def received(self, source, kind, number, weight):
+        if kind == pairwise_average.HALF:
+            self.port.mix(source, 0, 1)
+            self.state = pairwise_average.FREE
+        else:
+            super().received(source, kind, number, weight)
+
+
+class ForgetsWhoWaits(Chosen):
+    """Who has got its half grants no other average until the next event."""
+
+    def advance(self):
+        if not (self.state == pairwise_average.FREE and self.averagings and self.count_waiting):
+            super().advance()
+
+
+class AsksForEver(Chosen):
+    """A refusal does not count."""
+
+    def received(self, source, kind, number, weight):
+        self.attempts += kind == pairwise_average.REFUSE
+        super().received(source, kind, number, weight)
+
+
+class AsksWhilePaused(Chosen):
+    """A rank that is about to do something with all others still asks."""
+
+    def pause(self):
+        pass
+
+    def is_quiet(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    "mutant, what",
+    (
+        (LowerRanksToo, "everybody comes to an end"),
+        (GrantsWhileAsking, "a pair is averaged in one step"),
+        (GrantsWhileGranted, "a pair is averaged in one step"),
+        (TakesTheMean, "a pair is averaged in one step"),
+        (ForgetsWhoWaits, "everybody comes to an end"),
+        (AsksForEver, "everybody comes to an end: a run goes on for ever"),
+    ),
+)
+def test_a_wrong_pair_is_caught(mutant, what):
+    triangle = both_ways(((0, 1), (0, 2), (1, 2)))
+    with pytest.raises(Violation, match=what):
+        Parts(pairs(triangle, ((CALL,),) * 3, mutant)).explore()
+
+
+class NoMass(push_sum.PushSum):
+    """The model that there is at first is taken for w times it."""
+
+    def begin(self):
+        self.weight = self.initial
+
+
+class KeepsAll(push_sum.PushSum):
+    """A rank keeps what it sends."""
+
+    def advance(self):
+        self.kept = 1
+        super().advance()
+
+
+class NewestFirst(neighbor_average.NeighborAverage):
+    """A rank goes on once it has got any model."""
+
+    def advance(self):
+        for place, count in enumerate(self.letters):
+            if self.calling and not count and sum(self.letters):
+                source = self.heard[place]
+                self.port.kept[source] = (self.port.kept[next(iter(self.port.kept))][-1],)
+                self.letters[place] += 1
+        super().advance()
+
+
+class EndsAlone(parameter_server.ParameterServer):
+    """Who is back from what all did together is in a round by itself."""
+
+    def back(self, source):
+        self.away[source] = 0
+
+
+class NoRoundFromHome(parameter_server.ParameterServer):
+    """The server's own change ends no round."""
+
+    def call(self):
+        advance, self.advance = self.advance, lambda: None
+        super().call()
+        self.advance = advance
+
+
+class WaitsForAll(parameter_server.ParameterServer):
+    """Who is away is waited for."""
+
+    def leaves(self, source, calls):
+        pass
+
+
+def run_seeds(world_of_seed):
+    for seed in range(20):
+        run_to_the_end(world_of_seed(), seed)
+
+
+@pytest.mark.parametrize(
+    "mutant, what",
+    (
+        (NoMass, "Σx stays"),
+        (KeepsAll, "Σx stays"),
+        (NewestFirst, "D-PSGD's recurrence"),
+        (EndsAlone, "bsp is synchronous SGD"),
+        (NoRoundFromHome, "everybody comes to an end"),
+        (WaitsForAll, "everybody comes to an end"),
+    ),
+)
+def test_a_wrong_variant_is_caught(mutant, what):
+    size = 4
+    if issubclass(mutant, push_sum.PushSum):
+        weights = [1, 2, 3, 4]
+        make, check = pushing(size, 2, weights=weights, protocol=mutant)[0], sums_stay(weights)
+    elif issubclass(mutant, neighbor_average.NeighborAverage):
+        make, matrix = neighbors(graphs.ring(size), size, protocol=mutant)
+        far = distances(graphs.ring(size), size)
+        check = follows(trajectory(matrix, 4), far, "neighbours")
+    elif mutant is WaitsForAll:
+        make, check = served("backup", 0, 1, mutant), None
+    else:
+        make, check = served("bsp", 0, 0, mutant), is_synchronous(synchronous(size, 0, 4))
+    programs = [(CALL, CALL, MEET, CALL, CALL, LEAVE)] * size
+    with pytest.raises(AssertionError, match=what):
+        run_seeds(lambda: world_of(make, programs, check))

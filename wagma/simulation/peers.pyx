@@ -1,0 +1,201 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The methods whose ranks send each other vectors, in simulated time.
+
+What `collectives._mailbox` does over MPI is done here at the times that the machine's model says;
+all decisions are those of the protocols of `collectives.protocols.peers`.
+"""
+
+from collections import deque
+
+from collectives import graphs
+from collectives.protocols.neighbor_average import NeighborAverage
+from collectives.protocols.pairwise_average import PairwiseAverage
+from collectives.protocols.parameter_server import ParameterServer
+from collectives.protocols.push_sum import PushSum
+
+from collectives.protocols.peers cimport Peers, Port
+from wagma.simulation.core cimport Method, Simulation
+
+cdef enum:
+    # What happens: an application's vector is in the engine's memory; a letter has come.
+    STAGED
+    CAME
+    # Bytes of a letter without a vector.
+    SHORT = 64
+
+
+cdef class SimulatedPort(Port):
+    """What one rank's engine does, and how long that takes it.
+
+    Copying a vector, and adding one to another, each take as long as the machine's memory says.
+    The letters that the engine sends and the model that its application gets come after that.
+    """
+
+    cdef Simulation simulation
+    cdef readonly Peers protocol
+    cdef int rank, kind
+    cdef long long number, nbytes, length
+    cdef double weight, pass_time, staging_time
+    # By source, oldest first: the letters on their way, and the weights of those not mixed yet.
+    cdef dict coming, weights
+
+    def __init__(self, Simulation simulation, int rank, long long nbytes):
+        self.simulation, self.rank, self.length = simulation, rank, nbytes
+        self.pass_time = nbytes / <double>simulation.machine.memory
+        self.staging_time = nbytes / <double>simulation.machine.staging
+        self.coming, self.weights = {}, {}
+
+    cdef void take_time(self, int passes) noexcept nogil:
+        """The engine goes through vectors: this often, one after the other."""
+        cdef double began = max(self.simulation.now, self.simulation.engine_free[self.rank])
+        self.simulation.engine_free[self.rank] = began + passes * self.pass_time
+
+    cdef void write(self, int kind, long long number) noexcept nogil:
+        self.kind, self.number, self.weight, self.nbytes = kind, number, 0, SHORT
+
+    cdef void write_model(
+        self, int kind, long long number, double scale, double weight
+    ) noexcept nogil:
+        self.kind, self.number, self.weight = kind, number, weight
+        self.nbytes = SHORT + self.length
+        self.take_time(1)
+
+    cdef void write_change(self, int kind, long long number) noexcept nogil:
+        self.write_model(kind, number, 1, 0)
+
+    cdef void post(self, int destination) noexcept nogil:
+        with gil:
+            self.send(destination)
+
+    cdef void send(self, int destination):
+        cdef SimulatedPort other = (<Letters>self.simulation.method).ports[destination]
+        letter = self.kind, self.number, self.weight
+        other.coming.setdefault(self.rank, deque()).append(letter)
+        self.simulation.send(self.rank, destination, self.nbytes, CAME, self.rank)
+
+    cdef double mix(self, int source, double keep, double share) noexcept nogil:
+        self.take_time(1)
+        with gil:
+            if self.weights:
+                return <double>self.weights[source].popleft()
+        return 0
+
+    cdef void halve(self, int source, int kind, long long number) noexcept nogil:
+        self.take_time(2)
+        self.kind, self.number, self.weight = kind, number, 0
+        self.nbytes = SHORT + self.length
+        self.post(source)
+
+    cdef void drop(self, int source) noexcept nogil:
+        pass
+
+    cdef void scale(self, double factor) noexcept nogil:
+        self.take_time(1)
+
+    cdef void publish(self, double scale) noexcept nogil:
+        self.take_time(1)
+
+    cdef void take(self, double scale) noexcept nogil:
+        """The application gets the model once all that is done, and goes on."""
+        cdef double ready
+        self.take_time(1)
+        ready = self.simulation.engine_free[self.rank] - self.simulation.now
+        with gil:
+            self.simulation.returns(self.rank, ready + self.staging_time)
+
+
+cdef class Letters(Method):
+    """Ranks of a protocol of `collectives.protocols.peers`.
+
+    Args:
+        make: returns the protocol of a (port, rank, size).
+        nbytes: length of the model, in bytes.
+    """
+
+    cdef object make
+    cdef long long nbytes
+    cdef list ports
+
+    def __init__(self, make, nbytes):
+        self.make, self.nbytes = make, nbytes
+
+    cpdef begin(self):
+        cdef int rank, size = self.simulation.ranks
+        cdef SimulatedPort port
+        self.ports = [SimulatedPort(self.simulation, rank, self.nbytes) for rank in range(size)]
+        for port in self.ports:
+            port.protocol = self.make(port, port.rank, size)
+        for port in self.ports:
+            port.protocol.begin()
+
+    def protocol(self, rank):
+        """Return a rank's protocol."""
+        return self.ports[rank].protocol
+
+    cpdef arrives(self, int rank):
+        cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
+        self.simulation.later(port.staging_time, STAGED, rank)
+
+    cpdef happens(self, int kind, int rank, long long a, long long b):
+        cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
+        cdef double weight
+        if kind == STAGED:
+            port.protocol.call()
+        else:
+            # An engine that looks finds what has come before, too, and takes that first.
+            kind, number, weight = port.coming[a].popleft()
+            if weight != 0:
+                port.weights.setdefault(a, deque()).append(weight)
+            port.protocol.arrived(a, kind, number, weight)
+        if self.simulation.steps[rank] == self.simulation.iterations and not port.protocol.leaving:
+            port.protocol.leave()
+
+
+def d_psgd(settings, ranks):
+    """Return D-PSGD's ranks, on the ring."""
+
+    def make(port, rank, size):
+        sources = sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
+        share = 1 / (1 + len(sources))
+        shares = [share] * len(sources)
+        everybody = settings.clock == "global"
+        return NeighborAverage(port, rank, size, sources, shares, share, sources, everybody)
+
+    return Letters(make, settings.nbytes)
+
+
+def sgp(settings, ranks):
+    """Return SGP's ranks, on the directed exponential graph."""
+    phases = graphs.exponential_phases(ranks, settings.neighbors)
+    destinations = [[[] for _ in phases] for _ in range(ranks)]
+    sources = [[[] for _ in phases] for _ in range(ranks)]
+    for phase, edges in enumerate(phases):
+        for source, destination in sorted(edges):
+            destinations[source][phase].append(destination)
+            sources[destination][phase].append(source)
+
+    def make(port, rank, size):
+        return PushSum(port, rank, size, destinations[rank], sources[rank], 1)
+
+    return Letters(make, settings.nbytes)
+
+
+def ad_psgd(settings, ranks):
+    """Return AD-PSGD's ranks, of which any may meet any other."""
+
+    def make(port, rank, size):
+        others = [other for other in range(size) if other != rank]
+        return PairwiseAverage(port, rank, size, others, settings.seed)
+
+    return Letters(make, settings.nbytes)
+
+
+def parameter_server(settings, ranks):
+    """Return a parameter server, on rank 0, and its ranks."""
+    if settings.backups >= ranks:
+        raise ValueError(f"backups is {settings.backups}, not between 0 and {ranks - 1}")
+
+    def make(port, rank, size):
+        return ParameterServer(port, rank, size, settings.mode, 0, settings.backups)
+
+    return Letters(make, settings.nbytes)
