@@ -55,7 +55,7 @@ MISTAKES = {
     "argument --algorithm local-sgd",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
-    "allreduce, local-sgd, wagma, d-psgd, sgp, ad-psgd, parameter-server, not 'hope'",
+    "allreduce, eager-sgd-majority, eager-sgd-solo, local-sgd, wagma, d-psgd, sgp, ad-psgd, ",
     "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",
     "simulate --ranks 4,0": "argument --ranks: must be a whole number from 1 on, not '0'",
     "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",

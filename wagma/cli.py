@@ -34,6 +34,8 @@ DEFAULT_SHARDS = "iid"
 # What `wagma.simulation` can simulate: --help loads neither it nor numpy.
 ALGORITHMS = (
     "allreduce",
+    "eager-sgd-majority",
+    "eager-sgd-solo",
     "local-sgd",
     "wagma",
     "d-psgd",
@@ -41,7 +43,7 @@ ALGORITHMS = (
     "ad-psgd",
     "parameter-server",
 )
-MODES = ("bsp", "backup", "asp", "hete")
+SIMULATED = ("sync_period", "wait", "clock", "neighbors", "mode", "backups")
 MACHINES = ("10gbe", "aries", "hdr")
 MACHINE_VALUES = (
     "latency",
@@ -70,7 +72,7 @@ examples:
 """
 
 TRAIN_ALGORITHMS = "algorithms, by what they average:\n" + "".join(
-    f"  {name:<11}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
+    f"  {name:<18}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
 )
 
 TRAIN_EXAMPLES = """\
@@ -220,45 +222,13 @@ def add_simulate(commands) -> None:
     )
     add_simulation_options(parser.add_argument_group("what is simulated"))
     add_grouping_options(parser.add_argument_group("averaging"))
-    parser.set_defaults(**{name: algorithms.DEFAULTS[name] for name in ("sync_period", "wait")})
-    add_letter_options(parser.add_argument_group("who sends to whom"))
+    add_peer_options(parser.add_argument_group("who sends to whom").add_argument)
+    parser.set_defaults(**{name: algorithms.DEFAULTS[name] for name in SIMULATED})
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
     add_delay_options(group)
     add_run_options(parser.add_argument_group("the results' files"))
     add_log_level(parser)
-
-
-def add_letter_options(group) -> None:
-    """Add what the methods have to say in which ranks send each other vectors."""
-    add = group.add_argument
-    add(
-        "--clock",
-        choices=("neighbours", "global"),
-        default="neighbours",
-        help="whom a step of d-psgd waits for (default: %(default)s)",
-    )
-    add(
-        "--neighbors",
-        type=whole(1),
-        default=1,
-        metavar="N",
-        help="ranks that each rank of sgp sends to in a step (default: %(default)s)",
-    )
-    add(
-        "--mode",
-        choices=MODES,
-        default="bsp",
-        help="how the parameter server takes changes in: a round of all; of all but --backups; "
-        "each at once; likewise, and older ones count less (default: %(default)s)",
-    )
-    add(
-        "--backups",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="ranks that a round of the parameter server does not wait for (default: %(default)s)",
-    )
 
 
 def add_simulation_options(group) -> None:
@@ -437,7 +407,7 @@ def add_averaging_options(group) -> None:
         choices=algorithms.ALGORITHMS,
         default=algorithms.DEFAULT,
         metavar="NAME",
-        help=f"{', '.join(algorithms.ALGORITHMS)}: see below (default: %(default)s)",
+        help="one of those listed below (default: %(default)s)",
     )
     add_grouping_options(group)
     add(
@@ -451,6 +421,12 @@ def add_averaging_options(group) -> None:
         help="send wider numbers as these (default: as they are)",
     )
     add(
+        "--trigger",
+        choices=("solo", "majority"),
+        help="whom eager-sgd's averages wait for: the first rank, or one drawn for each (default: "
+        f"{algorithms.DEFAULTS['trigger']})",
+    )
+    add(
         "--transport",
         choices=("shared", "messages"),
         help="how the ranks of a node exchange models: in memory that they share, or by messages "
@@ -461,6 +437,37 @@ def add_averaging_options(group) -> None:
         action="store_true",
         default=None,
         help="compute the next gradient while the model is averaged: gradients are one step staler",
+    )
+    add_peer_options(add)
+
+
+def add_peer_options(add) -> None:
+    """Add how ranks send each other models."""
+    add(
+        "--clock",
+        choices=("neighbours", "global"),
+        help="whom a step waits for with neighbours in a ring: these, or all ranks "
+        f"(default: {algorithms.DEFAULTS['clock']})",
+    )
+    add(
+        "--neighbors",
+        type=whole(1),
+        metavar="N",
+        help="ranks that each rank pushes to in a step, at distances that are powers of two "
+        f"(default: {algorithms.DEFAULTS['neighbors']})",
+    )
+    add(
+        "--mode",
+        choices=("bsp", "backup", "asp", "hete"),
+        help="whom a parameter server waits for: all ranks; all but --backups; nobody; nobody, and "
+        f"updates to old models count less (default: {algorithms.DEFAULTS['mode']})",
+    )
+    add(
+        "--backups",
+        type=whole(0),
+        metavar="B",
+        help="ranks that a round of --mode backup does not wait for "
+        f"(default: {algorithms.DEFAULTS['backups']})",
     )
 
 
@@ -599,6 +606,16 @@ def check_ranks(settings: argparse.Namespace, size: int) -> None:
     if settings.group_size is not None and settings.group_size > size:
         raise job.UsageError(
             f"argument --group-size: groups of {settings.group_size} in a job of {ranks(size)}"
+        )
+    hops = max(1, (size - 1).bit_length())
+    if settings.neighbors is not None and settings.neighbors > hops:
+        raise job.UsageError(
+            f"argument --neighbors: {settings.neighbors} in a job of {ranks(size)}, which has "
+            f"{hops} distances that are powers of two"
+        )
+    if settings.backups is not None and settings.backups >= size:
+        raise job.UsageError(
+            f"argument --backups: {settings.backups} in a job of {ranks(size)}: one must be left"
         )
     for rank in settings.slow_rank:
         if rank >= size:

@@ -35,6 +35,7 @@ class NeighborAverage(Peers):
         self.rounds = (size - 1).bit_length() if global_clock else 0
         before = [(rank - (1 << number)) % size for number in range(self.rounds)]
         Peers.__init__(self, port, rank, size, {*sources, *before})
+        self.follows = True
         self.sources = array.array("i", sources)
         self.shares = array.array("d", shares)
         self.own = own
@@ -56,11 +57,10 @@ class NeighborAverage(Peers):
         for i in range(len(self.destinations)):
             self.port.post(self.destinations[i])
 
-    def call(self):
+    def start(self):
         self.calling = True
         if self.rounds > 0:
             self.tick(0)
-        self.advance()
 
     def tick(self, number):
         """Begin a round of the barrier."""
@@ -71,10 +71,12 @@ class NeighborAverage(Peers):
     def received(self, source, kind, number, weight):
         if kind == AVERAGED:
             self.letters[self.place(source)] += 1
+            self.heard = max(self.heard, number)
         else:
             self.ticks[kind - CLOCK] += 1
+            self.heard = max(self.heard, number + 1)
 
-    def advance(self):
+    def proceed(self):
         """Average, once everything that the call waits for has come."""
         i: cython.int
         source: cython.int
@@ -88,8 +90,8 @@ class NeighborAverage(Peers):
             else:
                 self.round = self.rounds
         for i in range(len(self.left)):
-            if self.left[i] and self.waits_for(self.heard[i]):
-                self.missing = self.heard[i]
+            if self.left[i] and self.waits_for(self.awaited[i]):
+                self.missing = self.awaited[i]
         if self.round < self.rounds:
             return
         for i in range(len(self.sources)):
