@@ -176,6 +176,7 @@ SCALED = {
     "d-psgd": "D-PSGD",
     "sgp": "SGP",
     "ad-psgd": "AD-PSGD",
+    "eager-sgd-majority": "eager-SGD",
 }
 SCALES = {
     "figure 4": (RESNET, (4, 16, 64, 256)),
