@@ -34,8 +34,6 @@ DEFAULT_SHARDS = "iid"
 # What `wagma.simulation` can simulate: --help loads neither it nor numpy.
 ALGORITHMS = (
     "allreduce",
-    "eager-sgd-majority",
-    "eager-sgd-solo",
     "local-sgd",
     "wagma",
     "eager-sgd-solo",
@@ -224,13 +222,45 @@ def add_simulate(commands) -> None:
     )
     add_simulation_options(parser.add_argument_group("what is simulated"))
     add_grouping_options(parser.add_argument_group("averaging"))
-    add_peer_options(parser.add_argument_group("who sends to whom").add_argument)
-    parser.set_defaults(**{name: algorithms.DEFAULTS[name] for name in SIMULATED})
+    parser.set_defaults(**{name: algorithms.DEFAULTS[name] for name in ("sync_period", "wait")})
+    add_letter_options(parser.add_argument_group("who sends to whom"))
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
     add_delay_options(group)
     add_run_options(parser.add_argument_group("the results' files"))
     add_log_level(parser)
+
+
+def add_letter_options(group) -> None:
+    """Add what the methods have to say in which ranks send each other vectors."""
+    add = group.add_argument
+    add(
+        "--clock",
+        choices=("neighbours", "global"),
+        default="neighbours",
+        help="whom a step of d-psgd waits for (default: %(default)s)",
+    )
+    add(
+        "--neighbors",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="ranks that each rank of sgp sends to in a step (default: %(default)s)",
+    )
+    add(
+        "--mode",
+        choices=MODES,
+        default="bsp",
+        help="how the parameter server takes changes in: a round of all; of all but --backups; "
+        "each at once; likewise, and older ones count less (default: %(default)s)",
+    )
+    add(
+        "--backups",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="ranks that a round of the parameter server does not wait for (default: %(default)s)",
+    )
 
 
 def add_simulation_options(group) -> None:

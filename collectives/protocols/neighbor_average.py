@@ -90,8 +90,8 @@ class NeighborAverage(Peers):
             else:
                 self.round = self.rounds
         for i in range(len(self.left)):
-            if self.left[i] and self.waits_for(self.awaited[i]):
-                self.missing = self.awaited[i]
+            if self.left[i] and self.waits_for(self.heard[i]):
+                self.missing = self.heard[i]
         if self.round < self.rounds:
             return
         for i in range(len(self.sources)):

@@ -5,6 +5,8 @@ cdef int BSP, BACKUP, ASP, HETE
 
 cdef class ParameterServer(Peers):
     cdef int[::1] waiting
+    cdef long long[::1] away
+    cdef long long met
     cdef int mode, server, backups, came
     cdef public long long version, held, dropped, lag, pauses
 

@@ -10,8 +10,8 @@ What a change counts is 1/P, so that a round of all ranks is one step with their
 - HETE: the same, but one that was made on an old model counts less: 1/(P·s), where s is one plus
   the number of whole rounds' worth of changes that the model has taken in meanwhile.
 
-A rank that has left, or is about to average with all, is not waited for. The server's own
-application is one of the ranks.
+A rank that has left, or is about to do something with all others, is not waited for. The server's
+own application is one of the ranks.
 
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Chen
 et al., Revisiting Distributed Synchronous SGD, 2016 (BACKUP); Jiang et al., Heterogeneity-Aware
@@ -65,8 +65,8 @@ class ParameterServer(Peers):
         self.came = 0
         # How often the application has gone to do something with all ranks.
         self.pauses = 0
-        # The server's: who waits for the model; for which of these times a rank has gone, 0 where it
-        # is back; and for which all have met last.
+        # The server's: who waits for the model; for which of these times a rank has gone, 0 where
+        # it is back; and for which all have met last.
         self.waiting = array.array("i", [0]) * len(self.heard)
         self.away = array.array("q", [0]) * len(self.heard)
         self.met = 0
@@ -85,6 +85,7 @@ class ParameterServer(Peers):
         """Send the change to the server, and wait for its model."""
         self.calling = True
         if self.rank == self.server:
+            self.back(self.rank)
             self.take_in(self.rank, self.held)
         else:
             self.port.write_change(PUSH, self.held)
@@ -147,7 +148,7 @@ class ParameterServer(Peers):
             return
         active: cython.int = self.size
         for i in range(self.size):
-            if self.left[i]:
+            if self.left[i] or self.away[i] > 0:
                 active -= 1
         if self.came < active and self.came < self.size - self.backups:
             return
@@ -207,5 +208,5 @@ class ParameterServer(Peers):
         if not self.calling:
             return False
         if self.rank == self.server:
-            return not self.waiting[rank] and not self.left[rank]
+            return not (self.waiting[rank] or self.left[rank] or self.away[rank])
         return rank == self.server

@@ -68,7 +68,7 @@ class Peers:
 
     Args:
         port, rank, size: what does it; this rank, and how many there are.
-        awaited: the ranks that this one may wait for.
+        heard: the ranks that this one may wait for.
 
     Attributes:
         calls: how many calls the application has completed; where letters are numbered, by this.
@@ -82,7 +82,7 @@ class Peers:
             because another rank asked for it.
     """
 
-    def __init__(self, port, rank, size, awaited):
+    def __init__(self, port, rank, size, heard):
         self.port = port
         self.rank = rank
         self.size = size
@@ -97,10 +97,10 @@ class Peers:
         self.missing = -1
         self.averagings = 0
         self.passive = 0
-        self.awaited = array.array("i", sorted(awaited))
+        self.heard = array.array("i", sorted(heard))
         # Of each of these: how many of its letters are there and not yet used; whether it has left.
-        self.letters = array.array("q", [0]) * len(self.awaited)
-        self.left = array.array("q", [0]) * len(self.awaited)
+        self.letters = array.array("q", [0]) * len(self.heard)
+        self.left = array.array("q", [0]) * len(self.heard)
 
     def restart(self, calls):
         """All ranks go on from their models as they are now, after so many calls."""
@@ -139,16 +139,16 @@ class Peers:
         self.letters[self.place(source)] += 1
 
     def place(self, rank):
-        """Where a rank is among those awaited; −1: it is none of them."""
+        """Where a rank is among those heard; −1: it is none of them."""
         first: cython.int = 0
-        last: cython.int = len(self.awaited)
+        last: cython.int = len(self.heard)
         while first < last:
             middle: cython.int = (first + last) // 2
-            if self.awaited[middle] < rank:
+            if self.heard[middle] < rank:
                 first = middle + 1
             else:
                 last = middle
-        if first < len(self.awaited) and self.awaited[first] == rank:
+        if first < len(self.heard) and self.heard[first] == rank:
             return first
         return -1
 
