@@ -46,6 +46,10 @@ MISTAKES = {
     "train --image-size 64": "argument --image-size: not allowed without argument --images",
     "train --script a.py --images b": "argument --images: not allowed with argument --script",
     "train --script a.py --shards iid": "argument --shards: not allowed with argument --script",
+    "train --dirichlet-alpha 1": "argument --dirichlet-alpha: not allowed without argument "
+    "--shards dirichlet",
+    "train --shards dirichlet --dirichlet-alpha 0": "argument --dirichlet-alpha: must be a number "
+    "from 0.001 to 1000, not '0'",
     "train --algorithm hope": "argument --algorithm: invalid choice: 'hope'",
     "train --algorithm allreduce --group-size 2": "argument --group-size: not allowed with "
     "argument --algorithm allreduce",

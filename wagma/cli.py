@@ -31,6 +31,7 @@ from wagma.arguments import (
 SPEAK_FIRST = 1.0  # seconds for rank 0: Open MPI ends the job when any rank exits with an error
 DESCRIPTION = "Train with wait-avoiding group model averaging, on all ranks of an MPI job."
 DEFAULT_SHARDS = "iid"
+DEFAULT_ALPHA = 0.1
 # What `wagma.simulation` can simulate: --help loads neither it nor numpy.
 ALGORITHMS = ("allreduce", "local-sgd", "wagma")
 MACHINES = ("10gbe", "aries", "hdr")
@@ -316,9 +317,16 @@ def add_task_options(group) -> None:
     )
     group.add_argument(
         "--shards",
-        choices=("iid", "label-sorted"),
-        help="which part of the digits or images a rank has: a random one, or few of the classes "
-        f"(default: {DEFAULT_SHARDS})",
+        choices=("iid", "label-sorted", "dirichlet"),
+        help="which part of the digits or images a rank has: a random one, few of the classes, or "
+        f"of each class what a Dirichlet draw gives it (default: {DEFAULT_SHARDS})",
+    )
+    group.add_argument(
+        "--dirichlet-alpha",
+        type=number("from 0.001 to 1000", lambda value: 0.001 <= value <= 1000),
+        metavar="ALPHA",
+        help="the smaller, the less alike the shards of --shards dirichlet "
+        f"(default: {DEFAULT_ALPHA})",
     )
 
 
@@ -514,6 +522,8 @@ def check_train(settings: argparse.Namespace) -> list[str]:
     resolve_algorithm(settings)
     if settings.script and settings.shards:
         parser.error("argument --shards: not allowed with argument --script: data() shares out")
+    if settings.dirichlet_alpha and settings.shards != "dirichlet":
+        parser.error("argument --dirichlet-alpha: not allowed without argument --shards dirichlet")
     if settings.image_size and not settings.images:
         parser.error("argument --image-size: not allowed without argument --images")
     if settings.images:
@@ -521,6 +531,8 @@ def check_train(settings: argparse.Namespace) -> list[str]:
     if settings.script:
         return ["rich", "torch"]
     settings.shards = settings.shards or DEFAULT_SHARDS
+    if settings.shards == "dirichlet":
+        settings.dirichlet_alpha = settings.dirichlet_alpha or DEFAULT_ALPHA
     return ["PIL", "rich", "torch"] if settings.images else ["rich", "sklearn", "torch"]
 
 
@@ -605,8 +617,8 @@ def load_task(settings: argparse.Namespace, found, comm):
     if settings.script:
         return job.together(lambda: script.load(settings.script), comm)
     if settings.images:
-        return images.task(found, settings.image_size, settings.shards)
-    return digits.task(settings.shards, comm)
+        return images.task(found, settings.image_size, settings.shards, settings.dirichlet_alpha)
+    return digits.task(settings.shards, comm, settings.dirichlet_alpha)
 
 
 def run_info(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
