@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from wagma import plots
 from wagma.runs import Tally
 from wagma.simulation import MACHINES, Settings, simulate, steps
+
+AVERAGING = {"waiting": 0.3, "communicating": 0.1, "bytes_sent": 0, "staleness": ()}
 
 
 def tallies(ranks, steps=80, losses=lambda rank, step: 1 / (step + 1)):
@@ -28,7 +31,7 @@ def tallies(ranks, steps=80, losses=lambda rank, step: 1 / (step + 1)):
                     "synchronized": False,
                 }
             )
-        tally.add_averaging(0.3, 0.1)
+        tally.add_averaging(SimpleNamespace(**AVERAGING))
         made.append(tally)
     return made
 

@@ -176,7 +176,9 @@ def add_train(commands) -> None:
     )
     parser.set_defaults(parser=parser, command=run_train, check=check_train, run=job.run)
     add_task_options(parser.add_argument_group("what is trained"))
-    add_training_options(parser.add_argument_group("training"))
+    group = parser.add_argument_group("training")
+    add_training_options(group)
+    add_evaluation_option(group, "only after the last step")
     add_averaging_options(parser.add_argument_group("averaging"))
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
     add_run_options(parser.add_argument_group("the run's files"))
@@ -368,6 +370,18 @@ def add_training_options(group) -> None:
         metavar="N",
         help="seed of the initial model, the shards, the batches and the imbalance; with --wait "
         "group the same seed gives the same model, bit for bit (default: %(default)s)",
+    )
+
+
+def add_evaluation_option(group, default: str) -> None:
+    """Add when a model is evaluated; ``default`` says so in words where it is not given."""
+    group.add_argument(
+        "--evaluate-every",
+        type=whole(1),
+        metavar="STEPS",
+        help="test the average of all ranks' models also as they were after every so many steps: "
+        "ranks keep copies, which are tested after the training, outside of its time "
+        f"(default: {default})",
     )
 
 
