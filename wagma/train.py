@@ -22,8 +22,7 @@ import torch
 from mpi4py import MPI
 
 import collectives
-from wagma import imbalance, plots, progress
-from wagma.algorithms import ALGORITHMS
+from wagma import algorithms, imbalance, plots, progress
 from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept
 from wagma.info import versions
 from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, together
@@ -50,7 +49,7 @@ class Trainer:
         )
         sgd = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
         self.stopwatch = Stopwatch(sgd)
-        self.algorithm = ALGORITHMS[settings.algorithm]
+        self.algorithm = algorithms.named(settings.algorithm)
         self.optimizer = self.algorithm.make(sgd, self.model, comm, settings)
         self.kept: list[Kept] = []
 
@@ -103,8 +102,11 @@ class Trainer:
     def compute_gradient(self, batch: Any) -> float:
         """Compute the gradient on a batch, and return the loss."""
         self.optimizer.zero_grad()
-        loss = self.task.loss(self.model, batch)
-        loss.backward()
+        # A method of torch's may have put a module around the model, and wait in the backward pass.
+        loss = self.task.loss(getattr(self.optimizer, "module", self.model), batch)
+        backward = getattr(self.optimizer, "backward", torch.Tensor.backward)
+        waited = backward(loss)
+        self.stopwatch.computed(waited or 0.0)
         time.sleep(self.settings.step_time_ms / 1000)
         self.stopwatch.computed()
         return loss.item()
