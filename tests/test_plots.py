@@ -102,6 +102,21 @@ def test_without_matplotlib_one_line_says_so(monkeypatch, tmp_path, caplog):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_comparison_is_drawn_over_time_with_the_means_and_spreads_of_the_seeds(figures, tmp_path):
+    curves = {
+        "one": [[(1.0, 0.5), (2.0, 0.9)], [(3.0, 0.7), (4.0, 0.8)]],
+        "other": [[(1.0, 0.5), (2.0, 0.9)]],
+        "untested": [[], []],
+    }
+    rates = {"one": [10.0, 30.0], "other": [5.0], "untested": [1.0, 2.0]}
+    plots.draw_comparison(tmp_path, curves, rates, "accuracy")
+    over_time, throughput = figures["comparison.png"].axes
+    assert legend(over_time) == ["one", "other"]
+    assert np.allclose(over_time.lines[0].get_xydata(), [(2.0, 0.6), (3.0, 0.85)])
+    assert len(over_time.collections) == 1
+    assert [bar.get_width() for bar in throughput.patches] == [20.0, 5.0, 1.5]
+
+
 def simulated(ranks):
     times = steps.log_normal(10, ranks, 0.5, 0.2, seed=0)
     return {

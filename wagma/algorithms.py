@@ -114,14 +114,14 @@ ALGORITHMS: dict[str, Algorithm] = {
 REFERENCES: dict[str, Algorithm] = {
     "ddp": Algorithm(
         "DDP",
-        "torch's DistributedDataParallel over gloo: gradients over all ranks, in every step",
+        "torch's DistributedDataParallel, over gloo: gradients, in every step",
         (),
         every_step,
         "wagma.references",
     ),
     "post-local-sgd": Algorithm(
         "PostLocalSGD",
-        "torch's PostLocalSGDOptimizer over gloo: models every --sync-period steps",
+        "torch's PostLocalSGDOptimizer, over gloo: models, every --sync-period steps",
         ("sync_period",),
         every_period,
         "wagma.references",

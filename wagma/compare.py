@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -16,10 +17,11 @@ from wagma.info import versions
 from wagma.job import OK, Signals, UsageError, from_rank_0
 from wagma.runs import make_directory, write_json
 from wagma.tasks import contract
-from wagma.train import make_run, outcome_in_words
+from wagma.train import Trainer, fair_threads, make_run, outcome_in_words
 
 PER_RANK = ("timely_share_of_rank", "seconds_of_rank", "bytes_sent_of_rank")
 NOTHING = "–"
+WARM_UP = 2  # steps
 
 
 def compare(
@@ -46,6 +48,7 @@ def compare(
     """
     for label in settings.compared:
         try_to_make(settings_of(settings, label, settings.seed), label, comm)
+    warm_up(settings_of(settings, next(iter(settings.compared)), settings.seed), task, comm)
     summaries: dict[str, list[dict]] = {label: [] for label in settings.compared}
     terminal = progress.terminal() if comm.rank == 0 else None
     status = OK
@@ -83,6 +86,15 @@ def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> Non
         algorithms.named(settings.algorithm).make(sgd, model, comm, settings).close()
     except (TypeError, ValueError) as error:
         raise UsageError(f"argument --algorithms: {label}: {error}") from error
+
+
+def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
+    """Make the first steps of a run, so that no run alone pays for what torch does once."""
+    torch.set_num_threads(fair_threads(comm))
+    trainer = Trainer(settings, task, comm)
+    for _ in islice(trainer.steps(), WARM_UP):
+        pass
+    trainer.optimizer.close()
 
 
 def settings_of(settings: argparse.Namespace, label: str, seed: int) -> argparse.Namespace:

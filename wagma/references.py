@@ -10,6 +10,7 @@ import gc
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -117,22 +118,24 @@ class DDP(Reference):
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, comm: MPI.Comm):
         super().__init__(optimizer, model, comm)
-        self.module = DistributedDataParallel(model)
-        self.module.register_comm_hook(comm.size, self.average)
-        self.started = 0.0
+        # Buffers stay each rank's own, as with `Allreduce`: sending rank 0's would wait, unseen.
+        with warnings.catch_warnings():  # newer torch has another name for it
+            warnings.simplefilter("ignore", FutureWarning)
+            self.module = DistributedDataParallel(model, broadcast_buffers=False)
+        self.last_gradient = 0.0
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                # No communication hook: its callbacks, in gloo's threads, may outlive Python.
+                parameter.register_post_accumulate_grad_hook(self.note_time)
 
-    def average(self, size, bucket):  # torch refuses annotations that are strings
-        """Start to average a bucket of gradients, as torch's own allreduce_hook does."""
-        gradients = bucket.buffer().div_(size)
-        work = distributed.all_reduce(gradients, async_op=True)
-        self.started = time.perf_counter()
-        return work.get_future().then(lambda future: future.value()[0])
+    def note_time(self, _: torch.Tensor) -> None:
+        """Note when a gradient was there."""
+        self.last_gradient = time.perf_counter()
 
     def backward(self, loss: torch.Tensor) -> float:
         with closed_by_others():
             loss.backward()
-        # From the last bucket on there is no gradient left to compute meanwhile.
-        waited = time.perf_counter() - self.started
+        waited = time.perf_counter() - self.last_gradient
         self.seconds += waited
         return waited
 
