@@ -24,6 +24,7 @@ RANKS = {
     "memory": (4,),
     "torn": (4,),
     "straggler_training": (None,),
+    "methods_wall": (None,),
     "late_rules": (4, 8),
     "overlap": (4,),
     "simulated_wall": (4, 8),
