@@ -31,6 +31,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 LARGEST_VERSION = 2**60
 LARGEST_WEIGHT = 1e100  # the sum over all ranks must be finite
 CHOICES = {
+    "groups": ("changing", "fixed"),
     "wait": ("nobody", "group"),
     "late": ("paper", "conserving"),
     "engine": ("adaptive", "dedicated", "none"),

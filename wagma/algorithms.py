@@ -29,6 +29,7 @@ DEFAULT = "wagma"
 DEFAULTS = {
     "group_size": None,
     "sync_period": 10,
+    "groups": "changing",
     "wait": "nobody",
     "late": None,
     "wire_dtype": None,
@@ -97,7 +98,16 @@ ALGORITHMS: dict[str, Algorithm] = {
     "wagma": Algorithm(
         "WAGMA",
         "models in changing groups that wait for nobody, all ranks every --sync-period steps",
-        ("group_size", "sync_period", "wait", "late", "wire_dtype", "transport", "overlap"),
+        (
+            "group_size",
+            "sync_period",
+            "groups",
+            "wait",
+            "late",
+            "wire_dtype",
+            "transport",
+            "overlap",
+        ),
         every_period,
     ),
     "allreduce": Algorithm(

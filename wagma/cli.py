@@ -282,7 +282,9 @@ def add_simulate(commands) -> None:
     )
     add_simulation_options(parser.add_argument_group("what is simulated"))
     add_grouping_options(parser.add_argument_group("averaging"))
-    parser.set_defaults(**{name: algorithms.DEFAULTS[name] for name in ("sync_period", "wait")})
+    parser.set_defaults(
+        **{name: algorithms.DEFAULTS[name] for name in ("sync_period", "groups", "wait")}
+    )
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
     add_delay_options(group)
@@ -469,6 +471,12 @@ def add_grouping_options(group) -> None:
         metavar="STEPS",
         help="steps from one average over all ranks to the next (default: "
         f"{algorithms.DEFAULTS['sync_period']})",
+    )
+    add(
+        "--groups",
+        choices=("changing", "fixed"),
+        help="whether those of a step are other ones than before "
+        f"(default: {algorithms.DEFAULTS['groups']})",
     )
     add(
         "--wait",

@@ -110,7 +110,11 @@ def settings_of(settings: argparse.Namespace, ranks: int) -> Settings:
     """Return what the methods need to know; a group is never larger than the job."""
     group_size = settings.group_size and min(settings.group_size, ranks)
     return Settings(
-        settings.parameters * settings.itemsize, group_size, settings.sync_period, settings.wait
+        settings.parameters * settings.itemsize,
+        group_size,
+        settings.sync_period,
+        settings.wait,
+        groups=settings.groups,
     )
 
 

@@ -25,6 +25,7 @@ class Settings:
         sync_period: τ.
         wait: whom a group average waits for, "nobody" or the "group".
         doubling: whether group averages go by recursive doubling, whatever the model's length.
+        groups: whether they are "changing" with every version, or "fixed".
     """
 
     nbytes: int
@@ -32,12 +33,15 @@ class Settings:
     sync_period: int = 10
     wait: str = "nobody"
     doubling: bool = False
+    groups: str = "changing"
 
     def __post_init__(self) -> None:
         if self.nbytes < 1 or self.sync_period < 1:
             raise ValueError(
                 f"nbytes and sync_period must be 1 or more, not {self.nbytes}, {self.sync_period}"
             )
+        if self.groups not in ("changing", "fixed"):
+            raise ValueError(f'groups must be "changing" or "fixed", not {self.groups!r}')
         if self.wait not in ("nobody", "group"):
             raise ValueError(f'wait must be "nobody" or "group", not {self.wait!r}')
 
@@ -74,7 +78,12 @@ def wagma(settings: Settings, ranks: int) -> Method:
     """Return WAGMA-SGD's ranks."""
     size = default_group_size(ranks) if settings.group_size is None else settings.group_size
     return GroupAveraging(
-        size, settings.sync_period, settings.nbytes, settings.wait, settings.doubling
+        size,
+        settings.sync_period,
+        settings.nbytes,
+        settings.wait,
+        settings.doubling,
+        settings.groups == "fixed",
     )
 
 

@@ -40,7 +40,7 @@ cdef class GroupAveraging(Method):
 
     cdef readonly int group_size
     cdef readonly long long sync_period, nbytes
-    cdef readonly bint passive, doubling
+    cdef readonly bint passive, doubling, fixed
     cdef long long[::1] staleness_counts
     cdef list protocols
     cdef Groups groups
@@ -56,14 +56,16 @@ cdef class GroupAveraging(Method):
     cdef double staging_time, copy_time, agreement_time, average_time
     cdef double[::1] exchange_time
 
-    def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False):
+    def __init__(
+        self, group_size, sync_period, nbytes, wait="nobody", doubling=False, fixed=False
+    ):
         self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
-        self.passive, self.doubling = wait == "nobody", doubling
+        self.passive, self.doubling, self.fixed = wait == "nobody", doubling, fixed
 
     cpdef begin(self):
         cdef int ranks = self.simulation.ranks
         machine = self.simulation.machine
-        self.groups = Groups(0, ranks, self.group_size)
+        self.groups = Groups(0, ranks, self.group_size, self.fixed)
         peers = [[peer for peer, _ in activation_peers(rank, ranks)] for rank in range(ranks)]
         self.peers = np.array(peers, dtype=np.intc).reshape(ranks, -1)
         self.dimensions = self.peers.shape[1]
