@@ -76,7 +76,7 @@ class GroupAllreduce:
             was forked.
         ImportError: the extensions were built for another MPI than mpi4py's.
 
-    Source: WAGMA-SGD, sections III and IV, and V-C for fixed groups; "conserving", weights and
+    Source: WAGMA-SGD, sections III and IV, and V-B for fixed groups; "conserving", weights and
         joining go beyond the paper.
     """
 
