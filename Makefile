@@ -32,7 +32,8 @@ MPI4PY := $(MPI) mpi4py
 endif
 
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+# pip would compile ten thousand files to bytecode, of which few are ever imported.
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 SOURCES := $(wildcard setup.py collectives/*.pyx collectives/*.pxd collectives/*.h \
 	collectives/protocols/*.py collectives/protocols/*.pxd collectives/protocols/*.h \
 	wagma/simulation/*.pyx wagma/simulation/*.pxd)
@@ -85,6 +86,7 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 $(VENV)/installed: $(VENV)/tools pyproject.toml
 	@echo "Building wagma"
 	@WAGMA_EXTENSIONS=later $(PIP) --no-build-isolation --editable '$(TREE)[test,plot]'
+	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -c 'import matplotlib.figure, rich.progress, torch._dynamo'
 	@touch $@
 
 # PyPI's torch for Linux brings CUDA's libraries. The much smaller CPU build is found only where

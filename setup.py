@@ -17,6 +17,8 @@ from wagma_build import find_mpicc
 # No fused multiply-add: all members of a group must round alike, whoever is a, whoever b. Nobody
 # asks whether a number was inexact; if somebody could, what halves need would not be vectorised.
 ARITHMETIC = ["-ffp-contract=off", "-fno-trapping-math"]
+# Without debugging information, of generated code, compilation takes a fifth less time.
+OPTIONS = ["-O3", "-g0", *ARITHMETIC, "-pthread"]
 
 
 def mpi_flags():
@@ -48,7 +50,7 @@ def extension(source, extra_compile_args=(), extra_link_args=(), **options):
     return Extension(
         ".".join(source.with_suffix("").parts),
         [str(source)],
-        extra_compile_args=["-O3", *ARITHMETIC, "-pthread", *extra_compile_args],
+        extra_compile_args=[*OPTIONS, *extra_compile_args],
         extra_link_args=["-pthread", *extra_link_args],
         **options,
     )

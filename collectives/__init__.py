@@ -1,9 +1,10 @@
 """Wait-avoiding collectives for MPI.
 
 `GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
-waiting for late ranks; `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`,
-`PairwiseAverage` and `ParameterServer` have vectors sent from rank to rank, along the edges of
-`collectives.graphs`. Importing this package neither initialises MPI nor imports torch.
+waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
+them. `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`, `PairwiseAverage`
+and `ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`.
+Importing this package neither initialises MPI nor imports torch.
 """
 
 from collectives.errors import (
@@ -16,6 +17,7 @@ from collectives.group_allreduce import DEFAULT_LATE, GroupAllreduce
 from collectives.neighbor_average import NeighborAverage
 from collectives.pairwise_average import PairwiseAverage
 from collectives.parameter_server import ParameterServer
+from collectives.partial_allreduce import PartialAllreduce
 from collectives.push_sum import PushSum
 from collectives.statistics import Statistics
 
@@ -28,6 +30,7 @@ __all__ = [
     "NeighborAverage",
     "PairwiseAverage",
     "ParameterServer",
+    "PartialAllreduce",
     "PushSum",
     "RankFailedError",
     "Statistics",

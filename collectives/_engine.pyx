@@ -69,6 +69,7 @@ from collectives.protocols.wait_avoiding cimport (
     SYNC,
     SYNCHRONIZE,
     WaitAvoiding,
+    drawn,
 )
 
 from mpi4py import MPI
@@ -110,9 +111,11 @@ cdef enum:
     MAX_DIMENSIONS = 32
     MAX_COLLECTIVES = 256
     # A message on the activation tree: a version and its ops; or one of these for the version: no
-    # more comes from here; or a rank has failed, which rank, and its text in what is left.
+    # more comes from here; or a rank has failed, which rank, and its text in what is left; or
+    # versions are free to start, and after how many operations.
     FIN = -1
     FAILED = -2
+    FREED = -3
     MESSAGE = 32
     TEXT = 8 * (MESSAGE - 2)
     # What a rank gathers from all: operation, t, the version to load, questions asked, and the
@@ -256,6 +259,9 @@ cdef class Collective:
     cdef MPI_Comm control_comm
     cdef pthread_mutex_t lock
     cdef bint conserving, crowded, lonely
+    # What ranks contribute are sums that grow from 0 after each average over all ranks that is
+    # published, and a late call gets the newest mean as it is.
+    cdef bint summing
     # Nanoseconds without progress after which a caller reports a stall and ends the job; 0: never.
     cdef long long stall, abort
     # The vectors' state under the conserving rule: the snapshot is still what was returned; or
@@ -326,8 +332,8 @@ cdef class Collective:
     cdef long long staleness[MOST_STALENESS + 1]
 
     def __init__(self, Comm control, Comm data, like, *, bint single, int group_size, sync_period,
-                 bint fixed, bint passive, bint conserving, bint crowded, double stall, double abort,
-                 wire_dtype, bint sharing):
+                 bint fixed, bint passive, bint conserving, bint summing, drawing_seed,
+                 bint crowded, double stall, double abort, wire_dtype, bint sharing):
         cdef int k
         cdef Opened opened
         self.control = control
@@ -337,6 +343,7 @@ cdef class Collective:
         self.size = control.Get_size()
         self.pid = getpid()
         self.conserving = conserving
+        self.summing = summing
         self.crowded = crowded
         self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
         self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
@@ -349,6 +356,8 @@ cdef class Collective:
         peers = activation_peers(self.rank, self.size)
         self.dimensions = len(peers)
         self.protocol = WaitAvoiding(self.dimensions, group_size, sync_period, passive)
+        if drawing_seed is not None:
+            self.protocol.draw(self.rank, self.size, drawing_seed)
         # Engines drift apart by no more than the bound, so tags further apart are never confused:
         # those of a group do so by one version only, and groups that are fixed have no others.
         self.window = 4 * propagation_bound(self.size, group_size) + 4 if group_size > 1 else 1
@@ -631,15 +640,18 @@ cdef class Collective:
                 if self.protocol.failed < 0:
                     memcpy(self.failure, &self.received[k][2], TEXT)
                 self.protocol.notice(<int>self.received[k][1], k)
+            elif self.received[k][0] == FREED:
+                self.protocol.free(self.received[k][1], k)
             else:
                 self.protocol.tell(self.received[k][0], self.received[k][1], k)
             self._check(MPI_Start(&self.receives[k]))
 
     cdef inline unsigned int _due(self) noexcept nogil:
-        return self.protocol.due | self.protocol.notice_due | self.protocol.fin_due
+        return (self.protocol.due | self.protocol.notice_due | self.protocol.freed_due
+                | self.protocol.fin_due)
 
     cdef void _send_what_is_due(self) noexcept nogil:
-        """Send activations, failures, FINs in this order, one at a time on each dimension."""
+        """Send what is due, one message at a time on each dimension, and a FIN last."""
         cdef int k, done
         if self._due() == 0:
             return
@@ -654,6 +666,9 @@ cdef class Collective:
                 elif self.protocol.notice_due >> k & 1:
                     self.protocol.notice_due &= ~(1u << k)
                     self._send(k, FAILED, self.protocol.failed)
+                elif self.protocol.freed_due >> k & 1:
+                    self.protocol.freed_due &= ~(1u << k)
+                    self._send(k, FREED, self.protocol.freed)
                 else:
                     self.protocol.fin_due &= ~(1u << k)
                     self._send(k, FIN, 0)
@@ -877,6 +892,10 @@ cdef class Collective:
                 self.unchanged = self.task.copy != NULL
                 self.unreturned = self.unreturned and not self.unchanged
                 self._set_weight(0 if self.out else self.weight_published)
+            if self.summing:
+                self._unlock_to_copy()
+                self.layout.zero(self.snapshot_arrays)
+                self._lock_after_copy()
         self._end_operation()
 
     cdef void _end_operation(self) noexcept nogil:
@@ -1054,8 +1073,11 @@ cdef class Collective:
         self.unreturned = False
 
     cdef void _take_late(self) noexcept nogil:
-        """Late under the paper's rule: x = (W·m + w·x') / (W + w), or m if x' is not finite."""
-        cdef double own = self.weight_given if self.finite else 0
+        """Late under the paper's rule: x = (W·m + w·x') / (W + w), or m if x' is not finite.
+
+        And m where x' is a sum, of which some is in m already.
+        """
+        cdef double own = self.weight_given if self.finite and not self.summing else 0
         if self.weight == 0:
             return
         self._unlock_to_copy()
@@ -1070,14 +1092,14 @@ cdef class Collective:
         """Fill the third vector with what a synchronisation would take from this rank now.
 
         Where that is the application's vector, lend it: the third then takes no memory.
-        The cases are those of `_publish`.
+        The cases are those of `_publish`. A sum is none of an average of something else.
         """
         cdef double weight = self.weight_published
         cdef bint replaces = not self.conserving or not self.filled
         self._unlock_to_copy()
         if publishes and (replaces or self.unchanged) and self.layout.all_finite(self.x):
             self.lent = True
-        elif publishes and replaces:
+        elif replaces and (publishes or self.summing):
             self.layout.zero(self.third_arrays)
             weight = 0
         elif (publishes and not self.unreturned and not self.unchanged
@@ -1114,8 +1136,8 @@ cdef class Collective:
         """Share what the application has, and enter what the others do."""
         self._publish_between_calls()
         self.joined_at = self.protocol.t
-        if not self.conserving:
-            # Under the other rule what was not yet shared goes into the next synchronisation first.
+        if not (self.conserving or self.summing):
+            # Under other rules what was not yet shared goes into the next synchronisation first.
             self._set_weight(0)
         self.protocol.release()
         self._begin_operation(JOIN)
@@ -1284,6 +1306,8 @@ cdef class Collective:
         version = self.protocol.t + self.protocol.base
         if self.mailbox is not None:
             version = self.mailbox.protocol.calls
+        if self.protocol.awaited() >= 0:
+            return f"version {version}", [self._drawn()]
         if self.protocol.operation != NONE:
             return f"{OPERATIONS[self.protocol.operation]} after {version} calls", range(self.size)
         if self.mailbox is not None:
@@ -1294,6 +1318,10 @@ cdef class Collective:
         running = f"version {self.protocol.running + self.protocol.base}"
         members = [self.groups.members[rank] for rank in range(self.groups.count)]
         return f"publish() during {running}" if self.holding else running, sorted(members)
+
+    cdef int _drawn(self):
+        """Return which rank is drawn to start what this one waits for."""
+        return drawn(self.protocol.seed, self.protocol.awaited() + self.protocol.base, self.size)
 
     cdef _why_missing(self, int rank):
         """Return what a rank does instead of what this one waits for; None if it does that."""
@@ -1307,6 +1335,8 @@ cdef class Collective:
             return None if answer[3] else f"whose application computes after {answer[0]} calls"
         if self.protocol.operation != NONE:
             return None if answer[2] else f"whose application computes after {calls} calls"
+        if self.protocol.awaited() >= 0:
+            return f"which starts it and computes after {calls} calls"
         if answer[1] > self.protocol.running:
             return None
         # An interrupted call has been made, though its version is not over.
@@ -1338,6 +1368,9 @@ cdef class Collective:
         kept = self.snapshot_arrays if self._bypasses_snapshot() else NULL
         if self.begun:
             self.exchange.take_over(kept)
+        elif self.lent:
+            # Its version has not been started.
+            self.layout.copy(self.snapshot_arrays, self.x)
         elif self._is_averaging() and not self.protocol.passive:
             # The operation goes on with what there is, and that would be nothing.
             self._publish_between(self.x)
@@ -1572,6 +1605,38 @@ cdef class Collective:
                         self._wait(QUIET)
                     else:
                         self.mailbox.protocol.resume()
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+        finally:
+            self.entered = False
+
+    def join_peers(self, vector):
+        """Make no more calls, but those that others need, until all ranks do so."""
+        cdef Opened opened = self._open_for_letters(vector)
+        self._enter()
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    self._wait(ANSWERED)
+                    self.mailbox.take_in(opened.arrays)
+                    self.mailbox.protocol.join()
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+        finally:
+            self.entered = False
+
+    def catch_up(self, long long calls):
+        """Make as many calls as the rank that has made the most, once all have joined."""
+        self._enter()
+        try:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    self.mailbox.protocol.catch_up(calls)
+                    self._wait(ANSWERED)
+                    # What no call of the others has taken along.
+                    self.mailbox.publish(1)
                 finally:
                     pthread_mutex_unlock(&self.lock)
         finally:

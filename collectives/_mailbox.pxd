@@ -40,6 +40,8 @@ cdef class Mailbox(Port):
     # does not know what it last got, since an exception ended its call.
     cdef char **user
     cdef bint changed, unreturned
+    # The model is still what the application last got.
+    cdef bint untouched
     # Letters without and with a vector that are not in use; those on their way here, in the order
     # in which their sources sent them; and those that the protocol keeps.
     cdef Letters free_short, free_long, coming, kept

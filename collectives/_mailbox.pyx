@@ -131,6 +131,7 @@ cdef class Mailbox(Port):
         opened = Opened(like, self.layout, 0)
         self.layout.copy(self.model_arrays, opened.arrays)
         memcpy(self.change, self.model, self.layout.size)
+        self.untouched = True
 
     def attach(self, Peers protocol):
         """Let this protocol say what happens."""
@@ -372,6 +373,7 @@ cdef class Mailbox(Port):
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
         cdef Letter *letter = self._kept_from(source)
         cdef double weight = weight_in(letter)[0]
+        self.untouched = False
         if keep == 0 and share == 1:
             self.layout.copy(self.model_arrays, self.letter_arrays)
         else:
@@ -381,6 +383,7 @@ cdef class Mailbox(Port):
 
     cdef void halve(self, int source, int kind, long long number) noexcept nogil:
         cdef Letter *letter = self._kept_from(source)
+        self.untouched = False
         self.layout.combine(self.letter_arrays, -0.5, self.model_arrays, 0.5)
         self.layout.combine(self.model_arrays, 1, self.letter_arrays, -1)
         header(letter)[KIND] = kind
@@ -393,14 +396,23 @@ cdef class Mailbox(Port):
     cdef void drop(self, int source) noexcept nogil:
         self._recycle(self._kept_from(source))
 
+    cdef void scale(self, double factor) noexcept nogil:
+        if factor != 1:
+            self.untouched = False
+            self._scale(self.model_arrays, self.model_arrays, factor)
+
     cdef void publish(self, double scale) noexcept nogil:
-        if self.changed:
+        if self.changed and scale == 1 and self.untouched and self.user != NULL:
+            self.layout.copy(self.model_arrays, self.user)  # the same, and not rounded
+        elif self.changed:
             self.layout.combine(self.model_arrays, 1, self.change_arrays, scale)
-            self.changed = False
+            self.untouched = False
+        self.changed = False
 
     cdef void take(self, double scale) noexcept nogil:
         self._scale(self.change_arrays, self.model_arrays, scale)
         self.unreturned = self.user == NULL
+        self.untouched = scale == 1 and not self.unreturned
         if self.user != NULL:
             self.layout.copy(self.user, self.change_arrays)
 
@@ -428,6 +440,7 @@ cdef class Mailbox(Port):
         self.publish(1)
         self.layout.copy(self.change_arrays, user)
         self.unreturned = False
+        self.untouched = False
 
     cdef void forget_user(self) noexcept nogil:
         """The application's memory is its own again."""
@@ -440,6 +453,7 @@ cdef class Mailbox(Port):
         self.layout.copy(self.change_arrays, model)
         self.changed = False
         self.unreturned = False
+        self.untouched = True
         self.epoch += 1
         while self.kept.first != NULL:
             letter = self.kept.first

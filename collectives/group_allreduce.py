@@ -97,9 +97,8 @@ class GroupAllreduce:
         abort=None,
         log_level=None,
     ):
-        check_comm(comm)
-        native, error = _native()
-        given = settings.resolve(
+        self._construct(
+            comm,
             like,
             group_size=group_size,
             sync_period=sync_period,
@@ -113,6 +112,17 @@ class GroupAllreduce:
             abort=abort,
             log_level=log_level,
         )
+
+    def _construct(self, comm, like, **given):
+        """Agree with the other ranks on what is given, and build this rank's part.
+
+        Args:
+            given: the constructor's arguments; for sums of what ranks put in (`PartialAllreduce`)
+                also `trigger` and `seed`.
+        """
+        check_comm(comm)
+        native, error = _native()
+        given = settings.resolve(like, **given)
         with process.interrupts_held():
             raise_together(comm, error or settings.first_error(comm, like, given))
             raise_together(comm, settings.difference(comm, given))
@@ -172,6 +182,8 @@ class GroupAllreduce:
                 fixed=self.groups == "fixed",
                 passive=self.wait == "nobody",
                 conserving=self.late == "conserving",
+                summing="trigger" in given,
+                drawing_seed=given["seed"] if given.get("trigger") == "majority" else None,
                 crowded=node.crowded,
                 stall=given["stall"],
                 abort=given["abort"],

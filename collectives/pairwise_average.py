@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from collectives import graphs
 from collectives.peers import PeerCollective
 from collectives.settings import is_integer
@@ -62,22 +60,24 @@ class PairwiseAverage(PeerCollective):
         Collective. The application goes on from what was in the vector, and all else is left as it
         is; pairs that are being averaged come first.
         """
-        self._settle(vector)
-        self._all.average(vector)
-        self._native.pause(False)
+        super().average(vector)
 
-    def synchronize(self, vector) -> None:
-        """Set every rank's model and `vector` to what `average` would give; collective."""
-        self._settle(vector)
-        super().synchronize(vector)
-        self._native.pause(False)
+    def join(self, vector) -> None:
+        """Make no more calls, but take part in others' pairs until all ranks have joined.
 
-    def _settle(self, vector) -> None:
-        """Put this rank's model into `vector` once no pair is being averaged; collective."""
+        Collective. All ranks then have the average of all models, and have made as many calls as
+        the one that made the most.
+        """
+        self._prepare(vector)
+        last = self.comm.allreduce(self.version, max)
+        self._all.synchronize(vector)
+        self._restart(vector, last)
+
+    def _prepare(self, vector) -> None:
+        """Put this rank's model into `vector`, once no pair is being averaged; collective."""
         self._carry_out(self._native.publish_change, vector)
         self._native.pause(True)
-        # After an average over all ranks each has begun its last pair, and has ended its own.
-        arrays = [np.copy(array) for array in self._listed(vector)]
-        self._all.average(arrays[0] if self._single else arrays)
+        self._meet(vector)
+        # Nobody begins a pair any more, and whoever had begun one has done its part.
         self._native.pause(True)
         self.model(vector)

@@ -62,15 +62,7 @@ class ParameterServer(PeerCollective):
 
     def average(self, vector) -> None:
         """Overwrite `vector` by the server's model, and leave all else as it is; collective."""
-        self._settle(vector)
-        self._all.average(vector)
-        self._native.pause(False)
-
-    def synchronize(self, vector) -> None:
-        """Set every rank's vector to the server's model; collective."""
-        self._settle(vector)
-        super().synchronize(vector)
-        self._native.pause(False)
+        super().average(vector)
 
     def load(self, vector, version: int) -> None:
         """Go on from the server's `vector` after `version` calls; collective."""
@@ -78,9 +70,11 @@ class ParameterServer(PeerCollective):
         super().load(vector, version)
         self.synchronize(vector)
 
-    def _settle(self, vector) -> None:
-        """Let rounds end without this rank, and only the server's model count."""
-        self._native.pause(True)
+    def _prepare(self, vector) -> None:
+        self._native.pause(True)  # rounds need not wait for this rank
         if self.rank == self.server:
             self.model(vector)
+        self._weigh(vector)
+
+    def _weigh(self, vector) -> None:
         self._all.publish(vector, weight=float(self.rank == self.server))

@@ -126,10 +126,13 @@ class PeerCollective:
 
         Collective: all ranks call it between the same two calls.
         """
+        self._prepare(vector)
         self._all.average(vector)
+        self._native.pause(False)
 
     def synchronize(self, vector) -> None:
         """Average `vector` in place over all ranks, as the model of each; collective, no call."""
+        self._prepare(vector)
         self._all.synchronize(vector)
         self._restart(vector, self.version)
 
@@ -161,10 +164,31 @@ class PeerCollective:
         )
 
     def join(self, vector) -> None:
-        """Raise NotImplementedError: all ranks make the same number of calls."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no join(): all ranks make the same number of calls"
-        )
+        """Make no more calls, but let those of the others go on until all ranks have joined.
+
+        Collective. The change since the last call is in the average that all ranks have then, of
+        all their models, and all have made as many calls as the rank that made the most.
+        """
+        self._carry_out(self._native.join_peers, vector)
+        self._meet(vector)
+        last = self.comm.allreduce(self.version, max)
+        self._native.catch_up(last)
+        self.model(vector)
+        self._weigh(vector)
+        self._all.synchronize(vector)
+        self._restart(vector, last)
+
+    def _prepare(self, vector) -> None:
+        """Make `vector` what this rank gives to an average over all ranks."""
+        self._weigh(vector)
+
+    def _weigh(self, vector) -> None:
+        """Say how much it counts, if that is not 1."""
+
+    def _meet(self, vector) -> None:
+        """Wait until all ranks are here."""
+        arrays = [np.copy(array) for array in self._listed(vector)]
+        self._all.average(arrays[0] if self._single else arrays)
 
     def fail(self, error) -> None:
         """Tell all ranks of this one's error: their calls raise it, and only close() is left."""

@@ -71,10 +71,7 @@ class PushSum(PeerCollective):
 
         Where the vectors are what calls have returned that is Σx / Σw. All else is left as it is.
         """
-        self._all.publish(vector, weight=self.weight)
-        self._all.average(vector)
+        super().average(vector)
 
-    def synchronize(self, vector) -> None:
-        """Set every rank's vector to what `average` would give, with its first weight again."""
+    def _weigh(self, vector) -> None:
         self._all.publish(vector, weight=self.weight)
-        super().synchronize(vector)

@@ -29,6 +29,7 @@ DEFAULT_LATE = "conserving"
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 LARGEST_VERSION = 2**60
+LARGEST_SEED = 2**64 - 1
 LARGEST_WEIGHT = 1e100  # the sum over all ranks must be finite
 CHOICES = {
     "groups": ("changing", "fixed"),
@@ -36,6 +37,7 @@ CHOICES = {
     "late": ("paper", "conserving"),
     "engine": ("adaptive", "dedicated", "none"),
     "transport": (None, "shared", "messages"),
+    "trigger": ("solo", "majority"),
 }
 WIRE_DTYPES = ("float16", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -89,7 +91,12 @@ def first_error(comm, like, settings: dict) -> Exception | None:
         return TypeError(f"sync_period is {sync_period!r}, not an integer")
     if sync_period < 1:
         return ValueError(f"sync_period is {sync_period}, less than 1")
-    return choice_error(settings) or vector_error(like) or process_error(settings)
+    return (
+        seed_error(settings.get("seed", 0))
+        or choice_error(settings)
+        or vector_error(like)
+        or process_error(settings)
+    )
 
 
 def checked_weight(weight) -> float:
@@ -114,6 +121,15 @@ def version_error(version) -> Exception | None:
     return None
 
 
+def seed_error(seed) -> Exception | None:
+    """Return why nothing can be drawn from a seed, or None."""
+    if not is_integer(seed):
+        return TypeError(f"seed is {seed!r}, not an integer")
+    if not 0 <= seed <= LARGEST_SEED:
+        return ValueError(f"seed is {seed}, not from 0 to {LARGEST_SEED}")
+    return None
+
+
 def is_integer(value) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
@@ -126,7 +142,7 @@ def choice_error(settings: dict) -> Exception | None:
         return f"{setting} ({variable})" if variable else setting
 
     for name, allowed in CHOICES.items():
-        if settings[name] not in allowed:
+        if name in settings and settings[name] not in allowed:
             words = ", ".join(filter(None, allowed))
             return ValueError(f"{name_of(name)} is {settings[name]!r}, not one of {words}")
     wire_dtype = settings["wire_dtype"]

@@ -21,6 +21,14 @@ def pytest_configure(config):
         config.pluginmanager.register(lockstep.Lockstep(config))
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Do not import what has no test of the kind asked for: that would take long, on every rank."""
+    kind = config.getoption("markexpr")
+    if kind in ("mpi", "launch") and collection_path.suffix == ".py":
+        return f"mark.{kind}" not in collection_path.read_text() or None
+    return None
+
+
 def pytest_generate_tests(metafunc):
     """Run every MPI test with each transport, but for those that say which by `transports`."""
     if metafunc.definition.get_closest_marker("mpi") is None or "comm" not in metafunc.fixturenames:

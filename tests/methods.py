@@ -19,11 +19,15 @@ class Method(NamedTuple):
         kind: the class.
         settings: its arguments, such that a period has several steps, if it has periods.
         repeatable: whether a run gives the same model every time, bit for bit.
+        holds: whether a rank holds the model of it that others average with.
+        rounding: relative error of one rank's steps beside those of the wrapped optimiser alone.
     """
 
     kind: type
     settings: dict
     repeatable: bool = True
+    holds: bool = True
+    rounding: float = 0
 
     def wrap(self, model, comm, make=None, **settings):
         local = (make or momentum_sgd)(model.parameters())
@@ -35,7 +39,15 @@ METHODS = {
     "wagma-group": Method(optim.WAGMA, {"sync_period": 4, "wait": "group"}),
     "wagma-overlap": Method(optim.WAGMA, {"sync_period": 4, "wait": "group", "overlap": True}),
     "allreduce": Method(optim.Allreduce, {}),
+    "eager-sgd": Method(optim.EagerSGD, {"sync_period": 4}, False, rounding=1e-5),
+    "eager-sgd-majority": Method(
+        optim.EagerSGD, {"sync_period": 4, "trigger": "majority"}, False, rounding=1e-5
+    ),
     "local-sgd": Method(optim.LocalSGD, {"sync_period": 4}),
+    "d-psgd": Method(optim.DPSGD, {}),
+    "sgp": Method(optim.SGP, {}),
+    "ad-psgd": Method(optim.ADPSGD, {}, repeatable=False, holds=False),
+    "parameter-server": Method(optim.ParameterServer, {}, repeatable=False),
 }
 
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -47,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from protocol_messages import (
     FIN,
+    FREED,
     VERSION,
     Contribution,
     Invariant,
@@ -270,12 +271,18 @@ class Inbox(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A rank's state: the pickled `Part`, and what is asked of it from outside."""
+    """A rank's state: the pickled `Part`, and what is asked of it from outside.
+
+    Attributes:
+        awaits: the rank that is drawn to start what this one waits for, if it waits for that.
+    """
 
     saved: bytes
     next: int
     left: bool
     waits: bool
+    computes: bool
+    awaits: int | None
     executed: tuple
 
 
@@ -400,10 +407,16 @@ class Explorer:
         local = self.local_states[state]
         if local == len(self.locals):
             rank = part.rank
-            waits = rank.application.waits_in_group_call()
-            saved = self.saver.save(part)
             self.locals.append(
-                Local(saved, rank.protocol.next, rank.left, waits, tuple(rank.executed))
+                Local(
+                    self.saver.save(part),
+                    rank.protocol.next,
+                    rank.left,
+                    rank.application.waits_in_group_call(),
+                    rank.application.computes(),
+                    part.drawn_to_start(rank),
+                    tuple(rank.executed),
+                )
             )
         return local
 
@@ -482,7 +495,7 @@ class Explorer:
         if key not in self.deliveries:
             local, inbox = self.places.things[place]
             kind, _, content = self.messages.things[message]
-            if kind == "control" and content != FIN:
+            if kind == "control" and content != FIN and content[0] != FREED:
                 allowed = self.locals[local].next + self.network.gap
                 require(content[0] <= allowed, Invariant.BOUNDED, content, "comes", allowed)
             inbox = inbox.put(self.messages.things[message])
@@ -653,9 +666,11 @@ class Explorer:
         return met
 
     def check_nobody_waits(self, state):
-        for place in state[:-1] if self.scenario.passive else ():
-            local = self.locals[self.places.things[place][0]]
-            if local.waits:
+        if not self.scenario.passive:
+            return
+        locals_ = [self.locals[self.places.things[place][0]] for place in state[:-1]]
+        for local in locals_:
+            if local.waits and not (local.awaits is not None and locals_[local.awaits].computes):
                 raise Violation(Invariant.WAIT_AVOIDING, self.describe(state))
 
     def check_end(self, state):
@@ -744,24 +759,39 @@ def is_urgent(part, event):
     rank, action = part.rank, event[1]
     protocol, application = rank.protocol, rank.application
     computes = application.stage == Stage.COMPUTING
-    if application.interruptible:
+    drawn = rank.world.scenario.seed is not None
+    if application.interruptible or (drawn and INTERRUPTED_CALL in application.program[:1]):
         return False
     if action == "step":
-        # The application has the vectors, or is alone concerned.
-        return not computes
+        # The application has the vectors, or is alone concerned, but for what it may send then.
+        sends = application.stage == Stage.HANDING_OVER or protocol.joined
+        return not (computes or (drawn and sends))
     if action == "receive":
         return not (computes and calls_next(rank))
     if action == "agree":
-        forwards = protocol.dimensions > 1
+        forwards = protocol.dimensions > 1 or drawn
         return not (forwards and agreement(part.entered[protocol.ops].values())[0] == CLOSE)
     if action == "hear":
         message = part.network.control[part.number, event[2]][0]
         if message == FIN or protocol.fin_at >= 0:
             return True
         higher = range(event[2] + 1, protocol.dimensions)
-        forwards = any(protocol.sent[k] < message[0] for k in higher)
-        return not forwards and (message[0] <= protocol.told or not calls_next(rank))
+        if message[0] == FREED:
+            forwarded = all(protocol.freed_sent >> k & 1 for k in higher)
+            known = message[1] == protocol.freed and forwarded
+            return message[1] < protocol.freed or known
+        if any(protocol.sent[k] < message[0] for k in higher):
+            return False
+        # With what is free, which comes first says who starts the version.
+        calls = calls_next(rank) or (drawn and has_called(rank))
+        return message[0] <= protocol.told or not calls
     return action in ("receive_average", "leave")
+
+
+def has_called(rank):
+    """Whether the application has called a version that this rank does not know to be started."""
+    calls = rank.application.stage in (Stage.HANDING_OVER, Stage.COLLECTING)
+    return rank.protocol.awaited() >= 0 or (calls and rank.protocol.told < rank.protocol.t)
 
 
 def calls_next(rank):
@@ -786,6 +816,8 @@ def calls_next(rank):
 def shifts(scenario):
     """Return by which numbers all ranks' numbers can be changed (XOR) without another effect."""
     size, programs = scenario.world_size, scenario.programs
+    if scenario.seed is not None:
+        return (0,)
     return tuple(
         shift
         for shift in shifts_of_groups(size, scenario.group_size)

@@ -32,9 +32,11 @@ def load_source(module):
 protocols = load_source("wait_avoiding")
 schedules = load_source("schedule")
 
-# What goes over a channel of control besides activations: the last message, and (NOTICE, rank).
+# What goes over a channel of control besides activations: the last message, (NOTICE, rank), and
+# (FREED, operations).
 FIN = "fin"
 NOTICE = "notice"
+FREED = "freed"
 
 # What an exchange is of: the number follows.
 VERSION = "version"
@@ -62,6 +64,7 @@ class Invariant(enum.Enum):
     TOGETHER = "all ranks leave an operation at the same version, with what it publishes"
     JOINED = "a rank that has joined contributes nothing newer than its join"
     HEARD = "everybody hears of a failure, unless all are closing"
+    DRAWN = "a version is started by the rank drawn for it, unless one is in an operation"
 
 
 class Violation(AssertionError):
@@ -183,13 +186,21 @@ class Network:
         return self.window * self.phases
 
     def send_control(self, destination, dimension, message):
-        """Send (version, ops), ever higher versions, (NOTICE, rank), at most once, or FIN, last."""
+        """Send one message over a channel of control.
+
+        There go (version, ops) and (FREED, ops), each ever higher ones, (NOTICE, rank), at most
+        once, and FIN, last.
+        """
         key = destination, dimension
         last = self.carried.get(key, -1)
         require(last != FIN, Invariant.DRAINED, message, "is sent after FIN on", key)
         if message != FIN and message[0] == NOTICE:
             require(key not in self.notified, Invariant.BOUNDED, message, "is sent twice on", key)
             self.notified.add(key)
+        elif message != FIN and message[0] == FREED:
+            ascending = self.carried.get((*key, FREED), -1) < message[1]
+            require(ascending, Invariant.BOUNDED, message, "is sent again on", key)
+            self.carried[(*key, FREED)] = message[1]
         else:
             version = FIN if message == FIN else message[0]
             ascending = message == FIN or last < version

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from protocol_messages import (
     FIN,
+    FREED,
     NOTICE,
     OPERATION,
     VERSION,
@@ -122,6 +123,10 @@ class Application:
         """Whether the version of an interrupted call, if there was one, has been executed since."""
         return self.rank.protocol.next >= self.rank.protocol.t
 
+    def computes(self):
+        """Whether the application makes no call, and its last one is over."""
+        return self.stage == Stage.COMPUTING and self.caught_up()
+
     def waits_in_group_call(self):
         if self.stage == Stage.COMPUTING:
             return not self.caught_up()
@@ -171,15 +176,18 @@ class Application:
         protocol.call()
         self.vector = None
         self.rank.world.note_arrival(self.rank)
-        if protocol.timely:
+        if protocol.timely and protocol.may_start(protocol.t):
             self.rank.world.start(protocol.t, self.rank)
         handed_over = protocol.timely and protocol.vectors == protocols.HELD
         self.stage = Stage.HANDING_OVER if handed_over else Stage.COLLECTING
 
     def hand_over(self):
         """Publish the vector of a timely call, which lets its version begin."""
+        protocol, told = self.rank.protocol, self.rank.protocol.told
         self.vector = self.rank.publish()
-        self.rank.protocol.published()
+        protocol.published()
+        if told < protocol.t <= protocol.told:
+            self.rank.world.start(protocol.t, self.rank)
         self.stage = Stage.COLLECTING
 
     def collect(self):
@@ -198,7 +206,7 @@ class Application:
     def interrupt(self):
         """An exception ends the call."""
         self.rank.world.met.add("interrupted")
-        self.rank.protocol.abandon()
+        self.rank.abandon()
         self.interruptible = False
         self.stage = Stage.COMPUTING
 
@@ -220,6 +228,8 @@ class Rank:
         self.protocol = protocol_type(
             len(self.peers), scenario.group_size, scenario.sync_period, scenario.passive
         )
+        if scenario.seed is not None:
+            self.protocol.draw(number, scenario.world_size, scenario.seed)
         self.application = application_type(self, scenario.programs[number])
         self.rule = scenario.rule(Fraction(number))
         self.contribution = Contribution(number, 0, 0, 0)
@@ -252,7 +262,7 @@ class Rank:
             events.append((self.number, "receive_average"))
         if protocol.stage == protocols.AGREEING and self.all_entered():
             events.append((self.number, "agree"))
-        if protocol.due or protocol.notice_due or protocol.fin_due:
+        if protocol.due or protocol.notice_due or protocol.freed_due or protocol.fin_due:
             events += [(self.number, "send", k) for k in dimensions if self.can_send(k)]
         if self.failing and not self.left:
             events.append((self.number, "fail"))
@@ -290,21 +300,40 @@ class Rank:
             self.world.met.add("notice")
             self.protocol.notice(message[1], dimension)
             return
+        if message[0] == FREED:
+            self.may_start(self.protocol.free, message[1], dimension)
+            return
         due, sent = self.protocol.due, list(self.protocol.sent)
         self.protocol.tell(*message, dimension)
         if any(due >> k & 1 and sent[k] < self.protocol.sent[k] for k in range(len(sent))):
             self.world.met.add("overtaken activation")
 
+    def may_start(self, event, *arguments):
+        """Tell the protocol of what may let it start a version that has been called before."""
+        awaited = self.protocol.awaited()
+        event(*arguments)
+        if 0 <= awaited <= self.protocol.told:
+            self.world.met.add("freed")
+            self.world.start(awaited, self)
+
+    def abandon(self):
+        """The application's call ends by an exception; its version may be started only then."""
+        version = self.protocol.t
+        self.protocol.abandon()
+        if version == self.protocol.told:
+            self.world.start(version, self)
+
     def can_send(self, dimension):
         protocol = self.protocol
-        if not (protocol.due | protocol.notice_due | protocol.fin_due) >> dimension & 1:
+        due = protocol.due | protocol.notice_due | protocol.freed_due | protocol.fin_due
+        if not due >> dimension & 1:
             return False
         channel = (self.peers[dimension][0], dimension)
         busy = channel in self.world.network.control
         return not busy or self.world.scenario.sends != ONE_AT_A_TIME
 
     def send(self, dimension):
-        """Send the activation that is due on a dimension, or else the notice, or else the FIN."""
+        """Send what is due on a dimension: activation, notice, that versions are free, FIN."""
         protocol, bit = self.protocol, 1 << dimension
         if protocol.due & bit:
             protocol.due &= ~bit
@@ -313,6 +342,9 @@ class Rank:
         elif protocol.notice_due & bit:
             protocol.notice_due &= ~bit
             message = (NOTICE, protocol.failed)
+        elif protocol.freed_due & bit:
+            protocol.freed_due &= ~bit
+            message = (FREED, protocol.freed)
         else:
             protocol.fin_due &= ~bit
             message = FIN
@@ -465,7 +497,7 @@ class Rank:
     def enter(self, operation):
         if operation == protocols.JOIN:
             self.updates_until_join = self.updates
-        self.protocol.enter(operation)
+        self.may_start(self.protocol.enter, operation)
         self.contribute_to_agreement()
 
     def all_entered(self):
@@ -660,7 +692,19 @@ class World:
             rank.application.frozen = rank.number in numbers
 
     def start(self, version, rank):
-        self.started.setdefault(version, rank.epoch)
+        """Note that a rank starts a version, if it is the first."""
+        if version not in self.started:
+            freed = any(each.protocol.operation != protocols.NONE for each in self.ranks)
+            drawn = self.drawn_for(version, rank)
+            require(freed or drawn in (None, rank.number), Invariant.DRAWN, version, drawn, rank)
+            self.started[version] = rank.epoch
+
+    def drawn_for(self, version, rank):
+        """Return which rank is drawn for a version, as a rank sees it; None: anybody may start."""
+        if self.scenario.seed is None:
+            return None
+        number = version + rank.protocol.base
+        return protocols.drawn(self.scenario.seed, number, self.scenario.world_size)
 
     def note_arrival(self, rank):
         """A rank has made a call: note who came, and whether others were gone or came, too."""
@@ -715,11 +759,25 @@ class World:
             require(rank.protocol.failed in self.failed, Invariant.HEARD, rank, self.failed)
 
     def check_nobody_waits(self):
-        """Nothing more can happen while some applications stop: no group call may wait."""
+        """Nothing more can happen while some applications stop: no group call may wait.
+
+        It may for the rank that is drawn for its version, if that has stopped.
+        """
         if not self.scenario.passive:
             return
         for rank in self.ranks:
-            require(not rank.application.waits_in_group_call(), Invariant.WAIT_AVOIDING, rank)
+            waits = rank.application.waits_in_group_call() and not self.awaits_stopped(rank)
+            require(not waits, Invariant.WAIT_AVOIDING, rank)
+
+    def awaits_stopped(self, rank):
+        """Whether a rank waits for one that computes to start a version drawn for that."""
+        drawn = self.drawn_to_start(rank)
+        return drawn is not None and self.ranks[drawn].application.computes()
+
+    def drawn_to_start(self, rank):
+        """Return which rank is drawn to start what a rank has called, if nobody has started it."""
+        version = rank.protocol.awaited()
+        return self.drawn_for(version, rank) if version >= 0 else None
 
     def check_without_absent(self):
         """Nothing more can happen without those that never come: all others have come to wait.
@@ -731,6 +789,7 @@ class World:
             return
         for rank in self.ranks:
             arrived = rank.application.stage in (Stage.AGREEING, Stage.CLOSED)
+            arrived = arrived or self.awaits_stopped(rank)
             require(arrived or rank.application.frozen, Invariant.ENDS, *self.ranks)
         self.check_drained()
         if self.scenario.group_size > 1:

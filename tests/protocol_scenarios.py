@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from protocol_messages import protocols
@@ -97,6 +97,7 @@ class Scenario:
         absent: the ranks whose applications never make a step; what waits for them is the end.
         failing: the ranks that at some moment give notice of a failure.
         heeds: whether an application closes, instead of going on, once it knows of a failure.
+        seed: of the ranks that are drawn to start the versions; None: anybody may.
     """
 
     world_size: int
@@ -111,6 +112,7 @@ class Scenario:
     absent: frozenset = frozenset()
     failing: frozenset = frozenset()
     heeds: bool = False
+    seed: int | None = None
 
 
 def random_epoch(generator, calls):
@@ -177,6 +179,17 @@ def random_scenario(generator):
         failing=random_ranks(generator, world_size, (0, 0, 0, 0.2, 1)),
         heeds=generator.random() < 0.5,
         absent=random_ranks(generator, world_size, (0, 0, 0, 0, 0.2)),
+    )
+
+
+def random_drawn_scenario(generator):
+    """Make a random scenario in which each version is started by the rank drawn for it.
+
+    All ranks are one group, and anybody is passive.
+    """
+    scenario = random_scenario(generator)
+    return replace(
+        scenario, group_size=scenario.world_size, passive=True, seed=generator.getrandbits(64)
     )
 
 

@@ -21,21 +21,23 @@ TIME_LIMIT = 600  # seconds, of a part; only a hang takes so long
 
 def parts(brief):
     pytest = [sys.executable, "-m", "pytest"]
+    cores = [*pytest, "-n", "auto", "--dist"]  # tests of one process each, on all cores
     # The ranks' caches would overwrite each other.
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread", "-m", "mpi"]
     if not brief:
-        # Tests of one process each, on all cores.
-        cores = ["-n", "auto", "--dist", "worksteal"]
-        yield "one process", [*pytest, *cores, "-m", "not mpi and not launch"]
+        yield "one process", [*cores, "worksteal", "-m", "not mpi and not launch"]
     for size in BRIEF if brief else SIZES:
         yield f"{size} rank{'s' * (size > 1)}", [*mpiexec(), "-n", str(size), *mpi]
     if not brief:
-        yield "launched jobs", [*pytest, "-m", "launch"]
+        yield "launched jobs", [*cores, "loadfile", "-m", "launch"]
 
 
 def run(command):
     """Return the exit status of a part, None where it took too long."""
-    with Job(command, env={"OMP_NUM_THREADS": "1", **os.environ}) as job:
+    env = {"OMP_NUM_THREADS": "1", **os.environ}
+    # Else every process would compile the tests anew, and pytest all of hypothesis: a second each.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    with Job(command, env=env) as job:
         deadline = time.monotonic() + TIME_LIMIT
         while job.poll() is None:
             if time.monotonic() > deadline:

@@ -77,7 +77,7 @@ MISTAKES = {
     "compare --script a.py --shards iid": "argument --shards: not allowed with argument --script",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
-    "allreduce, local-sgd, wagma, not 'hope'",
+    "allreduce, eager-sgd-majority, eager-sgd-solo, local-sgd, wagma, not 'hope'",
     "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",
     "simulate --ranks 4,0": "argument --ranks: must be a whole number from 1 on, not '0'",
     "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",

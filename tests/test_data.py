@@ -1,6 +1,9 @@
 """The digits, their shards and batches: who trains on what."""
 
+import subprocess
+import sys
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +29,22 @@ def test_the_digits_are_all_there_and_split_the_same_every_time():
     assert list(counts) == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     again, _ = data.load_digits()
     assert np.array_equal(train.images, again.images)
+
+
+def test_the_digits_are_scikit_learns_whether_its_file_is_found_or_not(monkeypatch):
+    datasets = pytest.importorskip("sklearn.datasets")
+    pixels, labels = data.read_digits()
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    for expected in (datasets.load_digits(return_X_y=True), data.read_digits()):
+        assert np.array_equal(pixels, expected[0])
+        assert np.array_equal(labels, expected[1])
+
+
+def test_reading_the_digits_does_not_load_scikit_learn():
+    code = "import sys; from wagma import data; data.load_digits(); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "wagma.data" in ran.stdout.split()
+    assert "sklearn" not in ran.stdout.split()
 
 
 def test_no_image_is_both_trained_on_and_tested_with():

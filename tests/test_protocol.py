@@ -3,7 +3,9 @@
 The invariants themselves are in `protocol_network`, which checks them throughout every run.
 """
 
+import itertools
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +33,10 @@ from protocol_scenarios import (
     Load,
     PaperRule,
     Scenario,
+    random_drawn_scenario,
 )
+
+from collectives.protocols import wait_avoiding
 
 SEEDS_PER_BLOCK = 220
 
@@ -40,6 +45,34 @@ SEEDS_PER_BLOCK = 220
 def test_random_runs_keep_every_invariant(block):
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         run_seed(seed)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_random_runs_of_drawn_starts_keep_every_invariant(block):
+    """Each version is started by the rank that is drawn for it, unless one is in an operation."""
+    seeds = range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK)
+    met = set().union(*(run_seed(seed, random_drawn_scenario).met for seed in seeds))
+    assert {"timely", "late", "passive", "freed", "joined", "closed early"} < met
+
+
+@pytest.mark.parametrize("seed", (0, 1, 2**64 - 1))
+@pytest.mark.parametrize("size", (3, 8))
+def test_ranks_are_drawn_uniformly(size, seed):
+    """The counts, and those of pairs in sequence, are within five standard deviations."""
+    drawn = [protocols.drawn(seed, version, size) for version in range(8000)]
+    for count in Counter(drawn).values():
+        assert abs(count - 8000 / size) < 5 * (8000 / size) ** 0.5
+    pairs = Counter(itertools.pairwise(drawn))
+    assert len(pairs) == size**2
+    for count in pairs.values():
+        assert abs(count - 8000 / size**2) < 5 * (8000 / size**2) ** 0.5
+
+
+def test_the_compiled_protocol_draws_the_same():
+    for seed in (0, 7, 2**64 - 1):
+        for version in (0, 1, 10**6, 2**60):
+            expected = protocols.drawn(seed, version, 7)
+            assert wait_avoiding.drawn(seed, version, 7) == expected
 
 
 def test_random_runs_meet_all_that_can_happen():

@@ -3,6 +3,8 @@
 What is left out is shown to commute, and is compared with what is found when nothing is.
 """
 
+from dataclasses import replace
+
 import pytest
 from protocol_explorer import (
     Explorer,
@@ -224,6 +226,43 @@ def test_every_interleaving_keeps_every_invariant(name):
 def test_every_interleaving_of_loads_and_failures_keeps_every_invariant(name):
     states, _ = explore_naively(EVERY_INTERLEAVING[name])
     assert len(states) == ALL_STATES[name]
+
+
+# Each version is started by the rank that is drawn for it, unless a rank is in an operation
+
+DRAWN = [
+    "two ranks call",
+    "their activations are delayed",
+    "they synchronise",
+    "they average between calls",
+    "one closes earlier",
+    "one does not synchronise",
+    "one is interrupted",
+    "one joins earlier, the other averages and closes",
+    "one joins after an interrupted call",
+]
+DRAWN_OF_MORE = {
+    "one of three ranks calls, all join": Scenario(
+        3, 3, 9, ((CALL, JOIN, CLOSE), (JOIN, CLOSE), (JOIN, CLOSE))
+    ),
+    "three ranks synchronise": Scenario(3, 3, 3, ((CALL, CALL, CALL, CLOSE),) * 3),
+    "one of two ranks is interrupted, the other closes": Scenario(
+        2, 2, 9, ((INTERRUPTED_CALL, CALL, CLOSE), (CLOSE,))
+    ),
+    "one of four ranks calls": case(4, 4, (0,), 1),
+}
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_interleaving_of_drawn_starts_keeps_every_invariant(name, seed):
+    """With the seeds, either of the two ranks is drawn for the first version, and the second."""
+    explored(replace(LOOKED_UP[name], seed=seed), reduced=False)
+
+
+@pytest.mark.parametrize("name", DRAWN_OF_MORE)
+def test_drawn_starts_of_more_ranks_keep_every_invariant(name):
+    explore_completely(replace(DRAWN_OF_MORE[name], seed=1))
 
 
 # What is left out

@@ -14,9 +14,11 @@ from protocol_scenarios import (
     CALL,
     CLOSE,
     DELAYED,
+    INTERRUPTED_CALL,
     JOIN,
     SYNCHRONIZE,
     Scenario,
+    random_drawn_scenario,
     random_scenario,
 )
 
@@ -203,6 +205,37 @@ class ForwardsNoNotice(WaitAvoiding):
         super().notice(rank, -1 if dimension < 0 else self.dimensions)
 
 
+class NeverFrees(WaitAvoiding):
+    """A rank in an operation does not let others start what it may be drawn for."""
+
+    def enter(self, operation):
+        super().enter(operation)
+        self.freed_due = 0
+
+
+class JoinedFreesOnce(WaitAvoiding):
+    """A rank that has joined lets others start versions until their next operation, no longer."""
+
+    def moved(self):
+        super().moved()
+        self.freed_due = 0
+
+
+class InterruptedStartsNothing(WaitAvoiding):
+    """A version whose call was interrupted is not started when it is free."""
+
+    def start_awaited(self):
+        if self.waiting:
+            super().start_awaited()
+
+
+class FreesWhatCameBefore(WaitAvoiding):
+    """What is free stays so after the operation."""
+
+    def may_start(self, version):
+        return self.freed >= 0 or super().may_start(version)
+
+
 class FinBeforeNotice(Rank):
     """A FIN may overtake the notice that is due on its dimension."""
 
@@ -324,6 +357,19 @@ def joined_and_synchronising(generator):
     )
 
 
+def interrupted_and_closing(generator):
+    """Some ranks are interrupted before others, of which one is drawn, close."""
+    world_size = generator.randint(2, 4)
+    programs = [(INTERRUPTED_CALL, CALL, CLOSE), (CLOSE,)] * world_size
+    return Scenario(
+        world_size,
+        group_size=world_size,
+        sync_period=100,
+        programs=tuple(programs[:world_size]),
+        seed=generator.getrandbits(64),
+    )
+
+
 def several_failures(generator):
     """Many ranks fail while all call."""
     world_size = generator.randint(5, 9)
@@ -373,6 +419,10 @@ MUTANTS = [
     Mutant(ForwardsOnlyTheFirstNotice, {Invariant.HEARD}, 200, several_failures),
     Mutant(NoNoticeInOperations, {Invariant.HEARD}, 100),
     Mutant(ForwardsNoNotice, {Invariant.HEARD}, 100),
+    Mutant(NeverFrees, {Invariant.ENDS}, 100, random_drawn_scenario),
+    Mutant(JoinedFreesOnce, {Invariant.ENDS}, 200, random_drawn_scenario),
+    Mutant(InterruptedStartsNothing, {Invariant.ENDS}, 50, interrupted_and_closing),
+    Mutant(FreesWhatCameBefore, {Invariant.DRAWN}, 100, random_drawn_scenario),
     Mutant(FinBeforeNotice, {Invariant.DRAINED}, 100),
     Mutant(RenumbersTooLate, {Invariant.ENDS, Invariant.EPOCH, Invariant.TOGETHER}, 200),
     Mutant(TrainsAfterJoining, {Invariant.JOINED}, 100),

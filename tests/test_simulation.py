@@ -523,7 +523,7 @@ def test_a_thousand_ranks():
         (("wagma", [[1.0, -1.0]]), "must be finite, 0 or more, and not all"),
         (("wagma", [[1.0, math.nan]]), "must be finite, 0 or more, and not all"),
         (("wagma", [[0.0, 0.0]]), "must be finite, 0 or more, and not all"),
-        (("none", [[1.0]]), "no method 'none': there are wagma, allreduce, local-sgd"),
+        (("none", [[1.0]]), "no method 'none': there are wagma, allreduce, eager-sgd-solo"),
     ),
 )
 def test_bad_arguments_are_named(arguments, message):

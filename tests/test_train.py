@@ -5,7 +5,6 @@ import math
 import os
 import pty
 import re
-import signal
 import sys
 import time
 
@@ -14,19 +13,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import Signal
-from squares import squares
+from training import metrics, train
 
 from collectives.statistics import Statistics
 from collectives.topology import group_of
 from wagma import data, imbalance, progress
 from wagma.algorithms import all_wait_after
+from wagma.cli import ALGORITHMS
 from wagma.runs import POINTS, Curve, JsonLines, Tally, summarise
 from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
 
 RANKS = 4
-TIMEOUT = 100
 SETTINGS = ["--steps", 125, "--seed", 3, "--wait", "group"]
 UNEVEN = ["--step-time", 2, "--imbalance", "cloud", "--imbalance-scale", 0.05, "--slow-rank", "1:3"]
 STATISTICS = Statistics(*(0,) * 5, (), *(0,) * 5)
@@ -67,16 +65,6 @@ def tally_of(records):
 
 def no_bound(seconds):
     return 0.0
-
-
-def train(directory, name, *flags, ranks=RANKS):
-    """Run the command, and return how it ended."""
-    arguments = ["-m", "wagma", "train", "--runs-dir", directory, "--name", name, *flags]
-    return launch.mpirun(ranks, *arguments, timeout=TIMEOUT)
-
-
-def metrics(run, rank):
-    return [json.loads(line) for line in (run / f"rank-{rank:04}.jsonl").read_text().splitlines()]
 
 
 # --- what is counted, in one process
@@ -208,7 +196,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(runs):
-    return train(runs, "first", *SETTINGS, *UNEVEN).check()
+    return train(runs, "first", *SETTINGS, *UNEVEN, ranks=RANKS).check()
 
 
 @pytest.fixture
@@ -320,7 +308,7 @@ def test_the_model_file_has_the_accuracy_of_the_summary_and_it_is_good(run):
 
 @pytest.mark.launch
 def test_waiting_for_the_group_the_same_seed_gives_the_same_model_whoever_is_slow(runs, run):
-    train(runs, "again", *SETTINGS, "--slow-rank", "3:2").check()
+    train(runs, "again", *SETTINGS, "--slow-rank", "3:2", ranks=RANKS).check()
     first, again = (torch.load(runs / name / "model.pt") for name in ("first", "again"))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -332,7 +320,7 @@ def test_waiting_for_the_group_the_same_seed_gives_the_same_model_whoever_is_slo
 def test_overlapped_training_learns_and_records_every_step_with_its_own_average(runs):
     """118 steps, so that the last one's average is outstanding at the end."""
     options = ["--overlap", "--wait", "group", "--seed", 3, "--steps", 118, *UNEVEN]
-    train(runs, "overlap", *options, "--log-level", "info").check()
+    train(runs, "overlap", *options, "--log-level", "info", ranks=RANKS).check()
     run = runs / "overlap"
     assert json.loads((run / "config.json").read_text())["overlap"] is True
     summary = json.loads((run / "summary.json").read_text())
@@ -377,153 +365,10 @@ def test_another_algorithm_is_recorded_with_its_own_bound(runs):
 
 
 @pytest.mark.launch
-def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
-    flags = ["--steps", "30", "--imbalance", "cloud", "--imbalance-scale", "0.01"]
-    mpirun(1, "-m", "wagma", "train", *flags, "--runs-dir", tmp_path, timeout=TIMEOUT).check()
-    (run,) = tmp_path.iterdir()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
-    assert [one["group"] for one in metrics(run, 0)] == [[0]] * 30
-    assert (run / "model.pt").exists()
-
-
-# --- other tasks
-
-SCRIPT = """
-import logging, sys, warnings
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-sys.modules["matplotlib"] = None
-
-
-def model():
-    return nn.Linear(4, 1)
-
-
-def data(rank, size, batch_size, seed):
-    warnings.warn(f"one warning of rank {rank}")
-    logging.getLogger("mine").error("an error of rank %d", rank)
-    inputs = torch.randn(120, 4, generator=torch.Generator().manual_seed(seed))
-    targets = inputs.sum(1, keepdim=True)
-    mine = TensorDataset(inputs[20 + rank :: size], targets[20 + rank :: size])
-    return DataLoader(mine, batch_size, shuffle=True), [(inputs[:20], targets[:20])]
-
-
-def loss(model, batch):
-    inputs, targets = batch
-    return nn.functional.mse_loss(model(inputs), targets)
-"""
-
-
-@pytest.mark.launch
-def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(runs):
-    script = runs / "my_task.py"
-    script.write_text(SCRIPT)
-    options = ["--steps", 60, "--batch-size", 16, "--lr", 0.1, "--momentum", 0, "--wait", "group"]
-    options += ["--script", script, "--log-level", "info"]
-    ended = train(runs, "script", *options, ranks=2).check()
-    outcome = ended.stdout.splitlines()[-2]
-    assert re.match(r"test loss [\d.e-]+, wall time ", outcome)
-    run = runs / "script"
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["loss"] < 0.1  # the targets' variance is 4
-    assert json.loads((run / "config.json").read_text())["script"] == str(script)
-    # A rank's 50 pairs are three batches of 16 and one of 2, over and over.
-    assert [one["samples"] for one in metrics(run, 1)[:8]] == [16, 16, 16, 2] * 2
-    assert not list(run.glob("*.png"))
-    assert ended.stderr.count("wagma.plots: warning: no loss.png and time.png: matplotlib is") == 1
-    assert ended.stderr.count("one warning of rank 0") == 1
-    assert ended.stderr.count("mine: error: an error of rank 0\n") == 1
-    assert "INFO" not in ended.stderr and "wagma.train: info: made 60 steps" in ended.stderr
-    assert "rank 1" not in ended.stderr
-    log = (run / "rank-0001.log").read_text()
-    assert "one warning of rank 1" in log
-    assert "ERROR mine: an error of rank 1\n" in log
-
-
-@pytest.mark.launch
-def test_folders_of_images_are_learnt(runs):
-    squares(runs / "squares")
-    options = ["--steps", 30, "--batch-size", 8, "--image-size", 16, "--wait", "group"]
-    ended = train(runs, "images", "--images", runs / "squares", *options, ranks=2).check()
-    assert re.match("test accuracy [0-9.]+%, wall time ", ended.stdout.splitlines()[-2])
-    run = runs / "images"
-    assert json.loads((run / "summary.json").read_text())["accuracy"] >= 0.9
-    assert torch.load(run / "model.pt")["14.weight"].shape == (3, 128)
-
-
-# --- how it ends otherwise
-
-
-@pytest.mark.launch
-def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpirun, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("""
-import sys
-from wagma import cli, train
-
-def out_of_memory(trainer, step):
-    if (trainer.rank, step) == (2, 20):
-        raise MemoryError("no batch fits")
-
-train.Trainer.hold_up = out_of_memory
-sys.exit(cli.main(sys.argv[1:]))
-""")
-    flags = ["train", "--runs-dir", tmp_path / "runs", "--steps", "100000", "--step-time", "5"]
-    ended = mpirun(RANKS, script, *flags, timeout=TIMEOUT)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("wagma: rank 2 of 4 failed:\nTraceback")
-    assert ended.stderr.count("MemoryError: no batch fits") == 1
-
-
-@pytest.mark.launch
-@pytest.mark.parametrize(
-    ("number", "to", "status"),
-    [(signal.SIGINT, "launcher", 130), (signal.SIGTERM, "ranks", 143), (signal.SIGTERM, 1, 143)],
-)
-def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, status):
-    ranks = RANKS if to == "ranks" else 2
-    flags = ["--steps", "500", "--step-time", "10", "--name", "stopped"]
-    ended = mpirun(
-        *(ranks, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
-        timeout=TIMEOUT,
-        signals=[Signal(number, "step 50/500", to)],
-    )
-    assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "stopped" / "model.pt").exists()
-    if to == "launcher" and launch.is_open_mpi():
-        assert ended.returncode == 1
-        return
-    assert ended.returncode == status
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("wagma: ")]
-    where = " on rank 1" if to == 1 else ""
-    assert line.startswith(f"wagma: stopped by {number.name}{where} after ")
-    for rank in range(ranks):
-        assert 40 <= len(metrics(tmp_path / "stopped", rank)) < 250
-
-
-@pytest.mark.launch
-def test_a_signal_while_the_job_sets_itself_up_ends_it_too(mpirun, tmp_path):
-    ended = mpirun(
-        *(
-            2,
-            "-m",
-            "wagma",
-            "train",
-            "--runs-dir",
-            tmp_path,
-            "--steps",
-            "1000",
-            "--step-time",
-            "20",
-        ),
-        timeout=TIMEOUT,
-        signals=[Signal(signal.SIGTERM, 1.0, "launcher")],
-    )
-    assert "Traceback" not in ended.stderr
-    if launch.is_open_mpi():
-        assert ended.returncode == 1
-        return
-    assert ended.returncode == 143
-    assert "wagma: stopped by SIGTERM after 0 steps" in ended.stderr
+def test_its_steps_can_be_simulated(mpirun, run, tmp_path):
+    options = ("--trace", run, "--ranks", "1,64", "--steps", "30", "--name", "mine")
+    ended = mpirun(None, "-m", "wagma", "simulate", *options, timeout=60, cwd=tmp_path).check()
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    walls = [float(line[2]) for line in lines if line[0].isdigit()]
+    assert len(walls) == 2 * len(ALGORITHMS)
+    assert all(wall > 30 * 0.002 for wall in walls)

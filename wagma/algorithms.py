@@ -8,6 +8,7 @@ does not.
 from __future__ import annotations
 
 import argparse
+import heapq
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,8 +34,13 @@ DEFAULTS = {
     "wait": "nobody",
     "late": None,
     "wire_dtype": None,
+    "trigger": "solo",
     "transport": None,
     "overlap": False,
+    "clock": "neighbours",
+    "neighbors": 1,
+    "mode": "bsp",
+    "backups": 0,
 }
 
 
@@ -46,6 +52,7 @@ class Algorithm:
         optimizer: the name of its class in `module`.
         help: what it does, in one line.
         options: which of `DEFAULTS` it takes; the class has arguments of these names.
+        seeded: whether it draws something, and the class takes the job's seed.
         bound: the least seconds that a job can take if averaging is free, from how long every
             rank's steps take, compute and injected delays, as a float64 array of shape (ranks,
             steps), and the job's settings: what counts is who waits for whom.
@@ -56,6 +63,7 @@ class Algorithm:
     help: str
     options: tuple[str, ...]
     bound: Callable[[np.ndarray, Mapping[str, Any]], float]
+    seeded: bool = False
     module: str = "wagma.optim"
 
     def make(
@@ -68,6 +76,8 @@ class Algorithm:
         """Make the optimiser that the command line asks for, around a local one; collective."""
         module = importlib.import_module(self.module)  # not at the top: it loads torch
         given = {name: getattr(settings, name) for name in self.options}
+        if self.seeded:
+            given["seed"] = settings.seed
         return getattr(module, self.optimizer)(local, model, comm=comm, **given)
 
 
@@ -94,10 +104,103 @@ def every_step(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
     return all_wait_after(seconds, 1)
 
 
+def nobody(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
+    """Return the bound where no rank waits for another."""
+    return float(seconds.sum(axis=1).max())
+
+
+def neighbours(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
+    """Return the bound where a step waits for the two neighbours in a ring to have begun theirs."""
+    import numpy as np  # not at the top: --help needs none
+
+    if settings["clock"] == "global":
+        return all_wait_after(seconds, 1)
+    ended = np.zeros(len(seconds))
+    for step in seconds.T:
+        ended = np.maximum.reduce([ended + step, np.roll(ended, 1), np.roll(ended, -1)])
+    return float(ended.max())
+
+
+def pushes(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
+    """Return the bound where a step waits for that of the ranks that push to this one."""
+    import numpy as np  # not at the top: --help needs none
+
+    size, steps = seconds.shape
+    hops = [1 << i for i in range((size - 1).bit_length())]
+    ended = np.zeros(size)
+    for step in range(steps):
+        pushed = ended + seconds[:, step]
+        first = step * settings["neighbors"]
+        now = [hops[(first + j) % len(hops)] for j in range(settings["neighbors"]) if hops]
+        ended = np.maximum.reduce([pushed, *(np.roll(pushed, hop) for hop in now)])
+    return float(ended.max())
+
+
+def served(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
+    """Return the bound of a parameter server."""
+    if settings["mode"] in ("asp", "hete"):
+        return nobody(seconds, settings)
+    if settings["mode"] == "bsp":
+        return all_wait_after(seconds, 1)
+    return rounds(seconds, len(seconds) - settings["backups"])
+
+
+def rounds(seconds: np.ndarray, enough: int) -> float:
+    """Return the bound where a step waits for that of so many ranks, or none if it was too late."""
+    size, steps = seconds.shape
+    made = [0] * size
+    began = [0] * size  # the round that each rank's step is part of
+    events = [(float(seconds[rank, 0]), rank) for rank in range(size)]
+    heapq.heapify(events)
+    waiting, active, number, time = [], size, 0, 0.0
+
+    def begin(rank):
+        nonlocal active
+        made[rank] += 1
+        began[rank] = number
+        if made[rank] == steps:
+            active -= 1
+        else:
+            heapq.heappush(events, (time + float(seconds[rank, made[rank]]), rank))
+
+    while events:
+        time, rank = heapq.heappop(events)
+        if began[rank] < number:
+            begin(rank)
+        else:
+            waiting.append(rank)
+        while waiting and len(waiting) >= min(enough, active):
+            number += 1
+            released, waiting = waiting, []
+            for each in released:
+                begin(each)
+    return time
+
+
+def when_triggered(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
+    """Return the bound where a step begins as eager-SGD's `trigger` says, and all wait in periods.
+
+    With "majority" a rank that comes before the one drawn for the step waits for that.
+    """
+    import numpy as np  # not at the top: --help needs none
+
+    from collectives.protocols.wait_avoiding import drawn
+
+    if settings["trigger"] == "solo":
+        return every_period(seconds, settings)
+    ranks, steps = seconds.shape
+    at = np.zeros(ranks)
+    for step in range(steps):
+        at += seconds[:, step]
+        synchronous = (step + 1) % settings["sync_period"] == 0
+        at = np.maximum(at, at.max() if synchronous else at[drawn(0, step, ranks)])
+    return float(at.max())
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "wagma": Algorithm(
         "WAGMA",
-        "models in changing groups that wait for nobody, all ranks every --sync-period steps",
+        "models in changing groups that wait for nobody, all of them every --sync-period",
         (
             "group_size",
             "sync_period",
@@ -119,6 +222,34 @@ ALGORITHMS: dict[str, Algorithm] = {
         ("sync_period", "wire_dtype", "transport"),
         every_period,
     ),
+    "eager-sgd": Algorithm(
+        "EagerSGD",
+        "gradients, over all ranks as --trigger says; models, every --sync-period steps",
+        ("trigger", "sync_period", "transport"),
+        when_triggered,
+    ),
+    "d-psgd": Algorithm(
+        "DPSGD", "models with both neighbours in a ring", ("clock", "transport"), neighbours
+    ),
+    "sgp": Algorithm(
+        "SGP",
+        "shares of models pushed to --neighbors ranks, other ones in every step",
+        ("neighbors", "transport"),
+        pushes,
+    ),
+    "ad-psgd": Algorithm(
+        "ADPSGD",
+        "models of random pairs, while they compute; nobody waits",
+        ("transport",),
+        nobody,
+        seeded=True,
+    ),
+    "parameter-server": Algorithm(
+        "ParameterServer",
+        "one model on rank 0, to which all send updates, as --mode says",
+        ("mode", "backups", "transport"),
+        served,
+    ),
 }
 
 REFERENCES: dict[str, Algorithm] = {
@@ -127,14 +258,14 @@ REFERENCES: dict[str, Algorithm] = {
         "torch's DistributedDataParallel, over gloo: gradients, in every step",
         (),
         every_step,
-        "wagma.references",
+        module="wagma.references",
     ),
     "post-local-sgd": Algorithm(
         "PostLocalSGD",
         "torch's PostLocalSGDOptimizer, over gloo: models, every --sync-period steps",
         ("sync_period",),
         every_period,
-        "wagma.references",
+        module="wagma.references",
     ),
 }
 

@@ -35,7 +35,7 @@ DEFAULT_SHARDS = "iid"
 DEFAULT_ALPHA = 0.1
 EVALUATIONS = 20  # of a run of `wagma compare`; said in --help, too
 # What `wagma.simulation` can simulate: --help loads neither it nor numpy.
-ALGORITHMS = ("allreduce", "local-sgd", "wagma")
+ALGORITHMS = ("allreduce", "eager-sgd-majority", "eager-sgd-solo", "local-sgd", "wagma")
 MACHINES = ("10gbe", "aries", "hdr")
 MACHINE_VALUES = (
     "latency",
@@ -65,11 +65,11 @@ examples:
 """
 
 TRAIN_ALGORITHMS = "algorithms, by what they average:\n" + "".join(
-    f"  {name:<11}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
+    f"  {name:<18}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
 )
 
 REFERENCES = "outside references, for comparisons:\n" + "".join(
-    f"  {name:<16}{algorithm.help}\n" for name, algorithm in algorithms.REFERENCES.items()
+    f"  {name:<18}{algorithm.help}\n" for name, algorithm in algorithms.REFERENCES.items()
 )
 
 TRAIN_EXAMPLES = """\
@@ -234,8 +234,9 @@ def add_comparison_options(group) -> None:
         type=compared(names),
         default=",".join(sorted(algorithms.ALGORITHMS, key=lambda name: name != "allreduce")),
         metavar="NAME,…",
-        help=f"of {', '.join(names)}, each with options of its own, such as wagma:group_size=2 or "
-        "wagma:late=paper:overlap; ratios are to the first (default: %(default)s)",
+        help="of those below, each with options of its own, such as wagma:group_size=2 or "
+        "wagma:late=paper:overlap; ratios are to the first (default: all but the outside "
+        "references, allreduce first)",
     )
     add(
         "--seeds",
@@ -492,7 +493,7 @@ def add_algorithm_option(group) -> None:
         choices=algorithms.ALGORITHMS,
         default=algorithms.DEFAULT,
         metavar="NAME",
-        help=f"{', '.join(algorithms.ALGORITHMS)}: see below (default: %(default)s)",
+        help="one of those listed below (default: %(default)s)",
     )
 
 
@@ -511,6 +512,12 @@ def add_averaging_options(group) -> None:
         help="send wider numbers as these (default: as they are)",
     )
     add(
+        "--trigger",
+        choices=("solo", "majority"),
+        help="whom eager-sgd's averages wait for: the first rank, or one drawn for each (default: "
+        f"{algorithms.DEFAULTS['trigger']})",
+    )
+    add(
         "--transport",
         choices=("shared", "messages"),
         help="how the ranks of a node exchange models: in memory that they share, or by messages "
@@ -521,6 +528,37 @@ def add_averaging_options(group) -> None:
         action="store_true",
         default=None,
         help="compute the next gradient while the model is averaged: gradients are one step staler",
+    )
+    add_peer_options(add)
+
+
+def add_peer_options(add) -> None:
+    """Add how ranks send each other models."""
+    add(
+        "--clock",
+        choices=("neighbours", "global"),
+        help="whom a step waits for with neighbours in a ring: these, or all ranks "
+        f"(default: {algorithms.DEFAULTS['clock']})",
+    )
+    add(
+        "--neighbors",
+        type=whole(1),
+        metavar="N",
+        help="ranks that each rank pushes to in a step, at distances that are powers of two "
+        f"(default: {algorithms.DEFAULTS['neighbors']})",
+    )
+    add(
+        "--mode",
+        choices=("bsp", "backup", "asp", "hete"),
+        help="whom a parameter server waits for: all ranks; all but --backups; nobody; nobody, and "
+        f"updates to old models count less (default: {algorithms.DEFAULTS['mode']})",
+    )
+    add(
+        "--backups",
+        type=whole(0),
+        metavar="B",
+        help="ranks that a round of --mode backup does not wait for "
+        f"(default: {algorithms.DEFAULTS['backups']})",
     )
 
 
@@ -744,6 +782,16 @@ def check_ranks(settings: argparse.Namespace, size: int) -> None:
     if settings.group_size is not None and settings.group_size > size:
         raise job.UsageError(
             f"argument --group-size: groups of {settings.group_size} in a job of {ranks(size)}"
+        )
+    hops = max(1, (size - 1).bit_length())
+    if settings.neighbors is not None and settings.neighbors > hops:
+        raise job.UsageError(
+            f"argument --neighbors: {settings.neighbors} in a job of {ranks(size)}, which has "
+            f"{hops} distances that are powers of two"
+        )
+    if settings.backups is not None and settings.backups >= size:
+        raise job.UsageError(
+            f"argument --backups: {settings.backups} in a job of {ranks(size)}: one must be left"
         )
     for rank in settings.slow_rank:
         if rank >= size:

@@ -15,7 +15,7 @@ from wagma.runs import new_directory, write_json
 from wagma.simulation import MACHINES, Machine, Result, Settings, simulate, steps
 
 HEADER = (
-    f"{'ranks':>7} {'algorithm':<12}{'wall s':>10}{'steps/s':>11}{'ratio':>7}{'idle':>7}"
+    f"{'ranks':>7} {'algorithm':<19}{'wall s':>10}{'steps/s':>11}{'ratio':>7}{'idle':>7}"
     f"{'timely':>8}   staleness: mean, 95 %, most"
 )
 DEFAULT_STEP_TIME_MS = 500.0  # said in --help, too
@@ -143,7 +143,7 @@ def or_default(value: float | None, default: float) -> float:
 def line(name: str, result: Result, first: Result) -> str:
     """Return a result as a line of the table, beside the first algorithm's on as many ranks."""
     ratio = result.throughput / first.throughput
-    text = f"{result.ranks:7} {name:<12}{result.wall:10.2f}{result.throughput:11.2f}"
+    text = f"{result.ranks:7} {name:<19}{result.wall:10.2f}{result.throughput:11.2f}"
     text += f"{ratio:7.2f}{result.idle_share:7.1%}{result.timely_share:8.1%}"
     if result.staleness.any():
         mean, high, most = staleness(result)

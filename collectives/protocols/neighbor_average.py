@@ -32,6 +32,7 @@ class NeighborAverage(Peers):
 
     def __init__(self, port, rank, size, sources, shares, own, destinations, global_clock):
         Peers.__init__(self, port, rank, size)
+        self.follows = True
         self.sources = array.array("i", sources)
         self.shares = array.array("d", shares)
         self.own = own
@@ -55,11 +56,10 @@ class NeighborAverage(Peers):
         for i in range(len(self.destinations)):
             self.port.post(self.destinations[i])
 
-    def call(self):
+    def start(self):
         self.calling = True
         if self.rounds > 0:
             self.tick(0)
-        self.advance()
 
     def tick(self, number):
         """Begin a round of the barrier."""
@@ -70,10 +70,12 @@ class NeighborAverage(Peers):
     def received(self, source, kind, number, weight):
         if kind == AVERAGED:
             self.letters[source] += 1
+            self.heard = max(self.heard, number)
         else:
             self.ticks[kind - CLOCK] += 1
+            self.heard = max(self.heard, number + 1)
 
-    def advance(self):
+    def proceed(self):
         """Average, once everything that the call waits for has come."""
         i: cython.int
         source: cython.int

@@ -98,7 +98,7 @@ class PairwiseAverage(Peers):
             if self.attempts == 0:
                 self.missed += 1
 
-    def advance(self):
+    def proceed(self):
         """Grant an average to whoever has waited longest, or ask for one."""
         if self.state != FREE:
             return

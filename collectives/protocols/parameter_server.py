@@ -24,10 +24,14 @@ import cython
 
 from collectives.protocols.peers import Peers
 
-# The kinds of letters: `Peers`'s own, and others.
-LEAVE = 0
+# The kinds of letters. AWAY: no call comes before all ranks have done something together.
 PUSH = 1
 PULL = 2
+AWAY = 3
+
+# What the server knows of a rank in `left`; one that is away comes back, one that is gone does not.
+THERE = 0
+OUT = 1
 
 BSP = 0
 BACKUP = 1
@@ -63,30 +67,45 @@ class ParameterServer(Peers):
         self.dropped = 0
         self.lag = 0
         self.came = 0
+        # How often the application did something with all ranks, and has gone on since.
+        self.pauses = 0
+        self.came_back = 0
         self.waiting = array.array("i", [0] * size)
 
     def begin(self):
         i: cython.int
         self.came = 0
-        self.held = self.version
+        self.version = 0
+        self.held = 0
         for i in range(self.size):
             self.waiting[i] = False
+        self.come_back()
 
-    def call(self):
+    def come_back(self):
+        """All ranks that were away go on; what they said of it is old."""
+        i: cython.int
+        self.came_back = self.pauses
+        for i in range(self.size):
+            if self.left[i] == OUT:
+                self.left[i] = THERE
+
+    def start(self):
         """Send the change to the server, and wait for its model."""
         self.calling = True
-        self.left[self.rank] = False
+        self.left[self.rank] = THERE
         if self.rank == self.server:
             self.take_in(self.rank, self.held)
-            self.advance()
         else:
             self.port.write_change(PUSH, self.held)
             self.port.post(self.server)
 
     def received(self, source, kind, number, weight):
         if kind == PUSH:
-            self.left[source] = False
+            self.left[source] = THERE
             self.take_in(source, number)
+        elif kind == AWAY:
+            if number > self.came_back:
+                self.left[source] = OUT
         else:
             self.port.mix(source, 0, 1)
             self.pulled(number)
@@ -117,7 +136,7 @@ class ParameterServer(Peers):
             self.version += 1
             self.reply(source)
 
-    def advance(self):
+    def proceed(self):
         """The server ends a round, once enough changes are there."""
         i: cython.int
         if self.came == 0:
@@ -153,19 +172,29 @@ class ParameterServer(Peers):
         self.calling = False
         self.port.take(1)
 
+    def is_waited_for_by(self, rank):
+        return rank == self.server
+
     def leave(self):
-        self.leaving = True
-        self.pause()
+        Peers.leave(self)
+        self.left[self.rank] = OUT
+        self.proceed()
 
     def pause(self):
-        """Let rounds end without this rank, until it calls again."""
+        """Let rounds end without this rank, until all go on."""
         self.paused = True
-        self.left[self.rank] = True
+        self.pauses += 1
+        self.left[self.rank] = OUT
         if self.rank == self.server:
-            self.advance()
+            self.proceed()
         else:
-            self.port.write(LEAVE, self.calls)
+            self.port.write(AWAY, self.pauses)
             self.port.post(self.server)
+
+    def resume(self):
+        self.paused = False
+        self.come_back()
+        self.advance()
 
     def waits_for(self, rank):
         """A round of a server waits for those whose changes are not there."""

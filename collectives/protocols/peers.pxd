@@ -1,4 +1,4 @@
-cdef int LEAVE
+cdef int LEAVE, GONE
 
 cdef class Port:
     cdef void write(self, int kind, long long number) noexcept nogil
@@ -9,27 +9,32 @@ cdef class Port:
     cdef double mix(self, int source, double keep, double share) noexcept nogil
     cdef void halve(self, int source, int kind, long long number) noexcept nogil
     cdef void drop(self, int source) noexcept nogil
+    cdef void scale(self, double factor) noexcept nogil
     cdef void publish(self, double scale) noexcept nogil
     cdef void take(self, double scale) noexcept nogil
 
 cdef class Peers:
     cdef Port port
     cdef public int rank, size, missing
-    cdef public long long calls, averagings, passive
-    cdef public bint calling, leaving, paused
+    cdef public long long calls, heard, averagings, passive
+    cdef public bint calling, leaving, paused, joined, follows
     cdef long long[::1] letters, left
 
     cdef void restart(self, long long calls) noexcept nogil
     cdef void begin(self) noexcept nogil
     cdef void call(self) noexcept nogil
+    cdef void start(self) noexcept nogil
     cdef void arrived(
         self, int source, int kind, long long number, double weight) noexcept nogil
     cdef void received(
         self, int source, int kind, long long number, double weight) noexcept nogil
     cdef void advance(self) noexcept nogil
+    cdef void proceed(self) noexcept nogil
     cdef void leave(self) noexcept nogil
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil
+    cdef void join(self) noexcept nogil
+    cdef void catch_up(self, long long calls) noexcept nogil
     cdef bint is_waited_for_by(self, int rank) noexcept nogil
     cdef bint is_quiet(self) noexcept nogil
     cdef bint waits_for(self, int rank) noexcept nogil

@@ -12,6 +12,8 @@ import cython
 
 # The kind of a letter with which a rank says that it makes no calls; methods have others.
 LEAVE = 0
+# What is known of a rank then.
+GONE = 2
 
 
 class Port:
@@ -50,6 +52,10 @@ class Port:
         """The letter from this rank is of no use."""
         raise NotImplementedError
 
+    def scale(self, factor):
+        """X = factor · X"""
+        raise NotImplementedError
+
     def publish(self, scale):
         """X += scale · D"""
         raise NotImplementedError
@@ -67,6 +73,8 @@ class Peers:
         calling: whether the application is in a call, which ends with `Port.take`.
         leaving: whether the application makes no more calls; letters are still answered.
         paused: whether nothing new is to be begun.
+        joined: whether the application makes no more calls before all have joined, and this rank
+            makes those that others need, without a change, where the method `follows`.
         missing: a rank that has left and that the application waits for in vain; −1: none.
         averagings: how often the model was mixed with others'; `passive`: of these, how often
             because another rank asked for it.
@@ -80,6 +88,10 @@ class Peers:
         self.calling = False
         self.leaving = False
         self.paused = False
+        self.joined = False
+        self.follows = False
+        # How many calls some rank has made, as far as this one knows.
+        self.heard = 0
         self.missing = -1
         self.averagings = 0
         self.passive = 0
@@ -91,7 +103,10 @@ class Peers:
         """All ranks go on from their models as they are now, after so many calls."""
         i: cython.int
         self.calls = calls
+        self.heard = calls
         self.calling = False
+        self.paused = False
+        self.joined = False
         for i in range(self.size):
             self.letters[i] = 0
         self.begin()
@@ -101,13 +116,17 @@ class Peers:
 
     def call(self):
         """The application has made a change, and wants a model."""
-        self.calling = True
+        self.start()
         self.advance()
+
+    def start(self):
+        """Begin a call."""
+        self.calling = True
 
     def arrived(self, source, kind, number, weight):
         """A letter has come."""
         if kind == LEAVE:
-            self.left[source] = True
+            self.left[source] = GONE
         else:
             self.received(source, kind, number, weight)
         self.advance()
@@ -118,6 +137,13 @@ class Peers:
 
     def advance(self):
         """Do what can be done now."""
+        self.proceed()
+        while self.joined and self.follows and not self.calling and self.calls < self.heard:
+            self.start()
+            self.proceed()
+
+    def proceed(self):
+        """Do what the method can do now."""
 
     def leave(self):
         """The application makes no more calls: whoever could wait for them is told."""
@@ -137,6 +163,20 @@ class Peers:
         """The application goes on."""
         self.paused = False
         self.advance()
+
+    def join(self):
+        """The application makes no more calls until all ranks have joined."""
+        self.joined = True
+        self.pause()
+        self.advance()
+
+    def catch_up(self, calls):
+        """All ranks have joined, and none has made more calls than so many."""
+        if self.follows:
+            self.heard = calls
+            self.advance()
+        else:
+            self.calls = calls
 
     def is_waited_for_by(self, rank):
         """Whether a rank may wait for what this one does."""

@@ -35,6 +35,7 @@ class PushSum(Peers):
 
     def __init__(self, port, rank, size, destinations, sources, weight):
         Peers.__init__(self, port, rank, size)
+        self.follows = True
         self.phases = len(destinations)
         self.destinations = array.array("i", [peer for phase in destinations for peer in phase])
         self.sources = array.array("i", [peer for phase in sources for peer in phase])
@@ -48,8 +49,9 @@ class PushSum(Peers):
 
     def begin(self):
         self.weight = self.initial
+        self.port.scale(self.weight)
 
-    def call(self):
+    def start(self):
         """Split what this rank has among itself and those that it sends to in this phase."""
         i: cython.int
         self.phase = self.calls % self.phases
@@ -63,9 +65,12 @@ class PushSum(Peers):
         for i in range(first, last):
             self.port.post(self.destinations[i])
         self.calling = True
-        self.advance()
 
-    def advance(self):
+    def received(self, source, kind, number, weight):
+        self.letters[source] += 1
+        self.heard = max(self.heard, number + 1)
+
+    def proceed(self):
         """Add up, once everything that the call waits for has come."""
         i: cython.int
         source: cython.int

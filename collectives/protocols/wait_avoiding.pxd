@@ -1,18 +1,26 @@
 cdef int IDLE, HELD, RUNNING, SHARED
 cdef int NONE, SYNC, AVERAGE, SYNCHRONIZE, CLOSE, LOAD, JOIN, FINISH
 cdef int OUTSIDE, AGREEING, DRAINING, MOVING, LEAVING
+cdef unsigned long long WORD, GAMMA, MIX_1, MIX_2
+
+cpdef int drawn(unsigned long long seed, unsigned long long version, int size) noexcept nogil
 
 cdef class WaitAvoiding:
     cdef public long long t, next, told, told_ops, ops, running, source, fin_at, base
     cdef public int vectors, operation, stage, failed, fin_seen
     cdef public bint timely, waiting, joined, broken, shares
-    cdef public unsigned int due, notice_due, noticed, fin_due
+    cdef public unsigned int due, notice_due, noticed, freed_due, fin_due
+    cdef readonly int rank, size
+    cdef readonly long long freed
+    cdef unsigned long long seed
+    cdef unsigned int freed_sent
     cdef long long sent[32]
     cdef long long sent_ops[32]
     cdef int dimensions
     cdef long long sync_period
     cdef bint exchanges, passive
 
+    cdef void draw(self, int rank, int size, unsigned long long seed) noexcept nogil
     cdef void tell(self, long long version, long long ops, int dimension) noexcept nogil
     cdef void run(self) noexcept nogil
     cdef void execute(self) noexcept nogil
@@ -22,6 +30,11 @@ cdef class WaitAvoiding:
     cdef void finished(self) noexcept nogil
     cdef void notice(self, int rank, int dimension) noexcept nogil
     cdef void call(self) noexcept nogil
+    cdef bint may_start(self, long long version) noexcept nogil
+    cdef void start(self, long long version) noexcept nogil
+    cdef long long awaited(self) noexcept nogil
+    cdef void free(self, long long ops, int dimension) noexcept nogil
+    cdef void start_awaited(self) noexcept nogil
     cdef void published(self) noexcept nogil
     cdef void returns(self) noexcept nogil
     cdef void release(self) noexcept nogil

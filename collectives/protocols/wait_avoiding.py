@@ -6,7 +6,9 @@ one at a time and in order. A synchronous operation first agrees on what all ran
 data moves only after that, and no version crosses it.
 
 Source: WAGMA-SGD, section III-A (activation, versions, asynchronous execution) and Algorithm 2;
-synchronous operations other than its periodic one, and closing, go beyond the paper.
+synchronous operations other than its periodic one, and closing, go beyond the paper. Versions that
+one rank starts, drawn for each: eager-SGD (Li et al., PPoPP 2020), majority collectives; what
+happens when that rank does not come goes beyond it.
 """
 
 import cython
@@ -35,6 +37,24 @@ DRAINING = 2
 MOVING = 3
 LEAVING = 4
 
+# Of the numbers that are drawn.
+WORD = 0xFFFFFFFFFFFFFFFF
+GAMMA = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+
+
+def drawn(seed, version, size):
+    """Return which of so many ranks is drawn for a version: uniformly, and alike everywhere.
+
+    Source: SplitMix64, of Steele, Lea and Flood, Fast splittable pseudorandom number generators,
+    OOPSLA 2014.
+    """
+    z: cython.ulonglong = (seed + (version + 1) * GAMMA) & WORD
+    z = ((z ^ (z >> 30)) * MIX_1) & WORD
+    z = ((z ^ (z >> 27)) * MIX_2) & WORD
+    return (z ^ (z >> 31)) % size
+
 
 class WaitAvoiding:
     """The state of one rank: told of events by its methods, it says in attributes what to do.
@@ -45,7 +65,8 @@ class WaitAvoiding:
     is still due, since a message covers every lower version. While `stage` is AGREEING it gathers
     the pair ``(operation, t)`` from every rank; while it is MOVING it averages over all ranks, but
     for LOAD, in which each rank replaces its own vectors. Where a bit in `notice_due` is set it
-    sends on that dimension that rank `failed` has failed.
+    sends on that dimension that rank `failed` has failed, and where one in `freed_due` is set, that
+    versions after `freed` operations are free.
 
     A driver whose rank `shares` its vectors opens them where `vectors` has become SHARED, and takes
     them back before it tells of anything that the application does. Meanwhile `next` stands still.
@@ -61,6 +82,10 @@ class WaitAvoiding:
         shares: whether they are shared while the application computes.
         timely: whether the vector of the application's last call is in that call's version.
         waiting: whether the application waits for the running version to finish.
+        size: of how many ranks one is drawn for each version, which alone may start it; 0: anybody
+            may start any.
+        freed: after how many operations versions are free: anybody may start them, since a rank is
+            in the next operation already, and may be the one that is drawn; −1: after none.
         source: the newest version whose result may be used; −1 where there is none.
         operation, stage: the synchronous operation that this rank is in, and how far it has come.
         joined: whether the application has no more steps to make, and this rank takes part in
@@ -76,6 +101,12 @@ class WaitAvoiding:
         self.sync_period = sync_period
         self.passive = passive
         self.shares = False
+        self.rank = 0
+        self.size = 0
+        self.seed = 0
+        self.freed = -1
+        self.freed_sent = 0
+        self.freed_due = 0
         if not cython.compiled:
             self.sent = [-1] * dimensions
             self.sent_ops = [0] * dimensions
@@ -105,6 +136,12 @@ class WaitAvoiding:
         self.noticed = 0
         self.fin_due = 0
         self.fin_seen = 0
+
+    def draw(self, rank, size, seed):
+        """Let each version be started only by the one of so many ranks that is drawn for it."""
+        self.rank = rank
+        self.size = size
+        self.seed = seed
 
     # Versions
 
@@ -208,20 +245,65 @@ class WaitAvoiding:
         self.timely = self.next == self.t and self.vectors == IDLE
         if self.timely:
             self.vectors = HELD
-            if self.exchanges:
-                self.tell(self.t, self.ops, -1)
-            else:
-                self.told = self.t
-                self.told_ops = self.ops
+            if self.may_start(self.t):
+                self.start(self.t)
         elif self.vectors == RUNNING:
             self.waiting = True
         else:
             self.vectors = HELD
 
+    def may_start(self, version):
+        """Whether this rank may start a version whose call its application makes."""
+        if self.size == 0 or self.freed == self.ops:
+            return True
+        return drawn(self.seed, version + self.base, self.size) == self.rank
+
+    def start(self, version):
+        """Start a version, on all ranks that exchange anything in it."""
+        if self.exchanges:
+            self.tell(version, self.ops, -1)
+        else:
+            self.told = version
+            self.told_ops = self.ops
+
+    def awaited(self):
+        """Return the version that the application has called and nobody has started; else −1.
+
+        An interrupted call has been made, though `t` is beyond it.
+        """
+        called: cython.longlong = self.t if self.waiting else self.t - 1
+        return called if called >= self.next and called > self.told else -1
+
+    def free(self, ops, dimension):
+        """Versions after so many operations are free, as came in on this dimension.
+
+        (−1: since this rank is in the next operation itself.) It is forwarded as an activation is.
+        What is heard later of fewer operations is of use to nobody: all ranks have been in those.
+        """
+        j: cython.int
+        if self.fin_at >= 0 or ops < self.freed:
+            return
+        if ops > self.freed:
+            self.freed = ops
+            self.freed_sent = 0
+            self.freed_due = 0
+        for j in range(dimension + 1, self.dimensions):
+            if not self.freed_sent >> j & 1:
+                self.freed_sent |= 1 << j
+                self.freed_due |= 1 << j
+        self.start_awaited()
+
+    def start_awaited(self):
+        """Start what the application waits for, if that has become free."""
+        version: cython.longlong = self.awaited()
+        if version >= 0 and self.freed == self.ops:
+            self.start(version)
+
     def published(self):
         """A timely application has published: execute, and let it have the vectors afterwards."""
         self.waiting = True
         self.vectors = IDLE
+        self.start_awaited()
         self.run()
 
     def returns(self):
@@ -249,7 +331,8 @@ class WaitAvoiding:
         """
         self.waiting = False
         self.t += 1
-        if self.vectors == HELD:
+        self.start_awaited()
+        if self.vectors != RUNNING:
             self.release()
 
     # Synchronous operations
@@ -264,6 +347,9 @@ class WaitAvoiding:
             self.joined = True
         self.operation = operation
         self.stage = AGREEING
+        # Before a periodic synchronisation every rank has started what it was drawn for.
+        if self.size > 0 and operation != SYNC:
+            self.free(self.ops, -1)
         self.run()
 
     def agreed(self, records, size):
@@ -358,6 +444,8 @@ class WaitAvoiding:
         self.operation = JOIN if self.joined else NONE
         self.stage = AGREEING if self.joined else OUTSIDE
         self.ops += 1
+        if self.size > 0 and self.joined:
+            self.free(self.ops, -1)
         self.release()
 
     # Closing
@@ -374,6 +462,7 @@ class WaitAvoiding:
             and self.vectors != RUNNING
             and self.due == 0
             and self.notice_due == 0
+            and self.freed_due == 0
             and self.fin_due == 0
             and self.fin_seen == (1 << self.dimensions) - 1
         )

@@ -1,7 +1,21 @@
 """Optimisers that average models or gradients between ranks while they train (they need torch)."""
 
+from wagma.optim.adpsgd import ADPSGD
 from wagma.optim.allreduce import Allreduce
+from wagma.optim.dpsgd import DPSGD
+from wagma.optim.eager_sgd import EagerSGD
 from wagma.optim.local_sgd import LocalSGD
+from wagma.optim.parameter_server import ParameterServer
+from wagma.optim.sgp import SGP
 from wagma.optim.wagma import WAGMA
 
-__all__ = ["WAGMA", "Allreduce", "LocalSGD"]
+__all__ = [
+    "ADPSGD",
+    "DPSGD",
+    "SGP",
+    "WAGMA",
+    "Allreduce",
+    "EagerSGD",
+    "LocalSGD",
+    "ParameterServer",
+]

@@ -173,7 +173,7 @@ class Averaging(Wrapper):
         self._check_usable()
         self.complete()
         self.flat.check()
-        self.collective.synchronize(self.model_vectors)
+        self.average_now()
         self.flat.mark_changed()
 
     @contextmanager
@@ -218,6 +218,14 @@ class Averaging(Wrapper):
         self.take_part()
         self.flat.mark_changed()
 
+    def average_now(self) -> None:
+        """Set every rank's model to the average over all ranks."""
+        self.collective.synchronize(self.model_vectors)
+
+    def go_on_from(self, version: int) -> None:
+        """Let the next step have this version, and begin with the model as it is now."""
+        self.collective.load(self.model_vectors, version)
+
     def take_part(self) -> None:
         """Make no more steps, but take part in the others' until all have made theirs."""
         self.collective.join(self.model_vectors)
@@ -250,7 +258,7 @@ class Averaging(Wrapper):
         averaging = state.pop("averaging", {"version": self.collective.version})
         super().load_state_dict(state)
         self.flat.check()
-        self.collective.load(self.model_vectors, averaging["version"])
+        self.go_on_from(averaging["version"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the wrapped optimiser.
@@ -285,10 +293,10 @@ class Averaging(Wrapper):
 
     # What methods are made of
 
-    def average_model(self, weight: float) -> None:
+    def average_model(self, **weight: float) -> None:
         """Call the collective with the model, which becomes what that returns."""
         self.flat.check()
-        self._note(self.collective(self.flat.vectors, weight=weight))
+        self._note(self.collective(self.flat.vectors, **weight))
         self.flat.mark_changed()
 
     def _check_options(self, options: dict[str, Any]) -> None:

@@ -143,11 +143,15 @@ class GradientAveraging(Averaging):
 
     def take_part(self) -> None:
         made = self.collective.version
-        super().take_part()
+        self.join_collective()
         steps = self.comm.allgather(made)
         state = self.comm.bcast(self.optimizer.state_dict(), root=steps.index(max(steps)))
         if made < max(steps):
             self.optimizer.load_state_dict(state)
+
+    def join_collective(self) -> None:
+        """Take part in the others' averages, until the model is that of who made the most steps."""
+        super().take_part()
 
     def compute_gradients(self, closure: Callable[[], Any] | None) -> Any:
         """Call the closure, if there is one, and collect the gradients; return the closure's loss.

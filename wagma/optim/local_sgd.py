@@ -64,5 +64,5 @@ class LocalSGD(Averaging):
     def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimiser, then average the model if this is a τ-th step."""
         loss = self.local_step(closure)
-        self.average_model(weight)  # in groups of one but for every τ-th call
+        self.average_model(weight=weight)  # in groups of one but for every τ-th call
         return loss

@@ -127,7 +127,7 @@ class WAGMA(Averaging):
             self.flat.check()
             self._overlap.start(weight)
         else:
-            self.average_model(weight)
+            self.average_model(weight=weight)
         return loss
 
     # Overlap

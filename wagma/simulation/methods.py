@@ -83,12 +83,26 @@ def wagma(settings: Settings, ranks: int) -> Method:
         settings.nbytes,
         settings.wait,
         settings.doubling,
-        settings.groups == "fixed",
+        fixed=settings.groups == "fixed",
+    )
+
+
+def eager_sgd(trigger: str) -> Callable[[Settings, int], Method]:
+    """Return what makes eager-SGD's ranks: all are one group, and every τ steps models follow."""
+    return lambda settings, ranks: GroupAveraging(
+        ranks,
+        settings.sync_period,
+        settings.nbytes,
+        doubling=settings.doubling,
+        drawing=trigger == "majority",
+        synchronous_averages=2,
     )
 
 
 METHODS: dict[str, Callable[[Settings, int], Method]] = {
     "wagma": wagma,
     "allreduce": lambda settings, ranks: Synchronous(1, settings.nbytes),
+    "eager-sgd-solo": eager_sgd("solo"),
+    "eager-sgd-majority": eager_sgd("majority"),
     "local-sgd": lambda settings, ranks: Synchronous(settings.sync_period, settings.nbytes),
 }

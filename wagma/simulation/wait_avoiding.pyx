@@ -36,11 +36,14 @@ cdef class GroupAveraging(Method):
         nbytes: length of the model, in bytes.
         wait: "nobody", or the whole "group".
         doubling: whether exchanges are by recursive doubling, whatever the model's length.
+        drawing: whether each version is started by a rank drawn for it (eager-SGD, majority).
+        synchronous_averages: how many vectors all ranks average one after another every τ steps.
     """
 
     cdef readonly int group_size
     cdef readonly long long sync_period, nbytes
-    cdef readonly bint passive, doubling, fixed
+    cdef readonly bint passive, doubling, drawing, fixed
+    cdef readonly int synchronous_averages
     cdef long long[::1] staleness_counts
     cdef list protocols
     cdef Groups groups
@@ -56,11 +59,11 @@ cdef class GroupAveraging(Method):
     cdef double staging_time, copy_time, agreement_time, average_time
     cdef double[::1] exchange_time
 
-    def __init__(
-        self, group_size, sync_period, nbytes, wait="nobody", doubling=False, fixed=False
-    ):
+    def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False,
+                 drawing=False, synchronous_averages=1, fixed=False):
         self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
         self.passive, self.doubling, self.fixed = wait == "nobody", doubling, fixed
+        self.drawing, self.synchronous_averages = drawing, synchronous_averages
 
     cpdef begin(self):
         cdef int ranks = self.simulation.ranks
@@ -73,6 +76,9 @@ cdef class GroupAveraging(Method):
             WaitAvoiding(self.dimensions, self.group_size, self.sync_period, self.passive)
             for _ in range(ranks)
         ]
+        if self.drawing:
+            for rank in range(ranks):
+                (<WaitAvoiding>self.protocols[rank]).draw(rank, ranks, 0)
         gap = propagation_bound(ranks, self.group_size) if self.group_size > 1 else 0
         self.window = gap + 2
         self.present = np.zeros((self.window, ranks), dtype=np.intc)
@@ -87,6 +93,7 @@ cdef class GroupAveraging(Method):
         self.agreement_time = allreduce_time(machine, ranks, ACTIVATION)
         self.average_time = allreduce_time(machine, ranks, self.nbytes, self.doubling)
         self.average_time += 2 * self.staging_time
+        self.average_time *= self.synchronous_averages
         self.exchange_time = np.zeros(self.group_size + 1)
         for size in range(1, self.group_size + 1):
             self.exchange_time[size] = allreduce_time(machine, size, self.nbytes, self.doubling)

@@ -29,7 +29,7 @@ def small_cnn() -> nn.Module:
 
 
 def task(shards: str, comm, alpha: float | None = None) -> Task:
-    """Return the digits as a task; collective, for only rank 0 loads scikit-learn.
+    """Return the digits as a task; collective, for only rank 0 reads them.
 
     Args:
         shards: What part of the training set a rank has: see `data.shard`.

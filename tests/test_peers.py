@@ -1,0 +1,456 @@
+"""The collectives whose ranks send their vectors to one another, beside the mathematics."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import ml_dtypes
+import networkx
+import numpy as np
+import pytest
+from together import assert_equal_everywhere, compute_until, interrupted, wait_until
+
+from collectives import (
+    ClosedError,
+    GroupAllreduce,
+    NeighborAverage,
+    PairwiseAverage,
+    ParameterServer,
+    PushSum,
+    RankFailedError,
+    graphs,
+)
+
+# Averages over all ranks are tested with each transport elsewhere; letters are always messages.
+pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
+
+ALL = {
+    "neighbours": NeighborAverage,
+    "push-sum": PushSum,
+    "pairs": PairwiseAverage,
+    "server": ParameterServer,
+}
+each = pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
+
+
+def changes(size, calls, length):
+    """Return what every rank's application changes before each call."""
+    return np.random.default_rng(3).normal(size=(calls, size, length))
+
+
+def loiter(rank, call):
+    """Let ranks come in any order."""
+    time.sleep(0.004 * np.random.default_rng((rank, call)).random())
+
+
+# Neighbours
+
+
+def star(size):
+    """A graph that is no ring, with Metropolis's weights."""
+    return {"graph": networkx.star_graph(size - 1)}
+
+
+def directed(size):
+    """Two circles in one direction, with a matrix of their own."""
+    steps = [1, 2] if size > 2 else [1]
+    edges = [(i, (i + step) % size) for i in range(size) for step in steps]
+    matrix = np.zeros((size, size))
+    for a, b in edges:
+        matrix[a, b] += 0.25
+    matrix[np.diag_indices(size)] += 1 - matrix.sum(axis=0)
+    return {"graph": networkx.DiGraph(edges), "mixing": matrix}
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("clock", ["neighbours", "global"])
+@pytest.mark.parametrize("plan", [lambda size: {}, star, directed], ids=["ring", "star", "circles"])
+def test_neighbours_average_as_the_matrix_says_step_for_step(comm, plan, clock):
+    size, length = comm.size, 30_000
+    settings = plan(size) if size > 1 else {}
+    edges = graphs.edges_of(settings.get("graph"), size)
+    matrix = settings.get("mixing", graphs.mixing_matrix(edges, size))
+    changed = changes(size, 12, length)
+    everyones = np.arange(size)[:, None] + np.zeros(length)
+    mine = everyones[comm.rank].copy()
+    with NeighborAverage(comm, mine, clock=clock, **settings) as average:
+        for call, change in enumerate(changed):
+            loiter(comm.rank, call)
+            mine += change[comm.rank]
+            result = average(mine)
+            everyones = matrix.T @ everyones + change
+            np.testing.assert_allclose(mine, everyones[comm.rank], rtol=1e-12, atol=1e-12)
+            assert result.version == call
+            assert set(result.group) == {comm.rank, *np.nonzero(matrix[:, comm.rank])[0]}
+        total = mine.copy()
+        average.average(total)
+        np.testing.assert_allclose(total, everyones.mean(axis=0), rtol=1e-12, atol=1e-12)
+        assert average.statistics().calls == len(changed) == average.version
+
+
+@pytest.mark.ranks(4)
+def test_a_call_waits_for_neighbours_only_unless_the_clock_is_global(comm):
+    """On a path, the end that is far from a rank that computes makes calls meanwhile."""
+    graph = networkx.path_graph(comm.size)
+    for clock, ahead in (("neighbours", comm.size - 1), ("global", 0)):
+        mine = np.zeros(3)
+        with NeighborAverage(comm, mine, graph=graph, clock=clock) as average:
+            comm.Barrier()
+            if comm.rank == 0:
+                comm.recv(source=comm.size - 1)
+                average(mine)
+            elif comm.rank == comm.size - 1:
+                # So many calls need nothing that rank 0 has not sent when it was made.
+                for _ in range(ahead):
+                    average(mine)
+                comm.send("ahead", dest=0)
+            for _ in range(comm.size - average.version):
+                average(mine)
+
+
+@pytest.mark.ranks(3, 4)
+def test_arrays_of_several_types_travel_together_halves_in_single_precision(comm):
+    types = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+    lengths = [5, 1000, 3, 70_001]
+    mine = [np.full(n, comm.rank, dtype) for n, dtype in zip(lengths, types)]
+    matrix = graphs.mixing_matrix(graphs.ring(comm.size), comm.size)
+    expected = np.arange(comm.size, dtype=np.float64)
+    with NeighborAverage(comm, mine) as average:
+        for _ in range(9):
+            average(mine)
+            expected = matrix.T @ expected
+            for array, tolerance in zip(mine, (1e-3, 1e-2, 1e-6, 1e-12)):
+                np.testing.assert_allclose(
+                    array.astype(np.float64), expected[comm.rank], rtol=tolerance
+                )
+        average.average(mine)
+        np.testing.assert_allclose(mine[3], (comm.size - 1) / 2, rtol=1e-12)
+
+
+# Push-sum
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("way", [1, 2, "directed"])
+def test_push_sum_keeps_both_sums_and_tends_to_the_weighted_mean(comm, way):
+    size, length, weight = comm.size, 50_000, 1.0 + comm.rank
+    settings = {"neighbors": 1 if size == 1 else way}
+    if way == "directed":
+        arms = [(i, (i + 1) % size) for i in range(size)] + [(0, i) for i in range(2, size)]
+        settings = {"graph": networkx.DiGraph(arms) if size > 1 else networkx.empty_graph(1)}
+    mine = np.full(length, comm.rank, np.float64)
+    weights = 1.0 + np.arange(size)
+    with PushSum(comm, mine, weight=weight, **settings) as average:
+        numerators = weights @ np.arange(size)
+        for call in range(6):
+            loiter(comm.rank, call)
+            mine += comm.rank
+            average(mine)
+            numerators += np.arange(size).sum()
+            held = np.array(comm.allgather((average.weight * mine[0], average.weight)))
+            np.testing.assert_allclose(held.sum(axis=0), (numerators, weights.sum()), rtol=1e-12)
+        for _ in range(150 if way == "directed" else 40):
+            average(mine)
+        np.testing.assert_allclose(mine, numerators / weights.sum(), rtol=1e-6)
+        average.average(mine)
+        np.testing.assert_allclose(mine, numerators / weights.sum(), rtol=1e-12)
+        assert_equal_everywhere(comm, mine)
+
+
+# Pairs
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("make", [None, networkx.cycle_graph, networkx.star_graph])
+def test_pairs_keep_the_sum_and_are_averaged_whole(comm, make):
+    """A vector that another average came into, or a late letter, would have unequal elements."""
+    size, length = comm.size, 100_000
+    graph = make and make(size - (make is networkx.star_graph))
+    mine = np.full(length, comm.rank, np.float64)
+    with PairwiseAverage(comm, mine, graph=graph, seed=5) as average:
+        total = sum(range(size))
+        for call in range(60):
+            loiter(comm.rank, call)
+            mine += comm.rank
+            total += sum(range(size))
+            average(mine)
+            np.testing.assert_allclose(mine, mine[0], rtol=1e-12)
+            if call % 25 == 13:
+                own, all_of_them = mine.copy(), mine.copy()
+                average.average(all_of_them)
+                np.testing.assert_allclose(all_of_them, total / size, rtol=1e-12)
+                np.testing.assert_array_equal(mine, own)
+        average.synchronize(mine)
+        np.testing.assert_allclose(mine, total / size, rtol=1e-12)
+        assert_equal_everywhere(comm, mine)
+        statistics = average.statistics()
+        assert statistics.versions > 0
+        assert comm.allreduce(statistics.passive) * 2 == comm.allreduce(statistics.versions)
+
+
+@pytest.mark.ranks(4)
+def test_no_call_waits_for_a_rank_that_computes_which_is_averaged_meanwhile(comm):
+    mine = np.full(1000, float(comm.rank))
+    with PairwiseAverage(comm, mine, graph=networkx.star_graph(comm.size - 1)) as average:
+        average(mine)
+        if comm.rank:
+            for _ in range(100):
+                average(mine)
+                time.sleep(0.0005)
+        compute_until(comm, everybody_else_is_done=comm.rank > 0)
+        if comm.rank == 0:
+            assert average.statistics().passive > 3
+            before = mine.copy()
+            average(mine)
+            assert (mine != before).all()
+
+
+# The parameter server
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+def test_a_synchronous_server_is_one_process_with_the_mean_of_all_changes(comm):
+    changed = changes(comm.size, 10, 60_000)
+    mine = np.zeros(60_000)
+    expected = mine.copy()
+    with ParameterServer(comm, mine, server=comm.size - 1) as server:
+        for call, change in enumerate(changed):
+            loiter(comm.rank, call)
+            mine += change[comm.rank]
+            server(mine)
+            expected += change.mean(axis=0)
+            np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
+            assert_equal_everywhere(comm, mine)
+
+
+@pytest.mark.ranks(3, 4)
+def test_an_asynchronous_server_loses_no_change_and_waits_for_nobody(comm):
+    mine = np.zeros(500)
+    with ParameterServer(comm, mine, mode="asp") as server:
+        if comm.rank == 0:
+            # The rank of the server itself computes, and serves meanwhile.
+            compute_until(comm, everybody_else_is_done=False)
+        else:
+            for _ in range(20):
+                mine += comm.rank
+                server(mine)
+            compute_until(comm, everybody_else_is_done=True)
+        server.average(mine)
+        np.testing.assert_allclose(mine, 20 * sum(range(comm.size)) / comm.size, rtol=1e-12)
+
+
+@pytest.mark.ranks(3, 4)
+def test_backups_drop_the_changes_of_a_rank_that_is_late_and_wait_for_nobody(comm):
+    mine = np.zeros(500)
+    late = comm.rank == comm.size - 1
+    with ParameterServer(comm, mine, mode="backup", backups=1) as server:
+        if not late:
+            for _ in range(5):
+                mine += 1
+                server(mine)
+            np.testing.assert_allclose(mine, 5, rtol=1e-12)
+        compute_until(comm, everybody_else_is_done=not late)
+        if late:
+            mine += 100
+            server(mine)
+            np.testing.assert_allclose(mine, 5, rtol=1e-12)
+        comm.Barrier()
+        if comm.rank == 0:
+            assert server.dropped == 1
+
+
+@pytest.mark.ranks(3)
+def test_a_change_to_an_old_model_counts_less_where_staleness_is_scaled(comm):
+    mine = np.zeros(50)
+    late = comm.rank == 2
+    with ParameterServer(comm, mine, mode="hete") as server:
+        for turn in range(2):
+            for _ in range(3):
+                if comm.rank == turn:
+                    mine += 1
+                    server(mine)
+            comm.Barrier()
+        if late:
+            mine += 3  # to a model from before six other changes: two rounds
+            server(mine)
+        server.average(mine)
+        # The other rank's first one was to a model from before three changes.
+        np.testing.assert_allclose(mine, 3 / 3 + (0.5 + 2) / 3 + (3 / 3) / 3, rtol=1e-12)
+
+
+# All of them
+
+
+@pytest.mark.ranks(3, 4, 8)
+@each
+def test_ranks_may_close_or_fail_at_any_time_and_nobody_hangs(comm, kind):
+    """With long letters under way."""
+    for ends_by in ("closing", "failing", "a bad vector"):
+        mine = np.zeros(300_000)
+        odd = comm.rank == 1
+        errors = () if odd and ends_by != "a bad vector" else (ClosedError, RankFailedError)
+        try:
+            with kind(comm, mine) as collective:
+                for call in range(60):
+                    mine += 1
+                    if odd and call == 3:
+                        if ends_by == "closing":
+                            break
+                        if ends_by == "failing":
+                            raise KeyError("mine")
+                        collective(mine[:5])
+                    collective(mine)
+        except errors:
+            pass
+        except (KeyError, ValueError):
+            assert odd
+        assert collective.closed
+        with pytest.raises(ClosedError):
+            collective(mine)
+
+
+@pytest.mark.ranks(4)
+@each
+def test_a_call_that_a_signal_interrupts_goes_on_without_its_vector(comm, kind):
+    mine = np.zeros(1000)
+    with kind(comm, mine) as collective:
+        for _ in range(3):
+            collective(mine)
+        comm.Barrier()
+        waits = kind is not PairwiseAverage
+        if comm.rank == 0 and waits:
+            with interrupted():
+                # At the latest in the third its neighbours' part is missing.
+                for _ in range(3):
+                    collective(mine)
+        comm.Barrier()
+        while collective.version < 10:  # which counts the interrupted one when that is over
+            mine += 1
+            collective(mine)
+        comm.Barrier()
+        assert np.isfinite(mine).all()
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("engine", ["adaptive", "none"])
+@each
+def test_after_synchronising_or_loading_all_go_on_from_there(comm, kind, engine):
+    mine = np.full(2000, float(comm.rank))
+    with kind(comm, mine, engine=engine) as collective:
+        for _ in range(4):
+            collective(mine)
+        collective.synchronize(mine)
+        assert_equal_everywhere(comm, mine)
+        for _ in range(4):
+            collective(mine)
+        np.testing.assert_allclose(mine, mine[0])
+        assert_equal_everywhere(comm, np.round(mine, 9))
+        assert collective.version == 8
+        mine[:] = 7
+        collective.load(mine, 3)
+        assert collective.version == 3
+        collective(mine)
+        np.testing.assert_allclose(mine, 7)
+
+
+@pytest.mark.ranks(4)
+@each
+def test_a_change_that_is_not_finite_is_left_out(comm, kind):
+    mine = np.zeros(100)
+    with kind(comm, mine) as collective:
+        for call in range(6):
+            mine += 1
+            if comm.rank == 2 and call == 2:
+                mine[3] = np.nan
+            collective(mine)
+            assert np.isfinite(mine).all()
+        assert collective.statistics().nonfinite == (comm.rank == 2)
+
+
+@pytest.mark.ranks(4)
+def test_several_of_them_and_a_group_allreduce_work_side_by_side(comm):
+    vectors = [np.full(1000, float(comm.rank)) for _ in range(5)]
+    group = GroupAllreduce(comm, vectors[4], group_size=2, sync_period=5)
+    others = [kind(comm, vector) for kind, vector in zip(ALL.values(), vectors)]
+    for call in range(20):
+        for collective, vector in zip([*others, group], vectors):
+            loiter(comm.rank, call)
+            collective(vector)
+    for collective in [*others, group]:
+        collective.close()
+
+
+BAD = {
+    "no graph": (NeighborAverage, {"graph": 3}, TypeError, "not a networkx graph"),
+    "other nodes": (NeighborAverage, {"graph": networkx.path_graph(7)}, ValueError, "the nodes"),
+    "in parts": (
+        NeighborAverage,
+        {"graph": networkx.Graph([(0, 1), (2, 3)])},
+        ValueError,
+        "does not connect all ranks",
+    ),
+    "no weights": (
+        NeighborAverage,
+        {"graph": networkx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)])},
+        ValueError,
+        "doubly stochastic",
+    ),
+    "shape": (NeighborAverage, {"mixing": np.eye(3)}, ValueError, "has the shape"),
+    "off the graph": (NeighborAverage, {"mixing": np.full((4, 4), 0.25)}, ValueError, "no edge"),
+    "sums": (NeighborAverage, {"mixing": np.eye(4) / 2}, ValueError, "sums to 0.5"),
+    "negative": (NeighborAverage, {"mixing": -np.eye(4)}, ValueError, "negative"),
+    "clock": (NeighborAverage, {"clock": "mine"}, ValueError, "not one of neighbours, global"),
+    "hops": (PushSum, {"neighbors": 3}, ValueError, "not between 1 and 2"),
+    "half a neighbour": (PushSum, {"neighbors": 0.5}, TypeError, "not an integer"),
+    "no weight": (PushSum, {"weight": 0}, ValueError, "above 0"),
+    "seed": (PairwiseAverage, {"seed": -1}, ValueError, "seed is -1"),
+    "one way": (
+        PairwiseAverage,
+        {"graph": networkx.cycle_graph(4, networkx.DiGraph)},
+        ValueError,
+        "one direction only",
+    ),
+    "mode": (ParameterServer, {"mode": "ssp"}, ValueError, "not one of bsp, backup, asp, hete"),
+    "backups": (ParameterServer, {"backups": 4}, ValueError, "not between 0 and 3"),
+    "server": (ParameterServer, {"server": "0"}, TypeError, "not an integer"),
+}
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(("kind", "settings", "error", "text"), BAD.values(), ids=BAD)
+def test_a_bad_argument_on_one_rank_raises_on_all(comm, kind, settings, error, text):
+    with pytest.raises(error, match=text) as raised:
+        kind(comm, np.zeros(3), **(settings if comm.rank == 2 else {}))
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+    assert "rank 2" in str(raised.value)
+
+
+@pytest.mark.ranks(4)
+def test_settings_that_differ_are_named(comm):
+    odd = comm.rank == 3
+    with pytest.raises(ValueError, match="clock differs between ranks"):
+        NeighborAverage(comm, np.zeros(3), clock="global" if odd else "neighbours")
+    with pytest.raises(ValueError, match="graph differs between ranks"):
+        PushSum(comm, np.zeros(3), neighbors=2 if odd else 1)
+    with pytest.raises(
+        ValueError, match="mode differs between ranks: bsp on ranks 0-2; asp on rank 3"
+    ):
+        ParameterServer(comm, np.zeros(3), mode="asp" if odd else "bsp")
+
+
+@pytest.mark.ranks(4)
+def test_a_call_that_waits_for_long_says_for_whom(comm, caplog):
+    mine = np.zeros(3)
+    with NeighborAverage(comm, mine, stall=0.2) as average, caplog.at_level(logging.WARNING):
+        if comm.rank == 2:
+            wait_until(lambda: comm.iprobe(source=1))
+            comm.recv(source=1)
+        elif comm.rank == 1:
+            with interrupted(seconds=1.0):
+                for _ in range(3):
+                    average(mine)
+            comm.send("said", dest=2)
+            assert "for rank 2, whose application computes after 0 calls" in caplog.text
+        while average.version < 4:
+            average(mine)

@@ -1,0 +1,163 @@
+"""`wagma train` with other tasks, and how it ends otherwise."""
+
+import json
+import re
+import signal
+
+import launch
+import pytest
+import torch
+from launch import Signal
+from squares import squares
+from training import TIMEOUT, metrics, train
+
+pytestmark = pytest.mark.launch
+
+# --- other tasks
+
+SCRIPT = """
+import logging, sys, warnings
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+sys.modules["matplotlib"] = None
+
+
+def model():
+    return nn.Linear(4, 1)
+
+
+def data(rank, size, batch_size, seed):
+    warnings.warn(f"one warning of rank {rank}")
+    logging.getLogger("mine").error("an error of rank %d", rank)
+    inputs = torch.randn(120, 4, generator=torch.Generator().manual_seed(seed))
+    targets = inputs.sum(1, keepdim=True)
+    mine = TensorDataset(inputs[20 + rank :: size], targets[20 + rank :: size])
+    return DataLoader(mine, batch_size, shuffle=True), [(inputs[:20], targets[:20])]
+
+
+def loss(model, batch):
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+"""
+
+
+def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(tmp_path):
+    script = tmp_path / "my_task.py"
+    script.write_text(SCRIPT)
+    options = ["--steps", 60, "--batch-size", 16, "--lr", 0.1, "--momentum", 0, "--wait", "group"]
+    options += ["--script", script, "--log-level", "info"]
+    ended = train(tmp_path, "script", *options, ranks=2).check()
+    outcome = ended.stdout.splitlines()[-2]
+    assert re.match(r"test loss [\d.e-]+, wall time ", outcome)
+    run = tmp_path / "script"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["loss"] < 0.1  # the targets' variance is 4
+    assert json.loads((run / "config.json").read_text())["script"] == str(script)
+    # A rank's 50 pairs are three batches of 16 and one of 2, over and over.
+    assert [one["samples"] for one in metrics(run, 1)[:8]] == [16, 16, 16, 2] * 2
+    assert not list(run.glob("*.png"))
+    assert ended.stderr.count("wagma.plots: warning: no loss.png and time.png: matplotlib is") == 1
+    assert ended.stderr.count("one warning of rank 0") == 1
+    assert ended.stderr.count("mine: error: an error of rank 0\n") == 1
+    assert "INFO" not in ended.stderr and "wagma.train: info: made 60 steps" in ended.stderr
+    assert "rank 1" not in ended.stderr
+    log = (run / "rank-0001.log").read_text()
+    assert "one warning of rank 1" in log
+    assert "ERROR mine: an error of rank 1\n" in log
+
+
+def test_folders_of_images_are_learnt(tmp_path):
+    squares(tmp_path / "squares")
+    options = ["--steps", 30, "--batch-size", 8, "--image-size", 16, "--wait", "group"]
+    ended = train(tmp_path, "images", "--images", tmp_path / "squares", *options, ranks=2).check()
+    assert re.match("test accuracy [0-9.]+%, wall time ", ended.stdout.splitlines()[-2])
+    run = tmp_path / "images"
+    assert json.loads((run / "summary.json").read_text())["accuracy"] >= 0.9
+    assert torch.load(run / "model.pt")["14.weight"].shape == (3, 128)
+
+
+def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
+    flags = ["--steps", "30", "--imbalance", "cloud", "--imbalance-scale", "0.01"]
+    mpirun(1, "-m", "wagma", "train", *flags, "--runs-dir", tmp_path, timeout=TIMEOUT).check()
+    (run,) = tmp_path.iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
+    assert [one["group"] for one in metrics(run, 0)] == [[0]] * 30
+    assert (run / "model.pt").exists()
+
+
+# --- how it ends otherwise
+
+
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpirun, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import sys
+from wagma import cli, train
+
+def out_of_memory(trainer, step):
+    if (trainer.rank, step) == (1, 20):
+        raise MemoryError("no batch fits")
+
+train.Trainer.hold_up = out_of_memory
+sys.exit(cli.main(sys.argv[1:]))
+""")
+    flags = ["train", "--runs-dir", tmp_path / "runs", "--steps", "100000", "--step-time", "5"]
+    ended = mpirun(2, script, *flags, timeout=TIMEOUT)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("wagma: rank 1 of 2 failed:\nTraceback")
+    assert ended.stderr.count("MemoryError: no batch fits") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "to", "status"),
+    [(signal.SIGINT, "launcher", 130), (signal.SIGTERM, "ranks", 143), (signal.SIGTERM, 1, 143)],
+)
+def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, status):
+    flags = ["--steps", "500", "--step-time", "10", "--name", "stopped"]
+    ended = mpirun(
+        *(2, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
+        timeout=TIMEOUT,
+        signals=[Signal(number, "step 50/500", to)],
+    )
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "stopped" / "model.pt").exists()
+    if to == "launcher" and launch.is_open_mpi():
+        assert ended.returncode == 1
+        return
+    assert ended.returncode == status
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("wagma: ")]
+    where = " on rank 1" if to == 1 else ""
+    assert line.startswith(f"wagma: stopped by {number.name}{where} after ")
+    for rank in range(2):
+        assert 40 <= len(metrics(tmp_path / "stopped", rank)) < 250
+
+
+PATIENT = """
+import signal, time
+
+def model():
+    print("setting up", flush=True)
+    deadline = time.monotonic() + 30
+    while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # as after a first signal
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return nn.Linear(4, 1)
+"""
+
+
+def test_a_signal_while_the_job_sets_itself_up_ends_it_too(mpirun, tmp_path):
+    script = tmp_path / "my_task.py"
+    script.write_text(SCRIPT + PATIENT)
+    ended = mpirun(
+        *(2, "-m", "wagma", "train", "--runs-dir", tmp_path, "--script", script),
+        timeout=TIMEOUT,
+        signals=[Signal(signal.SIGTERM, "setting up", "launcher")],
+    )
+    assert "Traceback" not in ended.stderr
+    if launch.is_open_mpi():
+        assert ended.returncode == 1
+        return
+    assert ended.returncode == 143
+    assert "wagma: stopped by SIGTERM after 0 steps" in ended.stderr

@@ -1,0 +1,63 @@
+"""AD-PSGD: random pairs average their models, nobody waits (Lian et al., ICML 2018)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import collectives
+from wagma.optim.peers import PeerAveraging
+
+if TYPE_CHECKING:  # importing it initialises MPI
+    import networkx
+    from mpi4py import MPI
+
+
+class ADPSGD(PeerAveraging):
+    """Average the model with a random neighbour's while the next gradient is computed.
+
+    A step adds the local optimiser's update to this rank's model, takes it as others' averages have
+    left it, and begins an average with a random neighbour; it waits for nobody.
+
+    Example:
+        >>> optimizer = ADPSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    Attributes:
+        collective: the `collectives.PairwiseAverage` that averages.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        graph: networkx.Graph | None = None,
+        seed: int = 0,
+        comm: MPI.Intracomm | None = None,
+        **options: Any,
+    ):
+        """Wrap an optimiser and its model; collective.
+
+        Args:
+            optimizer, model, comm: as for `Averaging`.
+            graph: connected networkx graph of the ranks, bipartite or not; None: all may meet.
+            seed: of the neighbours drawn.
+            **options: engine, transport, stall, abort and log_level of
+                `collectives.GroupAllreduce`.
+
+        Raises:
+            TypeError, ValueError: as `Averaging` does.
+        """
+        super().__init__(optimizer, model, comm=comm, options=options, graph=graph, seed=seed)
+
+    def make_collective(self, comm, *, graph, seed, **options):
+        self._seed = seed
+        return collectives.PairwiseAverage(
+            comm, self.flat.vectors, graph=graph, seed=seed, **options
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The seed of the neighbours drawn."""
+        return {"seed": self._seed}

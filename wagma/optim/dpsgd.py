@@ -1,0 +1,69 @@
+"""D-PSGD: each rank averages its model with its neighbours' (Lian et al., NeurIPS 2017)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+import collectives
+from wagma.optim.peers import PeerAveraging
+
+if TYPE_CHECKING:  # importing it initialises MPI
+    import networkx
+    from mpi4py import MPI
+
+
+class DPSGD(PeerAveraging):
+    """Average the model with the neighbours' in a graph in every step: x_{k+1} = x_k W + update.
+
+    The update is the local optimiser's, of the gradient at x_k, while the neighbours' models x_k
+    are on their way: a step waits only for neighbours that are a step behind.
+
+    Example:
+        >>> optimizer = DPSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    Attributes:
+        collective: the `collectives.NeighborAverage` that averages.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        graph: networkx.Graph | None = None,
+        mixing: np.ndarray | None = None,
+        clock: str = "neighbours",
+        comm: MPI.Intracomm | None = None,
+        **options: Any,
+    ):
+        """Wrap an optimiser and its model; collective.
+
+        Args:
+            optimizer, model, comm: as for `Averaging`.
+            graph: networkx graph of the ranks, (strongly) connected; None: the ring.
+            mixing: W, doubly stochastic, of shape (P, P); None: Metropolis's weights, on the ring
+                1/3 each.
+            clock: "neighbours", or "global" to wait for all ranks in every step.
+            **options: engine, transport, stall, abort and log_level of
+                `collectives.GroupAllreduce`.
+
+        Raises:
+            TypeError, ValueError: as `Averaging` does.
+        """
+        super().__init__(
+            optimizer, model, comm=comm, options=options, graph=graph, mixing=mixing, clock=clock
+        )
+
+    def make_collective(self, comm, *, graph, mixing, clock, **options):
+        self._clock = clock
+        return collectives.NeighborAverage(
+            comm, self.flat.vectors, graph=graph, mixing=mixing, clock=clock, **options
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The clock."""
+        return {"clock": self._clock}

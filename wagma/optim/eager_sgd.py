@@ -1,0 +1,114 @@
+"""Eager-SGD: gradients averaged over all ranks without waiting for late ones (Li et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+import collectives
+from wagma.optim.gradients import FlatGradients, GradientAveraging
+
+if TYPE_CHECKING:  # importing it initialises MPI
+    from mpi4py import MPI
+
+
+class EagerSGD(GradientAveraging):
+    """Put the gradient in, and take a step with what all ranks' have come to since the last one.
+
+    A rank that is late gets the newest average, and its gradient goes in with the next; none is
+    lost, and none counts twice. Where nothing new has come the gradient is 0. After every τ-th step
+    all gradients have come in, and all ranks have the average of their models. A weight multiplies
+    the gradient. The local optimiser's state stays each rank's own. What holds for all methods that
+    average gradients is said in `GradientAveraging` and `Averaging`.
+
+    A checkpoint is exact after a τ-th step: gradients that others have not yet got are not in it.
+
+    Example:
+        >>> optimizer = EagerSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    Attributes:
+        collective: the `collectives.PartialAllreduce` that averages.
+
+    Source: Taming unbalanced training workloads in deep learning with partial collective
+    operations, PPoPP 2020; as WAGMA-SGD has it, models are averaged periodically.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        trigger: str = "solo",
+        sync_period: int = 10,
+        comm: MPI.Intracomm | None = None,
+        **options: Any,
+    ):
+        """Wrap an optimiser and its model; collective.
+
+        Args:
+            optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
+            model, comm: as for `Averaging`.
+            trigger: "solo": an average begins when the first rank comes; "majority": when one does
+                that is drawn for it, so that half of them are there on average.
+            sync_period: τ, steps from one average over all ranks to the next, at least 1.
+            **options: further ones of `collectives.PartialAllreduce`: engine, transport, stall,
+                abort, log_level.
+
+        Raises:
+            TypeError, ValueError: as `Averaging` does.
+        """
+        super().__init__(
+            optimizer, model, comm=comm, trigger=trigger, sync_period=sync_period, options=options
+        )
+
+    def make_collective(self, comm, **options):
+        self.gradients = FlatGradients(self.flat)
+        return collectives.PartialAllreduce(comm, self.gradients.vectors, **options)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The trigger and τ."""
+        return {"trigger": self.collective.trigger, "sync_period": self.collective.sync_period}
+
+    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+        """Put the gradient in, and take a step of the wrapped optimiser with what has come."""
+        loss = self.compute_gradients(closure)
+        own = self.gradients.present > 0  # nothing is where gradients are not finite
+        for vector in self.gradients.vectors if weight != 1 else ():
+            vector *= vector.dtype.type(weight)
+        self._note(self.collective(self.gradients.vectors))
+        returned = self._step_with_what_has_come(own)
+        if self.result.synchronized:
+            self.average_now()
+            self.flat.mark_changed()
+        return returned if closure is None else loss
+
+    def average_now(self) -> None:
+        """Set every rank's model to the average over all; what was put in comes out as before."""
+        self.collective.average(self.model_vectors)
+
+    def go_on_from(self, version: int) -> None:
+        """Let the next step have this version, and forget what has not come."""
+        self.collective.load(version)
+
+    def join_collective(self) -> None:
+        """Take part in what the others do, and take the average of who made the most steps."""
+        made = self.collective.version
+        for vector in self.gradients.vectors:
+            vector.fill(0)
+        self.collective.join(self.gradients.vectors)
+        if made < self.collective.version:
+            for vector in self.flat.vectors:
+                vector.fill(np.nan)  # which leaves this rank's out
+        else:
+            self._step_with_what_has_come()
+        self.average_now()
+
+    def _step_with_what_has_come(self, own: np.ndarray | bool = False) -> Any:
+        """Take a step with the parameters of which something has come, and with its own."""
+        self.gradients.present[:] = (self.gradients.present != 0) | own
+        self.gradients.write_back()
+        return self.bare_step()

@@ -1,0 +1,68 @@
+"""A parameter server, synchronous, asynchronous or with backup workers (Li et al., OSDI 2014)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import collectives
+from wagma.optim.peers import PeerAveraging
+
+if TYPE_CHECKING:  # importing it initialises MPI
+    from mpi4py import MPI
+
+
+class ParameterServer(PeerAveraging):
+    """Send every step's update to one rank, which keeps the model, and get the model from there.
+
+    The update is the local optimiser's, so that its state, such as its momentum, is each rank's
+    own; with plain SGD that is as if gradients were sent. What holds for all methods is said in
+    `Averaging`; `averaged()` holds the server's model.
+
+    Example:
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = ParameterServer(sgd, model, mode="asp")
+
+    Attributes:
+        collective: the `collectives.ParameterServer` that keeps the model.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        mode: str = "bsp",
+        backups: int = 0,
+        server: int = 0,
+        comm: MPI.Intracomm | None = None,
+        **options: Any,
+    ):
+        """Wrap an optimiser and its model; collective.
+
+        Args:
+            optimizer, model, comm: as for `Averaging`.
+            mode: "bsp": a step waits for all ranks' updates. "backup": for those of all but
+                `backups` ranks, the others' are dropped. "asp": for nobody's. "hete": for nobody's,
+                and an update counts less the more the model has changed since.
+            backups: of the mode "backup", 0 to P − 1.
+            server: the rank that keeps the model, and trains as well.
+            **options: engine, transport, stall, abort and log_level of
+                `collectives.GroupAllreduce`.
+
+        Raises:
+            TypeError, ValueError: as `Averaging` does.
+        """
+        super().__init__(
+            optimizer, model, comm=comm, options=options, mode=mode, backups=backups, server=server
+        )
+
+    def make_collective(self, comm, *, mode, backups, server, **options):
+        self._settings = {"mode": mode, "backups": backups, "server": server}
+        return collectives.ParameterServer(comm, self.flat.vectors, **self._settings, **options)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The mode, the number of backups and the server."""
+        return dict(self._settings)

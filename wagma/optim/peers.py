@@ -1,0 +1,29 @@
+"""What the methods share whose ranks send their models to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wagma.optim.averaging import Averaging
+
+
+class PeerAveraging(Averaging):
+    """Take the local optimiser's step, then let a `collectives.PeerCollective` mix the models.
+
+    What holds for all methods is said in `Averaging`. The local optimiser's state stays each
+    rank's own, all ranks' models count the same, and a step after which the model is not finite
+    changes nothing. What travels is parameters and floating-point buffers alike.
+    """
+
+    OPTIONS = ("engine", "transport", "stall", "abort", "log_level")
+
+    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+        """Take a step of the wrapped optimiser, then call the collective with the model."""
+        if weight != 1:
+            raise ValueError(
+                f"weight is {weight:g}, but all ranks count the same in {type(self).__name__}"
+            )
+        loss = self.local_step(closure)
+        self.average_model()
+        return loss
