@@ -24,6 +24,7 @@ RANKS = {
     "memory": (4,),
     "torn": (4,),
     "straggler_training": (None,),
+    "methods_wall": (None,),
     "late_rules": (4, 8),
     "overlap": (4,),
     "simulated_wall": (4, 8),
@@ -38,7 +39,7 @@ def main():
     parser.add_argument(
         "names",
         nargs="*",
-        help=f"of {', '.join(RANKS)} (default: all but {', '.join(BY_NAME)}; about 17 minutes)",
+        help=f"of {', '.join(RANKS)} (default: all but {', '.join(BY_NAME)}; about 25 minutes)",
     )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument(

@@ -24,6 +24,7 @@ BARS = {
     "idle": ("share of a core", float, True),
     "memory": ("memory beside the vector ÷ vector", lambda result: max(result.values()), True),
     "straggler-training": ("wall time, s", lambda result: result["wall_s"], False),
+    "methods-wall": ("wall time ÷ bound", lambda of: of["wall_over_bound"]["median"], True),
     "overlap": ("time per step, s, with overlap", lambda result: result["overlap_s"], False),
 }
 

@@ -332,8 +332,8 @@ cdef class Collective:
     cdef long long staleness[MOST_STALENESS + 1]
 
     def __init__(self, Comm control, Comm data, like, *, bint single, int group_size, sync_period,
-                 bint passive, bint conserving, bint summing, drawing_seed, bint crowded,
-                 double stall, double abort, wire_dtype, bint sharing):
+                 bint fixed, bint passive, bint conserving, bint summing, drawing_seed,
+                 bint crowded, double stall, double abort, wire_dtype, bint sharing):
         cdef int k
         cdef Opened opened
         self.control = control
@@ -352,13 +352,14 @@ cdef class Collective:
         self.rhythm = Rhythm()
         self.exchange = Exchange(data, self.layout, wire_dtype)
         self.task = self.exchange.task
-        self.groups = Groups(self.rank, self.size, group_size)
+        self.groups = Groups(self.rank, self.size, group_size, fixed)
         peers = activation_peers(self.rank, self.size)
         self.dimensions = len(peers)
         self.protocol = WaitAvoiding(self.dimensions, group_size, sync_period, passive)
         if drawing_seed is not None:
             self.protocol.draw(self.rank, self.size, drawing_seed)
-        # Engines drift apart by no more than the bound, so tags further apart are never confused.
+        # Engines drift apart by no more than the bound, so tags further apart are never confused:
+        # those of a group do so by one version only, and groups that are fixed have no others.
         self.window = 4 * propagation_bound(self.size, group_size) + 4 if group_size > 1 else 1
         self.sync_tag = self.window * PHASES
         self.inquiry = Inquiry(data, self.sync_tag + 2 * PHASES)

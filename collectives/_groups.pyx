@@ -9,7 +9,7 @@ from collectives.topology import shuffle
 cdef class Groups:
     """The groups of one rank."""
 
-    def __init__(self, int rank, int size, int group_size):
+    def __init__(self, int rank, int size, int group_size, bint fixed=False):
         cdef int position, place = 0
         cdef int *base = <int *>calloc(8 * size, sizeof(int))
         if base == NULL:
@@ -20,7 +20,7 @@ cdef class Groups:
         self.cycle_index, self.chunk_begin = base + 3 * size, base + 4 * size
         self.chunk_end, self.members = base + 5 * size, base + 6 * size
         self.everyone = base + 7 * size
-        sigma = shuffle(size, group_size)
+        sigma = shuffle(size, group_size, fixed)
         begin = {}
         for position in range(size):
             cycle = sigma.cycle[position]

@@ -34,6 +34,8 @@ class GroupAllreduce:
             `wait` is "group" the vector is contributed until this rank publishes.
         group_size: largest number of ranks S that average with each other, 1 ≤ S ≤ comm.size.
         sync_period: every how many calls τ all ranks average, at least 1.
+        groups: "changing" with every call, or "fixed": those of the first call for ever, so that
+            only the averages over all ranks spread an update beyond them.
         wait: "nobody", or "group": each version waits for its members, so that nobody takes part
             passively and runs are bitwise repeatable. What a rank gives then counts in one version:
             one that has closed, or whose vector is not finite, has weight 0.
@@ -64,7 +66,7 @@ class GroupAllreduce:
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
-        group_size, sync_period, wait, late, wire_dtype, engine: as given or by default.
+        group_size, sync_period, groups, wait, late, wire_dtype, engine: as given or by default.
 
     Raises:
         ValueError, TypeError: on every rank alike, for what is wrong on any of them.
@@ -74,7 +76,8 @@ class GroupAllreduce:
             was forked.
         ImportError: the extensions were built for another MPI than mpi4py's.
 
-    Source: WAGMA-SGD, sections III and IV; "conserving", weights and joining go beyond the paper.
+    Source: WAGMA-SGD, sections III and IV, and V-B for fixed groups; "conserving", weights and
+        joining go beyond the paper.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class GroupAllreduce:
         *,
         group_size,
         sync_period=10,
+        groups="changing",
         wait="nobody",
         late=None,
         wire_dtype=None,
@@ -98,6 +102,7 @@ class GroupAllreduce:
             like,
             group_size=group_size,
             sync_period=sync_period,
+            groups=groups,
             wait=wait,
             late=late,
             wire_dtype=wire_dtype,
@@ -127,7 +132,8 @@ class GroupAllreduce:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.group_size, self.sync_period = int(given["group_size"]), int(given["sync_period"])
-        self.wait, self.late, self.engine = given["wait"], given["late"], given["engine"]
+        self.groups, self.wait, self.late = given["groups"], given["wait"], given["late"]
+        self.engine = given["engine"]
         self.wire_dtype = given["wire_dtype"]
         settings.set_log_level(given["log_level"])
         node = Node(comm)
@@ -173,6 +179,7 @@ class GroupAllreduce:
                 single=single,
                 group_size=self.group_size,
                 sync_period=self.sync_period,
+                fixed=self.groups == "fixed",
                 passive=self.wait == "nobody",
                 conserving=self.late == "conserving",
                 summing="trigger" in given,

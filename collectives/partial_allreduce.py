@@ -284,6 +284,7 @@ class _Sums(GroupAllreduce):
             comm,
             zeros,
             group_size=getattr(comm, "size", None),
+            groups="changing",
             wait="nobody",
             late="paper",
             wire_dtype=None,

@@ -32,6 +32,7 @@ LARGEST_VERSION = 2**60
 LARGEST_SEED = 2**64 - 1
 LARGEST_WEIGHT = 1e100  # the sum over all ranks must be finite
 CHOICES = {
+    "groups": ("changing", "fixed"),
     "wait": ("nobody", "group"),
     "late": ("paper", "conserving"),
     "engine": ("adaptive", "dedicated", "none"),

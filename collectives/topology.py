@@ -63,8 +63,11 @@ class Shuffle:
 
 
 @lru_cache(maxsize=64)
-def shuffle(world_size: int, group_size: int) -> Shuffle:
+def shuffle(world_size: int, group_size: int, fixed: bool = False) -> Shuffle:
     """Return the permutation that makes the groups of this world size and group size.
+
+    Args:
+        fixed: whether every version has the first one's groups: σ then moves nobody.
 
     Raises:
         ValueError: unless 1 ≤ group_size ≤ world_size.
@@ -79,7 +82,9 @@ def shuffle(world_size: int, group_size: int) -> Shuffle:
     bounds = [0]
     for size in sizes:
         bounds.append(bounds[-1] + size)
-    if _is_power_of_two(world_size) and _is_power_of_two(group_size):
+    if fixed:
+        sigma = list(range(world_size))
+    elif _is_power_of_two(world_size) and _is_power_of_two(group_size):
         bits, turn = _log2_ceil(world_size), _log2_ceil(group_size)
         sigma = [_rotate_left(position, turn, bits) for position in range(world_size)]
     else:

@@ -111,7 +111,7 @@ class Reference(Network):
 
     def check(self):
         next_versions = [rank.protocol.next for rank in self.ranks]
-        if self.settings.group_size > 1:
+        if self.settings.group_size > 1 and self.settings.groups == "changing":
             bound = propagation_bound(len(self.ranks), self.settings.group_size)
             assert max(next_versions) - min(next_versions) <= bound
         for rank in self.ranks:
@@ -119,7 +119,8 @@ class Reference(Network):
 
     def group(self, rank, version):
         if version not in self.groups:
-            formed = groups(len(self.ranks), self.settings.group_size, version)
+            fixed = self.settings.groups == "fixed"
+            formed = groups(len(self.ranks), self.settings.group_size, 0 if fixed else version)
             self.groups[version] = {member: group for group in formed for member in group}
         return self.groups[version][rank.number]
 

@@ -46,6 +46,10 @@ MISTAKES = {
     "train --image-size 64": "argument --image-size: not allowed without argument --images",
     "train --script a.py --images b": "argument --images: not allowed with argument --script",
     "train --script a.py --shards iid": "argument --shards: not allowed with argument --script",
+    "train --dirichlet-alpha 1": "argument --dirichlet-alpha: not allowed without argument "
+    "--shards dirichlet",
+    "train --shards dirichlet --dirichlet-alpha 0": "argument --dirichlet-alpha: must be a number "
+    "from 0.001 to 1000, not '0'",
     "train --algorithm hope": "argument --algorithm: invalid choice: 'hope'",
     "train --algorithm allreduce --group-size 2": "argument --group-size: not allowed with "
     "argument --algorithm allreduce",
@@ -53,6 +57,24 @@ MISTAKES = {
     "argument --algorithm allreduce",
     "train --algorithm local-sgd --overlap": "argument --overlap: not allowed with "
     "argument --algorithm local-sgd",
+    "train --evaluate-every 0": "argument --evaluate-every: must be a whole number from 1 on",
+    "train --algorithm ddp": "argument --algorithm: invalid choice: 'ddp'",
+    "compare --algorithms hope": "argument --algorithms: must be one of wagma, allreduce, ",
+    "compare --algorithms wagma,wagma": "argument --algorithms: names something twice",
+    "compare --algorithms wagma:speed=3": "argument --algorithms: wagma:speed=3: wagma has no "
+    "option 'speed': it has group_size, ",
+    "compare --algorithms allreduce:group-size=2": "argument --algorithms: allreduce:group-size=2: "
+    "allreduce has no option 'group_size': it has transport",
+    "compare --algorithms ddp:wait=group": "argument --algorithms: ddp:wait=group: ddp has no "
+    "option 'wait': it has none",
+    "compare --algorithms wagma:wait=all": "argument --algorithms: wagma:wait=all: argument "
+    "--wait: invalid choice: 'all'",
+    "compare --algorithms wagma:group_size": "argument --algorithms: wagma:group_size: argument "
+    "--group-size: expected one argument",
+    "compare --algorithms allreduce,ddp --late paper": "argument --late: none of the algorithms",
+    "compare --seeds 0": "argument --seeds: must be a whole number from 1 on, not '0'",
+    "compare --target 0": "argument --target: must be a number above 0, not '0'",
+    "compare --script a.py --shards iid": "argument --shards: not allowed with argument --script",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
     "allreduce, local-sgd, wagma, eager-sgd-solo, eager-sgd-majority, d-psgd, sgp, ad-psgd, "
@@ -138,7 +160,8 @@ def test_a_slurm_batch_script_is_no_rank_of_the_mpiexec_in_it(refuse, monkeypatc
 
 @pytest.mark.parametrize(
     "line",
-    [["--help"], ["--version"], ["train", "--help"], ["simulate", "--help"], ["train", "--x"]],
+    [["--help"], ["--version"], ["train", "--x"]]
+    + [[command, "--help"] for command in ("train", "compare", "simulate")],
 )
 def test_help_version_and_mistakes_load_neither_mpi_nor_torch(line):
     program = f"""
@@ -188,6 +211,7 @@ def help_of(capsys):
         (["train"], "mpiexec -n 4 wagma train\n"),
         (["train"], "srun --mpi=pmi2 -n 4 wagma train"),
         (["train"], "wagma train --script my_task.py"),
+        (["compare"], "wagma compare --algorithms allreduce,ddp,wagma --seeds 5 --target 0.95\n"),
         (["info"], "mpiexec -n 4 wagma info\n"),
         (["simulate"], "wagma simulate --ranks 64 --trace runs/mine"),
     ],
@@ -202,9 +226,11 @@ def test_help_has_examples_and_the_exit_statuses(help_of, command, example):
 
 
 def test_the_help_of_train_says_what_each_algorithm_does(help_of):
-    text = help_of("train")
-    for name, algorithm in algorithms.ALGORITHMS.items():
-        assert re.search(rf"^  {name} +{re.escape(algorithm.help)}$", text, re.MULTILINE)
+    references = algorithms.REFERENCES
+    for command, named in (("train", {}), ("compare", references)):
+        text = help_of(command)
+        for name, algorithm in (algorithms.ALGORITHMS | named).items():
+            assert re.search(rf"^  {name} +{re.escape(algorithm.help)}$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
@@ -229,7 +255,7 @@ def terminal(monkeypatch):
     os.close(end)
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["info"], ["simulate"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["info"], ["simulate"]])
 def test_help_on_a_terminal_has_the_same_words_in_colour(help_of, terminal, monkeypatch, command):
     pytest.importorskip("rich_argparse")
     coloured = help_of(*command)

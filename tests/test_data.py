@@ -67,6 +67,26 @@ def test_label_sorted_shards_have_few_digits():
         assert set(LABELS[shard]) == {2 * rank, 2 * rank + 1}
 
 
+@given(size=SIZES, alpha=st.sampled_from([0.001, 0.1, 1000]), seed=st.integers(0, 2**40))
+def test_dirichlet_shards_share_out_the_training_set_and_leave_nobody_without(size, alpha, seed):
+    shards = [data.shard(LABELS, rank, size, "dirichlet", seed, alpha) for rank in range(size)]
+    assert sorted(np.concatenate(shards)) == list(range(len(LABELS)))
+    assert min(map(len, shards)) >= min(10, len(LABELS) // size)
+    again = data.shard(LABELS, size - 1, size, "dirichlet", seed, alpha)
+    assert np.array_equal(shards[-1], again)
+
+
+@pytest.mark.parametrize(("alpha", "alike"), [(0.1, False), (1000, True)])
+def test_dirichlet_shards_are_the_more_alike_the_larger_alpha_is(alpha, alike):
+    """The largest share that a rank has of a label, in the mean of the labels: 1/5 if all do."""
+    shards = [data.shard(LABELS, rank, 5, "dirichlet", 7, alpha) for rank in range(5)]
+    counts = np.array([np.bincount(LABELS[shard], minlength=10) for shard in shards])
+    largest = (counts.max(axis=0) / counts.sum(axis=0)).mean()
+    assert largest < 0.25 if alike else largest > 0.6
+    other = data.shard(LABELS, 0, 5, "dirichlet", 8, alpha)
+    assert not np.array_equal(shards[0], other)
+
+
 def test_iid_shards_have_all_digits_and_depend_on_the_seed():
     shard = data.shard(LABELS, 0, 5, "iid", seed=0)
     assert set(LABELS[shard]) == set(range(10))

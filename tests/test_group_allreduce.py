@@ -75,6 +75,32 @@ def test_waiting_for_the_group_is_model_averaging_in_that_versions_group(comm, l
             np.testing.assert_allclose(mine, models[comm.rank], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("wait", ["group", "nobody"])
+def test_fixed_groups_are_those_of_version_0_and_meet_at_synchronisations_alone(comm, wait):
+    """What a rank puts in is one in its own place: the others' places say who has been met."""
+    size, mine = comm.size, np.zeros(comm.size)
+    group = group_of(comm.rank, size, 2, 0)
+    outside = [rank for rank in range(size) if rank not in group]
+    generator = np.random.default_rng(comm.rank)
+    with GroupAllreduce(
+        comm, mine, group_size=2, sync_period=7, groups="fixed", wait=wait
+    ) as average:
+        assert average.groups == "fixed"
+        for t in range(21):
+            mine[comm.rank] += 1
+            if wait == "nobody":
+                time.sleep(0.004 * generator.random())
+            before = mine[outside].copy()
+            result = average(mine)
+            assert result.group == (tuple(range(size)) if result.synchronized else group)
+            if result.synchronized:
+                np.testing.assert_allclose(mine, (t + 1) / size, rtol=1e-12)
+            elif len(group) == 2:
+                assert np.all(mine[list(group)] > 0) or wait == "nobody"
+                assert np.ptp(mine[outside]) < 1e-12 and np.allclose(mine[outside], before)
+
+
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("late", RULES)
 def test_waiting_for_the_group_is_bitwise_repeatable(comm, late):

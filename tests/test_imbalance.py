@@ -60,3 +60,5 @@ def test_a_slow_rank_takes_its_factor_times_as_long():
     compute = 0.02
     assert compute + imbalance.slow_rank_delay(5, compute) == pytest.approx(0.1)
     assert imbalance.slow_rank_delay(1, compute) == 0
+    for sleeping_steps, factor in ((2, 3), (5, 6)):  # Ripples, 7.4
+        assert imbalance.slow_rank_delay(factor, compute) == pytest.approx(sleeping_steps * compute)

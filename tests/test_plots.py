@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from wagma import plots
 from wagma.runs import Tally
 from wagma.simulation import MACHINES, Settings, simulate, steps
+
+AVERAGING = {"waiting": 0.3, "communicating": 0.1, "bytes_sent": 0, "staleness": ()}
 
 
 def tallies(ranks, steps=80, losses=lambda rank, step: 1 / (step + 1)):
@@ -28,7 +31,7 @@ def tallies(ranks, steps=80, losses=lambda rank, step: 1 / (step + 1)):
                     "synchronized": False,
                 }
             )
-        tally.add_averaging(0.3, 0.1)
+        tally.add_averaging(SimpleNamespace(**AVERAGING))
         made.append(tally)
     return made
 
@@ -97,6 +100,21 @@ def test_without_matplotlib_one_line_says_so(monkeypatch, tmp_path, caplog):
         plots.draw(tmp_path, tallies(1))
     assert caplog.messages == ["no loss.png and time.png: matplotlib is not installed"]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_is_drawn_over_time_with_the_means_and_spreads_of_the_seeds(figures, tmp_path):
+    curves = {
+        "one": [[(1.0, 0.5), (2.0, 0.9)], [(3.0, 0.7), (4.0, 0.8)]],
+        "other": [[(1.0, 0.5), (2.0, 0.9)]],
+        "untested": [[], []],
+    }
+    rates = {"one": [10.0, 30.0], "other": [5.0], "untested": [1.0, 2.0]}
+    plots.draw_comparison(tmp_path, curves, rates, "accuracy")
+    over_time, throughput = figures["comparison.png"].axes
+    assert legend(over_time) == ["one", "other"]
+    assert np.allclose(over_time.lines[0].get_xydata(), [(2.0, 0.6), (3.0, 0.85)])
+    assert len(over_time.collections) == 1
+    assert [bar.get_width() for bar in throughput.patches] == [20.0, 5.0, 1.5]
 
 
 def simulated(ranks):

@@ -384,6 +384,18 @@ def test_wagma_that_waits_for_its_group_is_allreduce_where_that_is_everybody():
     assert result.staleness.tolist() == [36 * 8]  # every tenth call is all ranks'
 
 
+def test_fixed_groups_wait_for_their_own_members_alone():
+    times = uneven(40, 4)
+    chosen = {"group_size": 2, "wait": "group", "sync_period": 100}
+    fixed, changing = (
+        simulate("wagma", times, FREE, Settings(8, groups=groups, **chosen)).wall
+        for groups in ("fixed", "changing")
+    )
+    pairs = times.reshape(40, 2, 2).max(axis=2).sum(axis=0)
+    assert fixed == pytest.approx(pairs.max())
+    assert changing > 1.01 * fixed
+
+
 @st.composite
 def machines(draw):
     machine = MACHINES[draw(st.sampled_from(sorted(MACHINES)))]
@@ -406,6 +418,7 @@ def test_wagma_decides_and_takes_as_long_as_the_reference(machine, ranks, count,
         sync_period=data.draw(st.sampled_from((1, 2, 3, 7, 30))),
         wait=data.draw(st.sampled_from(("nobody", "nobody", "group"))),
         doubling=data.draw(st.booleans()),
+        groups=data.draw(st.sampled_from(("changing", "fixed"))),
     )
     scale = data.draw(st.sampled_from((1e-5, 1e-3, 0.1)))
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
@@ -664,6 +677,7 @@ def test_a_group_must_fit_into_the_job(group_size):
     (
         ({"nbytes": 0}, "nbytes and sync_period must be 1 or more, not 0, 10"),
         ({"sync_period": -6}, "nbytes and sync_period must be 1 or more, not 8, -6"),
+        ({"groups": "none"}, 'groups must be "changing" or "fixed", not \'none\''),
         ({"wait": "everybody"}, 'wait must be "nobody" or "group", not \'everybody\''),
         ({"clock": "none"}, 'clock must be "neighbours" or "global", not \'none\''),
         ({"mode": "sync"}, 'mode must be "bsp" or "backup" or "asp" or "hete", not \'sync\''),

@@ -7,7 +7,6 @@ import pty
 import re
 import sys
 import time
-from types import SimpleNamespace
 
 import launch
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training import metrics, train
 
+from collectives.statistics import Statistics
 from collectives.topology import group_of
 from wagma import data, imbalance, progress
 from wagma.algorithms import all_wait_after
@@ -23,11 +23,11 @@ from wagma.cli import ALGORITHMS
 from wagma.runs import POINTS, Curve, JsonLines, Tally, summarise
 from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
-from wagma.train import averaging_seconds
 
 RANKS = 4
 SETTINGS = ["--steps", 125, "--seed", 3, "--wait", "group"]
 UNEVEN = ["--step-time", 2, "--imbalance", "cloud", "--imbalance-scale", 0.05, "--slow-rank", "1:3"]
+STATISTICS = Statistics(*(0,) * 5, (), *(0,) * 5)
 RECORD = {
     "step",
     "version",
@@ -91,7 +91,7 @@ def test_synchronisations_are_no_timely_contributions():
 
 def test_a_rank_s_time_is_shared_out_without_a_rest():
     tally = tally_of([record(1.0, 0.5, elapsed_s=3.0), record(1.0, elapsed_s=6.0)])
-    tally.add_averaging(2.0, 0.25)
+    tally.add_averaging(STATISTICS._replace(waiting=2.0, communicating=0.25))
     expected = {"compute": 2, "delay": 0.5, "waiting": 2, "communicating": 0.25, "other": 1.25}
     assert tally.seconds == expected
     assert summarise([tally], no_bound)["seconds_of_rank"] == [expected]
@@ -114,9 +114,15 @@ def test_waiting_before_and_after_the_local_step_is_averaging():
     assert stopwatch.average >= 0.11
 
 
-def test_the_collective_says_how_long_it_waited_and_communicated():
-    times = SimpleNamespace(versions=3, waiting=1.5, communicating=0.25)
-    assert averaging_seconds(SimpleNamespace(statistics=lambda: times)) == (1.5, 0.25)
+def test_the_collectives_counts_are_put_together():
+    tallies = [tally_of([record(elapsed_s=4.0)]) for _ in range(2)]
+    assert summarise(tallies, no_bound)["mean_staleness"] is None
+    for tally, staleness in zip(tallies, ((3, 1), (0, 0, 4))):
+        tally.add_averaging(STATISTICS._replace(waiting=1.0, bytes_sent=8, staleness=staleness))
+    summary = summarise(tallies, no_bound)
+    assert summary["waiting_share"] == 0.25
+    assert summary["bytes_sent_of_rank"] == [8, 8]
+    assert summary["mean_staleness"] == (1 + 2 * 4) / 8
 
 
 @given(steps=st.integers(1, 500))

@@ -1,13 +1,15 @@
 """The algorithms that a job can train by, by the names that the command line has for them.
 
-An algorithm adds itself to `ALGORITHMS`, and its class to `wagma.optim`. Importing this module
-loads neither torch nor MPI nor numpy, so that --help does not.
+An algorithm adds itself to `ALGORITHMS`, and its class to `wagma.optim`. `REFERENCES` are torch's
+own, for comparisons. Importing this module loads neither torch nor MPI nor numpy, so that --help
+does not.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from wagma.optim.averaging import Averaging
 
-__all__ = ["ALGORITHMS", "DEFAULT", "DEFAULTS", "Algorithm"]
+__all__ = ["ALGORITHMS", "DEFAULT", "DEFAULTS", "REFERENCES", "Algorithm", "named"]
 
 DEFAULT = "wagma"
 
@@ -28,6 +30,7 @@ DEFAULT = "wagma"
 DEFAULTS = {
     "group_size": None,
     "sync_period": 10,
+    "groups": "changing",
     "wait": "nobody",
     "late": None,
     "wire_dtype": None,
@@ -46,13 +49,14 @@ class Algorithm:
     """One way to train.
 
     Attributes:
-        optimizer: the name of its class in `wagma.optim`.
+        optimizer: the name of its class in `module`.
         help: what it does, in one line.
         options: which of `DEFAULTS` it takes; the class has arguments of these names.
         seeded: whether it draws something, and the class takes the job's seed.
         bound: the least seconds that a job can take if averaging is free, from how long every
             rank's steps take, compute and injected delays, as a float64 array of shape (ranks,
             steps), and the job's settings: what counts is who waits for whom.
+        module: where its class is.
     """
 
     optimizer: str
@@ -60,6 +64,7 @@ class Algorithm:
     options: tuple[str, ...]
     bound: Callable[[np.ndarray, Mapping[str, Any]], float]
     seeded: bool = False
+    module: str = "wagma.optim"
 
     def make(
         self,
@@ -69,12 +74,11 @@ class Algorithm:
         settings: argparse.Namespace,
     ) -> Averaging:
         """Make the optimiser that the command line asks for, around a local one; collective."""
-        from wagma import optim  # not at the top: it loads torch
-
+        module = importlib.import_module(self.module)  # not at the top: it loads torch
         given = {name: getattr(settings, name) for name in self.options}
         if self.seeded:
             given["seed"] = settings.seed
-        return getattr(optim, self.optimizer)(local, model, comm=comm, **given)
+        return getattr(module, self.optimizer)(local, model, comm=comm, **given)
 
 
 def all_wait_after(seconds: np.ndarray, period: int) -> float:
@@ -197,7 +201,16 @@ ALGORITHMS: dict[str, Algorithm] = {
     "wagma": Algorithm(
         "WAGMA",
         "models in changing groups that wait for nobody, all of them every --sync-period",
-        ("group_size", "sync_period", "wait", "late", "wire_dtype", "transport", "overlap"),
+        (
+            "group_size",
+            "sync_period",
+            "groups",
+            "wait",
+            "late",
+            "wire_dtype",
+            "transport",
+            "overlap",
+        ),
         every_period,
     ),
     "allreduce": Algorithm(
@@ -238,3 +251,25 @@ ALGORITHMS: dict[str, Algorithm] = {
         served,
     ),
 }
+
+REFERENCES: dict[str, Algorithm] = {
+    "ddp": Algorithm(
+        "DDP",
+        "torch's DistributedDataParallel, over gloo: gradients, in every step",
+        (),
+        every_step,
+        module="wagma.references",
+    ),
+    "post-local-sgd": Algorithm(
+        "PostLocalSGD",
+        "torch's PostLocalSGDOptimizer, over gloo: models, every --sync-period steps",
+        ("sync_period",),
+        every_period,
+        module="wagma.references",
+    ),
+}
+
+
+def named(name: str) -> Algorithm:
+    """Return the algorithm or reference of this name."""
+    return ALGORITHMS.get(name) or REFERENCES[name]

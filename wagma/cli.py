@@ -19,6 +19,7 @@ from wagma import algorithms, job, logs, progress
 from wagma.arguments import (
     Once,
     assignment,
+    compared,
     not_negative,
     number,
     one_of,
@@ -31,6 +32,8 @@ from wagma.arguments import (
 SPEAK_FIRST = 1.0  # seconds for rank 0: Open MPI ends the job when any rank exits with an error
 DESCRIPTION = "Train with wait-avoiding group model averaging, on all ranks of an MPI job."
 DEFAULT_SHARDS = "iid"
+DEFAULT_ALPHA = 0.1
+EVALUATIONS = 20  # of a run of `wagma compare`; said in --help, too
 # What `wagma.simulation` can simulate: --help loads neither it nor numpy.
 ALGORITHMS = (
     "allreduce",
@@ -66,6 +69,7 @@ EXAMPLES = """\
 examples:
   mpiexec -n 4 wagma train
   mpiexec -n 4 wagma train --script my_task.py
+  mpiexec -n 4 wagma compare --algorithms allreduce,wagma --imbalance cloud
   mpiexec -n 4 wagma info
   wagma simulate --ranks 64,1024 --imbalance cloud
   wagma train --help
@@ -73,6 +77,10 @@ examples:
 
 TRAIN_ALGORITHMS = "algorithms, by what they average:\n" + "".join(
     f"  {name:<18}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
+)
+
+REFERENCES = "outside references, for comparisons:\n" + "".join(
+    f"  {name:<18}{algorithm.help}\n" for name, algorithm in algorithms.REFERENCES.items()
 )
 
 TRAIN_EXAMPLES = """\
@@ -84,6 +92,14 @@ examples:
   srun --mpi=pmi2 -n 4 wagma train --step-time 20 --slow-rank 3:5 --shards label-sorted
   mpiexec -n 4 wagma train --images flowers --image-size 64 --steps 2000
   mpiexec -n 4 wagma train --script my_task.py --batch-size 64 --log-level info
+"""
+
+COMPARE_EXAMPLES = """\
+examples:
+  mpiexec -n 4 wagma compare --step-time 20 --imbalance cloud --imbalance-scale 0.0625
+  mpiexec -n 4 wagma compare --algorithms allreduce,ddp,wagma --seeds 5 --target 0.95
+  mpiexec -n 8 wagma compare --algorithms local-sgd,wagma,wagma:group_size=8 \\
+      --shards dirichlet --slow-rank 3:4 --step-time 20
 """
 
 CONTRACT = """\
@@ -169,6 +185,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"wagma {wagma.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_train(commands)
+    add_compare(commands)
     add_info(commands)
     add_simulate(commands)
     return parser
@@ -186,11 +203,66 @@ def add_train(commands) -> None:
     )
     parser.set_defaults(parser=parser, command=run_train, check=check_train, run=job.run)
     add_task_options(parser.add_argument_group("what is trained"))
-    add_training_options(parser.add_argument_group("training"))
-    add_averaging_options(parser.add_argument_group("averaging"))
+    group = parser.add_argument_group("training")
+    add_training_options(group)
+    add_evaluation_option(group, "only after the last step")
+    group = parser.add_argument_group("averaging")
+    add_algorithm_option(group)
+    add_averaging_options(group)
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
     add_run_options(parser.add_argument_group("the run's files"))
     add_log_level(parser)
+
+
+def add_compare(commands) -> None:
+    """Add the command ``compare``."""
+    parser = commands.add_parser(
+        "compare",
+        help="train by several algorithms one after another, and compare them",
+        description="Train by several algorithms one after another, on the same data, seeds and "
+        "delays: a table and a plot of throughput, waiting and the averaged model's accuracy over "
+        "time. What is trained, and how, is said as for `wagma train`.",
+        epilog=f"{TRAIN_ALGORITHMS}\n{REFERENCES}\n{COMPARE_EXAMPLES}\n{EXIT_STATUSES}",
+    )
+    parser.set_defaults(parser=parser, command=run_compare, check=check_compare, run=job.run)
+    add_comparison_options(parser.add_argument_group("what is compared"))
+    add_task_options(parser.add_argument_group("what is trained"))
+    group = parser.add_argument_group("training, by each algorithm")
+    add_training_options(group)
+    add_evaluation_option(group, "twenty times")
+    add_averaging_options(parser.add_argument_group("averaging, by those that have use for it"))
+    add_imbalance_options(parser.add_argument_group("injected imbalance"))
+    add_run_options(parser.add_argument_group("the comparison's files"))
+    add_log_level(parser)
+
+
+def add_comparison_options(group) -> None:
+    """Add what says which algorithms are compared, and how."""
+    add = group.add_argument
+    names = [*algorithms.ALGORITHMS, *algorithms.REFERENCES]
+    add(
+        "--algorithms",
+        type=compared(names),
+        default=",".join(sorted(algorithms.ALGORITHMS, key=lambda name: name != "allreduce")),
+        metavar="NAME,…",
+        help="of those below, each with options of its own, such as wagma:group_size=2 or "
+        "wagma:late=paper:overlap; ratios are to the first (default: all but the outside "
+        "references, allreduce first)",
+    )
+    add(
+        "--seeds",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="train with so many seeds, from --seed on (default: %(default)s)",
+    )
+    add(
+        "--target",
+        type=number("above 0", lambda value: value > 0),
+        metavar="VALUE",
+        help="also say how long it takes to this accuracy, a share such as 0.95; where there is "
+        "none, until the loss is this low",
+    )
 
 
 def add_info(commands) -> None:
@@ -222,7 +294,9 @@ def add_simulate(commands) -> None:
     )
     add_simulation_options(parser.add_argument_group("what is simulated"))
     add_grouping_options(parser.add_argument_group("averaging"))
-    parser.set_defaults(**{name: algorithms.DEFAULTS[name] for name in ("sync_period", "wait")})
+    parser.set_defaults(
+        **{name: algorithms.DEFAULTS[name] for name in ("sync_period", "groups", "wait")}
+    )
     add_letter_options(parser.add_argument_group("who sends to whom"))
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
@@ -360,9 +434,16 @@ def add_task_options(group) -> None:
     )
     group.add_argument(
         "--shards",
-        choices=("iid", "label-sorted"),
-        help="which part of the digits or images a rank has: a random one, or few of the classes "
-        f"(default: {DEFAULT_SHARDS})",
+        choices=("iid", "label-sorted", "dirichlet"),
+        help="which part of the digits or images a rank has: a random one, few of the classes, or "
+        f"of each class what a Dirichlet draw gives it (default: {DEFAULT_SHARDS})",
+    )
+    group.add_argument(
+        "--dirichlet-alpha",
+        type=number("from 0.001 to 1000", lambda value: 0.001 <= value <= 1000),
+        metavar="ALPHA",
+        help="the smaller, the less alike the shards of --shards dirichlet "
+        f"(default: {DEFAULT_ALPHA})",
     )
 
 
@@ -407,6 +488,18 @@ def add_training_options(group) -> None:
     )
 
 
+def add_evaluation_option(group, default: str) -> None:
+    """Add when a model is evaluated; ``default`` says so in words where it is not given."""
+    group.add_argument(
+        "--evaluate-every",
+        type=whole(1),
+        metavar="STEPS",
+        help="test the average of all ranks' models also as they were after every so many steps: "
+        "ranks keep copies, which are tested after the training, outside of its time "
+        f"(default: {default})",
+    )
+
+
 def add_grouping_options(group) -> None:
     """Add what says who averages with whom, and when."""
     add = group.add_argument
@@ -425,22 +518,32 @@ def add_grouping_options(group) -> None:
         f"{algorithms.DEFAULTS['sync_period']})",
     )
     add(
+        "--groups",
+        choices=("changing", "fixed"),
+        help="whether those of a step are other ones than before "
+        f"(default: {algorithms.DEFAULTS['groups']})",
+    )
+    add(
         "--wait",
         choices=("nobody", "group"),
         help=f"whom a step waits for (default: {algorithms.DEFAULTS['wait']})",
     )
 
 
-def add_averaging_options(group) -> None:
-    """Add how ranks average; `resolve_algorithm` says which of it the algorithm takes."""
-    add = group.add_argument
-    add(
+def add_algorithm_option(group) -> None:
+    """Add which algorithm trains."""
+    group.add_argument(
         "--algorithm",
         choices=algorithms.ALGORITHMS,
         default=algorithms.DEFAULT,
         metavar="NAME",
         help="one of those listed below (default: %(default)s)",
     )
+
+
+def add_averaging_options(group) -> None:
+    """Add how ranks average; `resolve_algorithm` says which of it an algorithm takes."""
+    add = group.add_argument
     add_grouping_options(group)
     add(
         "--late",
@@ -591,10 +694,17 @@ def add_run_options(group) -> None:
 
 def check_train(settings: argparse.Namespace) -> list[str]:
     """Refuse options that do not go together, and return the modules that training needs."""
-    parser = settings.parser
     resolve_algorithm(settings)
+    return check_task(settings)
+
+
+def check_task(settings: argparse.Namespace) -> list[str]:
+    """Refuse options that do not go together, and return the modules that the task needs."""
+    parser = settings.parser
     if settings.script and settings.shards:
         parser.error("argument --shards: not allowed with argument --script: data() shares out")
+    if settings.dirichlet_alpha and settings.shards != "dirichlet":
+        parser.error("argument --dirichlet-alpha: not allowed without argument --shards dirichlet")
     if settings.image_size and not settings.images:
         parser.error("argument --image-size: not allowed without argument --images")
     if settings.images:
@@ -602,6 +712,8 @@ def check_train(settings: argparse.Namespace) -> list[str]:
     if settings.script:
         return ["rich", "torch"]
     settings.shards = settings.shards or DEFAULT_SHARDS
+    if settings.shards == "dirichlet":
+        settings.dirichlet_alpha = settings.dirichlet_alpha or DEFAULT_ALPHA
     return ["PIL", "rich", "torch"] if settings.images else ["rich", "sklearn", "torch"]
 
 
@@ -619,8 +731,86 @@ def resolve_algorithm(settings: argparse.Namespace) -> None:
             setattr(settings, name, default)
 
 
+class SpecificParser(argparse.ArgumentParser):
+    """A parser of one algorithm's own options."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def check_compare(settings: argparse.Namespace) -> list[str]:
+    """Refuse options that no algorithm has use for, and return the modules that are needed.
+
+    It gives the settings `compared`: each algorithm's options, defaults resolved, by its label.
+    """
+    given = {n: v for n in algorithms.DEFAULTS if (v := getattr(settings, n)) is not None}
+    settings.compared = {}
+    for label, (name, words) in settings.algorithms.items():
+        try:
+            settings.compared[label] = specific_options(name, words, given)
+        except ValueError as error:
+            settings.parser.error(f"argument --algorithms: {label}: {error}")
+    takers = [algorithms.named(name).options for name, _ in settings.algorithms.values()]
+    for name in given:
+        if not any(name in takes for takes in takers):
+            option = f"--{name.replace('_', '-')}"
+            settings.parser.error(f"argument {option}: none of the algorithms has use for it")
+    if settings.evaluate_every is None:
+        settings.evaluate_every = max(1, settings.steps // EVALUATIONS)
+    return check_task(settings)
+
+
+def specific_options(name: str, words: list[str], given: dict) -> dict:
+    """Return an algorithm's options, defaults resolved, and None for what it has no use for.
+
+    Args:
+        name: The algorithm's.
+        words: Its own options, as a command line has them.
+        given: Options that are common to all algorithms that take them.
+
+    Raises:
+        ValueError: It has no such option, or not with this value.
+    """
+    takes = algorithms.named(name).options
+    parser = SpecificParser(prog=name, allow_abbrev=False, add_help=False)
+    add_averaging_options(parser)
+    own, unknown = parser.parse_known_args(words)
+    refused = unknown + [
+        f"--{option.replace('_', '-')}"
+        for option, value in vars(own).items()
+        if value is not None and option not in takes
+    ]
+    if refused:
+        offered = ", ".join(takes) or "none"
+        word = refused[0].removeprefix("--").partition("=")[0].replace("-", "_")
+        raise ValueError(f"{name} has no option {word!r}: it has {offered}")
+    own = {option: value for option, value in vars(own).items() if value is not None}
+    options = {option: (algorithms.DEFAULTS | given | own)[option] for option in takes}
+    return dict.fromkeys(algorithms.DEFAULTS) | {"algorithm": name} | options
+
+
+def run_compare(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
+    """Check what only the running job knows, and compare."""
+    task, directory = prepare(settings, comm)
+    from wagma.compare import compare  # not at the top: it loads torch
+
+    return compare(settings, task, directory, comm, signals)
+
+
 def run_train(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     """Check what only the running job knows, and train."""
+    task, run = prepare(settings, comm)
+    from wagma.train import train  # not at the top: it loads torch
+
+    return train(settings, task, run, comm, signals)
+
+
+def prepare(settings: argparse.Namespace, comm):
+    """Return the task and the directory, where every rank's log is then; collective.
+
+    Raises:
+        UsageError: The job cannot do what it was asked.
+    """
     from wagma import runs  # not at the top: --help needs no numpy
 
     logs.start(settings.log_level, comm.rank)
@@ -628,9 +818,7 @@ def run_train(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     found = find_data(settings, comm)
     run = runs.make_directory(settings.runs_dir, settings.name, comm)
     logs.to_file(run, comm.rank)
-    from wagma.train import train  # not at the top: it loads torch
-
-    return train(settings, load_task(settings, found, comm), run, comm, signals)
+    return load_task(settings, found, comm), run
 
 
 def check_ranks(settings: argparse.Namespace, size: int) -> None:
@@ -696,8 +884,8 @@ def load_task(settings: argparse.Namespace, found, comm):
     if settings.script:
         return job.together(lambda: script.load(settings.script), comm)
     if settings.images:
-        return images.task(found, settings.image_size, settings.shards)
-    return digits.task(settings.shards, comm)
+        return images.task(found, settings.image_size, settings.shards, settings.dirichlet_alpha)
+    return digits.task(settings.shards, comm, settings.dirichlet_alpha)
 
 
 def run_info(settings: argparse.Namespace, comm, signals: job.Signals) -> int:

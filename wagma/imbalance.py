@@ -63,5 +63,10 @@ def delay(kind: str, seed: int, step: int, rank: int, size: int, compute: float)
 
 
 def slow_rank_delay(factor: float, compute: float | np.ndarray) -> float | np.ndarray:
-    """Return the seconds that make a step of ``compute`` seconds take ``factor`` times as long."""
+    """Return the seconds that make a step of ``compute`` seconds take ``factor`` times as long.
+
+    The Hop paper, section 7.3.5, has one worker slow by a factor of 4. The Ripples paper, section
+    7.4, adds "2 or 5 times the normal iteration time of sleep every iteration on one specific
+    worker": factors of 3 and 6.
+    """
     return (factor - 1.0) * compute

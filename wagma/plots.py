@@ -121,6 +121,56 @@ def draw_time(path: Path, seconds: Sequence[dict[str, float]], title: str) -> No
     figure.savefig(path)
 
 
+def draw_comparison(
+    directory: Path,
+    curves: dict[str, Sequence[Sequence[tuple[float, float]]]],
+    rates: dict[str, Sequence[float]],
+    metric: str,
+) -> None:
+    """Write ``comparison.png``: the averaged model's metric against time, and throughput.
+
+    As in WAGMA-SGD's Figures 5 and 4. The curve is the mean over the seeds, and what lies between
+    the best and the worst is shaded.
+
+    Args:
+        directory: Where it goes.
+        curves: For each algorithm and seed the evaluations, (seconds, metric).
+        rates: For each algorithm and seed the samples per second.
+        metric: Its name; empty where nothing was tested.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        log.warning("no comparison.png: matplotlib is not installed")
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 2.5 + max(2.5, 0.3 * len(rates))), dpi=120, layout="constrained")
+    over_time, throughput = figure.subplots(1, 2)
+    for number, (name, of) in enumerate(curves.items()):
+        if not any(of):
+            continue
+        seconds, values = np.array(of).transpose(2, 0, 1)  # of shape (seeds, evaluations)
+        colour, style = f"C{number % 10}", ("-", "--", ":")[number // 10 % 3]
+        line = {"color": colour, "linestyle": style, "marker": "."}
+        over_time.plot(seconds.mean(axis=0), values.mean(axis=0), label=name, **line)
+        if len(of) > 1:
+            low, high = values.min(axis=0), values.max(axis=0)
+            over_time.fill_between(seconds.mean(axis=0), low, high, color=colour, alpha=0.15)
+    over_time.set(xlabel="time in s", ylabel=f"{metric} of the averaged model")
+    over_time.set_xlim(left=0)
+    if over_time.has_data():
+        over_time.legend(fontsize="small")
+    middle = np.array([np.median(of) for of in rates.values()])
+    spread = np.array([(min(of), max(of)) for of in rates.values()]).T
+    colours = [f"C{number % 10}" for number in range(len(rates))]
+    throughput.barh(list(rates), middle, xerr=abs(spread - middle), color=colours, capsize=3)
+    throughput.invert_yaxis()
+    throughput.set(xlabel="samples per second, median, lowest and highest of the seeds")
+    for axes in (over_time, throughput):
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    figure.savefig(directory / "comparison.png")
+
+
 def draw_simulation(directory: Path, results: dict[str, Sequence[Result]]) -> None:
     """Write ``simulation.png``: throughput and idle share against ranks, and the staleness.
 

@@ -8,10 +8,14 @@ import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wagma.job import UsageError, from_rank_0
+
+if TYPE_CHECKING:
+    from collectives.statistics import Statistics
 
 FLUSH_EVERY = 1.0
 POINTS = 60  # of a curve: more would show the batches' noise
@@ -136,6 +140,8 @@ class Tally:
         self.delay_s = 0.0
         self.waiting_s = 0.0
         self.communicating_s = 0.0
+        self.bytes_sent = 0
+        self.staleness: tuple[int, ...] = ()
         self.step_seconds = array("d")
         self.loss = Curve(steps)
 
@@ -152,10 +158,12 @@ class Tally:
             self.group_calls += 1
             self.timely_calls += record["timely"]
 
-    def add_averaging(self, waiting_s: float, communicating_s: float) -> None:
-        """Count the seconds that the steps spent in the collective: for others, and on data."""
-        self.waiting_s += waiting_s
-        self.communicating_s += communicating_s
+    def add_averaging(self, statistics: Statistics) -> None:
+        """Take over what the collective has counted in the steps."""
+        self.waiting_s = statistics.waiting
+        self.communicating_s = statistics.communicating
+        self.bytes_sent = statistics.bytes_sent
+        self.staleness = statistics.staleness
 
     @property
     def timely_share(self) -> float:
@@ -172,6 +180,13 @@ class Tally:
             "communicating": self.communicating_s,
         }
         return {**spent, "other": max(0.0, self.elapsed_s - sum(spent.values()))}
+
+
+def mean_staleness(tallies: list[Tally]) -> float | None:
+    """Return the mean age, in versions, of what ranks gave to averages; None without any."""
+    counts = [count for tally in tallies for count in tally.staleness]
+    versions = [version for tally in tallies for version in range(len(tally.staleness))]
+    return float(np.average(versions, weights=counts)) if sum(counts) else None
 
 
 def share(part: int, whole: int) -> float:
@@ -202,5 +217,8 @@ def summarise(tallies: list[Tally], bound: Callable[[np.ndarray], float]) -> dic
         "samples_per_s": samples / wall_s,
         "timely_share": share(timely_calls, group_calls),
         "timely_share_of_rank": [tally.timely_share for tally in tallies],
+        "waiting_share": sum(t.waiting_s for t in tallies) / sum(t.elapsed_s for t in tallies),
+        "mean_staleness": mean_staleness(tallies),
+        "bytes_sent_of_rank": [tally.bytes_sent for tally in tallies],
         "seconds_of_rank": [tally.seconds for tally in tallies],
     }

@@ -119,6 +119,7 @@ def settings_of(settings: argparse.Namespace, ranks: int) -> Settings:
         mode=settings.mode,
         backups=settings.backups,
         seed=settings.seed,
+        groups=settings.groups,
     )
 
 

@@ -24,9 +24,10 @@ class Stopwatch:
         self.compute = self.delay = self.average = 0.0
         self._last = time.perf_counter()
 
-    def computed(self) -> None:
-        """Count the time since the last call as this rank's own work."""
-        self.compute += self._lap()
+    def computed(self, waited: float = 0.0) -> None:
+        """Count the time since the last call as this rank's own work, but for what it waited."""
+        self.compute += self._lap() - waited
+        self.average += waited
 
     def delayed(self) -> None:
         """Count the time since the last call as an injected delay."""

@@ -22,8 +22,8 @@ import torch
 from mpi4py import MPI
 
 import collectives
-from wagma import imbalance, plots, progress
-from wagma.algorithms import ALGORITHMS
+from wagma import algorithms, imbalance, plots, progress
+from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept
 from wagma.info import versions
 from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, together
 from wagma.runs import JsonLines, Tally, summarise, write_json
@@ -49,15 +49,19 @@ class Trainer:
         )
         sgd = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
         self.stopwatch = Stopwatch(sgd)
-        self.algorithm = ALGORITHMS[settings.algorithm]
+        self.algorithm = algorithms.named(settings.algorithm)
         self.optimizer = self.algorithm.make(sgd, self.model, comm, settings)
+        self.kept: list[Kept] = []
 
     def bound(self, seconds: np.ndarray) -> float:
         """Return the least wall time of ranks whose steps take so long, of shape (ranks, steps)."""
         return self.algorithm.bound(seconds, vars(self.settings) | self.optimizer.settings)
 
     def steps(self) -> Iterator[dict]:
-        """Make all steps, and yield each one's record for the metrics once its average is there."""
+        """Make all steps, and yield each one's record for the metrics once its average is there.
+
+        No clock runs while a model is kept for its evaluation.
+        """
         started = time.perf_counter()
         records = deque()
         for step in range(self.settings.steps):
@@ -77,6 +81,10 @@ class Trainer:
                 "elapsed_s": time.perf_counter() - started,
             }
             records.append(record)
+            if self.is_kept(step + 1):
+                began = time.perf_counter()
+                self.kept.append(Kept(step + 1, record["elapsed_s"], copy_of(self.model)))
+                started += time.perf_counter() - began
             for result in self.optimizer.results:
                 yield records.popleft() | outcome(result)
         if records:
@@ -86,11 +94,19 @@ class Trainer:
             record["elapsed_s"] = time.perf_counter() - started
             yield record | outcome(self.optimizer.result)
 
+    def is_kept(self, steps: int) -> bool:
+        """Return whether the model after so many steps, not the last, is to be evaluated."""
+        every = self.settings.evaluate_every
+        return every is not None and steps % every == 0 and steps < self.settings.steps
+
     def compute_gradient(self, batch: Any) -> float:
         """Compute the gradient on a batch, and return the loss."""
         self.optimizer.zero_grad()
-        loss = self.task.loss(self.model, batch)
-        loss.backward()
+        # A method of torch's may have put a module around the model, and wait in the backward pass.
+        loss = self.task.loss(getattr(self.optimizer, "module", self.model), batch)
+        backward = getattr(self.optimizer, "backward", torch.Tensor.backward)
+        waited = backward(loss)
+        self.stopwatch.computed(waited or 0.0)
         time.sleep(self.settings.step_time_ms / 1000)
         self.stopwatch.computed()
         return loss.item()
@@ -133,6 +149,34 @@ def train(
         comm: The ranks that train together.
         signals: What may end the training early.
     """
+    shown = progress.start(comm.rank, settings.steps)
+    status, summary = make_run(settings, task, run, comm, signals, shown)
+    if summary:
+        print(
+            f"{outcome_in_words(settings.algorithm, summary)}\n"
+            f"metrics, model and configuration are in {run}",
+            flush=True,
+        )
+    return status
+
+
+def make_run(
+    settings: argparse.Namespace,
+    task: contract.Task,
+    run: Path,
+    comm: MPI.Comm,
+    signals: Signals,
+    shown: progress.Silent,
+) -> tuple[int, dict | None]:
+    """Train on this rank, and write the run's files; collective.
+
+    Args:
+        settings, task, run, comm, signals: As for `train`.
+        shown: What shows the progress.
+
+    Returns:
+        The exit status, and on rank 0 the summary where all ranks have finished.
+    """
     torch.set_num_threads(fair_threads(comm))
     trainer = Trainer(settings, task, comm)
     optimizer = trainer.optimizer
@@ -145,8 +189,8 @@ def train(
     comm.Barrier()
     try:
         with signals.raising():
-            run_steps(trainer, tally, run)
-            tally.add_averaging(*averaging_seconds(optimizer.collective))
+            run_steps(trainer, tally, run, shown)
+            tally.add_averaging(optimizer.collective.statistics())
             trained = evaluate(trainer)
     except Interrupted:
         pass
@@ -155,20 +199,26 @@ def train(
     optimizer.close()
     log.info("made %d steps in %.1f s", tally.steps, tally.elapsed_s)
 
+    summary = None
     if all(comm.allgather(trained is not None)):
         state, measured = trained
+        evaluations = evaluate_kept(trainer, comm, signals)
         measured, tallies = comm.gather(measured), comm.gather(tally)
-        from_rank_0(
-            lambda: report(contract.all_ranks(measured), state, tallies, run, trainer), comm
-        )
+        if comm.rank == 0:
+            measured = contract.all_ranks(measured)
+            summary = {**measured, **summarise(tallies, trainer.bound)}
+            last = {"step": tally.steps, "elapsed_s": summary["wall_s"], **measured}
+            summary["metrics"] = list(measured)
+            summary["evaluations"] = [*evaluations, last]
+        from_rank_0(lambda: write_run(run, state, summary, tallies), comm)
     received = comm.allgather(signals.received)
     if any(received):
         if comm.rank == 0:
             complain(farewell(received, tally, run))
-        return 128 + next(filter(None, received))
+        return 128 + next(filter(None, received)), summary
     if closed:
         raise closed
-    return OK
+    return OK, summary
 
 
 def fair_threads(comm: MPI.Comm) -> int:
@@ -194,14 +244,10 @@ def log_beginning(trainer: Trainer) -> None:
     log.info("algorithm: %s%s", trainer.settings.algorithm, "".join(settings))
 
 
-def run_steps(trainer: Trainer, tally: Tally, run: Path) -> None:
+def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent) -> None:
     """Make all steps, and record, count and show them."""
-    settings, rank = trainer.settings, trainer.rank
-    finite = True
-    with (
-        JsonLines(run / f"rank-{rank:04}.jsonl") as metrics,
-        closing(progress.start(rank, settings.steps)) as shown,
-    ):
+    rank, finite = trainer.rank, True
+    with JsonLines(run / f"rank-{rank:04}.jsonl") as metrics, closing(shown):
         for record in trainer.steps():
             metrics.write(record)
             tally.add(record)
@@ -210,22 +256,6 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path) -> None:
                 log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
             samples_per_s = trainer.size * tally.samples / tally.elapsed_s
             shown.update(tally.steps, record["loss"], samples_per_s, tally.timely_share)
-
-
-def averaging_seconds(collective: Any) -> tuple[float, float]:
-    """Return the seconds that this rank's application has waited and communicated in calls."""
-    statistics = collective.statistics()
-    return statistics.waiting, statistics.communicating
-
-
-def evaluate(trainer: Trainer) -> tuple[dict[str, torch.Tensor], contract.Means]:
-    """Return a copy of the averaged model's state, and its test results on this rank; collective.
-
-    How ranks' results are put together is left for when all have some: a signal may come between.
-    """
-    with trainer.optimizer.averaged():
-        state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-        return state, contract.evaluate(trainer.task, trainer.model, trainer.test)
 
 
 def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer: Averaging) -> dict:
@@ -240,27 +270,22 @@ def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer:
     }
 
 
-def report(
-    measured: dict[str, float],
-    state: dict[str, torch.Tensor],
-    tallies: list[Tally],
-    run: Path,
-    trainer: Trainer,
-) -> None:
-    """Write the finished run's model, summary and plots, and print the summary."""
+def write_run(run: Path, state: State, summary: dict, tallies: list[Tally]) -> None:
+    """Write the finished run's model, summary and plots."""
     torch.save(state, run / "model.pt")
-    summary = {**measured, **summarise(tallies, trainer.bound)}
     write_json(run / "summary.json", summary)
-    results = ", ".join(in_words(name, value) for name, value in measured.items())
-    print(
-        f"{'test ' + results if measured else 'no test batches'}, "
+    plots.draw(run, tallies)
+
+
+def outcome_in_words(algorithm: str, summary: dict) -> str:
+    """Return a line about a finished run."""
+    results = ", ".join(in_words(name, summary[name]) for name in summary["metrics"])
+    return (
+        f"{'test ' + results if results else 'no test batches'}, "
         f"wall time {summary['wall_s']:.2f} s, "
         f"{summary['samples_per_s']:,.0f} samples/s, timely {summary['timely_share']:.0%}, "
-        f"bound/wall {summary['bound_over_wall']:.2f}, algorithm {trainer.settings.algorithm}\n"
-        f"metrics, model and configuration are in {run}",
-        flush=True,
+        f"bound/wall {summary['bound_over_wall']:.2f}, algorithm {algorithm}"
     )
-    plots.draw(run, tallies)
 
 
 def in_words(name: str, value: float) -> str:

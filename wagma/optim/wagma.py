@@ -63,6 +63,7 @@ class WAGMA(Averaging):
         group_size: int | None = None,
         sync_period: int = 10,
         comm: MPI.Intracomm | None = None,
+        groups: str = "changing",
         wait: str = "nobody",
         late: str | None = None,
         overlap: bool = False,
@@ -75,6 +76,7 @@ class WAGMA(Averaging):
             group_size: S, ranks per group, 1 to the number of ranks P; by default the paper's
                 √P, rounded up to a power of two.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
+            groups: "changing" with every step, or "fixed", for comparison.
             wait: "nobody", or "group" to wait in every step for the group's members, which makes
                 runs repeatable bit for bit.
             late: how a late rank's model is merged, "paper" or "conserving"; by default
@@ -93,6 +95,7 @@ class WAGMA(Averaging):
             comm=comm,
             group_size=group_size,
             sync_period=sync_period,
+            groups=groups,
             wait=wait,
             late=late,
             overlap=overlap,
@@ -113,8 +116,8 @@ class WAGMA(Averaging):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """S, τ, whom a step waits for, the late rule, and whether averages are overlapped."""
-        names = ("group_size", "sync_period", "wait", "late")
+        """S, τ, which groups, whom a step waits for, the late rule, and whether it overlaps."""
+        names = ("group_size", "sync_period", "groups", "wait", "late")
         return {**{name: getattr(self.collective, name) for name in names}, "overlap": self.overlap}
 
     def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:

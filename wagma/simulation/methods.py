@@ -31,6 +31,7 @@ class Settings:
         neighbors: how many ranks each of SGP's sends to in a step.
         mode, backups: of `collectives.ParameterServer`.
         seed: of the neighbours that AD-PSGD draws.
+        groups: whether they are "changing" with every version, or "fixed".
     """
 
     nbytes: int
@@ -43,6 +44,7 @@ class Settings:
     mode: str = "bsp"
     backups: int = 0
     seed: int = 0
+    groups: str = "changing"
 
     def __post_init__(self) -> None:
         if self.nbytes < 1 or self.sync_period < 1:
@@ -56,6 +58,7 @@ class Settings:
             )
         for name, known in (
             ("wait", ("nobody", "group")),
+            ("groups", ("changing", "fixed")),
             ("clock", ("neighbours", "global")),
             ("mode", tuple(MODES)),
         ):
@@ -96,7 +99,12 @@ def wagma(settings: Settings, ranks: int) -> Method:
     """Return WAGMA-SGD's ranks."""
     size = default_group_size(ranks) if settings.group_size is None else settings.group_size
     return GroupAveraging(
-        size, settings.sync_period, settings.nbytes, settings.wait, settings.doubling
+        size,
+        settings.sync_period,
+        settings.nbytes,
+        settings.wait,
+        settings.doubling,
+        fixed=settings.groups == "fixed",
     )
 
 

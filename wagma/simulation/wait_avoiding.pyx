@@ -42,7 +42,7 @@ cdef class GroupAveraging(Method):
 
     cdef readonly int group_size
     cdef readonly long long sync_period, nbytes
-    cdef readonly bint passive, doubling, drawing
+    cdef readonly bint passive, doubling, drawing, fixed
     cdef readonly int synchronous_averages
     cdef long long[::1] staleness_counts
     cdef list protocols
@@ -60,15 +60,15 @@ cdef class GroupAveraging(Method):
     cdef double[::1] exchange_time
 
     def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False,
-                 drawing=False, synchronous_averages=1):
+                 drawing=False, synchronous_averages=1, fixed=False):
         self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
-        self.passive, self.doubling = wait == "nobody", doubling
+        self.passive, self.doubling, self.fixed = wait == "nobody", doubling, fixed
         self.drawing, self.synchronous_averages = drawing, synchronous_averages
 
     cpdef begin(self):
         cdef int ranks = self.simulation.ranks
         machine = self.simulation.machine
-        self.groups = Groups(0, ranks, self.group_size)
+        self.groups = Groups(0, ranks, self.group_size, self.fixed)
         peers = [[peer for peer, _ in activation_peers(rank, ranks)] for rank in range(ranks)]
         self.peers = np.array(peers, dtype=np.intc).reshape(ranks, -1)
         self.dimensions = self.peers.shape[1]

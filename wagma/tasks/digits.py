@@ -28,15 +28,16 @@ def small_cnn() -> nn.Module:
     )
 
 
-def task(shards: str, comm) -> Task:
+def task(shards: str, comm, alpha: float | None = None) -> Task:
     """Return the digits as a task; collective, for only rank 0 reads them.
 
     Args:
-        shards: What part of the training set a rank has: "iid" or "label-sorted".
+        shards: What part of the training set a rank has: see `data.shard`.
         comm: An mpi4py communicator.
+        alpha: For "dirichlet" shards.
     """
     train_set, test_set = from_rank_0(data.load_digits, comm)
-    loaders = partial(batches, train_set, test_set, shards)
+    loaders = partial(batches, train_set, test_set, shards, alpha)
     return Task("digits", small_cnn, loaders, cross_entropy, accuracy)
 
 
@@ -44,6 +45,7 @@ def batches(
     train_set: data.Images,
     test_set: data.Images,
     shards: str,
+    alpha: float | None,
     rank: int,
     size: int,
     batch_size: int,
@@ -51,7 +53,7 @@ def batches(
 ) -> tuple[Iterator[Batch], list[Batch]]:
     """Return a rank's batches without end, and its part of the test set as one batch."""
     images, labels = map(torch.from_numpy, train_set)
-    shard = data.shard(train_set.labels, rank, size, shards, seed)
+    shard = data.shard(train_set.labels, rank, size, shards, seed, alpha)
     drawn = map(torch.from_numpy, data.batches(shard, batch_size, rank, seed))
     part = slice(rank, None, size)
     test = [(torch.from_numpy(test_set.images[part]), torch.from_numpy(test_set.labels[part]))]

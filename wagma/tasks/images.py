@@ -97,25 +97,32 @@ def network(classes: int) -> nn.Module:
     )
 
 
-def task(folders: Folders, image_size: int, shards: str) -> Task:
+def task(folders: Folders, image_size: int, shards: str, alpha: float | None = None) -> Task:
     """Return a data set of folders as a task.
 
     Args:
         folders: The data set.
         image_size: Pixels of a side that its images are resized to, at least 8.
-        shards: What part of the training set a rank has: "iid" or "label-sorted".
+        shards: What part of the training set a rank has: see `data.shard`.
+        alpha: For "dirichlet" shards.
     """
     model = partial(network, len(folders.classes))
-    return Task(
-        "images", model, partial(batches, folders, image_size, shards), cross_entropy, accuracy
-    )
+    loaders = partial(batches, folders, image_size, shards, alpha)
+    return Task("images", model, loaders, cross_entropy, accuracy)
 
 
 def batches(
-    folders: Folders, image_size: int, shards: str, rank: int, size: int, batch_size: int, seed: int
+    folders: Folders,
+    image_size: int,
+    shards: str,
+    alpha: float | None,
+    rank: int,
+    size: int,
+    batch_size: int,
+    seed: int,
 ) -> tuple[Iterable[Batch], Iterable[Batch]]:
     """Return a rank's batches without end, and those of its part of the test set."""
-    shard = data.shard(folders.train.labels, rank, size, shards, seed)
+    shard = data.shard(folders.train.labels, rank, size, shards, seed, alpha)
     train = Pictures(folders.train, image_size)
     part = select(folders.test, np.arange(rank, len(folders.test.paths), size))
     return (

@@ -1,0 +1,92 @@
+"""Every method with stragglers that sleep: how much of the wall time does who waits for whom cost?
+
+    python benchmarks/methods_wall.py
+
+Runs `wagma compare` with all methods on four and on eight ranks. Steps sleep, and two random ranks
+sleep half a step, one or two steps longer at every step. A method's bound is what its run would
+have taken if averaging took no time and ranks waited for those alone for whom they must, from what
+their steps really took; the wall time must be at most a ninth longer. Beside it stands how many
+times as fast as Allreduce-SGD a method is, and would be if both were as fast as their bounds.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from common import figure, mpiexec, parser, quartiles, report
+
+from wagma.algorithms import ALGORITHMS
+
+BOUND = 1 / 0.90
+REFERENCE = "allreduce"
+METHODS = [REFERENCE, *(name for name in ALGORITHMS if name != REFERENCE)]
+
+
+def compare(arguments, ranks, scale, directory):
+    """Return what `wagma compare` notes of every run, by method."""
+    command = [
+        *mpiexec(), "-n", str(ranks), sys.executable, "-m", "wagma", "compare",
+        "--algorithms", ",".join(METHODS), "--seeds", str(arguments.seeds),
+        "--steps", str(arguments.steps), "--evaluate-every", str(arguments.steps),
+        "--batch-size", "4", "--step-time", str(arguments.step_time_ms), "--imbalance", "cloud",
+        "--imbalance-scale", str(scale), "--runs-dir", directory, "--name", "runs",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1800)
+    return json.loads((Path(directory) / "runs" / "comparison.json").read_text())["runs"]
+
+
+def figures_of(runs, reference):
+    """Return a method's medians over the seeds, and the quartiles of wall ÷ the reference's."""
+    pairs = list(zip(runs, reference, strict=True))
+    return {
+        "wall_s": median(run["wall_s"] for run in runs),
+        "bound_s": median(run["bound_s"] for run in runs),
+        "wall_over_bound": quartiles([run["wall_s"] / run["bound_s"] for run in runs]),
+        "speed": median(other["wall_s"] / run["wall_s"] for run, other in pairs),
+        "speed_of_bounds": median(other["bound_s"] / run["bound_s"] for run, other in pairs),
+        "wall_over_reference": quartiles([run["wall_s"] / other["wall_s"] for run, other in pairs]),
+    }
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    arguments.add_argument("--delays", type=float, nargs="+", default=[0.5, 1.0, 2.0])
+    arguments.add_argument("--steps", type=int, default=40)
+    arguments.add_argument("--step-time-ms", type=float, default=25.0)
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments = arguments.parse_args()
+    for ranks in arguments.ranks:
+        results, ratios, figures = {}, {}, []
+        print(
+            f"# {ranks} ranks, {arguments.steps} steps of {arguments.step_time_ms:g} ms, two random"
+            f" ranks delayed at every step\n{'delay ÷ step':<13}{'method':<20}{'wall s':>8}"
+            f"{'bound/wall':>12}{'÷ allreduce':>13}{'of bounds':>11}",
+            flush=True,
+        )
+        for delay in arguments.delays:
+            scale = delay * arguments.step_time_ms / 320
+            with tempfile.TemporaryDirectory() as directory:
+                runs = compare(arguments, ranks, scale, directory)
+            for method in METHODS:
+                found = figures_of(runs[method], runs[REFERENCE])
+                name = f"{method}, delay {delay:g} steps"
+                results[name] = found
+                over = found["wall_over_bound"]
+                figures.append(figure(f"{name}: wall time ÷ its bound", over, BOUND))
+                ratios[f"{name}: wall time ÷ its bound"] = over
+                if method != REFERENCE:
+                    ratios[f"{name}: ÷ {REFERENCE}"] = found["wall_over_reference"]
+                print(
+                    f"{delay:<13g}{method:<20}{found['wall_s']:8.2f}{1 / over['median']:12.2f}"
+                    f"{found['speed']:13.2f}{found['speed_of_bounds']:11.2f}",
+                    flush=True,
+                )
+        report(arguments, "methods-wall", ranks, results, ratios=ratios, figures=figures)
+
+
+if __name__ == "__main__":
+    main()

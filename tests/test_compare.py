@@ -1,0 +1,250 @@
+"""``wagma compare``: its figures, its table, its files, and how it fails."""
+
+import argparse
+import json
+import math
+
+import pytest
+import torch
+from mpi4py import MPI
+from torch import nn
+
+from wagma import algorithms, cli, compare, imbalance
+from wagma.evaluation import copy_of, evaluate_kept, mean_over_ranks
+from wagma.tasks.contract import Task
+from wagma.train import Trainer
+
+ALONE = MPI.COMM_SELF
+
+
+def summary(rate=100.0, bound=5.0, values=(0.5, 0.9), metric="accuracy", **more):
+    """A run's summary, with an evaluation at every second."""
+    evaluations = [
+        {"step": 10 * n, "elapsed_s": float(n), metric: value} for n, value in enumerate(values, 1)
+    ]
+    return {
+        "samples_per_s": rate,
+        "bound_s": bound,
+        "bound_over_wall": 0.9,
+        "waiting_share": 0.25,
+        "mean_staleness": None,
+        "bytes_sent": 2_000_000,
+        "metrics": [metric, "other"],
+        metric: values[-1],
+        "evaluations": evaluations,
+        **more,
+    }
+
+
+# --- figures
+
+
+def test_an_algorithms_figures_are_medians_and_its_ratios_are_seed_by_seed():
+    first = [summary(100, 4.0), summary(10, 8.0), summary(1, 4.0)]
+    of = [summary(rate, 4.0, (value,)) for rate, value in ((150, 0.8), (14, 0.9), (3, 0.7))]
+    figures = compare.figures(of, first, None)
+    assert figures["samples_per_s"] == 14
+    assert figures["ratio"] == 1.5
+    assert figures["bound_ratio"] == 1.0
+    assert figures["mean"] == pytest.approx(0.8) and figures["deviation"] == pytest.approx(0.1)
+    assert figures["target_s"] is None and figures["mean_staleness"] is None
+    assert compare.figures(of[:1], first[:1], None)["deviation"] is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "target", "seconds"),
+    [
+        ("accuracy", (0.5, 0.9, 0.8), 0.9, 2.0),
+        ("accuracy", (0.5, 0.9, 0.8), 0.95, None),
+        ("loss", (0.5, 0.2, 0.3), 0.3, 2.0),
+        ("loss", (0.5, 0.2, 0.3), 0.1, None),
+        ("loss", (math.nan, 0.2), 0.3, 2.0),
+    ],
+)
+def test_the_target_is_reached_with_the_first_evaluation_that_is_as_good(
+    metric, values, target, seconds
+):
+    of = [summary(values=values, metric=metric)]
+    figures = compare.figures(of, of, target)
+    assert figures["target_s"] == seconds
+    assert figures["reached"] == (seconds is not None)
+
+
+def test_a_target_that_most_seeds_miss_is_not_reached():
+    hits, misses = summary(values=(0.5, 0.9)), summary(values=(0.5, 0.6))
+    assert compare.figures([hits, hits, misses], 3 * [hits], 0.9)["target_s"] == 2.0
+    assert compare.figures([hits, misses, misses], 3 * [hits], 0.9)["target_s"] is None
+
+
+def test_the_table_has_a_dash_for_what_is_not_known():
+    known, unknown = summary(mean_staleness=1.5), summary(bytes_sent=None)
+    results = {
+        label: compare.figures([each], [known], 0.95)
+        for label, each in {"one": known, "other": unknown}.items()
+    }
+    rows = compare.rows(results, 0.95)
+    assert rows["accuracy"] == ["90 %", "90 %"]
+    assert rows["s to 0.95"] == ["–", "–"]
+    assert rows["staleness"] == ["1.50", "–"]
+    assert rows["MB sent"] == ["2.0", "–"]
+
+
+def test_without_test_batches_there_is_still_a_table(capsys):
+    bare = {**summary(), "metrics": [], "evaluations": [{"step": 10, "elapsed_s": 1.0}]}
+    results = {"one": compare.figures([bare], [bare], 0.5)}
+    compare.show(list(results), compare.rows(results, 0.5))
+    heading, line = capsys.readouterr().out.splitlines()
+    assert heading.split()[:2] == ["algorithm", "samples/s"]
+    assert line.split()[:2] == ["one", "100"]
+
+
+# --- what an algorithm's own options become
+
+
+def check(*words):
+    settings = cli.make_parser().parse_args(["compare", *words])
+    cli.check_compare(settings)
+    return settings.compared
+
+
+def test_common_options_are_of_those_that_take_them_and_own_options_come_first():
+    text = "allreduce,wagma,wagma:sync-period=5:late=paper:overlap"
+    compared = check("--algorithms", text, "--sync-period", "20")
+    assert list(compared) == text.split(",")
+    allreduce, common, own = compared.values()
+    assert allreduce["sync_period"] is None and allreduce["algorithm"] == "allreduce"
+    assert common["sync_period"] == 20 and common["overlap"] is False
+    assert (own["sync_period"], own["late"], own["overlap"]) == (5, "paper", True)
+
+
+def test_without_a_choice_all_are_compared_with_allreduce():
+    compared = check()
+    assert next(iter(compared)) == "allreduce"
+    assert set(compared) == set(algorithms.ALGORITHMS)
+    for name, options in compared.items():
+        for option, default in algorithms.DEFAULTS.items():
+            takes = algorithms.ALGORITHMS[name].options
+            assert options[option] == (default if option in takes else None)
+
+
+# --- evaluations on the way
+
+
+TASK = Task(
+    "squares",
+    model=lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)),
+    data=lambda rank, size, batch_size, seed: (
+        [torch.randn(8, 3) for _ in range(5)],
+        [torch.ones(2, 3), torch.zeros(2, 3)],
+    ),
+    loss=lambda model, batch: (model(batch) - batch.sum(1, keepdim=True)).square().mean(),
+)
+
+
+def trainer_of(task=TASK, **settings):
+    words = ["train", "--steps", "12", "--batch-size", "8", "--lr", "0.01"]
+    given = cli.make_parser().parse_args(words)
+    cli.resolve_algorithm(given)
+    return Trainer(argparse.Namespace(**(vars(given) | settings)), task, ALONE)
+
+
+def test_models_are_kept_on_the_way_and_training_goes_on_as_if_they_were_not():
+    plain, keeping = trainer_of(), trainer_of(evaluate_every=5)
+    losses, states = [], []
+    for record in plain.steps():
+        losses.append(record["loss"])
+        states.append(copy_of(plain.model))
+    assert [record["loss"] for record in keeping.steps()] == losses
+    assert [kept.steps for kept in keeping.kept] == [5, 10] and not plain.kept
+    for kept in keeping.kept:
+        expected = states[kept.steps - 1]
+        assert all(torch.equal(kept.state[name], expected[name]) for name in expected)
+    for trainer in (plain, keeping):
+        trainer.optimizer.close()
+    signals = argparse.Namespace(received=0)
+    results = evaluate_kept(keeping, ALONE, signals)
+    assert [each["step"] for each in results] == [5, 10]
+    assert all(each["loss"] >= 0 and each["elapsed_s"] > 0 for each in results)
+    assert results[0]["elapsed_s"] < results[1]["elapsed_s"]
+    assert evaluate_kept(keeping, ALONE, argparse.Namespace(received=15)) == []
+
+
+def test_the_mean_of_one_rank_is_its_state():
+    model = TASK.model()
+    mean = mean_over_ranks(model.state_dict(), ALONE)
+    assert all(torch.equal(value, mean[name]) for name, value in model.state_dict().items())
+    assert all(value.dtype == mean[name].dtype for name, value in model.state_dict().items())
+
+
+# --- the whole command
+
+RANKS = 2
+LABELS = ("allreduce", "ddp", "wagma:wait=group:sync_period=4")
+
+
+@pytest.mark.launch
+def test_a_comparison_has_its_table_its_files_and_the_same_seeds_for_all(mpirun, tmp_path):
+    command = ["-m", "wagma", "compare", "--algorithms", ",".join(LABELS), "--name", "mine"]
+    command += ["--steps", 20, "--seeds", 2, "--seed", 5, "--target", 0.001, "--step-time", 1]
+    command += ["--imbalance", "cloud", "--imbalance-scale", 0.01, "--evaluate-every", 8]
+    ended = mpirun(RANKS, *command, timeout=100, cwd=tmp_path).check()
+    assert "warning" not in ended.stderr
+    *runs, heading, first, second, third, where = ended.stdout.splitlines()
+    assert [line.split(":")[0] for line in runs] == 3 * ["seed 5"] + 3 * ["seed 6"]
+    assert heading.split()[0] == "algorithm" and where == "results are in runs/mine"
+    assert [line.split()[0] for line in (first, second, third)] == list(LABELS)
+    directory = tmp_path / "runs" / "mine"
+    record = json.loads((directory / "comparison.json").read_text())
+    assert list(record["results"]) == list(LABELS) and record["ranks"] == RANKS
+    assert record["results"]["allreduce"]["ratio"] == 1
+    assert record["results"]["ddp"]["mean"] == pytest.approx(
+        record["results"]["allreduce"]["mean"], abs=0.01
+    )
+    for label in LABELS:
+        figures = record["results"][label]
+        assert figures["target_s"] > 0 and figures["reached"] == 2
+        assert 0 < figures["bound_over_wall"] <= 1.01 and 0 < figures["waiting_share"] < 1
+        assert figures["deviation"] >= 0
+        for run in record["runs"][label]:
+            assert [each["step"] for each in run["evaluations"]] == [8, 16, 20]
+            own = json.loads((directory / run["directory"] / "summary.json").read_text())
+            assert own["accuracy"] == run["accuracy"]
+            assert json.loads((directory / run["directory"] / "config.json").read_text())["seed"]
+    for seed in (5, 6):
+        names = [compare.directory_name(label) for label in LABELS]
+        by_label = [records(directory / f"seed-{seed}" / name) for name in names]
+        assert len({tuple(rank[0]["loss"] for rank in ranks) for ranks in by_label}) == 1
+        for ranks in by_label:
+            for rank, steps in enumerate(ranks):
+                for one in steps:
+                    assert one["delay_s"] >= 0.01 * imbalance.delay(
+                        "cloud", seed, one["step"], rank, RANKS, one["compute_s"]
+                    )
+
+
+def records(run):
+    return [
+        [json.loads(line) for line in (run / f"rank-{rank:04}.jsonl").read_text().splitlines()]
+        for rank in range(RANKS)
+    ]
+
+
+@pytest.mark.launch
+def test_an_algorithm_that_fails_fails_the_command_and_is_named(mpirun, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import sys
+from wagma import cli, train
+
+def out_of_memory(trainer, step):
+    if (trainer.rank, trainer.settings.algorithm, step) == (1, "local-sgd", 7):
+        raise MemoryError("no batch fits")
+
+train.Trainer.hold_up = out_of_memory
+sys.exit(cli.main(sys.argv[1:]))
+""")
+    options = ["--algorithms", "allreduce,local-sgd", "--steps", "10", "--runs-dir", tmp_path]
+    ended = mpirun(RANKS, script, "compare", *options, timeout=100)
+    assert ended.returncode == 1
+    assert "MemoryError: no batch fits" in ended.stderr
+    assert "training by local-sgd with seed 0 has failed" in ended.stderr

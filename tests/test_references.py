@@ -1,0 +1,69 @@
+"""torch's own methods, as `wagma compare` runs them, beside ours."""
+
+import pytest
+import torch
+from methods import backward, bits_of, make_model, momentum_sgd
+
+import collectives
+from wagma import optim, references
+
+pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
+PAIRS = {
+    "ddp": (references.DDP, optim.Allreduce, {}),
+    "post-local-sgd": (references.PostLocalSGD, optim.LocalSGD, {"sync_period": 3}),
+}
+
+
+def gradients(model, optimizer, rank, step):
+    """Compute the gradients of this rank's batch with what the optimiser has for it."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    batch = torch.randn(16, 4, generator=generator)
+    optimizer.zero_grad()
+    return optimizer.backward((optimizer.module(batch) - rank).square().mean())
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_it_trains_as_ours_does_and_is_averaged_for_a_while(comm, name):
+    theirs, ours, settings = PAIRS[name]
+    models = [make_model() for _ in range(2)]
+    local = [momentum_sgd(model.parameters()) for model in models]
+    reference = theirs(local[0], models[0], comm=comm, **settings)
+    with ours(local[1], models[1], comm=comm, **settings) as optimizer:
+        for step in range(7):
+            waited = gradients(models[0], reference, comm.rank, step)
+            assert (waited > 0) == (name == "ddp")
+            reference.step()
+            backward(models[1], comm.rank, step)
+            optimizer.step()
+            for one, other in zip(models[0].parameters(), models[1].parameters()):
+                torch.testing.assert_close(one, other)
+            (result,) = reference.results
+            expected = optimizer.result.synchronized, tuple(optimizer.result.group)
+            assert (result.synchronized, result.group) == expected
+            assert (result.version, result.timely) == (step, True)
+        before = bits_of(models[0])
+        with reference.averaged(), optimizer.averaged():
+            for one, other in zip(models[0].parameters(), models[1].parameters()):
+                torch.testing.assert_close(one, other)
+        assert bits_of(models[0]) == before
+    assert reference.settings == optimizer.settings
+    assert reference.statistics().waiting > 0 and reference.statistics().bytes_sent is None
+    reference.close()
+    reference.close()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_those_who_wait_for_a_rank_that_has_left_are_told(comm, name):
+    theirs, _, settings = PAIRS[name]
+    model = make_model()
+    reference = theirs(momentum_sgd(model.parameters()), model, comm=comm, **settings)
+
+    def steps():
+        for step in range(4):
+            gradients(model, reference, comm.rank, step)
+            reference.step()
+
+    if comm.rank:
+        with pytest.raises(collectives.ClosedError, match="another rank has left"):
+            steps()
+    reference.close()

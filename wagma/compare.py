@@ -1,0 +1,275 @@
+"""``wagma compare``: algorithms side by side, on the same data, seeds and delays, in one job."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from itertools import islice
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from wagma import algorithms, plots, progress
+from wagma.info import versions
+from wagma.job import OK, Signals, UsageError, from_rank_0
+from wagma.runs import make_directory, write_json
+from wagma.tasks import contract
+from wagma.train import Trainer, fair_threads, make_run, outcome_in_words
+
+PER_RANK = ("timely_share_of_rank", "seconds_of_rank", "bytes_sent_of_rank")
+NOTHING = "–"
+WARM_UP = 2  # steps
+
+
+def compare(
+    settings: argparse.Namespace,
+    task: contract.Task,
+    directory: Path,
+    comm: MPI.Comm,
+    signals: Signals,
+) -> int:
+    """Train by all algorithms, print and draw how they did, and return the exit status; collective.
+
+    All algorithms are trained with a seed before the next seed's turn, so that whatever changes
+    on the machine changes for all alike.
+
+    Args:
+        settings: The command line's; `compared` holds each algorithm's own options by its label.
+        task: What is trained.
+        directory: Where the runs' directories, ``comparison.json`` and ``comparison.png`` go.
+        comm: The ranks that train together.
+        signals: What may end the comparison early.
+
+    Raises:
+        UsageError: An algorithm cannot be made with its options for so many ranks.
+    """
+    for label in settings.compared:
+        try_to_make(settings_of(settings, label, settings.seed), label, comm)
+    warm_up(settings_of(settings, next(iter(settings.compared)), settings.seed), task, comm)
+    summaries: dict[str, list[dict]] = {label: [] for label in settings.compared}
+    terminal = progress.terminal() if comm.rank == 0 else None
+    status = OK
+    for seed in range(settings.seed, settings.seed + settings.seeds):
+        for label in settings.compared:
+            run = make_directory(directory / f"seed-{seed}", directory_name(label), comm)
+            own = settings_of(settings, label, seed)
+            shown = progress.Bar(settings.steps, terminal) if terminal else progress.Silent()
+            try:
+                status, summary = make_run(own, task, run, comm, signals, shown)
+            except UsageError:
+                raise
+            except Exception as error:
+                raise RuntimeError(f"training by {label} with seed {seed} has failed") from error
+            if status != OK:
+                break
+            if comm.rank == 0:
+                summary = {k: v for k, v in summary.items() if k not in PER_RANK} | {
+                    "seed": seed,
+                    "bytes_sent": most(summary["bytes_sent_of_rank"]),
+                }
+                summaries[label].append(summary)
+                print(f"seed {seed}: {outcome_in_words(label, summary)}", flush=True)
+        if status != OK:
+            break
+    from_rank_0(lambda: report(settings, directory, comm.size, summaries), comm)
+    return status
+
+
+def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> None:
+    """Raise UsageError where the settings are none for the algorithm; collective."""
+    model = torch.nn.Linear(1, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=settings.lr)
+    try:
+        algorithms.named(settings.algorithm).make(sgd, model, comm, settings).close()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"argument --algorithms: {label}: {error}") from error
+
+
+def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
+    """Make the first steps of a run, so that no run alone pays for what torch does once."""
+    torch.set_num_threads(fair_threads(comm))
+    trainer = Trainer(settings, task, comm)
+    for _ in islice(trainer.steps(), WARM_UP):
+        pass
+    trainer.optimizer.close()
+
+
+def settings_of(settings: argparse.Namespace, label: str, seed: int) -> argparse.Namespace:
+    """Return what one run's command line for `wagma train` would have said."""
+    given = vars(settings) | settings.compared[label] | {"seed": seed}
+    for name in ("algorithms", "compared", "seeds", "target"):
+        del given[name]
+    return argparse.Namespace(**given)
+
+
+def directory_name(label: str) -> str:
+    """Return the name of an algorithm's directory; a colon would be trouble in paths."""
+    return label.replace(":", ",")
+
+
+def report(
+    settings: argparse.Namespace, directory: Path, ranks: int, summaries: dict[str, list[dict]]
+) -> None:
+    """Write, draw and print what the runs have shown so far."""
+    summaries = {label: of for label, of in summaries.items() if of}
+    if not summaries:
+        return
+    first = next(iter(summaries.values()))
+    results = {label: figures(of, first, settings.target) for label, of in summaries.items()}
+    record = {
+        "settings": vars(settings),
+        "ranks": ranks,
+        "versions": versions(),
+        "results": results,
+        "runs": {
+            label: [
+                {"directory": f"seed-{each['seed']}/{directory_name(label)}", **each} for each in of
+            ]
+            for label, of in summaries.items()
+        },
+    }
+    write_json(directory / "comparison.json", record)
+    show(list(results), rows(results, settings.target))
+    metric = metric_of(first[0])
+    curves = {label: [points(each, metric) for each in of] for label, of in summaries.items()}
+    rates = {label: [each["samples_per_s"] for each in of] for label, of in summaries.items()}
+    plots.draw_comparison(directory, curves, rates, metric or "")
+    print(f"results are in {directory}", flush=True)
+
+
+def figures(of: list[dict], first: list[dict], target: float | None) -> dict[str, Any]:
+    """Return what an algorithm's runs say.
+
+    Args:
+        of: The summary of each of its runs, one for each seed.
+        first: Those of the algorithm that ratios are to.
+        target: What the metric is to reach.
+
+    Returns:
+        samples_per_s, waiting_share, mean_staleness, bytes_sent: medians over the seeds; None
+            for what is not known.
+        ratio: the median of the seeds' ratios of samples per second to the first algorithm's.
+        bound_ratio: the same, were both as fast as their bounds.
+        bound_over_wall: the median.
+        target_s: the median of the seconds until the target was reached; None without a target,
+            or where most seeds do not reach it.
+        reached: how many do.
+        metric: the name of what the next two are of, None without test batches.
+        mean, deviation: of the final averaged model's over the seeds; no deviation of one.
+    """
+    pairs = list(zip(of, first))
+    metric = metric_of(of[0])
+    last = [each[metric] for each in of] if metric else []
+    times = [time_to(each, metric, target) for each in of]
+    middle = median(times)
+    return {
+        "samples_per_s": median(each["samples_per_s"] for each in of),
+        "ratio": median(a["samples_per_s"] / b["samples_per_s"] for a, b in pairs),
+        "bound_ratio": median(b["bound_s"] / a["bound_s"] for a, b in pairs),
+        "bound_over_wall": median(each["bound_over_wall"] for each in of),
+        "target_s": middle if math.isfinite(middle) else None,
+        "reached": sum(map(math.isfinite, times)),
+        "metric": metric,
+        "mean": mean(last) if last else None,
+        "deviation": stdev(last) if len(last) > 1 else None,
+        "waiting_share": median(each["waiting_share"] for each in of),
+        "mean_staleness": middle_of(of, "mean_staleness"),
+        "bytes_sent": middle_of(of, "bytes_sent"),
+    }
+
+
+def middle_of(of: list[dict], name: str) -> float | None:
+    """Return the median over the runs, None where one of them does not know."""
+    values = [each[name] for each in of]
+    return None if None in values else median(values)
+
+
+def most(values: list[int | None]) -> int | None:
+    """Return the largest, None where it is not known."""
+    return None if None in values else max(values)
+
+
+def metric_of(summary: dict) -> str | None:
+    """Return which metric is compared: the accuracy, else the loss, else the first."""
+    names = summary["metrics"]
+    return next((name for name in ("accuracy", "loss") if name in names), next(iter(names), None))
+
+
+def points(summary: dict, metric: str | None) -> list[tuple[float, float]]:
+    """Return a run's evaluations as (elapsed seconds, metric)."""
+    return [(each["elapsed_s"], each[metric]) for each in summary["evaluations"] if metric in each]
+
+
+def time_to(summary: dict, metric: str | None, target: float | None) -> float:
+    """Return the seconds until an evaluation reached the target; infinity where none did.
+
+    An accuracy reaches it from below, any other metric from above.
+    """
+    if target is None:
+        return math.inf
+    sign = 1 if metric == "accuracy" else -1
+    reached = (s for s, value in points(summary, metric) if sign * value >= sign * target)
+    return next(reached, math.inf)
+
+
+def rows(results: dict[str, dict], target: float | None) -> dict[str, list[str]]:
+    """Return the table's columns by their headings, one string for each algorithm."""
+    of = list(results.values())
+    metric = of[0]["metric"]
+    scale, unit = (100, " %") if metric == "accuracy" else (1, "")
+    columns = {
+        "samples/s": [f"{each['samples_per_s']:,.0f}" for each in of],
+        "ratio": [f"{each['ratio']:.2f}" for each in of],
+        "of bounds": [f"{each['bound_ratio']:.2f}" for each in of],
+        "bound/wall": [f"{each['bound_over_wall']:.2f}" for each in of],
+        f"s to {target:g}" if target is not None else "": [
+            NOTHING if each["target_s"] is None else f"{each['target_s']:.2f}" for each in of
+        ],
+        metric or "": [
+            NOTHING if each["mean"] is None else spread(each, scale) + unit for each in of
+        ],
+        "waiting": [f"{each['waiting_share']:.1%}" for each in of],
+        "staleness": [known(each["mean_staleness"], "{:.2f}") for each in of],
+        "MB sent": [known(each["bytes_sent"], "{:,.1f}", 1e6) for each in of],
+    }
+    columns.pop("", None)
+    return columns
+
+
+def spread(figures: dict, scale: float) -> str:
+    """Return "95.28 ± 0.51", or without the deviation that one seed does not have."""
+    text = f"{scale * figures['mean']:.4g}"
+    if figures["deviation"] is None:
+        return text
+    return f"{text} ± {scale * figures['deviation']:.2g}"
+
+
+def known(value: float | None, form: str, unit: float = 1) -> str:
+    """Return a number in units, or a dash for None."""
+    return NOTHING if value is None else form.format(value / unit)
+
+
+def show(labels: list[str], columns: dict[str, list[str]]) -> None:
+    """Print the table: by rich on a terminal, else as plain lines."""
+    output = progress.terminal()
+    lines = list(zip(labels, *columns.values()))
+    if output is not None:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("algorithm", header_style="bold")
+        table.columns[0].style = "cyan"
+        for heading in columns:
+            table.add_column(heading, justify="right")
+        for line in lines:
+            table.add_row(*line)
+        Console(file=output, markup=False).print(table)
+        return
+    lines.insert(0, ("algorithm", *columns))
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for name, *cells in lines:
+        padded = [f"{cell:>{width}}" for cell, width in zip(cells, widths[1:])]
+        print(f"{name:<{widths[0]}}  " + "  ".join(padded))

@@ -1,0 +1,85 @@
+"""How good the ranks' averaged model is: at the end, and on the way there.
+
+What is to be evaluated on the way is only copied there, and averaged and tested when the training
+is over: it takes nothing of the training's time, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from mpi4py import MPI
+
+from wagma.job import Signals
+from wagma.tasks import contract
+
+if TYPE_CHECKING:
+    from wagma.train import Trainer
+
+State = dict[str, torch.Tensor]
+
+
+class Kept(NamedTuple):
+    """A rank's model as it was during the training.
+
+    Args:
+        steps: How many steps the rank had made.
+        elapsed_s: How long that took it.
+        state: A copy of the model's state.
+    """
+
+    steps: int
+    elapsed_s: float
+    state: State
+
+
+def copy_of(model: torch.nn.Module) -> State:
+    """Return a copy of the model's state."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def mean_over_ranks(state: State, comm: MPI.Comm) -> State:
+    """Return the mean of all ranks' states; what is no floating-point number stays; collective."""
+    floating = {name: value for name, value in state.items() if value.is_floating_point()}
+    flat = torch.cat([value.detach().double().flatten() for value in floating.values()]).numpy()
+    comm.Allreduce(MPI.IN_PLACE, flat)
+    parts = torch.from_numpy(flat / comm.size).split([v.numel() for v in floating.values()])
+    means = {
+        name: part.view(value.shape).to(value.dtype)
+        for (name, value), part in zip(floating.items(), parts)
+    }
+    return {**state, **means}
+
+
+def evaluate(trainer: Trainer) -> tuple[State, contract.Means]:
+    """Return a copy of the averaged model's state, and its test results on this rank; collective.
+
+    How ranks' results are put together is left for when all have some: a signal may come between.
+    """
+    with trainer.optimizer.averaged():
+        measured = contract.evaluate(trainer.task, trainer.model, trainer.test)
+        return copy_of(trainer.model), measured
+
+
+def evaluate_kept(trainer: Trainer, comm: MPI.Comm, signals: Signals) -> list[dict]:
+    """Return how good the means of the models were that all ranks kept; collective.
+
+    Where a signal has come on any rank, all stop. The model is not as it was afterwards.
+
+    Returns:
+        On rank 0, for each: step, how many had been made; elapsed_s, when the last rank had made
+        them; and the task's metrics.
+    """
+    results = []
+    for kept in trainer.kept:
+        if any(comm.allgather(signals.received)):
+            break
+        trainer.model.load_state_dict(mean_over_ranks(kept.state, comm))
+        measured = contract.evaluate(trainer.task, trainer.model, trainer.test)
+        everyone = comm.gather((kept.elapsed_s, measured))
+        if comm.rank == 0:
+            elapsed, means = zip(*everyone)
+            metrics = contract.all_ranks(means)
+            results.append({"step": kept.steps, "elapsed_s": max(elapsed), **metrics})
+    return results

@@ -1,0 +1,206 @@
+"""torch's own methods, with the interface that a `Trainer` needs: outside references.
+
+Only `wagma compare` offers them. They are torch's, over gloo, with what goes with that: who is slow
+is waited for, a rank that ends early is not, and nothing of `Averaging`'s is promised.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from mpi4py import MPI
+from torch import distributed
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from collectives import ClosedError
+from wagma.evaluation import copy_of, mean_over_ranks
+
+LOOPBACK = "127.0.0.1"
+
+
+class Outcome(NamedTuple):
+    """What a step says of itself, as a collective's `Result` does."""
+
+    version: int
+    synchronized: bool
+    group: tuple[int, ...]
+    timely: bool = True
+
+    @property
+    def source(self) -> int:
+        """The version that the model is of."""
+        return self.version
+
+
+class Counts(NamedTuple):
+    """What is known of `collectives.statistics.Statistics`: waiting has the exchange in it."""
+
+    waiting: float
+    communicating: float = 0.0
+    bytes_sent: int | None = None
+    staleness: tuple[int, ...] = ()
+
+
+class Reference:
+    """An optimiser of torch's that averages over all ranks, on a process group of its own.
+
+    Attributes:
+        module: what the loss is to be computed with.
+        result, results: of the last step, as in `Averaging`.
+        settings: the method's, by name.
+    """
+
+    period = 1
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, comm: MPI.Comm):
+        """Have the ranks meet; collective."""
+        self.optimizer, self.model, self.module, self.comm = optimizer, model, model, comm
+        self.steps, self.seconds = 0, 0.0
+        self.result, self.results, self.settings = None, [], {}
+        self.collective = self  # it counts for itself
+        start_group(comm)
+
+    def zero_grad(self) -> None:
+        """Reset the gradients."""
+        self.optimizer.zero_grad()
+
+    def backward(self, loss: torch.Tensor) -> float:
+        """Compute the gradients, and return the seconds in which others were waited for."""
+        loss.backward()
+        return 0.0
+
+    def step(self) -> None:
+        """Take a step of the optimiser, and what the method does with it."""
+        self.take_step()
+        synchronized = (self.steps + 1) % self.period == 0
+        group = tuple(range(self.comm.size)) if synchronized else (self.comm.rank,)
+        self.result = Outcome(self.steps, synchronized, group)
+        self.results = [self.result]
+        self.steps += 1
+
+    def complete(self) -> None:
+        """Nothing is ever outstanding."""
+
+    def statistics(self) -> Counts:
+        """Return what is known of the steps so far."""
+        return Counts(self.seconds)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Hold the average over all ranks in the model; collective."""
+        own = copy_of(self.model)
+        self.model.load_state_dict(mean_over_ranks(own, self.comm))
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(own)
+
+    def close(self) -> None:
+        """Leave the process group; ranks that still wait in it raise ClosedError."""
+        self.module = None
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        gc.collect()  # the connections close with the last reference to them
+
+
+class DDP(Reference):
+    """Gradients averaged while they are computed: torch.nn.parallel.DistributedDataParallel."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, comm: MPI.Comm):
+        super().__init__(optimizer, model, comm)
+        # Buffers stay each rank's own, as with `Allreduce`: sending rank 0's would wait, unseen.
+        with warnings.catch_warnings():  # newer torch has another name for it
+            warnings.simplefilter("ignore", FutureWarning)
+            self.module = DistributedDataParallel(model, broadcast_buffers=False)
+        self.last_gradient = 0.0
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                # No communication hook: its callbacks, in gloo's threads, may outlive Python.
+                parameter.register_post_accumulate_grad_hook(self.note_time)
+
+    def note_time(self, _: torch.Tensor) -> None:
+        """Note when a gradient was there."""
+        self.last_gradient = time.perf_counter()
+
+    def backward(self, loss: torch.Tensor) -> float:
+        with closed_by_others():
+            loss.backward()
+        waited = time.perf_counter() - self.last_gradient
+        self.seconds += waited
+        return waited
+
+    def take_step(self) -> None:
+        """Take the optimiser's step, with the mean gradients."""
+        self.optimizer.step()
+
+
+class PostLocalSGD(Reference):
+    """Models averaged every period: torch.distributed.optim.PostLocalSGDOptimizer, no warm-up."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        comm: MPI.Comm,
+        sync_period: int,
+    ):
+        super().__init__(optimizer, model, comm)
+        self.settings, self.period = {"sync_period": sync_period}, sync_period
+        # It averages after the steps number warmup_steps, warmup_steps + period, …, from 0.
+        averager = PeriodicModelAverager(sync_period, warmup_steps=sync_period - 1)
+        self.periodic = PostLocalSGDOptimizer(optimizer, averager)
+        self.done = 0.0
+        optimizer.register_step_post_hook(self.note_time)
+
+    def note_time(self, *_: Any) -> None:
+        """Note when the local step was done."""
+        self.done = time.perf_counter()
+
+    def take_step(self) -> None:
+        """Take the local optimiser's step; average the models if a period ends."""
+        with closed_by_others():
+            self.periodic.step()
+        self.seconds += time.perf_counter() - self.done
+
+    def close(self) -> None:
+        self.periodic = None  # it holds the process group
+        super().close()
+
+
+def start_group(comm: MPI.Comm) -> None:
+    """Make torch's process group of the ranks of an MPI communicator; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    alone = comm.allreduce(node.size == comm.size, op=MPI.LAND)
+    node.Free()
+    if alone:  # else gloo takes the device that the host's name leads to
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    host = comm.bcast(LOOPBACK if alone else socket.getfqdn())
+    store = None
+    if comm.rank == 0:
+        store = distributed.TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False)
+    port = comm.bcast(store and store.port)
+    store = store or distributed.TCPStore(host, port, comm.size, is_master=False)
+    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+    comm.Barrier()  # rank 0 has the store, and may leave at once
+
+
+@contextmanager
+def closed_by_others() -> Iterator[None]:
+    """Raise ClosedError where gloo finds that another rank has left."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "gloo" not in str(error):
+            raise
+        raise ClosedError(f"another rank has left the process group: {error}") from error
