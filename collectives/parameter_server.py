@@ -72,8 +72,7 @@ class ParameterServer(PeerCollective):
 
     def _prepare(self, vector) -> None:
         self._native.pause(True)  # rounds need not wait for this rank
-        # Once all are here the server has all their changes.
-        self._meet(vector)
+        self._meet(vector)  # the server has all changes once all are here
         if self.rank == self.server:
             self.model(vector)
         self._weigh(vector)

@@ -278,11 +278,6 @@ class PeerCollective:
             raise error
         return arrays
 
-    def _meet(self, vector):
-        """Wait until all ranks are here, while letters are served; collective."""
-        arrays = [np.copy(array) for array in self._listed(vector)]
-        self._all.average(arrays[0] if self._single else arrays)
-
     def _restart(self, vector, version):
         self._native.restart(self._wider(self._checked(vector)), version)
 

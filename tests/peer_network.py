@@ -32,10 +32,12 @@ pairwise_average = load_source("pairwise_average", "peers")
 parameter_server = load_source("parameter_server", "peers")
 
 # What a program consists of: a call; what all ranks do together, after which they go on as before
-# (MEET) or from new models (RESTART); no more calls, which is told to the others, or is not (STOP).
+# (MEET) or from new models (RESTART), also after different numbers of calls (JOIN); no more calls,
+# which is told to the others (LEAVE), or is not (STOP).
 CALL = "call"
 MEET = "meet"
 RESTART = "restart"
+JOIN = "join"
 LEAVE = "leave"
 STOP = "stop"
 
@@ -292,13 +294,12 @@ class World:
         if rank.stage == Stage.WAITS:
             return rank.protocol.missing >= 0
         if rank.stage in (Stage.SETTLES, Stage.SETTLES_AGAIN):
-            return rank.protocol.is_quiet()
+            return rank.protocol.is_quiet() and not rank.protocol.calling
         if rank.stage in (Stage.MEETS, Stage.MEETS_AGAIN):
             return all(other.meetings >= rank.meetings for other in self.ranks)
         return False
 
     def _act(self, rank):
-        protocol = rank.protocol
         if rank.stage == Stage.COMPUTES:
             self._begin(rank, self.programs[rank.number][rank.position])
         elif rank.stage == Stage.WAITS:
@@ -307,7 +308,7 @@ class World:
         elif rank.stage == Stage.SETTLES:
             self._meet(rank, Stage.MEETS)
         elif rank.stage == Stage.MEETS:
-            protocol.pause()
+            self._meet_again(rank)
             rank.stage = Stage.SETTLES_AGAIN
         elif rank.stage == Stage.SETTLES_AGAIN:
             self._meet(rank, Stage.MEETS_AGAIN)
@@ -323,7 +324,10 @@ class World:
         elif action == LEAVE:
             self._leave(rank)
         else:
-            rank.protocol.pause()
+            if action == JOIN:
+                rank.protocol.join()
+            else:
+                rank.protocol.pause()
             rank.stage = Stage.SETTLES
 
     def _return(self, rank):
@@ -335,19 +339,28 @@ class World:
         rank.protocol.leave()
         rank.stage = Stage.ENDED
 
+    def _meet_again(self, rank):
+        if self.programs[rank.number][rank.position] == JOIN:
+            rank.protocol.catch_up(self._most_calls(rank.meetings))
+        else:
+            rank.protocol.pause()
+
+    def _most_calls(self, meeting):
+        return max(rank.contributions[meeting - 1][2] for rank in self.ranks)
+
     def _meet(self, rank, stage):
         rank.stage = stage
         rank.meetings += 1
-        given = rank.model, getattr(rank.protocol, "weight", 1)
+        given = rank.model, getattr(rank.protocol, "weight", 1), rank.protocol.calls
         rank.contributions = (*rank.contributions, given)
 
     def _go_on(self, rank):
-        if self.programs[rank.number][rank.position] == RESTART:
+        if self.programs[rank.number][rank.position] != MEET:
             rank.model = rank.got = self.common(rank.meetings)
             rank.change = None
             rank.epoch += 1
             rank.kept = {}
-            rank.protocol.restart(rank.protocol.calls)
+            rank.protocol.restart(self._most_calls(rank.meetings))
         rank.protocol.resume()
         rank.stage = Stage.COMPUTES
         rank.position += 1
@@ -358,7 +371,7 @@ class World:
         server = getattr(self.ranks[0].protocol, "server", None)
         if server is not None:
             return given[server][0]
-        models, weights = zip(*given)
+        models, weights, _ = zip(*given)
         return sum(models) / sum(weights)
 
     # What can be said of it

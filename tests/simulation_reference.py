@@ -288,6 +288,10 @@ class LetterRank(peers.Port):
     def drop(self, source):
         pass
 
+    def scale(self, factor):
+        if factor != 1:
+            self.pass_through(1)
+
     def publish(self, scale):
         self.pass_through(1)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from peer_network import (
     CALL,
+    JOIN,
     LEAVE,
     MEET,
     RESTART,
@@ -424,7 +425,7 @@ def rounds_of(protocol, backups, size):
 
     def check(before, world, rank):
         master, earlier = world.ranks[0], before.ranks[0]
-        if master is rank and master.protocol.version != earlier.protocol.version:
+        if master.protocol.version > earlier.protocol.version and master.epoch == earlier.epoch:
             absent = [
                 each for each in world.ranks if each.stage not in (Stage.COMPUTES, Stage.WAITS)
             ]
@@ -499,6 +500,59 @@ def test_no_order_lets_a_rank_that_leaves_or_pauses_hold_up_others(mode, backups
     assert Parts(world_of(served(mode, 0, backups), programs)).explore() > 20
 
 
+# Joining, after different numbers of calls
+
+
+def joining(generator, size):
+    """Return programs of 0 to 6 calls before all join, and one call after that."""
+    counts = [generator.randrange(7) for _ in range(size)]
+    return counts, [(CALL,) * count + (JOIN, CALL, LEAVE) for count in counts]
+
+
+@pytest.mark.parametrize("clock", ("neighbours", "global"))
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_of_d_psgd_that_have_joined_follow_the_recurrence_without_changes(clock, seed):
+    generator = random.Random(seed)
+    size = generator.randint(1, 6)
+    counts, programs = joining(generator, size)
+    make, matrix = neighbors(graphs.ring(size), size, clock)
+    models = start(size)
+    for call in range(max(counts)):
+        made = np.array([[call < count] for count in counts])
+        models = matrix.T @ models + made * changes(size, call)
+    ended = run_to_the_end(world_of(make, programs), seed)
+    assert [rank.protocol.calls for rank in ended.ranks] == [max(counts) + 1] * size
+    models = matrix.T @ np.tile(models.mean(axis=0), (size, 1)) + changes(size, max(counts))
+    NEAR([rank.got for rank in ended.ranks], models)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_push_sum_loses_nothing_where_ranks_join(seed):
+    generator = random.Random(seed)
+    size = generator.randint(1, 6)
+    counts, programs = joining(generator, size)
+    make, _ = pushing(size, 1)
+    ended = run_to_the_end(world_of(make, [program[:-2] for program in programs]), seed)
+    total = start(size).sum(axis=0) + sum(
+        change(rank, call) for rank, count in enumerate(counts) for call in range(count)
+    )
+    NEAR([rank.model for rank in ended.ranks], np.tile(total / size, (size, 1)))
+
+
+@pytest.mark.parametrize("mode, backups", (("bsp", 0), ("backup", 1), ("asp", 0), ("hete", 0)))
+@pytest.mark.parametrize("seed", range(2))
+def test_nobody_waits_for_a_rank_that_has_joined_a_parameter_server(mode, backups, seed):
+    generator = random.Random(seed)
+    counts, programs = joining(generator, 4)
+    ended = run_to_the_end(world_of(served(mode, 1, backups), programs), seed)
+    assert [rank.protocol.calls for rank in ended.ranks] == [max(counts) + 1] * 4
+
+
+def test_every_order_of_pairs_that_join():
+    for edges in connected_graphs(3):
+        assert Parts(pairs(edges, ((CALL, JOIN), (JOIN,), (CALL, JOIN)))).explore() > 10
+
+
 # Wrong variants are caught.
 
 
@@ -562,16 +616,6 @@ class AsksForEver(Chosen):
         super().received(source, kind, number, weight)
 
 
-class AsksWhilePaused(Chosen):
-    """A rank that is about to do something with all others still asks."""
-
-    def pause(self):
-        pass
-
-    def is_quiet(self):
-        return True
-
-
 @pytest.mark.parametrize(
     "mutant, what",
     (
@@ -610,7 +654,7 @@ class NewestFirst(neighbor_average.NeighborAverage):
     def advance(self):
         for place, count in enumerate(self.letters):
             if self.calling and not count and sum(self.letters):
-                source = self.heard[place]
+                source = self.awaited[place]
                 self.port.kept[source] = (self.port.kept[next(iter(self.port.kept))][-1],)
                 self.letters[place] += 1
         super().advance()
@@ -619,24 +663,25 @@ class NewestFirst(neighbor_average.NeighborAverage):
 class EndsAlone(parameter_server.ParameterServer):
     """Who is back from what all did together is in a round by itself."""
 
-    def back(self, source):
-        self.away[source] = 0
+    def received(self, source, kind, number, weight):
+        if kind == parameter_server.PUSH:
+            self.left[source] = parameter_server.THERE
+        super().received(source, kind, number, weight)
 
 
 class NoRoundFromHome(parameter_server.ParameterServer):
     """The server's own change ends no round."""
 
     def call(self):
-        advance, self.advance = self.advance, lambda: None
-        super().call()
-        self.advance = advance
+        self.start()
 
 
 class WaitsForAll(parameter_server.ParameterServer):
     """Who is away is waited for."""
 
-    def leaves(self, source, calls):
-        pass
+    def received(self, source, kind, number, weight):
+        if kind != parameter_server.AWAY:
+            super().received(source, kind, number, weight)
 
 
 def run_seeds(world_of_seed):

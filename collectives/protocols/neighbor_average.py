@@ -71,10 +71,10 @@ class NeighborAverage(Peers):
     def received(self, source, kind, number, weight):
         if kind == AVERAGED:
             self.letters[self.place(source)] += 1
-            self.furthest = max(self.furthest, number)
+            self.heard = max(self.heard, number)
         else:
             self.ticks[kind - CLOCK] += 1
-            self.furthest = max(self.furthest, number + 1)
+            self.heard = max(self.heard, number + 1)
 
     def proceed(self):
         """Average, once everything that the call waits for has come."""
@@ -90,8 +90,8 @@ class NeighborAverage(Peers):
             else:
                 self.round = self.rounds
         for i in range(len(self.left)):
-            if self.left[i] and self.waits_for(self.heard[i]):
-                self.missing = self.heard[i]
+            if self.left[i] and self.waits_for(self.awaited[i]):
+                self.missing = self.awaited[i]
         if self.round < self.rounds:
             return
         for i in range(len(self.sources)):

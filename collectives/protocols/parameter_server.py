@@ -10,8 +10,8 @@ What a change counts is 1/P, so that a round of all ranks is one step with their
 - HETE: the same, but one that was made on an old model counts less: 1/(P·s), where s is one plus
   the number of whole rounds' worth of changes that the model has taken in meanwhile.
 
-A rank that has left, or is about to do something with all others, is not waited for. The server's
-own application is one of the ranks.
+A rank that has left, or is about to average with all, is not waited for. The server's own
+application is one of the ranks.
 
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Chen
 et al., Revisiting Distributed Synchronous SGD, 2016 (BACKUP); Jiang et al., Heterogeneity-Aware
@@ -28,6 +28,10 @@ from collectives.protocols.peers import Peers
 PUSH = 1
 PULL = 2
 AWAY = 3
+
+# What the server knows of a rank in `left`; one that is away comes back, one that is gone does not.
+THERE = 0
+OUT = 1
 
 BSP = 0
 BACKUP = 1
@@ -63,29 +67,32 @@ class ParameterServer(Peers):
         self.dropped = 0
         self.lag = 0
         self.came = 0
-        # How often the application has gone to do something with all ranks.
+        # How often the application did something with all ranks, and has gone on since.
         self.pauses = 0
-        # The server's: who waits for the model; for which of these times a rank has gone, 0 where
-        # it is back; and for which all have met last.
-        self.waiting = array.array("i", [0]) * len(self.heard)
-        self.away = array.array("q", [0]) * len(self.heard)
-        self.met = 0
+        self.came_back = 0
+        self.waiting = array.array("i", [0]) * len(self.awaited)
 
     def begin(self):
         i: cython.int
         self.came = 0
-        self.version = self.calls
-        self.held = self.calls
+        self.version = 0
+        self.held = 0
         for i in range(len(self.waiting)):
             self.waiting[i] = False
-            self.away[i] = 0
-        self.met = self.pauses
+        self.come_back()
+
+    def come_back(self):
+        """All ranks that were away go on; what they said of it is old."""
+        i: cython.int
+        self.came_back = self.pauses
+        for i in range(len(self.left)):
+            if self.left[i] == OUT:
+                self.left[i] = THERE
 
     def start(self):
         """Send the change to the server, and wait for its model."""
         self.calling = True
         if self.rank == self.server:
-            self.back(self.rank)
             self.take_in(self.rank, self.held)
         else:
             self.port.write_change(PUSH, self.held)
@@ -93,27 +100,16 @@ class ParameterServer(Peers):
 
     def received(self, source, kind, number, weight):
         if kind == PUSH:
-            self.back(source)
+            # Who was away and calls again has met all others: they will call as well.
+            if self.left[source] == OUT:
+                self.come_back()
             self.take_in(source, number)
         elif kind == AWAY:
-            self.leaves(source, number)
+            if number > self.came_back:
+                self.left[source] = OUT
         else:
             self.port.mix(source, 0, 1)
             self.pulled(number)
-
-    def leaves(self, source, number):
-        """A rank has gone to do something with all others, unless all have done it by now."""
-        if number > self.met:
-            self.away[source] = number
-
-    def back(self, source):
-        """A rank goes on: if it was away, all have met, and all will call."""
-        i: cython.int
-        if self.away[source] == 0:
-            return
-        self.met = self.away[source]
-        for i in range(self.size):
-            self.away[i] = 0
 
     def take_in(self, source, number):
         """The server has a change that was made on the model of this version."""
@@ -148,7 +144,7 @@ class ParameterServer(Peers):
             return
         active: cython.int = self.size
         for i in range(self.size):
-            if self.left[i] or self.away[i] > 0:
+            if self.left[i]:
                 active -= 1
         if self.came < active and self.came < self.size - self.backups:
             return
@@ -177,18 +173,21 @@ class ParameterServer(Peers):
         self.calling = False
         self.port.take(1)
 
+    def is_waited_for_by(self, rank):
+        return rank == self.server
+
     def leave(self):
         Peers.leave(self)
         if self.rank == self.server:
-            self.left[self.rank] = True
+            self.left[self.rank] = OUT
             self.proceed()
 
     def pause(self):
-        """Let rounds end without this rank, until all have met."""
+        """Let rounds end without this rank, until all go on."""
         self.paused = True
         self.pauses += 1
         if self.rank == self.server:
-            self.leaves(self.rank, self.pauses)
+            self.left[self.rank] = OUT
             self.proceed()
         else:
             self.port.write(AWAY, self.pauses)
@@ -196,17 +195,13 @@ class ParameterServer(Peers):
 
     def resume(self):
         self.paused = False
-        if self.rank == self.server:
-            self.back(self.rank)
+        self.come_back()
         self.advance()
-
-    def is_waited_for_by(self, rank):
-        return rank == self.server
 
     def waits_for(self, rank):
         """A round of a server waits for those whose changes are not there."""
         if not self.calling:
             return False
         if self.rank == self.server:
-            return not (self.waiting[rank] or self.left[rank] or self.away[rank])
+            return not self.waiting[rank] and not self.left[rank]
         return rank == self.server

@@ -1,4 +1,4 @@
-cdef int LEAVE
+cdef int LEAVE, GONE
 
 cdef class Port:
     cdef void write(self, int kind, long long number) noexcept nogil
@@ -16,9 +16,9 @@ cdef class Port:
 cdef class Peers:
     cdef Port port
     cdef public int rank, size, missing
-    cdef public long long calls, furthest, averagings, passive
+    cdef public long long calls, heard, averagings, passive
     cdef public bint calling, leaving, paused, joined, follows
-    cdef int[::1] heard
+    cdef int[::1] awaited
     cdef long long[::1] letters, left
 
     cdef void restart(self, long long calls) noexcept nogil

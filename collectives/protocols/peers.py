@@ -12,6 +12,8 @@ import cython
 
 # The kind of a letter with which a rank says that it makes no calls; methods have others.
 LEAVE = 0
+# What is known of a rank then.
+GONE = 2
 
 
 class Port:
@@ -51,7 +53,7 @@ class Port:
         raise NotImplementedError
 
     def scale(self, factor):
-        """X = factor · X, before anything else happens."""
+        """X = factor · X"""
         raise NotImplementedError
 
     def publish(self, scale):
@@ -68,7 +70,7 @@ class Peers:
 
     Args:
         port, rank, size: what does it; this rank, and how many there are.
-        heard: the ranks that this one may wait for.
+        awaited: the ranks that this one may wait for.
 
     Attributes:
         calls: how many calls the application has completed; where letters are numbered, by this.
@@ -82,7 +84,7 @@ class Peers:
             because another rank asked for it.
     """
 
-    def __init__(self, port, rank, size, heard):
+    def __init__(self, port, rank, size, awaited):
         self.port = port
         self.rank = rank
         self.size = size
@@ -93,20 +95,20 @@ class Peers:
         self.joined = False
         self.follows = False
         # How many calls some rank has made, as far as this one knows.
-        self.furthest = 0
+        self.heard = 0
         self.missing = -1
         self.averagings = 0
         self.passive = 0
-        self.heard = array.array("i", sorted(heard))
+        self.awaited = array.array("i", sorted(awaited))
         # Of each of these: how many of its letters are there and not yet used; whether it has left.
-        self.letters = array.array("q", [0]) * len(self.heard)
-        self.left = array.array("q", [0]) * len(self.heard)
+        self.letters = array.array("q", [0]) * len(self.awaited)
+        self.left = array.array("q", [0]) * len(self.awaited)
 
     def restart(self, calls):
         """All ranks go on from their models as they are now, after so many calls."""
         i: cython.int
         self.calls = calls
-        self.furthest = calls
+        self.heard = calls
         self.calling = False
         self.paused = False
         self.joined = False
@@ -129,7 +131,7 @@ class Peers:
     def arrived(self, source, kind, number, weight):
         """A letter has come."""
         if kind == LEAVE:
-            self.left[self.place(source)] = True
+            self.left[self.place(source)] = GONE
         else:
             self.received(source, kind, number, weight)
         self.advance()
@@ -139,23 +141,23 @@ class Peers:
         self.letters[self.place(source)] += 1
 
     def place(self, rank):
-        """Where a rank is among those heard; −1: it is none of them."""
+        """Where a rank is among those awaited; −1: it is none of them."""
         first: cython.int = 0
-        last: cython.int = len(self.heard)
+        last: cython.int = len(self.awaited)
         while first < last:
             middle: cython.int = (first + last) // 2
-            if self.heard[middle] < rank:
+            if self.awaited[middle] < rank:
                 first = middle + 1
             else:
                 last = middle
-        if first < len(self.heard) and self.heard[first] == rank:
+        if first < len(self.awaited) and self.awaited[first] == rank:
             return first
         return -1
 
     def advance(self):
         """Do what can be done now."""
         self.proceed()
-        while self.joined and self.follows and not self.calling and self.calls < self.furthest:
+        while self.joined and self.follows and not self.calling and self.calls < self.heard:
             self.start()
             self.proceed()
 
@@ -190,7 +192,7 @@ class Peers:
     def catch_up(self, calls):
         """All ranks have joined, and none has made more calls than so many."""
         if self.follows:
-            self.furthest = calls
+            self.heard = calls
             self.advance()
         else:
             self.calls = calls

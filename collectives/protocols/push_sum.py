@@ -49,8 +49,7 @@ class PushSum(Peers):
 
     def begin(self):
         self.weight = self.initial
-        if self.weight != 1:
-            self.port.scale(self.weight)
+        self.port.scale(self.weight)
 
     def start(self):
         """Split what this rank has among itself and those that it sends to in this phase."""
@@ -69,7 +68,7 @@ class PushSum(Peers):
 
     def received(self, source, kind, number, weight):
         self.letters[self.place(source)] += 1
-        self.furthest = max(self.furthest, number + 1)
+        self.heard = max(self.heard, number + 1)
 
     def proceed(self):
         """Add up, once everything that the call waits for has come."""
