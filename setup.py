@@ -61,6 +61,9 @@ protocols = [
     for source in sorted(Path("collectives/protocols").glob("*.py"))
     if source.with_suffix(".pxd").exists() and source.stem != "__init__"
 ]
+# What Cython would else repeat in each extension, and take as long again to compile.
+UTILITIES = "collectives._utilities"
+utilities = [extension(Path("collectives/_utilities.c"))]
 simulation = [extension(source) for source in sorted(Path("wagma/simulation").glob("*.pyx"))]
 flags = mpi_flags()
 flags["extra_compile_args"].append(f"-I{mpi4py.get_include()}")
@@ -71,10 +74,15 @@ engine = [
 
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 # An editable install compiles without the files of a build in place, such as make does afterwards.
-extensions = (
-    protocols + simulation + engine if os.environ.get("WAGMA_EXTENSIONS") != "later" else []
-)
+extensions = utilities + protocols + simulation + engine
+if os.environ.get("WAGMA_EXTENSIONS") == "later":
+    extensions = []
 setup(
-    ext_modules=cythonize(extensions, build_dir="build/cython", nthreads=cores),
+    ext_modules=cythonize(
+        extensions,
+        build_dir="build/cython",
+        nthreads=cores,
+        shared_utility_qualified_name=UTILITIES if extensions else None,
+    ),
     options={"build_ext": {"parallel": cores}},
 )

@@ -25,7 +25,8 @@ from torch import nn
 from collectives import RankFailedError
 from wagma.optim import Allreduce, LocalSGD
 
-pytestmark = pytest.mark.mpi
+# What each method averages with both transports is tested with its collective.
+pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
 
 
 def train(comm, model, optimizer, steps):
@@ -89,7 +90,7 @@ def test_training_continues_exactly_from_its_state(comm, method):
             assert (bits_of(again), local_bits(optimizer)) == expected
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @each_method
 def test_after_joining_all_have_the_same_model_and_go_on(comm, method):
     model = make_model(comm.rank)
@@ -121,7 +122,6 @@ def test_an_error_on_one_rank_raises_on_all(comm, method, capsys):
     assert optimizer.closed
 
 
-@pytest.mark.transports("messages")
 @each_method
 def test_closing_returns_although_nobody_trains(comm, method):
     optimizer = method.wrap(make_model(comm.rank), comm)
@@ -129,7 +129,6 @@ def test_closing_returns_although_nobody_trains(comm, method):
     assert optimizer.closed
 
 
-@pytest.mark.transports("messages")
 @each_method
 def test_ranks_that_differ_are_told_alike(comm, method):
     other = next(each for each in METHODS.values() if each.kind is not method.kind)

@@ -282,7 +282,7 @@ def test_a_change_to_an_old_model_counts_less_where_staleness_is_scaled(comm):
 # All of them
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @each
 def test_ranks_may_close_or_fail_at_any_time_and_nobody_hangs(comm, kind):
     """With long letters under way."""
