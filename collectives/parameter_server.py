@@ -7,8 +7,6 @@ from collectives.settings import is_integer
 
 __all__ = ["ParameterServer"]
 
-MODES = ("bsp", "backup", "asp", "hete")
-
 
 class ParameterServer(PeerCollective):
     """Keeps one model on one rank, to which all ranks send their changes.
@@ -40,8 +38,9 @@ class ParameterServer(PeerCollective):
         def plan():
             from collectives.protocols import parameter_server
 
-            if mode not in MODES:
-                raise ValueError(f"mode is {mode!r}, not one of {', '.join(MODES)}")
+            if mode not in parameter_server.MODES:
+                known = ", ".join(parameter_server.MODES)
+                raise ValueError(f"mode is {mode!r}, not one of {known}")
             for name, value in (("backups", backups), ("server", server)):
                 if not is_integer(value):
                     raise TypeError(f"{name} is {value!r}, not an integer")

@@ -155,12 +155,12 @@ class PeerCollective:
         `versions` counts the averages that its model went into, `passive` those of them that
         another rank asked for.
         """
-        mailbox = self._native.mailbox
-        return self._all.statistics()._replace(
+        mailbox, statistics = self._native.mailbox, self._all.statistics()
+        return statistics._replace(
             versions=mailbox.protocol.averagings,
             passive=mailbox.protocol.passive,
             nonfinite=mailbox.nonfinite,
-            bytes_sent=self._all.statistics().bytes_sent + mailbox.bytes_sent,
+            bytes_sent=statistics.bytes_sent + mailbox.bytes_sent,
         )
 
     def join(self, vector) -> None:

@@ -46,7 +46,8 @@ ALGORITHMS = (
     "ad-psgd",
     "parameter-server",
 )
-MODES = ("bsp", "backup", "asp", "hete")
+# Of the options that only some algorithms have use for, those that a simulation takes.
+SIMULATED_OPTIONS = ("sync_period", "groups", "wait", "clock", "neighbors", "mode", "backups")
 MACHINES = ("10gbe", "aries", "hdr")
 MACHINE_VALUES = (
     "latency",
@@ -294,47 +295,13 @@ def add_simulate(commands) -> None:
     )
     add_simulation_options(parser.add_argument_group("what is simulated"))
     add_grouping_options(parser.add_argument_group("averaging"))
-    parser.set_defaults(
-        **{name: algorithms.DEFAULTS[name] for name in ("sync_period", "groups", "wait")}
-    )
-    add_letter_options(parser.add_argument_group("who sends to whom"))
+    add_peer_options(parser.add_argument_group("who sends to whom"))
+    parser.set_defaults(**{name: algorithms.DEFAULTS[name] for name in SIMULATED_OPTIONS})
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
     add_delay_options(group)
     add_run_options(parser.add_argument_group("the results' files"))
     add_log_level(parser)
-
-
-def add_letter_options(group) -> None:
-    """Add what the methods have to say in which ranks send each other vectors."""
-    add = group.add_argument
-    add(
-        "--clock",
-        choices=("neighbours", "global"),
-        default="neighbours",
-        help="whom a step of d-psgd waits for (default: %(default)s)",
-    )
-    add(
-        "--neighbors",
-        type=whole(1),
-        default=1,
-        metavar="N",
-        help="ranks that each rank of sgp sends to in a step (default: %(default)s)",
-    )
-    add(
-        "--mode",
-        choices=MODES,
-        default="bsp",
-        help="how the parameter server takes changes in: a round of all; of all but --backups; "
-        "each at once; likewise, and older ones count less (default: %(default)s)",
-    )
-    add(
-        "--backups",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="ranks that a round of the parameter server does not wait for (default: %(default)s)",
-    )
 
 
 def add_simulation_options(group) -> None:
@@ -573,11 +540,12 @@ def add_averaging_options(group) -> None:
         default=None,
         help="compute the next gradient while the model is averaged: gradients are one step staler",
     )
-    add_peer_options(add)
+    add_peer_options(group)
 
 
-def add_peer_options(add) -> None:
+def add_peer_options(group) -> None:
     """Add how ranks send each other models."""
+    add = group.add_argument
     add(
         "--clock",
         choices=("neighbours", "global"),
