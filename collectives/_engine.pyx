@@ -142,6 +142,10 @@ cdef enum:
     # What the application wants, beside the synchronous operations.
     CALL = 100
     PUBLISH
+    # Of a mailbox, beside these and JOIN.
+    PAUSE
+    RESUME
+    CATCH_UP
 
 cdef enum:
     # With work in flight, how often it looks without a pause, and by how much the pauses grow.
@@ -1241,7 +1245,7 @@ cdef class Collective:
 
     cdef inline bint _is_calls(self, int goal) noexcept nogil:
         """Whether it is a call that waits, not close()."""
-        return (goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP or goal == ANSWERED)
+        return goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP or goal == ANSWERED
 
     cdef int _raise_failure(self) except -1:
         if self.error != 0:
@@ -1556,95 +1560,88 @@ cdef class Collective:
                 self.mailbox = mailbox
             pthread_mutex_unlock(&self.lock)
 
+    def check(self, vector):
+        """Raise, and tell all ranks, where this vector cannot be averaged here or now."""
+        self._check_usable()
+        try:
+            Opened(vector, self.layout, PyBUF_WRITABLE)
+        except (TypeError, ValueError) as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+
     def call_peers(self, vector):
         """Make the next call of the mailbox's protocol, in place."""
-        cdef Opened opened = self._open_for_letters(vector)
         cdef long long began = now()
-        self._enter()
         try:
-            with nogil:
-                pthread_mutex_lock(&self.lock)
-                try:
-                    # What an exception interrupted before is carried on to its end first.
-                    self._wait(ANSWERED)
-                    self.mailbox.begin_call(opened.arrays)
-                    self._wait(ANSWERED)
-                    self.calls += 1
-                    self.timely += 1
-                finally:
-                    self.mailbox.forget_user()
-                    self.calls_ns += now() - began
-                    pthread_mutex_unlock(&self.lock)
+            self._use_mailbox(CALL, vector)
         finally:
-            self.entered = False
+            self.calls_ns += now() - began
 
     def publish_change(self, vector):
         """Publish what the application has changed; it goes on from this vector."""
-        cdef Opened opened = self._open_for_letters(vector)
-        self._enter()
-        try:
-            with nogil:
-                pthread_mutex_lock(&self.lock)
-                try:
-                    self._wait(ANSWERED)
-                    self.mailbox.publish_change(opened.arrays)
-                finally:
-                    pthread_mutex_unlock(&self.lock)
-        finally:
-            self.entered = False
+        self._use_mailbox(PUBLISH, vector)
 
     def pause(self, bint paused):
         """Begin nothing new between ranks, and wait for what this one has begun; or go on."""
-        self._enter()
-        try:
-            with nogil:
-                pthread_mutex_lock(&self.lock)
-                try:
-                    if paused:
-                        self.mailbox.protocol.pause()
-                        self._wait(QUIET)
-                    else:
-                        self.mailbox.protocol.resume()
-                finally:
-                    pthread_mutex_unlock(&self.lock)
-        finally:
-            self.entered = False
+        self._use_mailbox(PAUSE if paused else RESUME)
 
     def join_peers(self, vector):
         """Make no more calls, but those that others need, until all ranks do so."""
-        cdef Opened opened = self._open_for_letters(vector)
-        self._enter()
-        try:
-            with nogil:
-                pthread_mutex_lock(&self.lock)
-                try:
-                    self._wait(ANSWERED)
-                    self.mailbox.take_in(opened.arrays)
-                    self.mailbox.protocol.join()
-                finally:
-                    pthread_mutex_unlock(&self.lock)
-        finally:
-            self.entered = False
+        self._use_mailbox(JOIN, vector)
 
     def catch_up(self, long long calls):
         """Make as many calls as the rank that has made the most, once all have joined."""
+        self._use_mailbox(CATCH_UP, None, calls)
+
+    cdef int _use_mailbox(self, int what, vector=None, long long calls=0) except -1:
+        """Do what the application wants of the mailbox, and wait for it."""
+        cdef Opened opened = None
+        cdef char **arrays = NULL
+        if vector is not None:
+            opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
+            arrays = opened.arrays
         self._enter()
         try:
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
-                    self.mailbox.protocol.catch_up(calls)
-                    self._wait(ANSWERED)
-                    # What no call of the others has taken along.
-                    self.mailbox.publish(1)
+                    if arrays != NULL:
+                        # A call that an exception interrupted is carried on to its end first.
+                        self._wait(ANSWERED)
+                    self._do_with_mailbox(what, arrays, calls)
                 finally:
+                    self.mailbox.forget_user()
                     pthread_mutex_unlock(&self.lock)
         finally:
             self.entered = False
+        return 0
+
+    cdef int _do_with_mailbox(self, int what, char **arrays, long long calls) except -1 nogil:
+        if what == CALL:
+            self.mailbox.begin_call(arrays)
+            self._wait(ANSWERED)
+            self.calls += 1
+            self.timely += 1
+        elif what == PUBLISH:
+            self.mailbox.publish_change(arrays)
+        elif what == PAUSE:
+            self.mailbox.protocol.pause()
+            self._wait(QUIET)
+        elif what == RESUME:
+            self.mailbox.protocol.resume()
+        elif what == JOIN:
+            self.mailbox.take_in(arrays)
+            self.mailbox.protocol.join()
+        elif what == CATCH_UP:
+            self.mailbox.protocol.catch_up(calls)
+            self._wait(ANSWERED)
+            # What no call of the others has taken along.
+            self.mailbox.publish(1)
+        return 0
 
     def read_model(self, vector):
         """Overwrite the vector by the model."""
-        cdef Opened opened = self._open_for_letters(vector)
+        cdef Opened opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
         with nogil:
             pthread_mutex_lock(&self.lock)
             self.mailbox.layout.copy(opened.arrays, self.mailbox.model_arrays)
@@ -1657,15 +1654,6 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
             self.mailbox.restart(opened.arrays, calls)
             pthread_mutex_unlock(&self.lock)
-
-    cdef Opened _open_for_letters(self, vector):
-        """The application's vector, where it may be exchanged now."""
-        self._check_usable()
-        try:
-            return Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
-        except (TypeError, ValueError) as error:
-            self.fail(f"{type(error).__name__}: {error}")
-            raise
 
     def _test(self):
         """Return whether the call that was started is complete."""

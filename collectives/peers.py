@@ -72,10 +72,9 @@ class PeerCollective:
             self._single = not isinstance(like, (list, tuple))
             self._letters = comm.Dup()
             arrays = self._listed(like)
-            self._widened = [a.dtype.name in HALVES for a in arrays]
             self._wide = [
-                np.empty(array.size, np.float32) if wide else None
-                for array, wide in zip(arrays, self._widened)
+                np.empty(array.size, np.float32) if array.dtype.name in HALVES else None
+                for array in arrays
             ]
             self._make_mailbox(arrays, make_protocol)
 
@@ -253,33 +252,15 @@ class PeerCollective:
 
     def _carry_out(self, operation, vector):
         """Call one of the engine's methods with a vector as wide as it wants, and back."""
-        if not any(self._widened) and not self._single:
-            operation(vector)
-            return
-        arrays = self._checked(vector)
+        self._native.check(vector)
+        arrays = self._listed(vector)
         operation(self._wider(arrays))
         for wide, array in zip(self._wide, arrays):
             if wide is not None:
                 array[:] = wide
 
-    def _checked(self, vector):
-        """Return the vector as a list, if it is one of the collective's."""
-        layout = self._native.layout
-        arrays = self._listed(vector)
-        error = None
-        if self._single == isinstance(vector, (list, tuple)) or len(arrays) != len(layout.dtypes):
-            what = "an array" if self._single else f"a list of {len(layout.dtypes)} arrays"
-            error = TypeError(f"the vector is a {type(vector).__name__}, not {what}")
-        for i, (array, dtype, length) in enumerate(zip(arrays, layout.dtypes, layout.lengths)):
-            name = "the vector" if self._single else f"array {i} of the vector"
-            error = error or settings.array_error(name, array, dtype, length)
-        if error is not None:
-            self.fail(error)
-            raise error
-        return arrays
-
     def _restart(self, vector, version):
-        self._native.restart(self._wider(self._checked(vector)), version)
+        self._native.restart(self._wider(self._listed(vector)), version)
 
 
 def _agree(comm, plan: Callable):
