@@ -1330,13 +1330,13 @@ cdef class Collective:
     cdef _why_missing(self, int rank):
         """Return what a rank does instead of what this one waits for; None if it does that."""
         cdef long long *answer = &self.inquiry.answers[rank * ANSWER]
-        cdef long long calls = answer[0] + self.protocol.base
+        cdef long long calls = answer[0] + (self.protocol.base if self.mailbox is None else 0)
         if not self.inquiry.answered[rank]:
             return "which does not answer (stopped, or computing without a progress thread)"
         if self.mailbox is not None and self.protocol.operation == NONE:
             if answer[2]:
-                return f"which is in {OPERATIONS[answer[2]]} after {answer[0]} calls"
-            return None if answer[3] else f"whose application computes after {answer[0]} calls"
+                return f"which is in {OPERATIONS[answer[2]]} after {calls} calls"
+            return None if answer[3] else f"whose application computes after {calls} calls"
         if self.protocol.operation != NONE:
             return None if answer[2] else f"whose application computes after {calls} calls"
         if self.protocol.awaited() >= 0:
@@ -1632,6 +1632,7 @@ cdef class Collective:
         elif what == JOIN:
             self.mailbox.take_in(arrays)
             self.mailbox.protocol.join()
+            self._wait(ANSWERED)
         elif what == CATCH_UP:
             self.mailbox.protocol.catch_up(calls)
             self._wait(ANSWERED)

@@ -70,8 +70,7 @@ class PairwiseAverage(PeerCollective):
         """
         self._prepare(vector)
         last = self.comm.allreduce(self.version, max)
-        self._all.synchronize(vector)
-        self._restart(vector, last)
+        self._go_on(vector, last)
 
     def _prepare(self, vector) -> None:
         """Put this rank's model into `vector`, once no pair is being averaged; collective."""

@@ -69,6 +69,14 @@ class ParameterServer(PeerCollective):
         super().load(vector, version)
         self.synchronize(vector)
 
+    def join(self, vector) -> None:
+        """Make no more calls, but let those of the others go on until all ranks have joined.
+
+        Collective. What was changed since the last call counts 1/P; then all ranks have the
+        server's model, and have made as many calls as the one that made the most.
+        """
+        super().join(vector)
+
     def _prepare(self, vector) -> None:
         self._native.pause(True)  # rounds need not wait for this rank
         self._meet(vector)  # the server has all changes once all are here

@@ -132,8 +132,7 @@ class PeerCollective:
     def synchronize(self, vector) -> None:
         """Average `vector` in place over all ranks, as the model of each; collective, no call."""
         self._prepare(vector)
-        self._all.synchronize(vector)
-        self._restart(vector, self.version)
+        self._go_on(vector, self.version)
 
     def load(self, vector, version: int) -> None:
         """Go on from `vector`, which may differ between ranks, after `version` calls; collective.
@@ -174,8 +173,12 @@ class PeerCollective:
         self._native.catch_up(last)
         self.model(vector)
         self._weigh(vector)
+        self._go_on(vector, last)
+
+    def _go_on(self, vector, version: int) -> None:
+        """Average what all ranks have prepared, as the model of each after so many calls."""
         self._all.synchronize(vector)
-        self._restart(vector, last)
+        self._restart(vector, version)
 
     def _prepare(self, vector) -> None:
         """Make `vector` what this rank gives to an average over all ranks."""

@@ -159,9 +159,10 @@ class Rank(peers.Port):
         self.written = self.letter(kind, number, self.epoch, weight, scale * self.model)
 
     def write_change(self, kind, number):
-        self.written = self.letter(kind, number, self.epoch, 0, self.change)
+        change = 0 * self.model if self.change is None else self.change
+        self.written = self.letter(kind, number, self.epoch, 0, change)
         # It is in the server's hands now.
-        self.published = self.published + self.change
+        self.published = self.published + change
 
     def post(self, destination):
         require(destination != self.number, "nobody sends itself letters", self.number)

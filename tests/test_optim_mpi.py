@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from methods import backward, make_model, momentum_sgd, same_everywhere
 from torch import nn
 
 from collectives.topology import default_group_size, group_of
@@ -17,23 +18,9 @@ pytestmark = pytest.mark.mpi
 
 LATE = ["paper", "conserving"]
 OPTIMIZERS = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "sgd": momentum_sgd,
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
 }
-
-
-def make_model(seed=0, dtype=torch.float32):
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    return model.to(dtype)
-
-
-def backward(model, rank, step):
-    """Leave the gradient of this rank's own batch of the step in the model."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    batch = torch.randn(16, 4, generator=generator).to(model[0].weight.dtype)
-    model.zero_grad()
-    (model(batch) - rank).square().mean().backward()
 
 
 def floats(model):
@@ -55,7 +42,7 @@ def train(
     comm,
     steps,
     each_step=lambda optimizer: None,
-    make=OPTIMIZERS["sgd"],
+    make=momentum_sgd,
     dtype=torch.float32,
     **settings,
 ):
@@ -79,10 +66,6 @@ def train_reference(comm, steps, partners, make, dtype):
         models = comm.allgather(floats(model))
         set_floats(model, np.mean([models[rank] for rank in partners(step)], axis=0))
     return model
-
-
-def same_everywhere(comm, thing):
-    return len(set(comm.allgather(thing))) == 1
 
 
 @pytest.mark.ranks(1, 3, 4, 8)
@@ -121,7 +104,7 @@ def test_each_step_averages_the_papers_group_and_every_tau_steps_all(comm, late)
             return range(comm.size)
         return group_of(comm.rank, comm.size, size, step)
 
-    make = OPTIMIZERS["sgd"]
+    make = momentum_sgd
     expected = train_reference(comm, 8, partners, make, torch.float64)
     model = make_model(comm.rank, torch.float64)
     with WAGMA(
@@ -172,7 +155,7 @@ def test_synchronize_makes_all_models_equal_and_is_not_a_step(comm, wait, late):
 @pytest.mark.parametrize("late", LATE)
 def test_batchnorm_statistics_are_averaged_and_its_counter_is_not(comm, late):
     model = make_model(comm.rank)
-    with WAGMA(OPTIMIZERS["sgd"](model.parameters()), model, comm=comm, late=late) as optimizer:
+    with WAGMA(momentum_sgd(model.parameters()), model, comm=comm, late=late) as optimizer:
         for _ in range(comm.rank + 1):
             model(torch.randn(4, 4) + comm.rank)
         statistics = (model[2].running_mean, model[2].running_var)

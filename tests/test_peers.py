@@ -240,6 +240,25 @@ def test_an_asynchronous_server_loses_no_change_and_waits_for_nobody(comm):
         np.testing.assert_allclose(mine, 20 * sum(range(comm.size)) / comm.size, rtol=1e-12)
 
 
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_what_changed_after_the_last_call_is_in_the_model_of_a_server_that_all_join(comm, mode):
+    calls, server = 2 + 2 * comm.rank, comm.size - 1
+    made = changes(comm.size, 2 * comm.size + 1, 5)
+    model = np.zeros(5)
+    with ParameterServer(comm, model, mode=mode, server=server) as average:
+        for call in range(calls):
+            loiter(comm.rank, call)
+            model += made[call, comm.rank]
+            average(model)
+        model += made[calls, comm.rank]
+        average.join(model)
+        assert average.version == 2 * comm.size
+    of_all = sum(made[: 3 + 2 * rank, rank].sum(axis=0) for rank in range(comm.size))
+    np.testing.assert_allclose(model, of_all / comm.size, rtol=1e-12)
+    assert_equal_everywhere(comm, model)
+
+
 @pytest.mark.ranks(3, 4)
 def test_backups_drop_the_changes_of_a_rank_that_is_late_and_wait_for_nobody(comm):
     mine = np.zeros(500)

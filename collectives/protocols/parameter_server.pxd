@@ -1,6 +1,6 @@
 from collectives.protocols.peers cimport Peers
 
-cdef int PUSH, PULL, AWAY
+cdef int PUSH, PULL, AWAY, LAST
 cdef int THERE, OUT
 cdef int BSP, BACKUP, ASP, HETE
 
@@ -13,3 +13,4 @@ cdef class ParameterServer(Peers):
     cdef void come_back(self) noexcept nogil
     cdef void reply(self, int rank) noexcept nogil
     cdef void pulled(self, long long version) noexcept nogil
+    cdef void settle(self, int source) noexcept nogil

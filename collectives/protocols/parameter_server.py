@@ -24,10 +24,12 @@ import cython
 
 from collectives.protocols.peers import Peers
 
-# The kinds of letters. AWAY: no call comes before all ranks have done something together.
+# The kinds of letters. AWAY: no call comes before all ranks have done something together. LAST: a
+# change that no call sends, since its rank joins, or the server's answer to it.
 PUSH = 1
 PULL = 2
 AWAY = 3
+LAST = 4
 
 # What the server knows of a rank in `left`; one that is away comes back, one that is gone does not.
 THERE = 0
@@ -104,6 +106,8 @@ class ParameterServer(Peers):
             if self.left[source] == OUT:
                 self.come_back()
             self.take_in(source, number)
+        elif kind == LAST:
+            self.settle(source)
         elif kind == AWAY:
             if number > self.came_back:
                 self.left[source] = OUT
@@ -136,6 +140,25 @@ class ParameterServer(Peers):
         else:
             self.version += 1
             self.reply(source)
+
+    def join(self):
+        """Send what was changed since the last call."""
+        if self.rank == self.server:
+            self.port.publish(1 / cython.cast(cython.double, self.size))
+        else:
+            self.calling = True
+            self.port.write_change(LAST, self.calls)
+            self.port.post(self.server)
+        Peers.join(self)
+
+    def settle(self, source):
+        """The server has such a change, or a rank knows that it has."""
+        if self.rank == self.server:
+            self.port.mix(source, 1, 1 / cython.cast(cython.double, self.size))
+            self.port.write(LAST, self.version)
+            self.port.post(source)
+        else:
+            self.calling = False
 
     def proceed(self):
         """The server ends a round, once enough changes are there."""
