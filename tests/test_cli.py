@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import collectives
 import wagma
 from collectives import agreement
 from wagma import algorithms, cli, job, logs, progress
@@ -228,9 +229,11 @@ def test_help_has_examples_and_the_exit_statuses(help_of, command, example):
 def test_the_help_of_train_says_what_each_algorithm_does(help_of):
     references = algorithms.REFERENCES
     for command, named in (("train", {}), ("compare", references)):
-        text = help_of(command)
+        text = " ".join(help_of(command).split())
         for name, algorithm in (algorithms.ALGORITHMS | named).items():
-            assert re.search(rf"^  {name} +{re.escape(algorithm.help)}$", text, re.MULTILINE)
+            options = ", ".join("--" + option.replace("_", "-") for option in algorithm.options)
+            assert f" {name} {algorithm.help} {options and 'takes ' + options}" in text
+        assert f"(default: {collectives.DEFAULT_LATE})" in text
 
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)

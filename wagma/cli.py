@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,7 +31,7 @@ from wagma.arguments import (
 )
 
 SPEAK_FIRST = 1.0  # seconds for rank 0: Open MPI ends the job when any rank exits with an error
-DESCRIPTION = "Train with wait-avoiding group model averaging, on all ranks of an MPI job."
+DESCRIPTION = "Train on all ranks of an MPI job, without waiting for those that are late."
 DEFAULT_SHARDS = "iid"
 DEFAULT_ALPHA = 0.1
 EVALUATIONS = 20  # of a run of `wagma compare`; said in --help, too
@@ -76,13 +77,26 @@ examples:
   wagma train --help
 """
 
-TRAIN_ALGORITHMS = "algorithms, by what they average:\n" + "".join(
-    f"  {name:<18}{algorithm.help}\n" for name, algorithm in algorithms.ALGORITHMS.items()
-)
 
-REFERENCES = "outside references, for comparisons:\n" + "".join(
-    f"  {name:<18}{algorithm.help}\n" for name, algorithm in algorithms.REFERENCES.items()
-)
+def listed(kinds: Mapping[str, algorithms.Algorithm]) -> str:
+    """Return lines that say what each algorithm does, and which options it takes."""
+    lines = []
+    for name, algorithm in kinds.items():
+        options = ", ".join("--" + option.replace("_", "-") for option in algorithm.options)
+        texts = [algorithm.help, *([f"takes {options}"] if options else [])]
+        wrapped = [
+            line for text in texts for line in textwrap.wrap(text, 59, break_on_hyphens=False)
+        ]
+        lines += [
+            f"  {start:<18}{line}\n"
+            for start, line in zip(itertools.chain([name], itertools.repeat("")), wrapped)
+        ]
+    return "".join(lines)
+
+
+TRAIN_ALGORITHMS = f"algorithms, by what they average:\n{listed(algorithms.ALGORITHMS)}"
+
+REFERENCES = f"outside references, for comparisons:\n{listed(algorithms.REFERENCES)}"
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -487,7 +501,7 @@ def add_grouping_options(group) -> None:
     add(
         "--groups",
         choices=("changing", "fixed"),
-        help="whether those of a step are other ones than before "
+        help="new ones at every step, or always the same "
         f"(default: {algorithms.DEFAULTS['groups']})",
     )
     add(
@@ -515,7 +529,7 @@ def add_averaging_options(group) -> None:
     add(
         "--late",
         choices=("paper", "conserving"),
-        help="how the model of a rank that came late is merged (default: the library's)",
+        help="how the model of a rank that came late is merged (default: conserving)",
     )
     add(
         "--wire-dtype",
