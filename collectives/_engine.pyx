@@ -118,11 +118,13 @@ cdef enum:
     FREED = -3
     MESSAGE = 32
     TEXT = 8 * (MESSAGE - 2)
-    # What a rank gathers from all: operation, t, the version to load, questions asked, and the
-    # rank of whose failure it has heard.
-    RECORD = 5
+    # What a rank gathers from all: operation, t, the version to load or the purpose, questions
+    # asked, the rank of whose failure it has heard, and how many calls it has made.
+    RECORD = 6
     # Staleness is counted up to this many versions, and what exceeds it together.
     MOST_STALENESS = 1000
+    # In an answer: what the operation is for.
+    PURPOSE_SHIFT = 8
 
 cdef enum:
     # What a caller waits for.
@@ -132,10 +134,11 @@ cdef enum:
     CAUGHT_UP
     SETTLED
     LEFT
-    # Of a mailbox: the application's call is over; nothing is under way that this rank has begun;
-    # all letters have come.
+    # Of a mailbox: the application's call is over; nothing is under way that this rank has begun,
+    # in close() and before; all letters have come.
     ANSWERED
     QUIET
+    PAUSED
     EMPTY
 
 cdef enum:
@@ -146,6 +149,7 @@ cdef enum:
     PAUSE
     RESUME
     CATCH_UP
+    SETTLE
 
 cdef enum:
     # With work in flight, how often it looks without a pause, and by how much the pauses grow.
@@ -323,6 +327,8 @@ cdef class Collective:
     cdef long long *records
     cdef long long *pairs
     cdef long long loading, joined_at
+    # What all ranks together are in that needs several operations; NONE: in just one.
+    cdef int purpose
     cdef int window, sync_tag
     cdef double weight
     # What the last call took: its version, the newest result, and that one's group (none: all).
@@ -698,6 +704,7 @@ cdef class Collective:
         if self.mailbox is not None:
             answer[0] = self.mailbox.protocol.calls
             answer[3] = self.mailbox.protocol.calling
+            answer[2] |= self.purpose << PURPOSE_SHIFT
         self.inquiry.progress(answer)
         if self.inquiry.error != 0:
             self.error = self.inquiry.error
@@ -726,9 +733,14 @@ cdef class Collective:
     cdef void _record(self, long long *record) noexcept nogil:
         record[0] = self.protocol.operation
         record[1] = self.protocol.t
-        record[2] = self.loading if self.protocol.operation == LOAD else 0
+        record[2] = self.loading if self.protocol.operation == LOAD else self.purpose
+        if self.protocol.operation == CLOSE:
+            record[2] = 0
         record[3] = self.inquiry.asked
         record[4] = self.protocol.failed
+        record[5] = self.protocol.t + self.protocol.base
+        if self.mailbox is not None:
+            record[5] = self.mailbox.protocol.calls
 
     cdef void _contribute(self) noexcept nogil:
         """Gather what operation every rank is in; the MPI mutex is held."""
@@ -758,7 +770,7 @@ cdef class Collective:
             self.pairs[2 * rank + 1] = self.records[RECORD * rank + 1]
             same = same and self.records[RECORD * rank + 2] == self.records[2]
         if not same:
-            # Different versions to load are different operations.
+            # Different versions to load are different operations, and so are different purposes.
             self.pairs[1] = -1
         self.protocol.agreed(self.pairs, self.size)
         if self.protocol.stage == OUTSIDE:
@@ -1162,7 +1174,7 @@ cdef class Collective:
             return self.protocol.stage == OUTSIDE and self._next() >= self.protocol.t
         if goal == ANSWERED:
             return not self.mailbox.protocol.calling
-        if goal == QUIET:
+        if goal == QUIET or goal == PAUSED:
             return self.mailbox.protocol.is_quiet()
         if goal == EMPTY:
             return self.mailbox.is_over()
@@ -1245,7 +1257,8 @@ cdef class Collective:
 
     cdef inline bint _is_calls(self, int goal) noexcept nogil:
         """Whether it is a call that waits, not close()."""
-        return goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP or goal == ANSWERED
+        return (goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP or goal == ANSWERED
+                or goal == PAUSED)
 
     cdef int _raise_failure(self) except -1:
         if self.error != 0:
@@ -1275,7 +1288,9 @@ cdef class Collective:
         # Who has closed or joined waits for ranks that still work.
         if not self.stall or waited < self.stall or self.size == 1 or waiting.reported:
             return 0
-        if not self._is_calls(goal) or self.protocol.operation in (CLOSE, JOIN):
+        if not self._is_calls(goal) or JOIN in (self.protocol.operation, self.purpose):
+            return 0
+        if self.protocol.operation == CLOSE:
             return 0
         if waiting.asked == 0:
             waiting.asked = time
@@ -1313,7 +1328,8 @@ cdef class Collective:
         if self.protocol.awaited() >= 0:
             return f"version {version}", [self._drawn()]
         if self.protocol.operation != NONE:
-            return f"{OPERATIONS[self.protocol.operation]} after {version} calls", range(self.size)
+            what = self.purpose or self.protocol.operation
+            return f"{OPERATIONS[what]} after {version} calls", range(self.size)
         if self.mailbox is not None:
             awaited = [rank for rank in range(self.size) if self.mailbox.protocol.waits_for(rank)]
             return f"call {version}", awaited
@@ -1335,7 +1351,8 @@ cdef class Collective:
             return "which does not answer (stopped, or computing without a progress thread)"
         if self.mailbox is not None and self.protocol.operation == NONE:
             if answer[2]:
-                return f"which is in {OPERATIONS[answer[2]]} after {calls} calls"
+                what = answer[2] >> PURPOSE_SHIFT or answer[2]
+                return f"which is in {OPERATIONS[what]} after {calls} calls"
             return None if answer[3] else f"whose application computes after {calls} calls"
         if self.protocol.operation != NONE:
             return None if answer[2] else f"whose application computes after {calls} calls"
@@ -1571,15 +1588,34 @@ cdef class Collective:
 
     def call_peers(self, vector):
         """Make the next call of the mailbox's protocol, in place."""
-        cdef long long began = now()
-        try:
-            self._use_mailbox(CALL, vector)
-        finally:
-            self.calls_ns += now() - began
+        self._use_mailbox(CALL, vector)
 
     def publish_change(self, vector):
         """Publish what the application has changed; it goes on from this vector."""
         self._use_mailbox(PUBLISH, vector)
+
+    def settle(self):
+        """Carry a call that an exception interrupted on to its end."""
+        self._use_mailbox(SETTLE)
+
+    def go_on_from(self, vector):
+        """Note that the application has this vector, which is what it got but for rounding."""
+        cdef Opened opened = Opened(vector, self.mailbox.layout, 0)
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.mailbox.go_on_from(opened.arrays)
+            pthread_mutex_unlock(&self.lock)
+
+    def begin_together(self, str what):
+        """All ranks enter operations for this purpose, "join()" or so; "": for their own."""
+        names = list(OPERATIONS.values())
+        self.purpose = list(OPERATIONS)[names.index(what)] if what else NONE
+
+    @property
+    def most_calls(self):
+        """The most calls that a rank had made when all entered the last operation."""
+        cdef int rank
+        return max([self.records[RECORD * rank + 5] for rank in range(self.size)])
 
     def pause(self, bint paused):
         """Begin nothing new between ranks, and wait for what this one has begun; or go on."""
@@ -1597,6 +1633,7 @@ cdef class Collective:
         """Do what the application wants of the mailbox, and wait for it."""
         cdef Opened opened = None
         cdef char **arrays = NULL
+        cdef long long began = now()
         if vector is not None:
             opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
             arrays = opened.arrays
@@ -1605,12 +1642,13 @@ cdef class Collective:
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
-                    if arrays != NULL:
+                    if arrays != NULL or what == SETTLE:
                         # A call that an exception interrupted is carried on to its end first.
                         self._wait(ANSWERED)
                     self._do_with_mailbox(what, arrays, calls)
                 finally:
                     self.mailbox.forget_user()
+                    self.calls_ns += now() - began
                     pthread_mutex_unlock(&self.lock)
         finally:
             self.entered = False
@@ -1626,13 +1664,14 @@ cdef class Collective:
             self.mailbox.publish_change(arrays)
         elif what == PAUSE:
             self.mailbox.protocol.pause()
-            self._wait(QUIET)
+            self._wait(PAUSED)
         elif what == RESUME:
             self.mailbox.protocol.resume()
         elif what == JOIN:
             self.mailbox.take_in(arrays)
             self.mailbox.protocol.join()
-            self._wait(ANSWERED)
+            if not self.mailbox.protocol.follows:
+                self._wait(ANSWERED)
         elif what == CATCH_UP:
             self.mailbox.protocol.catch_up(calls)
             self._wait(ANSWERED)
@@ -1640,12 +1679,12 @@ cdef class Collective:
             self.mailbox.publish(1)
         return 0
 
-    def read_model(self, vector):
-        """Overwrite the vector by the model."""
+    def read_model(self, vector, double scale=1):
+        """Overwrite the vector by the model, times a number."""
         cdef Opened opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.mailbox.layout.copy(opened.arrays, self.mailbox.model_arrays)
+            self.mailbox._scale(opened.arrays, self.mailbox.model_arrays, scale)
             pthread_mutex_unlock(&self.lock)
 
     def restart(self, vector, long long calls):
@@ -1821,18 +1860,18 @@ cdef class Collective:
     def _disagreement(self, int operation):
         """The error of a rank whose operation was not everybody's."""
         entered = by_value(
-            tuple([self.records[RECORD * rank + i] for i in range(3)]) for rank in range(self.size)
+            tuple([self.records[RECORD * rank + i] for i in (0, 5, 2)]) for rank in range(self.size)
         )
         others = "; ".join(
-            f"{name_ranks(ranks)} entered {OPERATIONS[kind]}"
-            + (f" of version {loaded}" if kind == LOAD else "")
-            + f" after {t + self.protocol.base} calls"
-            for (kind, t, loaded), ranks in sorted(entered.items())
+            f"{name_ranks(ranks)} entered "
+            + (f"load() of version {detail}" if kind == LOAD else OPERATIONS[detail or kind])
+            + f" after {calls} calls"
+            for (kind, calls, detail), ranks in sorted(entered.items())
         )
         closing = any(kind == CLOSE for kind, _, _ in entered)
         return (ClosedError if closing else DisagreementError)(
-            f"rank {self.rank} waits in {OPERATIONS[operation]} after "
-            f"{self.protocol.t + self.protocol.base} calls, "
+            f"rank {self.rank} waits in {OPERATIONS[self.purpose or operation]} after "
+            f"{self.records[RECORD * self.rank + 5]} calls, "
             f"which needs all ranks to make the same calls, but {others}"
         )
 

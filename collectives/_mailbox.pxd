@@ -75,6 +75,7 @@ cdef class Mailbox(Port):
     cdef void begin_call(self, char **user) noexcept nogil
     cdef void take_in(self, char **user) noexcept nogil
     cdef void publish_change(self, char **user) noexcept nogil
+    cdef void go_on_from(self, char **user) noexcept nogil
     cdef void forget_user(self) noexcept nogil
     cdef void restart(self, char **model, long long calls) noexcept nogil
     cdef void end(self) noexcept nogil

@@ -36,7 +36,7 @@ from mpi4py.MPI cimport Comm
 from collectives._memory cimport LINE, allocate, try_to_allocate
 from collectives._mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives._vectors cimport HEADER, Layout, Opened
-from collectives.protocols.peers cimport Peers
+from collectives.protocols.peers cimport LEAVE, Peers
 
 cdef enum:
     # What is in a letter's header, eight bytes each.
@@ -220,7 +220,8 @@ cdef class Mailbox(Port):
                 remove(&self.coming, letter)
                 self.received += 1
                 self.moves += 1
-                if header(letter)[EPOCH] != self.epoch:
+                # Who leaves does so for good, whatever others have done together meanwhile.
+                if header(letter)[EPOCH] != self.epoch and header(letter)[KIND] != LEAVE:
                     self._recycle(letter)
                 else:
                     self._open(letter)
@@ -440,6 +441,11 @@ cdef class Mailbox(Port):
         self.publish(1)
         self.layout.copy(self.change_arrays, user)
         self.unreturned = False
+        self.untouched = False
+
+    cdef void go_on_from(self, char **user) noexcept nogil:
+        """The application has these values, not quite those that it was given."""
+        self.layout.copy(self.change_arrays, user)
         self.untouched = False
 
     cdef void forget_user(self) noexcept nogil:

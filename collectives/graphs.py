@@ -54,7 +54,7 @@ def edges_of(graph, size: int) -> Edges:
         raise ValueError(
             f"graph does not connect all ranks with each other, but only {sorted(parts)}"
         )
-    return frozenset((int(a), int(b)) for a, b in directed.edges if a != b)
+    return frozenset((int(a), int(b)) for a, b in directed.edges() if a != b)
 
 
 def is_symmetric(edges: Edges) -> bool:

@@ -68,15 +68,19 @@ class PairwiseAverage(PeerCollective):
         Collective. All ranks then have the average of all models, and have made as many calls as
         the one that made the most.
         """
-        self._prepare(vector)
-        last = self.comm.allreduce(self.version, max)
-        self._go_on(vector, last)
+        with self._together("join()"):
+            self._go_on(vector, self._prepare(vector))
 
-    def _prepare(self, vector) -> None:
-        """Put this rank's model into `vector`, once no pair is being averaged; collective."""
+    def _prepare(self, vector) -> int:
+        """Put this rank's model into `vector`, once no pair is being averaged; collective.
+
+        Returns:
+            How many calls the rank with the most has made.
+        """
         self._carry_out(self._native.publish_change, vector)
         self._native.pause(True)
-        self._meet(vector)
+        last = self._meet(vector)
         # Nobody begins a pair any more, and whoever had begun one has done its part.
         self._native.pause(True)
         self.model(vector)
+        return last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from collectives import process, settings
 from collectives.agreement import raise_together
+from collectives.errors import CollectiveError
 from collectives.group_allreduce import GroupAllreduce, check_comm
 from collectives.statistics import Statistics
 
@@ -64,36 +66,31 @@ class PeerCollective:
         """
         check_comm(comm)
         make_protocol = _agree(comm, plan)
-        with process.interrupts_held():
-            self._all = GroupAllreduce(
-                comm, like, group_size=1, sync_period=NEVER, wait="group", **options
-            )
-            self.comm, self.rank, self.size = comm, comm.rank, comm.size
-            self._single = not isinstance(like, (list, tuple))
-            self._letters = comm.Dup()
-            arrays = self._listed(like)
-            self._wide = [
-                np.empty(array.size, np.float32) if array.dtype.name in HALVES else None
-                for array in arrays
-            ]
-            self._make_mailbox(arrays, make_protocol)
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self._single = not isinstance(like, (list, tuple))
+        self._wide = []
+        self._all = _Together(
+            comm, like, lambda letters: self._make_mailbox(letters, like, make_protocol), **options
+        )
 
-    def _make_mailbox(self, arrays, make_protocol):
-        """Make what sends and receives, or fail on all ranks."""
+    def _make_mailbox(self, letters, like, make_protocol):
+        """Make what sends and receives.
+
+        Raises:
+            ValueError: not all of `like` is finite.
+        """
         from collectives._mailbox import Mailbox
 
-        error = None
-        try:
-            mailbox = Mailbox(self._letters, self._wider(arrays))
-            mailbox.attach(make_protocol(mailbox))
-        except MemoryError as problem:
-            error = problem
-        try:
-            raise_together(self.comm, error)
-        except MemoryError:
-            self.close()
-            raise
-        self._all.native.attach(mailbox)
+        arrays = self._listed(like)
+        self._wide = [
+            np.empty(array.size, np.float32) if array.dtype.name in HALVES else None
+            for array in arrays
+        ]
+        wider = self._wider(arrays)
+        _check_finite("like", wider)
+        mailbox = Mailbox(letters, wider)
+        mailbox.attach(make_protocol(mailbox))
+        return mailbox
 
     def __call__(self, vector) -> PeerResult:
         """Publish what the application has changed in `vector`, and overwrite it by a model.
@@ -111,11 +108,14 @@ class PeerCollective:
             ClosedError: this collective is closed, or a rank that this one waits for is.
 
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not the
-        rank's part in the method: what it has changed by the next call is left out then.
+        rank's part in the method: what it has changed by the next call is left out then. One in
+        what all ranks do together, such as `average`, leaves only close().
         """
-        version = self.version
         self._carry_out(self._native.call_peers, vector)
-        return self._result(version)
+        if any(wide is not None for wide in self._wide):
+            # What rounding has changed is no change by the application.
+            self._native.go_on_from(self._wider(self._listed(vector)))
+        return self._result(self.version - 1)
 
     def _result(self, version: int) -> PeerResult:
         return PeerResult(version, True, version, (self.rank,), 1.0, False)
@@ -123,28 +123,37 @@ class PeerCollective:
     def average(self, vector) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.
 
-        Collective: all ranks call it between the same two calls.
+        Collective: all ranks call it between the same two calls, and none while others `join`.
         """
-        self._prepare(vector)
-        self._all.average(vector)
-        self._native.pause(False)
+        with self._together("average()"):
+            self._prepare(vector)
+            self._all.average(vector)
+            self._native.pause(False)
 
     def synchronize(self, vector) -> None:
         """Average `vector` in place over all ranks, as the model of each; collective, no call."""
-        self._prepare(vector)
-        self._go_on(vector, self.version)
+        with self._together("synchronize()"):
+            self._prepare(vector)
+            self._go_on(vector, self.version)
 
     def load(self, vector, version: int) -> None:
         """Go on from `vector`, which may differ between ranks, after `version` calls; collective.
 
         For checkpoints: all ranks call it with the same version, else they raise
         DisagreementError.
+
+        Raises:
+            ValueError: not all of `vector` is finite.
         """
-        self._all.load(vector, version)
-        self._restart(vector, version)
+        with self._together("load()"):
+            self._native.check(vector)
+            _check_finite("the vector", self._wider(self._listed(vector)))
+            self._all.load(vector, version)
+            self._restart(vector, version)
 
     def model(self, vector) -> None:
         """Overwrite `vector` by this rank's model as it is now, and leave all else as it is."""
+        self._native.settle()
         self._carry_out(self._native.read_model, vector)
 
     def statistics(self) -> Statistics:
@@ -164,16 +173,32 @@ class PeerCollective:
     def join(self, vector) -> None:
         """Make no more calls, but let those of the others go on until all ranks have joined.
 
-        Collective. The change since the last call is in the average that all ranks have then, of
-        all their models, and all have made as many calls as the rank that made the most.
+        Collective; until then ranks do nothing else together. The change since the last call is in
+        the average that all ranks have then, of all their models, and all have made as many calls
+        as the rank that made the most.
         """
-        self._carry_out(self._native.join_peers, vector)
-        self._meet(vector)
-        last = self.comm.allreduce(self.version, max)
-        self._native.catch_up(last)
-        self.model(vector)
-        self._weigh(vector)
-        self._go_on(vector, last)
+        with self._together("join()"):
+            self._carry_out(self._native.join_peers, vector)
+            last = self._meet(vector)
+            self._native.catch_up(last)
+            self.model(vector)
+            self._weigh(vector)
+            self._go_on(vector, last)
+
+    @contextlib.contextmanager
+    def _together(self, what: str):
+        """Do what takes all ranks several operations, or leave all with nothing but close()."""
+        try:
+            self._native.settle()
+            self._native.begin_together(what)
+            yield
+        except CollectiveError:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            self._native.begin_together("")
 
     def _go_on(self, vector, version: int) -> None:
         """Average what all ranks have prepared, as the model of each after so many calls."""
@@ -187,10 +212,11 @@ class PeerCollective:
     def _weigh(self, vector) -> None:
         """Say how much it counts, if that is not 1."""
 
-    def _meet(self, vector) -> None:
-        """Wait until all ranks are here."""
+    def _meet(self, vector) -> int:
+        """Wait until all ranks are here; return how many calls the one with the most has made."""
         arrays = [np.copy(array) for array in self._listed(vector)]
         self._all.average(arrays[0] if self._single else arrays)
+        return self._native.most_calls
 
     def fail(self, error) -> None:
         """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
@@ -199,12 +225,6 @@ class PeerCollective:
     def close(self) -> None:
         """Leave, once nothing is under way any more; collective. Closing twice does nothing."""
         self._all.close()
-        self._free()
-
-    def _free(self):
-        if self._letters is not None and self.closed:
-            self._letters.Free()
-            self._letters = None
 
     @property
     def _native(self):
@@ -239,7 +259,6 @@ class PeerCollective:
 
     def __exit__(self, *exception):
         self._all.__exit__(*exception)
-        self._free()
 
     # Vectors of halves are single precision here
 
@@ -253,17 +272,47 @@ class PeerCollective:
                 wide[:] = array
         return [array if wide is None else wide for wide, array in zip(self._wide, arrays)]
 
-    def _carry_out(self, operation, vector):
+    def _carry_out(self, operation, vector, *arguments):
         """Call one of the engine's methods with a vector as wide as it wants, and back."""
         self._native.check(vector)
         arrays = self._listed(vector)
-        operation(self._wider(arrays))
+        operation(self._wider(arrays), *arguments)
         for wide, array in zip(self._wide, arrays):
             if wide is not None:
                 array[:] = wide
 
     def _restart(self, vector, version):
         self._native.restart(self._wider(self._listed(vector)), version)
+
+
+class _Together(GroupAllreduce):
+    """What all ranks do together, with a mailbox beside it.
+
+    Args:
+        make_mailbox: function of the letters' communicator. It may raise MemoryError or ValueError.
+    """
+
+    def __init__(self, comm, like, make_mailbox: Callable, **options):
+        self._make_mailbox = make_mailbox
+        super().__init__(comm, like, group_size=1, sync_period=NEVER, wait="group", **options)
+
+    def _allocate(self, *arguments):
+        super()._allocate(*arguments)
+        letters = self.comm.Dup()
+        self._communicators = (*self._communicators, letters)
+        mailbox = error = None
+        try:
+            mailbox = self._make_mailbox(letters)
+        except (MemoryError, ValueError) as problem:
+            error = problem
+        del self._make_mailbox
+        raise_together(self.comm, error)
+        self.native.attach(mailbox)
+
+
+def _check_finite(name: str, arrays) -> None:
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError(f"{name} is not finite: it would go into all ranks' models")
 
 
 def _agree(comm, plan: Callable):

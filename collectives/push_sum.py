@@ -23,7 +23,8 @@ class PushSum(PeerCollective):
             distances 1, 2, 4, … in turn; at most ⌈log2 P⌉.
         graph: networkx graph of the ranks, (strongly) connected, along whose edges all send in
             every call, instead of that.
-        weight: w of this rank at the start, above 0.
+        weight: w of this rank at the start, from 2⁻²⁰ to 2²⁰: beyond that numerators could
+            underflow or overflow.
         **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
 
     Attributes:
@@ -42,8 +43,8 @@ class PushSum(PeerCollective):
 
             size, rank = comm.size, comm.rank
             own = checked_weight(weight)
-            if own == 0:
-                raise ValueError("weight is 0: a push-sum weight must be above 0")
+            if not 2**-20 <= own <= 2**20:
+                raise ValueError(f"weight is {own:g}, not between 2⁻²⁰ and 2²⁰")
             if not is_integer(neighbors):
                 raise TypeError(f"neighbors is {neighbors!r}, not an integer")
             if graph is None:
@@ -68,9 +69,8 @@ class PushSum(PeerCollective):
 
     def model(self, vector) -> None:
         """Overwrite `vector` by x / w as it is now, and leave all else as it is."""
-        super().model(vector)
-        for array in self._listed(vector):
-            array /= self.weight
+        self._native.settle()
+        self._carry_out(self._native.read_model, vector, 1 / self.weight)
 
     def average(self, vector) -> None:
         """Overwrite `vector` by the weighted average Σ w·vector / Σ w over all ranks; collective.

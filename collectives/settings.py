@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import os
@@ -29,6 +30,7 @@ DEFAULT_LATE = "conserving"
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 LARGEST_VERSION = 2**60
+LONGEST_TEXT = 200  # characters of a value in a message
 LARGEST_SEED = 2**64 - 1
 LARGEST_WEIGHT = 1e100  # the sum over all ranks must be finite
 CHOICES = {
@@ -240,13 +242,22 @@ def level_name(level: int) -> str:
 
 def difference(comm, settings: dict) -> Exception | None:
     """Return what differs between the ranks' settings, the same on every rank, or None."""
-    mine = {name: value for name, value in settings.items() if name not in OWN}
+    mine = {name: _short(value) for name, value in settings.items() if name not in OWN}
     everyone = comm.allgather(mine)
     for name in mine:
-        values = by_value(str(theirs[name]) for theirs in everyone)
+        values = by_value(theirs[name] for theirs in everyone)
         if len(values) > 1:
             return ValueError(f"{name} differs between ranks: {list_values(values)}")
     return None
+
+
+def _short(value) -> str:
+    """Return a value as text; long ones, such as a matrix's, are told apart by a digest."""
+    text = str(value)
+    if len(text) <= LONGEST_TEXT:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[:LONGEST_TEXT]}… (digest {digest})"
 
 
 def set_log_level(level: str | None) -> None:

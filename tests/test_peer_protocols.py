@@ -463,6 +463,14 @@ def test_a_backup_that_stops_holds_up_nobody_and_more_do():
         NEAR(ended.ranks[0].got, expected)
 
 
+def test_a_server_that_is_late_to_go_on_does_not_wait_for_who_is_away_again():
+    programs = [(MEET, CALL, CALL, CALL, MEET, LEAVE)] * 3
+    world = world_of(served("backup", 0, 1), programs)
+    while events := world.events():
+        world = world.after(min(events, key=lambda event: event == (0,)))
+    world.require_end()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_asp_and_hete_answer_each_change_at_once(seed):
     generator = random.Random(seed)
@@ -665,7 +673,7 @@ class EndsAlone(parameter_server.ParameterServer):
 
     def received(self, source, kind, number, weight):
         if kind == parameter_server.PUSH:
-            self.left[source] = parameter_server.THERE
+            self.away[source] = 0
         super().received(source, kind, number, weight)
 
 

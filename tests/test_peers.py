@@ -13,6 +13,7 @@ from together import assert_equal_everywhere, compute_until, interrupted, wait_u
 
 from collectives import (
     ClosedError,
+    DisagreementError,
     GroupAllreduce,
     NeighborAverage,
     PairwiseAverage,
@@ -387,6 +388,54 @@ def test_a_change_that_is_not_finite_is_left_out(comm, kind):
         assert collective.statistics().nonfinite == (comm.rank == 2)
 
 
+@pytest.mark.ranks(3, 4)
+@each
+def test_ranks_that_join_and_average_at_a_time_say_so_and_nobody_hangs(comm, kind):
+    mine = np.zeros(3)
+    with kind(comm, mine) as collective:
+        collective(mine)
+        collective.synchronize(mine)
+        odd = comm.rank == 0
+        with pytest.raises(DisagreementError) as raised:
+            collective.join(mine) if odd else collective.average(mine)
+        assert "rank 0 entered join() after 1 calls" in str(raised.value)
+        assert "entered average() after 1 calls" in str(raised.value)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("operation", ["average", "synchronize", "join"])
+@each
+def test_an_interrupted_operation_of_all_ends_them_and_nobody_hangs(comm, kind, operation):
+    mine = np.zeros(3)
+    with kind(comm, mine) as collective:
+        collective(mine)
+        comm.barrier()
+        if comm.rank == 0:
+            with interrupted():
+                getattr(collective, operation)(mine)
+            comm.send("interrupted", dest=1)
+        else:
+            if comm.rank == 1:
+                wait_until(lambda: comm.iprobe(source=0))
+                comm.recv(source=0)
+            with pytest.raises(RankFailedError):
+                getattr(collective, operation)(mine)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("kind", [NeighborAverage, PushSum, ParameterServer])
+def test_halves_lose_no_small_change(comm, kind):
+    mine = np.ones(3, np.float16)
+    ulp = np.spacing(np.float16(1))
+    with kind(comm, mine) as collective:
+        for _ in range(64):
+            if comm.rank == 1:
+                mine += ulp
+            collective(mine)
+        collective.synchronize(mine)
+    np.testing.assert_allclose(mine.astype(float), 1 + 64 / 3 * ulp, atol=ulp)
+
+
 @pytest.mark.ranks(4)
 def test_several_of_them_and_a_group_allreduce_work_side_by_side(comm):
     vectors = [np.full(1000, float(comm.rank)) for _ in range(5)]
@@ -422,7 +471,8 @@ BAD = {
     "clock": (NeighborAverage, {"clock": "mine"}, ValueError, "not one of neighbours, global"),
     "hops": (PushSum, {"neighbors": 3}, ValueError, "not between 1 and 2"),
     "half a neighbour": (PushSum, {"neighbors": 0.5}, TypeError, "not an integer"),
-    "no weight": (PushSum, {"weight": 0}, ValueError, "above 0"),
+    "no weight": (PushSum, {"weight": 0}, ValueError, "not between"),
+    "infinite": (NeighborAverage, {"like": np.full(3, np.inf)}, ValueError, "not finite"),
     "seed": (PairwiseAverage, {"seed": -1}, ValueError, "seed is -1"),
     "one way": (
         PairwiseAverage,
@@ -440,7 +490,7 @@ BAD = {
 @pytest.mark.parametrize(("kind", "settings", "error", "text"), BAD.values(), ids=BAD)
 def test_a_bad_argument_on_one_rank_raises_on_all(comm, kind, settings, error, text):
     with pytest.raises(error, match=text) as raised:
-        kind(comm, np.zeros(3), **(settings if comm.rank == 2 else {}))
+        kind(comm, **{"like": np.zeros(3), **(settings if comm.rank == 2 else {})})
     assert len(set(comm.allgather(str(raised.value)))) == 1
     assert "rank 2" in str(raised.value)
 

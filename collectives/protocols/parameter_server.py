@@ -31,10 +31,6 @@ PULL = 2
 AWAY = 3
 LAST = 4
 
-# What the server knows of a rank in `left`; one that is away comes back, one that is gone does not.
-THERE = 0
-OUT = 1
-
 BSP = 0
 BACKUP = 1
 ASP = 2
@@ -72,6 +68,8 @@ class ParameterServer(Peers):
         # How often the application did something with all ranks, and has gone on since.
         self.pauses = 0
         self.came_back = 0
+        # For each rank, which time it was that it was last away for.
+        self.away = array.array("q", [0]) * len(self.awaited)
         self.waiting = array.array("i", [0]) * len(self.awaited)
 
     def begin(self):
@@ -81,15 +79,11 @@ class ParameterServer(Peers):
         self.held = 0
         for i in range(len(self.waiting)):
             self.waiting[i] = False
-        self.come_back()
-
-    def come_back(self):
-        """All ranks that were away go on; what they said of it is old."""
-        i: cython.int
         self.came_back = self.pauses
-        for i in range(len(self.left)):
-            if self.left[i] == OUT:
-                self.left[i] = THERE
+
+    def is_out(self, rank):
+        """Whether no change of a rank comes, for now or for good."""
+        return self.left[rank] != 0 or self.away[rank] > self.came_back
 
     def start(self):
         """Send the change to the server, and wait for its model."""
@@ -103,14 +97,12 @@ class ParameterServer(Peers):
     def received(self, source, kind, number, weight):
         if kind == PUSH:
             # Who was away and calls again has met all others: they will call as well.
-            if self.left[source] == OUT:
-                self.come_back()
+            self.came_back = max(self.came_back, self.away[source])
             self.take_in(source, number)
         elif kind == LAST:
             self.settle(source)
         elif kind == AWAY:
-            if number > self.came_back:
-                self.left[source] = OUT
+            self.away[source] = number
         else:
             self.port.mix(source, 0, 1)
             self.pulled(number)
@@ -167,7 +159,7 @@ class ParameterServer(Peers):
             return
         active: cython.int = self.size
         for i in range(self.size):
-            if self.left[i]:
+            if self.is_out(i):
                 active -= 1
         if self.came < active and self.came < self.size - self.backups:
             return
@@ -202,7 +194,7 @@ class ParameterServer(Peers):
     def leave(self):
         Peers.leave(self)
         if self.rank == self.server:
-            self.left[self.rank] = OUT
+            self.left[self.rank] = True
             self.proceed()
 
     def pause(self):
@@ -210,7 +202,7 @@ class ParameterServer(Peers):
         self.paused = True
         self.pauses += 1
         if self.rank == self.server:
-            self.left[self.rank] = OUT
+            self.away[self.rank] = self.pauses
             self.proceed()
         else:
             self.port.write(AWAY, self.pauses)
@@ -218,7 +210,7 @@ class ParameterServer(Peers):
 
     def resume(self):
         self.paused = False
-        self.come_back()
+        self.came_back = self.pauses
         self.advance()
 
     def waits_for(self, rank):
@@ -226,5 +218,5 @@ class ParameterServer(Peers):
         if not self.calling:
             return False
         if self.rank == self.server:
-            return not self.waiting[rank] and not self.left[rank]
+            return not self.waiting[rank] and not self.is_out(rank)
         return rank == self.server

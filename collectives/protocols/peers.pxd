@@ -1,4 +1,4 @@
-cdef int LEAVE, GONE
+cdef int LEAVE
 
 cdef class Port:
     cdef void write(self, int kind, long long number) noexcept nogil

@@ -12,8 +12,6 @@ import cython
 
 # The kind of a letter with which a rank says that it makes no calls; methods have others.
 LEAVE = 0
-# What is known of a rank then.
-GONE = 2
 
 
 class Port:
@@ -131,7 +129,7 @@ class Peers:
     def arrived(self, source, kind, number, weight):
         """A letter has come."""
         if kind == LEAVE:
-            self.left[self.place(source)] = GONE
+            self.left[self.place(source)] = True
         else:
             self.received(source, kind, number, weight)
         self.advance()
