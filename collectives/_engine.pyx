@@ -1679,12 +1679,13 @@ cdef class Collective:
             self.mailbox.publish(1)
         return 0
 
-    def read_model(self, vector, double scale=1):
-        """Overwrite the vector by the model, times a number."""
+    def read_model(self, vector):
+        """Overwrite the vector by the model, as calls return it."""
         cdef Opened opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.mailbox._scale(opened.arrays, self.mailbox.model_arrays, scale)
+            self.mailbox._scale(opened.arrays, self.mailbox.model_arrays,
+                                self.mailbox.protocol.factor())
             pthread_mutex_unlock(&self.lock)
 
     def restart(self, vector, long long calls):

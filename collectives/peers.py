@@ -153,7 +153,6 @@ class PeerCollective:
 
     def model(self, vector) -> None:
         """Overwrite `vector` by this rank's model as it is now, and leave all else as it is."""
-        self._native.settle()
         self._carry_out(self._native.read_model, vector)
 
     def statistics(self) -> Statistics:
@@ -272,11 +271,11 @@ class PeerCollective:
                 wide[:] = array
         return [array if wide is None else wide for wide, array in zip(self._wide, arrays)]
 
-    def _carry_out(self, operation, vector, *arguments):
+    def _carry_out(self, operation, vector):
         """Call one of the engine's methods with a vector as wide as it wants, and back."""
         self._native.check(vector)
         arrays = self._listed(vector)
-        operation(self._wider(arrays), *arguments)
+        operation(self._wider(arrays))
         for wide, array in zip(self._wide, arrays):
             if wide is not None:
                 array[:] = wide

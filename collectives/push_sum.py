@@ -69,8 +69,7 @@ class PushSum(PeerCollective):
 
     def model(self, vector) -> None:
         """Overwrite `vector` by x / w as it is now, and leave all else as it is."""
-        self._native.settle()
-        self._carry_out(self._native.read_model, vector, 1 / self.weight)
+        super().model(vector)
 
     def average(self, vector) -> None:
         """Overwrite `vector` by the weighted average Σ w·vector / Σ w over all ranks; collective.

@@ -333,7 +333,7 @@ def test_ranks_may_close_or_fail_at_any_time_and_nobody_hangs(comm, kind):
 @pytest.mark.ranks(4)
 @each
 def test_a_call_that_a_signal_interrupts_goes_on_without_its_vector(comm, kind):
-    mine = np.zeros(1000)
+    mine = np.full(1000, 6.0)
     with kind(comm, mine) as collective:
         for _ in range(3):
             collective(mine)
@@ -344,6 +344,8 @@ def test_a_call_that_a_signal_interrupts_goes_on_without_its_vector(comm, kind):
                 # At the latest in the third its neighbours' part is missing.
                 for _ in range(3):
                     collective(mine)
+            collective.model(mine)
+            np.testing.assert_allclose(mine, 6)
         comm.Barrier()
         while collective.version < 10:  # which counts the interrupted one when that is over
             mine += 1
@@ -372,6 +374,7 @@ def test_after_synchronising_or_loading_all_go_on_from_there(comm, kind, engine)
         assert collective.version == 3
         collective(mine)
         np.testing.assert_allclose(mine, 7)
+        assert collective.statistics().communicating >= 0
 
 
 @pytest.mark.ranks(4)

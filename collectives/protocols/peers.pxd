@@ -39,4 +39,5 @@ cdef class Peers:
     cdef void catch_up(self, long long calls) noexcept nogil
     cdef bint is_waited_for_by(self, int rank) noexcept nogil
     cdef bint is_quiet(self) noexcept nogil
+    cdef double factor(self) noexcept nogil
     cdef bint waits_for(self, int rank) noexcept nogil

@@ -203,6 +203,10 @@ class Peers:
         """Whether nothing is under way beside the application that this rank has begun."""
         return True
 
+    def factor(self):
+        """What X is multiplied by for the application."""
+        return 1
+
     def waits_for(self, rank):
         """Whether the application waits for something of a rank now."""
         return False

@@ -92,7 +92,11 @@ class PushSum(Peers):
         self.averagings += 1
         self.calls += 1
         self.calling = False
-        self.port.take(1 / self.weight)
+        self.port.take(self.factor())
+
+    def factor(self):
+        """1 / w; in a call w is split at once, and X with the first share that comes."""
+        return (self.kept if self.calling else 1) / self.weight
 
     def is_waited_for_by(self, rank):
         i: cython.int
