@@ -200,9 +200,9 @@ class Averaging(Wrapper):
     def join(self) -> Iterator[None]:
         """Let ranks make different numbers of steps inside; collective.
 
-        A rank that leaves the block takes part in the others' averages, with weight 0, until all
-        have left it. Afterwards all ranks have the average of the models of those that made the
-        most steps, and the same number of steps.
+        A rank that leaves the block takes part in what the others do until all have left it, so
+        that nobody waits for it in vain and what it did is not lost. Afterwards all ranks have the
+        same model, and the same number of steps.
 
         Example:
             >>> with optimizer.join():
