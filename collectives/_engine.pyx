@@ -733,9 +733,9 @@ cdef class Collective:
     cdef void _record(self, long long *record) noexcept nogil:
         record[0] = self.protocol.operation
         record[1] = self.protocol.t
-        record[2] = self.loading if self.protocol.operation == LOAD else self.purpose
-        if self.protocol.operation == CLOSE:
-            record[2] = 0
+        record[2] = self.purpose if self.protocol.operation != CLOSE else NONE
+        if self.protocol.operation == LOAD:
+            record[2] = self.loading
         record[3] = self.inquiry.asked
         record[4] = self.protocol.failed
         record[5] = self.protocol.t + self.protocol.base
@@ -1288,9 +1288,8 @@ cdef class Collective:
         # Who has closed or joined waits for ranks that still work.
         if not self.stall or waited < self.stall or self.size == 1 or waiting.reported:
             return 0
-        if not self._is_calls(goal) or JOIN in (self.protocol.operation, self.purpose):
-            return 0
-        if self.protocol.operation == CLOSE:
+        if (not self._is_calls(goal) or self.protocol.operation in (CLOSE, JOIN)
+                or self.purpose == JOIN):
             return 0
         if waiting.asked == 0:
             waiting.asked = time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -9,7 +10,7 @@ import traceback
 
 from collectives import process, settings
 from collectives.agreement import raise_together
-from collectives.errors import RankFailedError
+from collectives.errors import CollectiveError, RankFailedError
 from collectives.node import Node
 from collectives.settings import DEFAULT_LATE
 from collectives.statistics import Statistics
@@ -282,6 +283,17 @@ class GroupAllreduce:
         """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
         if self._is_ours() and not (self.closed or self.native.broken):
             self.native.fail(_describe(error))
+
+    @contextlib.contextmanager
+    def failing_together(self):
+        """Tell all ranks of an error in the block, unless it is one that all are told of."""
+        try:
+            yield
+        except CollectiveError:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def close(self):
         """Execute every version that any rank has started, on all of them, and leave.

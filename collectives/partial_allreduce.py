@@ -19,7 +19,6 @@ import contextlib
 import numpy as np
 
 from collectives import settings
-from collectives.errors import CollectiveError
 from collectives.group_allreduce import GroupAllreduce
 
 __all__ = ["PartialAllreduce"]
@@ -228,14 +227,9 @@ class PartialAllreduce:
     @contextlib.contextmanager
     def _operation(self, vector):
         """Check a vector and give its arrays; what goes wrong goes wrong for all ranks."""
-        try:
+        with self._sums.failing_together():
             self._check(vector)
             yield [np.asarray(vector)] if self._single else [np.asarray(each) for each in vector]
-        except CollectiveError:
-            raise
-        except BaseException as error:
-            self.fail(error)
-            raise
 
     def _averaged(self, arrays):
         """Return what is averaged in place, as the sums are given."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from collectives import process, settings
 from collectives.agreement import raise_together
-from collectives.errors import CollectiveError
 from collectives.group_allreduce import GroupAllreduce, check_comm
 from collectives.statistics import Statistics
 
@@ -188,14 +187,10 @@ class PeerCollective:
     def _together(self, what: str):
         """Do what takes all ranks several operations, or leave all with nothing but close()."""
         try:
-            self._native.settle()
-            self._native.begin_together(what)
-            yield
-        except CollectiveError:
-            raise
-        except BaseException as error:
-            self.fail(error)
-            raise
+            with self._all.failing_together():
+                self._native.settle()
+                self._native.begin_together(what)
+                yield
         finally:
             self._native.begin_together("")
 
