@@ -52,6 +52,7 @@ from collectives._rhythm cimport LONGEST_PAUSE, Rhythm, now, sleep
 from collectives._shared cimport Shared
 from collectives._task cimport Task
 from collectives._vectors cimport Layout, Opened, weight_of
+from collectives.protocols.peers cimport Peers
 from collectives.protocols.wait_avoiding cimport (
     AGREEING,
     AVERAGE,
@@ -1266,10 +1267,14 @@ cdef class Collective:
         raise self._failure()
 
     def _missing(self):
-        """The error of a rank that waits for one that has closed."""
-        return ClosedError(
-            f"rank {self.rank} waits in call {self.mailbox.protocol.calls} for rank "
-            f"{self.mailbox.protocol.missing}, which has closed: all ranks make the same calls"
+        """The error of a rank that waits in a call for one that makes none."""
+        cdef Peers protocol = self.mailbox.protocol
+        text = f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, which "
+        if protocol.left[protocol.place(protocol.missing)]:
+            return ClosedError(f"{text}has closed: all ranks make the same calls")
+        return DisagreementError(
+            f"{text}is in what all ranks do together (average(), synchronize() or load()): all "
+            "enter it after the same number of calls"
         )
 
     def _failure(self):
@@ -1649,6 +1654,9 @@ cdef class Collective:
                     self.mailbox.forget_user()
                     self.calls_ns += now() - began
                     pthread_mutex_unlock(&self.lock)
+        except DisagreementError as error:
+            self.fail(f"DisagreementError: {error}")
+            raise
         finally:
             self.entered = False
         return 0

@@ -65,7 +65,6 @@ class ParameterServer(PeerCollective):
 
     def load(self, vector, version: int) -> None:
         """Go on from the server's `vector` after `version` calls; collective."""
-        self._native.pause(True)
         super().load(vector, version)
         self.synchronize(vector)
 

@@ -105,6 +105,8 @@ class PeerCollective:
                 left.
             RankFailedError: another rank has failed.
             ClosedError: this collective is closed, or a rank that this one waits for is.
+            DisagreementError: a rank that this one waits for is in `average` or so; all ranks are
+                told, and only close() is left.
 
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not the
         rank's part in the method: what it has changed by the next call is left out then. One in
@@ -147,6 +149,7 @@ class PeerCollective:
         with self._together("load()"):
             self._native.check(vector)
             _check_finite("the vector", self._wider(self._listed(vector)))
+            self._native.pause(True)
             self._all.load(vector, version)
             self._restart(vector, version)
 
@@ -201,6 +204,7 @@ class PeerCollective:
 
     def _prepare(self, vector) -> None:
         """Make `vector` what this rank gives to an average over all ranks."""
+        self._native.pause(True)  # who waits for this rank in a call would do so for good
         self._weigh(vector)
 
     def _weigh(self, vector) -> None:

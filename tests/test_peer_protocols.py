@@ -181,20 +181,22 @@ def test_d_psgd_in_every_order(size, program):
     assert explore(world_of(make, [program] * size, check)) > 50
 
 
-def gives_up_in_order(make, size, seed):
-    """Let rank 1 leave after two calls, and return the world in the end."""
-    programs = [(CALL,) * 9 + (LEAVE,)] * size
-    programs[1] = (CALL, CALL, LEAVE)
-    ended = run_to_the_end(world_of(make, programs), seed)
+def gives_up_in_order(make, size, seed, end):
+    """Let rank 1 leave, or meet the others, after two calls, and return the world in the end."""
+    programs = [(CALL, MEET, *[CALL] * 8, LEAVE)] * size
+    programs[1] = (CALL, MEET, CALL, end)
+    ended = run(world_of(make, programs), random.Random(seed))
+    assert ended.ranks[1].stage in (Stage.ENDED, Stage.MEETS)
     assert all(rank.gave_up and rank.protocol.missing >= 0 for rank in ended.ranks[2:])
     return ended
 
 
 @pytest.mark.parametrize("clock", ("neighbours", "global"))
+@pytest.mark.parametrize("end", (LEAVE, MEET))
 @pytest.mark.parametrize("seed", range(5))
-def test_d_psgd_tells_who_waits_for_a_rank_that_has_left(clock, seed):
+def test_d_psgd_tells_who_waits_for_a_rank_that_makes_no_calls(clock, end, seed):
     make, _ = neighbors(graphs.ring(6), 6, clock)
-    ended = gives_up_in_order(make, 6, seed)
+    ended = gives_up_in_order(make, 6, seed, end)
     for rank in ended.ranks:
         allowed = 2 if clock == "global" else 2 + distances(graphs.ring(6), 6)[1, rank.number]
         assert rank.protocol.calls <= allowed
@@ -271,7 +273,7 @@ def test_push_sum_on_a_digraph_of_any_degrees(seed):
     weights = [generator.choice((0.25, 1.0, 3.0)) for _ in range(size)]
     make, _ = pushing(size, edges=cycle | more, weights=weights)
     # A restart sets out from the mean with the first weights again.
-    programs = [(CALL,) * 60 + (RESTART, CALL, LEAVE)] * size
+    programs = [((CALL,) * 30 + (MEET,)) * 2 + (RESTART, CALL, LEAVE)] * size
     restarts = sums_stay(weights)
 
     def check(before, world, rank):
@@ -282,13 +284,15 @@ def test_push_sum_on_a_digraph_of_any_degrees(seed):
     total = (np.array(weights)[:, None] * start(size)).sum(axis=0)
     total += sum(is_apart(rank, call) for rank in range(size) for call in range(2))
     for rank in ended.ranks:
+        assert rank.protocol.calls == 61
         np.testing.assert_allclose(rank.got, total / sum(weights), atol=1e-5)
 
 
+@pytest.mark.parametrize("end", (LEAVE, MEET))
 @pytest.mark.parametrize("seed", range(5))
-def test_push_sum_tells_who_waits_for_a_rank_that_has_left(seed):
+def test_push_sum_tells_who_waits_for_a_rank_that_makes_no_calls(end, seed):
     make, _ = pushing(6, 1)
-    gives_up_in_order(make, 6, seed)
+    gives_up_in_order(make, 6, seed, end)
 
 
 # Pairs
@@ -687,9 +691,8 @@ class NoRoundFromHome(parameter_server.ParameterServer):
 class WaitsForAll(parameter_server.ParameterServer):
     """Who is away is waited for."""
 
-    def received(self, source, kind, number, weight):
-        if kind != parameter_server.AWAY:
-            super().received(source, kind, number, weight)
+    def is_out(self, i):
+        return self.left[i] != 0
 
 
 def run_seeds(world_of_seed):

@@ -406,6 +406,26 @@ def test_ranks_that_join_and_average_at_a_time_say_so_and_nobody_hangs(comm, kin
 
 
 @pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("operation", ["average", "synchronize", "load"])
+@each
+def test_a_rank_that_averages_while_others_call_is_named_and_nobody_hangs(comm, kind, operation):
+    mine = np.zeros(3)
+    with kind(comm, mine) as collective:
+        collective(mine)
+        with pytest.raises((DisagreementError, RankFailedError)) as raised:
+            if comm.rank == 0:
+                getattr(collective, operation)(mine, *[1][: operation == "load"])
+            else:
+                for _ in range(5):
+                    collective(mine)
+                collective.join(mine)
+    said = "".join(comm.allgather(str(raised.value)))
+    waits = kind in (NeighborAverage, PushSum)
+    assert ("for rank 0, which is in what all ranks do together" in said) == waits
+    assert f"rank 0 entered {operation}()" in said or waits
+
+
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("operation", ["average", "synchronize", "join"])
 @each
 def test_an_interrupted_operation_of_all_ends_them_and_nobody_hangs(comm, kind, operation):

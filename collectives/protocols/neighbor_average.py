@@ -15,8 +15,8 @@ import cython
 from collectives.protocols.peers import Peers
 
 # The kinds of letters: a model, and from CLOCK on the rounds of a barrier.
-AVERAGED = 1
-CLOCK = 2
+AVERAGED = 2
+CLOCK = 3
 
 
 class NeighborAverage(Peers):
@@ -89,9 +89,6 @@ class NeighborAverage(Peers):
                 self.tick(self.round + 1)
             else:
                 self.round = self.rounds
-        for i in range(len(self.left)):
-            if self.left[i] and self.waits_for(self.awaited[i]):
-                self.missing = self.awaited[i]
         if self.round < self.rounds:
             return
         for i in range(len(self.sources)):

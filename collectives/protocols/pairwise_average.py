@@ -20,10 +20,10 @@ import hashlib
 from collectives.protocols.peers import Peers
 
 # The kinds of letters.
-ASK = 1
-GRANT = 2
-REFUSE = 3
-HALF = 4
+ASK = 2
+GRANT = 3
+REFUSE = 4
+HALF = 5
 
 # What a rank is in: nothing, or waiting to be granted an average, or for the half that it gets.
 FREE = 0

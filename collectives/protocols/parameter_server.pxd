@@ -1,16 +1,14 @@
 from collectives.protocols.peers cimport Peers
 
-cdef int PUSH, PULL, AWAY, LAST
+cdef int PUSH, PULL, LAST
 cdef int BSP, BACKUP, ASP, HETE
 
 cdef class ParameterServer(Peers):
     cdef int[::1] waiting
-    cdef long long[::1] away
     cdef int mode, server, backups, came
-    cdef public long long version, held, dropped, lag, pauses, came_back
+    cdef public long long version, held, dropped, lag
 
     cdef void take_in(self, int source, long long number) noexcept nogil
-    cdef bint is_out(self, int rank) noexcept nogil
     cdef void reply(self, int rank) noexcept nogil
     cdef void pulled(self, long long version) noexcept nogil
     cdef void settle(self, int source) noexcept nogil

@@ -24,11 +24,10 @@ import cython
 
 from collectives.protocols.peers import Peers
 
-# The kinds of letters. AWAY: no call comes before all ranks have done something together. LAST: a
-# change that no call sends, since its rank joins, or the server's answer to it.
-PUSH = 1
-PULL = 2
-AWAY = 3
+# The kinds of letters. LAST: a change that no call sends, since its rank joins, or the server's
+# answer to it.
+PUSH = 2
+PULL = 3
 LAST = 4
 
 BSP = 0
@@ -65,11 +64,6 @@ class ParameterServer(Peers):
         self.dropped = 0
         self.lag = 0
         self.came = 0
-        # How often the application did something with all ranks, and has gone on since.
-        self.pauses = 0
-        self.came_back = 0
-        # For each rank, which time it was that it was last away for.
-        self.away = array.array("q", [0]) * len(self.awaited)
         self.waiting = array.array("i", [0]) * len(self.awaited)
 
     def begin(self):
@@ -79,11 +73,6 @@ class ParameterServer(Peers):
         self.held = 0
         for i in range(len(self.waiting)):
             self.waiting[i] = False
-        self.came_back = self.pauses
-
-    def is_out(self, rank):
-        """Whether no change of a rank comes, for now or for good."""
-        return self.left[rank] != 0 or self.away[rank] > self.came_back
 
     def start(self):
         """Send the change to the server, and wait for its model."""
@@ -101,8 +90,6 @@ class ParameterServer(Peers):
             self.take_in(source, number)
         elif kind == LAST:
             self.settle(source)
-        elif kind == AWAY:
-            self.away[source] = number
         else:
             self.port.mix(source, 0, 1)
             self.pulled(number)
@@ -141,6 +128,7 @@ class ParameterServer(Peers):
             self.calling = True
             self.port.write_change(LAST, self.calls)
             self.port.post(self.server)
+        self.pause()
         Peers.join(self)
 
     def settle(self, source):
@@ -199,19 +187,10 @@ class ParameterServer(Peers):
 
     def pause(self):
         """Let rounds end without this rank, until all go on."""
-        self.paused = True
-        self.pauses += 1
+        Peers.pause(self)
         if self.rank == self.server:
             self.away[self.rank] = self.pauses
             self.proceed()
-        else:
-            self.port.write(AWAY, self.pauses)
-            self.port.post(self.server)
-
-    def resume(self):
-        self.paused = False
-        self.came_back = self.pauses
-        self.advance()
 
     def waits_for(self, rank):
         """A round of a server waits for those whose changes are not there."""

@@ -1,4 +1,4 @@
-cdef int LEAVE
+cdef int LEAVE, AWAY
 
 cdef class Port:
     cdef void write(self, int kind, long long number) noexcept nogil
@@ -16,10 +16,10 @@ cdef class Port:
 cdef class Peers:
     cdef Port port
     cdef public int rank, size, missing
-    cdef public long long calls, heard, averagings, passive
+    cdef public long long calls, heard, averagings, passive, pauses, came_back
     cdef public bint calling, leaving, paused, joined, follows
     cdef int[::1] awaited
-    cdef long long[::1] letters, left
+    cdef long long[::1] letters, left, away
 
     cdef void restart(self, long long calls) noexcept nogil
     cdef void begin(self) noexcept nogil
@@ -32,6 +32,9 @@ cdef class Peers:
     cdef int place(self, int rank) noexcept nogil
     cdef void advance(self) noexcept nogil
     cdef void proceed(self) noexcept nogil
+    cdef void look_for_missing(self) noexcept nogil
+    cdef bint is_out(self, int i) noexcept nogil
+    cdef void tell(self, int kind, long long number) noexcept nogil
     cdef void leave(self) noexcept nogil
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil

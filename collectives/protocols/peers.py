@@ -10,8 +10,10 @@ import array
 
 import cython
 
-# The kind of a letter with which a rank says that it makes no calls; methods have others.
+# The kinds of letters with which a rank says that it makes no calls: for good, or until all have
+# done something together, for the time that is its number. Methods have others, from 2 on.
 LEAVE = 0
+AWAY = 1
 
 
 class Port:
@@ -77,7 +79,9 @@ class Peers:
         paused: whether nothing new is to be begun.
         joined: whether the application makes no more calls before all have joined, and this rank
             makes those that others need, without a change, where the method `follows`.
-        missing: a rank that has left and that the application waits for in vain; −1: none.
+        missing: a rank that has left or is away, and that the application waits for in vain;
+            −1: none.
+        pauses, came_back: how often the application did something with all ranks, and has gone on.
         averagings: how often the model was mixed with others'; `passive`: of these, how often
             because another rank asked for it.
     """
@@ -98,9 +102,13 @@ class Peers:
         self.averagings = 0
         self.passive = 0
         self.awaited = array.array("i", sorted(awaited))
-        # Of each of these: how many of its letters are there and not yet used; whether it has left.
+        # Of each of these: how many of its letters are there and not yet used; whether it has left;
+        # which time it was that it was last away for.
         self.letters = array.array("q", [0]) * len(self.awaited)
         self.left = array.array("q", [0]) * len(self.awaited)
+        self.away = array.array("q", [0]) * len(self.awaited)
+        self.pauses = 0
+        self.came_back = 0
 
     def restart(self, calls):
         """All ranks go on from their models as they are now, after so many calls."""
@@ -110,6 +118,7 @@ class Peers:
         self.calling = False
         self.paused = False
         self.joined = False
+        self.came_back = self.pauses
         for i in range(len(self.letters)):
             self.letters[i] = 0
         self.begin()
@@ -130,6 +139,8 @@ class Peers:
         """A letter has come."""
         if kind == LEAVE:
             self.left[self.place(source)] = True
+        elif kind == AWAY:
+            self.away[self.place(source)] = number
         else:
             self.received(source, kind, number, weight)
         self.advance()
@@ -158,33 +169,54 @@ class Peers:
         while self.joined and self.follows and not self.calling and self.calls < self.heard:
             self.start()
             self.proceed()
+        self.look_for_missing()
 
     def proceed(self):
         """Do what the method can do now."""
 
-    def leave(self):
-        """The application makes no more calls: whoever could wait for them is told."""
+    def look_for_missing(self):
+        """See whether the application waits for a rank of which nothing comes."""
         i: cython.int
-        self.leaving = True
-        self.paused = True
-        self.port.write(LEAVE, self.calls)
+        if not self.calling:
+            return
+        for i in range(len(self.awaited)):
+            if self.is_out(i) and self.waits_for(self.awaited[i]):
+                self.missing = self.awaited[i]
+
+    def is_out(self, i):
+        """Whether nothing comes of the i-th of those awaited, for now or for good."""
+        return self.left[i] != 0 or self.away[i] > self.came_back
+
+    def tell(self, kind, number):
+        """Send this to all who may wait for this rank."""
+        i: cython.int
+        self.port.write(kind, number)
         for i in range(self.size):
             if i != self.rank and self.is_waited_for_by(i):
                 self.port.post(i)
 
+    def leave(self):
+        """The application makes no more calls."""
+        self.leaving = True
+        self.paused = True
+        self.tell(LEAVE, self.calls)
+
     def pause(self):
         """The application is about to do what all ranks do together: begin nothing new."""
         self.paused = True
+        self.pauses += 1
+        self.tell(AWAY, self.pauses)
 
     def resume(self):
         """The application goes on."""
         self.paused = False
+        self.came_back = self.pauses
         self.advance()
 
     def join(self):
         """The application makes no more calls until all ranks have joined."""
         self.joined = True
-        self.pause()
+        self.paused = True
         self.advance()
 
     def catch_up(self, calls):

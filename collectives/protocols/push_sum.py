@@ -17,7 +17,7 @@ import cython
 from collectives.protocols.peers import Peers
 
 # The kind of a letter with a share of a numerator and of a weight.
-SHARE = 1
+SHARE = 2
 
 
 class PushSum(Peers):
@@ -79,10 +79,7 @@ class PushSum(Peers):
         first: cython.int = self.first_source[self.phase]
         last: cython.int = self.first_source[self.phase + 1]
         for i in range(first, last):
-            source = self.sources[i]
-            if self.letters[self.place(source)] == 0:
-                if self.left[self.place(source)]:
-                    self.missing = source
+            if self.letters[self.place(self.sources[i])] == 0:
                 return
         for i in range(first, last):
             source = self.sources[i]
