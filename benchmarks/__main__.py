@@ -26,12 +26,13 @@ RANKS = {
     "straggler_training": (None,),
     "methods_wall": (None,),
     "late_rules": (4, 8),
+    "late_gradients": (None,),
     "overlap": (4,),
     "simulated_wall": (4, 8),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
 }
-BY_NAME = {"late_rules"}  # a quarter of an hour, and about the method rather than the machine
+BY_NAME = ("late_rules", "late_gradients")  # about methods rather than the machine
 
 
 def main():

@@ -1,0 +1,89 @@
+"""What gradients that come late do to SGD by themselves: why eager-SGD's solo is less accurate.
+
+    python benchmarks/late_gradients.py
+
+One process makes the steps that four ranks would make together, with batches of four parts. The
+gradients of some parts go in as they are computed, those of the others some steps later. The
+network, the digits and the defaults are those of `wagma train`; accuracy on the test set, mean ±
+standard deviation over the seeds. It takes about a minute.
+"""
+
+import statistics
+from collections import deque
+
+import numpy as np
+import torch
+from common import parser, report
+from torch import nn
+
+from wagma import data
+from wagma.tasks.digits import small_cnn
+
+PARTS = 4
+# Momentum and learning rate; the last two take steps of the same length in the long run.
+OPTIMISERS = ((0.0, 0.05), (0.9, 0.05), (0.0, 0.5))
+# How many parts come late, by how many steps.
+LATE = ((0, 0), (3, 1), (4, 1), (4, 2))
+
+
+def train(seed, arguments, momentum, lr, parts_late, delay):
+    """Return the accuracy after the steps."""
+    train_set, test_set = data.load_digits()
+    everything = np.arange(len(train_set.labels))
+    batches = data.batches(everything, PARTS * arguments.batch_size, 0, seed)
+    torch.manual_seed(seed)
+    model = small_cnn()
+    parameters = list(model.parameters())
+    sgd = torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+
+    def gradient(part):
+        images = torch.from_numpy(train_set.images[part])
+        labels = torch.from_numpy(train_set.labels[part])
+        loss = nn.functional.cross_entropy(model(images), labels)
+        return torch.autograd.grad(loss / PARTS, parameters)
+
+    waiting = deque()
+    for _ in range(arguments.steps):
+        computed = [gradient(part) for part in np.split(next(batches), PARTS)]
+        waiting.append(computed[:parts_late])
+        due = waiting.popleft() if len(waiting) > delay else []
+        for i, parameter in enumerate(parameters):
+            parameter.grad = torch.zeros_like(parameter)
+            for each in [*computed[parts_late:], *due]:
+                parameter.grad += each[i]
+        sgd.step()
+    with torch.no_grad():
+        predicted = model(torch.from_numpy(test_set.images)).argmax(1).numpy()
+    return float((predicted == test_set.labels).mean())
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--steps", type=int, default=150)
+    arguments.add_argument("--batch-size", type=int, default=32, help="of each part")
+    arguments = arguments.parse_args()
+    torch.set_num_threads(1)
+    results = {}
+    print(f"# accuracy in %, {arguments.steps} steps, {arguments.seeds} seeds")
+    print(
+        f"{'late, by steps':28}"
+        + "".join(f"momentum {m:g}, lr {lr:g}".rjust(22) for m, lr in OPTIMISERS)
+    )
+    for parts_late, delay in LATE:
+        name = f"{parts_late} of {PARTS} parts, by {delay}" if delay else "none"
+        line = f"{name:28}"
+        for momentum, lr in OPTIMISERS:
+            found = [
+                train(seed, arguments, momentum, lr, parts_late, delay)
+                for seed in range(arguments.seeds)
+            ]
+            results.setdefault(name, {})[f"momentum {momentum:g}, lr {lr:g}"] = found
+            spread = statistics.stdev(found) if len(found) > 1 else 0.0
+            line += f"{100 * statistics.mean(found):.1f} ± {100 * spread:.1f}".rjust(22)
+        print(line, flush=True)
+    report(arguments, "late-gradients", 1, results)
+
+
+if __name__ == "__main__":
+    main()
