@@ -146,7 +146,11 @@ def served(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
 
 
 def rounds(seconds: np.ndarray, enough: int) -> float:
-    """Return the bound where a step waits for that of so many ranks, or none if it was too late."""
+    """Return the bound where a step waits for that of so many ranks, or none if it was too late.
+
+    It is what happens if averaging takes no time. Who comes too late depends on all steps: longer
+    ones may, now and then, make it shorter.
+    """
     size, steps = seconds.shape
     made = [0] * size
     began = [0] * size  # the round that each rank's step is part of
