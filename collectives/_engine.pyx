@@ -1208,7 +1208,7 @@ cdef class Collective:
                 if self.error != 0 or self._is_failed(goal):
                     with gil:
                         self._raise_failure()
-                if goal == ANSWERED and self.mailbox.protocol.missing >= 0:
+                if self._misses(goal):
                     with gil:
                         raise self._missing()
                 moves = self.task.moves
@@ -1256,6 +1256,11 @@ cdef class Collective:
         """Whether a rank has failed, so that a call does not wait any longer."""
         return self.protocol.failed >= 0 and self._is_calls(goal)
 
+    cdef inline bint _misses(self, int goal) noexcept nogil:
+        """Whether it waits in vain for a rank that makes no calls, also in others' after join()."""
+        return ((goal == ANSWERED or goal == DONE and self.purpose == JOIN)
+                and self.mailbox.protocol.missing >= 0)
+
     cdef inline bint _is_calls(self, int goal) noexcept nogil:
         """Whether it is a call that waits, not close()."""
         return (goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP or goal == ANSWERED
@@ -1267,15 +1272,24 @@ cdef class Collective:
         raise self._failure()
 
     def _missing(self):
-        """The error of a rank that waits in a call for one that makes none."""
+        """The error of a rank that waits for one that makes no calls; the lock is held.
+
+        All are told of it, but where that rank has closed: they will see that themselves. They do
+        not see it of one that has joined.
+        """
         cdef Peers protocol = self.mailbox.protocol
         text = f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, which "
         if protocol.left[protocol.place(protocol.missing)]:
-            return ClosedError(f"{text}has closed: all ranks make the same calls")
-        return DisagreementError(
-            f"{text}is in what all ranks do together (average(), synchronize() or load()): all "
-            "enter it after the same number of calls"
-        )
+            error = ClosedError(f"{text}has closed: all ranks make the same calls")
+            if self.purpose != JOIN:
+                return error
+        else:
+            error = DisagreementError(
+                f"{text}is in average(), synchronize() or load(): all ranks enter these after the "
+                "same number of calls, and while none has joined"
+            )
+        self._note_failure(f"{type(error).__name__}: {error}".encode())
+        return error
 
     def _failure(self):
         """The error of a rank that has heard of another's failure."""
@@ -1654,9 +1668,6 @@ cdef class Collective:
                     self.mailbox.forget_user()
                     self.calls_ns += now() - began
                     pthread_mutex_unlock(&self.lock)
-        except DisagreementError as error:
-            self.fail(f"DisagreementError: {error}")
-            raise
         finally:
             self.entered = False
         return 0
@@ -1782,14 +1793,18 @@ cdef class Collective:
     def fail(self, text):
         """Let all ranks know that this one has failed; only close() is left."""
         cdef bytes encoded = text.encode(errors="replace")
-        cdef char *characters = encoded
+        cdef const char *characters = encoded
         with nogil:
             pthread_mutex_lock(&self.lock)
-            if self.protocol.failed < 0:
-                strncpy(self.failure, characters, TEXT - 1)
-                self.protocol.notice(self.rank, -1)
+            self._note_failure(characters)
             self.progress()
             pthread_mutex_unlock(&self.lock)
+
+    cdef void _note_failure(self, const char *text) noexcept nogil:
+        """Set out to let all ranks know that this one has failed; the lock is held."""
+        if self.protocol.failed < 0:
+            strncpy(self.failure, text, TEXT - 1)
+            self.protocol.notice(self.rank, -1)
 
     def begin_close(self):
         """Let the others know that this rank closes, where that needs no waiting."""

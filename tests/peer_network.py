@@ -399,7 +399,7 @@ class World:
         require(
             self.has_ended()
             and not self.channels
-            and all(rank.protocol.is_quiet() for rank in self.ranks),
+            and all(rank.protocol.is_quiet() and not rank.gave_up for rank in self.ranks),
             "everybody comes to an end",
             [(rank.stage.name, rank.position, rank.protocol.is_quiet()) for rank in self.ranks],
             self.channels,

@@ -422,8 +422,42 @@ def test_a_rank_that_averages_while_others_call_is_named_and_nobody_hangs(comm, 
                 collective.join(mine)
     said = "".join(comm.allgather(str(raised.value)))
     waits = kind in (NeighborAverage, PushSum)
-    assert ("for rank 0, which is in what all ranks do together" in said) == waits
+    assert ("for rank 0, which is in average(), synchronize() or load()" in said) == waits
     assert f"rank 0 entered {operation}()" in said or waits
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("ends", ["average", "close"])
+@pytest.mark.parametrize("kind", [NeighborAverage, PushSum])
+def test_who_has_joined_tells_whom_the_others_calls_wait_for(comm, kind, ends):
+    mine = np.zeros(3)
+    with kind(comm, mine) as collective:
+        collective(mine)
+        comm.Barrier()
+        if comm.rank == 0 and ends == "close":
+            collective.close()
+            return
+        with pytest.raises((DisagreementError, RankFailedError), match="ranks? 0"):
+            if comm.rank == 2:
+                for _ in range(5):
+                    collective(mine)
+            else:
+                getattr(collective, "average" if comm.rank == 0 else "join")(mine)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("kind", [NeighborAverage, PushSum])
+def test_a_rank_that_closes_fails_nobody(comm, kind):
+    mine = np.zeros(3)
+    with kind(comm, mine) as collective:
+        collective(mine)
+        comm.Barrier()
+        if comm.rank == 1:
+            return
+        with pytest.raises(ClosedError, match="has closed"):
+            for _ in range(6):
+                loiter(comm.rank, collective.version)
+                collective(mine)
 
 
 @pytest.mark.ranks(3, 4)

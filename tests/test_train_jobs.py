@@ -111,13 +111,20 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    ("number", "to", "status"),
-    [(signal.SIGINT, "launcher", 130), (signal.SIGTERM, "ranks", 143), (signal.SIGTERM, 1, 143)],
+    ("number", "to", "status", "ranks", "algorithm"),
+    [
+        (signal.SIGINT, "launcher", 130, 2, "wagma"),
+        (signal.SIGTERM, "ranks", 143, 2, "wagma"),
+        (signal.SIGTERM, 1, 143, 2, "wagma"),
+        (signal.SIGTERM, 1, 143, 4, "d-psgd"),
+    ],
 )
-def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, status):
-    flags = ["--steps", "500", "--step-time", "10", "--name", "stopped"]
+def test_a_signal_ends_all_ranks_with_one_line(
+    mpirun, tmp_path, number, to, status, ranks, algorithm
+):
+    flags = ["--steps", "500", "--step-time", "10", "--name", "stopped", "--algorithm", algorithm]
     ended = mpirun(
-        *(2, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
+        *(ranks, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
         timeout=TIMEOUT,
         signals=[Signal(number, "step 50/500", to)],
     )
@@ -130,7 +137,7 @@ def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, sta
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("wagma: ")]
     where = " on rank 1" if to == 1 else ""
     assert line.startswith(f"wagma: stopped by {number.name}{where} after ")
-    for rank in range(2):
+    for rank in range(ranks):
         assert 40 <= len(metrics(tmp_path / "stopped", rank)) < 250
 
 
