@@ -62,6 +62,12 @@ def quartiles(values):
     return {"low": low, "median": median, "high": high}
 
 
+def spread(values, digits):
+    """Mean ± standard deviation in words, with so many digits after the point."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):8.{digits}f} ± {deviation:.{digits}f}"
+
+
 def figure(name, value, bound):
     """A figure that must not exceed its bound, and whether it holds; of quartiles, the median."""
     value = value["median"] if isinstance(value, dict) else value

@@ -8,16 +8,14 @@ network, the digits and the defaults are those of `wagma train`; accuracy on the
 standard deviation over the seeds. It takes about a minute.
 """
 
-import statistics
 from collections import deque
 
-import numpy as np
 import torch
-from common import parser, report
-from torch import nn
+from common import parser, report, spread
 
 from wagma import data
-from wagma.tasks.digits import small_cnn
+from wagma.tasks.classification import accuracy, cross_entropy
+from wagma.tasks.digits import batches, small_cnn
 
 PARTS = 4
 # Momentum and learning rate; the last two take steps of the same length in the long run.
@@ -26,25 +24,20 @@ OPTIMISERS = ((0.0, 0.05), (0.9, 0.05), (0.0, 0.5))
 LATE = ((0, 0), (3, 1), (4, 1), (4, 2))
 
 
-def train(seed, arguments, momentum, lr, parts_late, delay):
+def train(digits, seed, arguments, momentum, lr, parts_late, delay):
     """Return the accuracy after the steps."""
-    train_set, test_set = data.load_digits()
-    everything = np.arange(len(train_set.labels))
-    batches = data.batches(everything, PARTS * arguments.batch_size, 0, seed)
+    whole = PARTS * arguments.batch_size
+    drawn, (test,) = batches(*digits, "iid", None, 0, 1, whole, seed)
     torch.manual_seed(seed)
     model = small_cnn()
     parameters = list(model.parameters())
     sgd = torch.optim.SGD(parameters, lr=lr, momentum=momentum)
 
-    def gradient(part):
-        images = torch.from_numpy(train_set.images[part])
-        labels = torch.from_numpy(train_set.labels[part])
-        loss = nn.functional.cross_entropy(model(images), labels)
-        return torch.autograd.grad(loss / PARTS, parameters)
-
     waiting = deque()
     for _ in range(arguments.steps):
-        computed = [gradient(part) for part in np.split(next(batches), PARTS)]
+        parts = zip(*(tensor.chunk(PARTS) for tensor in next(drawn)))
+        losses = [cross_entropy(model, part) / PARTS for part in parts]
+        computed = [torch.autograd.grad(loss, parameters) for loss in losses]
         waiting.append(computed[:parts_late])
         due = waiting.popleft() if len(waiting) > delay else []
         for i, parameter in enumerate(parameters):
@@ -53,8 +46,7 @@ def train(seed, arguments, momentum, lr, parts_late, delay):
                 parameter.grad += each[i]
         sgd.step()
     with torch.no_grad():
-        predicted = model(torch.from_numpy(test_set.images)).argmax(1).numpy()
-    return float((predicted == test_set.labels).mean())
+        return accuracy(model, test)["accuracy"]
 
 
 def main():
@@ -64,6 +56,7 @@ def main():
     arguments.add_argument("--batch-size", type=int, default=32, help="of each part")
     arguments = arguments.parse_args()
     torch.set_num_threads(1)
+    digits = data.load_digits()
     results = {}
     print(f"# accuracy in %, {arguments.steps} steps, {arguments.seeds} seeds")
     print(
@@ -75,12 +68,11 @@ def main():
         line = f"{name:28}"
         for momentum, lr in OPTIMISERS:
             found = [
-                train(seed, arguments, momentum, lr, parts_late, delay)
+                train(digits, seed, arguments, momentum, lr, parts_late, delay)
                 for seed in range(arguments.seeds)
             ]
             results.setdefault(name, {})[f"momentum {momentum:g}, lr {lr:g}"] = found
-            spread = statistics.stdev(found) if len(found) > 1 else 0.0
-            line += f"{100 * statistics.mean(found):.1f} ± {100 * spread:.1f}".rjust(22)
+            line += spread([100 * share for share in found], 1).rjust(22)
         print(line, flush=True)
     report(arguments, "late-gradients", 1, results)
 

@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 import torch
-from common import parser, report
+from common import parser, report, spread
 from mpi4py import MPI
 from torch import nn
 
@@ -127,11 +127,6 @@ def main():
             share = f"{statistics.mean(timely):8.2f}" if timely else ""
             print(f"{name:24} {spread(loss, 4)} {spread(accuracy, 4)} {share}")
     report(arguments, "late-rules", comm.size, results)
-
-
-def spread(values, digits):
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):8.{digits}f} ± {deviation:.{digits}f}"
 
 
 if __name__ == "__main__":

@@ -173,6 +173,8 @@ cdef double LONGEST_LIMIT = 9e9
 OPERATIONS = {SYNC: "a periodic synchronisation", AVERAGE: "average()",
               SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
               FINISH: "join()"}
+# Those that several operations together may be for.
+PURPOSES = {OPERATIONS[what]: what for what in (AVERAGE, SYNCHRONIZE, LOAD, JOIN)}
 
 log = logging.getLogger("collectives")
 
@@ -1274,8 +1276,8 @@ cdef class Collective:
     def _missing(self):
         """The error of a rank that waits for one that makes no calls; the lock is held.
 
-        All are told of it, but where that rank has closed: they will see that themselves. They do
-        not see it of one that has joined.
+        All are told of it, but where that rank has closed: they will see that themselves, as this
+        one leaves too. In join() it could not, for what it is in is everybody's.
         """
         cdef Peers protocol = self.mailbox.protocol
         text = f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, which "
@@ -1626,8 +1628,7 @@ cdef class Collective:
 
     def begin_together(self, str what):
         """All ranks enter operations for this purpose, "join()" or so; "": for their own."""
-        names = list(OPERATIONS.values())
-        self.purpose = list(OPERATIONS)[names.index(what)] if what else NONE
+        self.purpose = PURPOSES[what] if what else NONE
 
     @property
     def most_calls(self):

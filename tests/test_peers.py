@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -38,6 +39,16 @@ each = pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
 def changes(size, calls, length):
     """Return what every rank's application changes before each call."""
     return np.random.default_rng(3).normal(size=(calls, size, length))
+
+
+@contextlib.contextmanager
+def after_a_call(comm, kind):
+    """Give a collective that all ranks have called once, and its vector."""
+    mine = np.zeros(3)
+    with kind(comm, mine) as collective:
+        collective(mine)
+        comm.Barrier()  # or some may hear of others' errors in that call
+        yield collective, mine
 
 
 def loiter(rank, call):
@@ -409,17 +420,14 @@ def test_ranks_that_join_and_average_at_a_time_say_so_and_nobody_hangs(comm, kin
 @pytest.mark.parametrize("operation", ["average", "synchronize", "load"])
 @each
 def test_a_rank_that_averages_while_others_call_is_named_and_nobody_hangs(comm, kind, operation):
-    mine = np.zeros(3)
-    with kind(comm, mine) as collective:
-        collective(mine)
-        comm.Barrier()  # or some may hear of others' errors in their first call
-        with pytest.raises((DisagreementError, RankFailedError)) as raised:
-            if comm.rank == 0:
-                getattr(collective, operation)(mine, *[1][: operation == "load"])
-            else:
-                for _ in range(5):
-                    collective(mine)
-                collective.join(mine)
+    expected = pytest.raises((DisagreementError, RankFailedError))
+    with after_a_call(comm, kind) as (collective, mine), expected as raised:
+        if comm.rank == 0:
+            getattr(collective, operation)(mine, *[1][: operation == "load"])
+        else:
+            for _ in range(5):
+                collective(mine)
+            collective.join(mine)
     said = "".join(comm.allgather(str(raised.value)))
     waits = kind in (NeighborAverage, PushSum)
     assert ("for rank 0, which is in average(), synchronize() or load()" in said) == waits
@@ -430,10 +438,7 @@ def test_a_rank_that_averages_while_others_call_is_named_and_nobody_hangs(comm, 
 @pytest.mark.parametrize("ends", ["average", "close"])
 @pytest.mark.parametrize("kind", [NeighborAverage, PushSum])
 def test_who_has_joined_tells_whom_the_others_calls_wait_for(comm, kind, ends):
-    mine = np.zeros(3)
-    with kind(comm, mine) as collective:
-        collective(mine)
-        comm.Barrier()
+    with after_a_call(comm, kind) as (collective, mine):
         if comm.rank == 0 and ends == "close":
             collective.close()
             return
@@ -448,10 +453,7 @@ def test_who_has_joined_tells_whom_the_others_calls_wait_for(comm, kind, ends):
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("kind", [NeighborAverage, PushSum])
 def test_a_rank_that_closes_fails_nobody(comm, kind):
-    mine = np.zeros(3)
-    with kind(comm, mine) as collective:
-        collective(mine)
-        comm.Barrier()
+    with after_a_call(comm, kind) as (collective, mine):
         if comm.rank == 1:
             return
         with pytest.raises(ClosedError, match="has closed"):
@@ -464,10 +466,7 @@ def test_a_rank_that_closes_fails_nobody(comm, kind):
 @pytest.mark.parametrize("operation", ["average", "synchronize", "join"])
 @each
 def test_an_interrupted_operation_of_all_ends_them_and_nobody_hangs(comm, kind, operation):
-    mine = np.zeros(3)
-    with kind(comm, mine) as collective:
-        collective(mine)
-        comm.barrier()
+    with after_a_call(comm, kind) as (collective, mine):
         if comm.rank == 0:
             with interrupted():
                 getattr(collective, operation)(mine)

@@ -6,6 +6,7 @@ cdef int BSP, BACKUP, ASP, HETE
 cdef class ParameterServer(Peers):
     cdef int[::1] waiting
     cdef int mode, server, backups, came
+    cdef double share
     cdef public long long version, held, dropped, lag
 
     cdef void take_in(self, int source, long long number) noexcept nogil

@@ -59,6 +59,8 @@ class ParameterServer(Peers):
         self.server = server
         # BACKUP's are those that a round does not wait for.
         self.backups = backups if mode == "backup" else 0
+        # What a change counts by itself.
+        self.share = 1 / size
         self.version = 0
         self.held = 0
         self.dropped = 0
@@ -103,7 +105,7 @@ class ParameterServer(Peers):
                 self.port.drop(source)
             self.reply(source)
             return
-        share: cython.double = 1 / cython.cast(cython.double, self.size)
+        share: cython.double = self.share
         if self.mode == BACKUP:
             share = 1 / cython.cast(cython.double, self.size - self.backups)
         elif self.mode == HETE:
@@ -123,7 +125,7 @@ class ParameterServer(Peers):
     def join(self):
         """Send what was changed since the last call."""
         if self.rank == self.server:
-            self.port.publish(1 / cython.cast(cython.double, self.size))
+            self.port.publish(self.share)
         else:
             self.calling = True
             self.port.write_change(LAST, self.calls)
@@ -134,7 +136,7 @@ class ParameterServer(Peers):
     def settle(self, source):
         """The server has such a change, or a rank knows that it has."""
         if self.rank == self.server:
-            self.port.mix(source, 1, 1 / cython.cast(cython.double, self.size))
+            self.port.mix(source, 1, self.share)
             self.port.write(LAST, self.version)
             self.port.post(source)
         else:
