@@ -14,6 +14,7 @@ from collectives.errors import (
     RankFailedError,
 )
 from collectives.group_allreduce import DEFAULT_LATE, GroupAllreduce
+from collectives.joining import join
 from collectives.neighbor_average import NeighborAverage
 from collectives.pairwise_average import PairwiseAverage
 from collectives.parameter_server import ParameterServer
@@ -34,4 +35,5 @@ __all__ = [
     "PushSum",
     "RankFailedError",
     "Statistics",
+    "join",
 ]

@@ -61,6 +61,7 @@ from collectives.protocols.wait_avoiding cimport (
     HELD,
     IDLE,
     JOIN,
+    LEAVING,
     LOAD,
     MOVING,
     NONE,
@@ -85,6 +86,9 @@ from collectives.errors import (
 from collectives.process import check_owner, end_job
 from collectives.settings import checked_weight
 from collectives.topology import activation_peers, propagation_bound
+
+cdef extern from "Python.h" nogil:
+    unsigned long PyThread_get_thread_ident()
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -151,6 +155,7 @@ cdef enum:
     RESUME
     CATCH_UP
     SETTLE
+    HAND_IN
 
 cdef enum:
     # With work in flight, how often it looks without a pause, and by how much the pauses grow.
@@ -163,10 +168,12 @@ cdef enum:
     LONG = 524288
     LONGEST_WAIT = 500000
     LOOK_FOR_SIGNALS = 100000000
-    # How often it looks for questions, which are rare and not urgent.
+    # How often it looks for questions while it is busy: they are rare and not urgent.
     POLLS_TO_ANSWER = 16
 
 cdef long long SECOND = 1000000000
+# How long who asks waits for answers, on a machine that is busy.
+cdef long long ANSWERING = 3 * SECOND
 # The limits on waiting are counted in nanoseconds, of which no more than 292 years can be.
 cdef double LONGEST_LIMIT = 9e9
 
@@ -178,6 +185,13 @@ PURPOSES = {OPERATIONS[what]: what for what in (AVERAGE, SYNCHRONIZE, LOAD, JOIN
 
 log = logging.getLogger("collectives")
 
+# What a rank does that cannot come because it waits for others.
+ELSEWHERE = "in join() of another collective"
+
+# In whose join() a thread of this process waits, and which thread; 0: in none.
+cdef long long joining = 0
+cdef unsigned long joining_in = 0
+
 # Whether this process is a fork of the one that loaded this module.
 cdef bint forked = False
 
@@ -186,6 +200,17 @@ def _note_fork():
     forked = True
 
 os.register_at_fork(after_in_child=_note_fork)
+
+
+def _calls(long long count):
+    """Return "1 call" or "12 calls"."""
+    return f"{count} call{'' if count == 1 else 's'}"
+
+
+def _operation(kind, calls, detail):
+    """Return what a rank has entered, after how many calls, in words."""
+    what = f"load() of version {detail}" if kind == LOAD else OPERATIONS[detail or kind]
+    return f"{what} after {_calls(calls)}"
 
 
 cdef class Result:
@@ -219,6 +244,7 @@ cdef class Call:
     """
     cdef Collective collective
     cdef Opened vector
+    cdef double weight
     cdef object result, error
 
     def test(self):
@@ -235,6 +261,18 @@ cdef class Call:
             self.collective._complete()
         return self.result
 
+    def __repr__(self):
+        cdef Collective collective = self.collective
+        if self.error is not None:
+            return f"<Call that has failed: {type(self.error).__name__}>"
+        if self.result is not None:
+            return f"<Call that is complete: {self.result}>"
+        version = collective.taken_version + collective.protocol.base
+        return f"<Call of version {version}, not complete>"
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a call that has been started cannot be copied or pickled")
+
     cdef bint _is_settled(self) except -1:
         if forked:
             check_owner(self.collective.pid)
@@ -243,12 +281,30 @@ cdef class Call:
         return self.result is not None
 
 
+cdef class Guard:
+    """Keeps a signal handler's call, or another thread's, out of one that is going on."""
+    cdef bint taken
+
+    def __enter__(self):
+        if self.taken:
+            raise RuntimeError(
+                "this collective is in a call already: a signal handler or another thread cannot "
+                "make one as well"
+            )
+        self.taken = True
+
+    def __exit__(self, *exception):
+        self.taken = False
+
+
 cdef struct Waiting:
     # When a caller began to wait, when something last moved, and when it looked for signals.
     long long began, moved, looked
-    # When it asked who is missing (0: not yet), and whether it has said so.
-    long long asked
-    bint reported
+    # When it asked who is missing (0: not yet), and after how long it looks for a circle.
+    long long asked, circles
+    # When it last said who is missing (0: not yet), and whether it has as a warning.
+    long long said
+    bint warned
 
 
 cdef class Collective:
@@ -294,6 +350,12 @@ cdef class Collective:
     cdef long long opened_for, moved
     # What the application publishes is in its own memory, until the exchange has taken it over.
     cdef bint lent
+    # An average over all ranks goes on with equal weights, since nobody's vector has any. What this
+    # rank gives to it then: a finite vector, or nothing; for average(), from the application's
+    # memory.
+    cdef bint weightless, gives, gives_own
+    # What average() takes from this rank is there already, since its call was interrupted.
+    cdef bint contributed
     # The application is in a call, in publish(), past publishing in a call or operation, and past
     # everything. `copying`: a thread is at the application's memory without the lock.
     cdef bint calling, holding, published, done, copying
@@ -305,8 +367,13 @@ cdef class Collective:
     cdef Opened last_vector
     cdef int waiting_callers, error, disagreed
     cdef unsigned int polls
-    # Python is in a call that has not returned.
-    cdef bint entered
+    cdef bint busy  # as the last poll left it
+    # Python is in a call that has not returned, or in close(); which thread called last.
+    cdef Guard guard
+    cdef bint closing
+    cdef unsigned long caller
+    # What tells collectives apart, the same on all ranks.
+    cdef long long identity
     # The vectors: snapshot; result, or under the conserving rule x_returned, which is kept only
     # once the snapshot is no longer `unchanged` since it was returned; what average() takes.
     cdef char *memory
@@ -330,6 +397,10 @@ cdef class Collective:
     cdef long long *records
     cdef long long *pairs
     cdef long long loading, joined_at
+    # What each missing rank did when this one last said so.
+    cdef dict said
+    # All ranks leave, and gather once more.
+    cdef bint counting
     # What all ranks together are in that needs several operations; NONE: in just one.
     cdef int purpose
     cdef int window, sync_tag
@@ -344,11 +415,14 @@ cdef class Collective:
     cdef long long calls_ns, waiting_ns, copy_began, copying_ns, published_version
     cdef long long staleness[MOST_STALENESS + 1]
 
-    def __init__(self, Comm control, Comm data, like, *, bint single, int group_size, sync_period,
-                 bint fixed, bint passive, bint conserving, bint summing, drawing_seed,
-                 bint crowded, double stall, double abort, wire_dtype, bint sharing):
+    def __init__(self, Comm control, Comm data, like, *, long long identity, bint single,
+                 int group_size, sync_period, bint fixed, bint passive, bint conserving,
+                 bint summing, drawing_seed, bint crowded, double stall, double abort, wire_dtype,
+                 bint sharing):
         cdef int k
         cdef Opened opened
+        self.identity = identity
+        self.guard = Guard()
         self.control = control
         self.data = data
         self.control_comm = control.ob_mpi
@@ -489,10 +563,12 @@ cdef class Collective:
             self._receive_from_the_tree()
             self._send_what_is_due()
             self.polls += 1
-            if self.polls % POLLS_TO_ANSWER == 0:
+            if not self.busy or self.polls % POLLS_TO_ANSWER == 0:
                 self._answer()
             if self.protocol.stage == AGREEING:
                 self._agree()
+            elif self.counting:
+                self._count_questions()
             pthread_mutex_unlock(&mpi_mutex)
         elif self.protocol.stage == AGREEING:
             self._record(self.records)
@@ -504,8 +580,9 @@ cdef class Collective:
         self._open()
         if self.task.error != 0:
             self.error = self.task.error
-        return (self._serve_mailbox() or self.begun or self.protocol.stage == AGREEING
-                or self.protocol.due != 0 or self.calling or self._is_behind())
+        self.busy = (self._serve_mailbox() or self.begun or self.protocol.stage == AGREEING
+                     or self.protocol.due != 0 or self.calling or self._is_behind())
+        return self.busy
 
     cdef bint _serve_mailbox(self) noexcept nogil:
         """Advance the letters, if there are any; return whether some are under way."""
@@ -704,6 +781,11 @@ cdef class Collective:
         answer[1] = self._next()
         answer[2] = self.protocol.operation
         answer[3] = self.calling
+        answer[4] = 0
+        if joining != self.identity and joining_in == self.caller and not self._is_joining():
+            answer[4] = joining
+        if self.closing and self.protocol.operation == NONE:
+            answer[2] = CLOSE
         if self.mailbox is not None:
             answer[0] = self.mailbox.protocol.calls
             answer[3] = self.mailbox.protocol.calling
@@ -723,9 +805,11 @@ cdef class Collective:
         return all
 
     cdef bint _all_answered(self) noexcept nogil:
-        """Whether every question that ranks asked before they closed has been answered."""
+        """Whether every question has been answered."""
         cdef long long asked = 0
         cdef int rank
+        if self.counting:
+            return False
         for rank in range(self.size):
             if rank != self.rank:
                 asked += self.records[RECORD * rank + 3]
@@ -760,7 +844,16 @@ cdef class Collective:
             self._agreed()
             if self.protocol.stage == AGREEING:
                 self._contribute()
+            elif self.protocol.stage == LEAVING:
+                self.counting = True
+                self._contribute()
             self._send_what_is_due()
+
+    cdef void _count_questions(self) noexcept nogil:
+        """Learn how many questions each rank has asked that leaves; it asks no more."""
+        cdef int done
+        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
+        self.counting = not done
 
     cdef void _agreed(self) noexcept nogil:
         cdef int operation = self.protocol.operation
@@ -857,30 +950,39 @@ cdef class Collective:
 
     cdef void _begin_moving(self) noexcept nogil:
         """Begin an average over all ranks, from what the application publishes now if it is there."""
+        cdef bint publishes = self.has_x and not self.protocol.joined
+        if self.protocol.operation == AVERAGE:
+            if not self.contributed:
+                self._contribute_to_average(publishes)
+            self.contributed = False
+        elif publishes:
+            self._lend_unlocked()
+        if self._is_finishing() and self.joined_at == self.protocol.t and self.finite:
+            # Nobody has made more steps: what this rank has counts.
+            self._set_weight(self.weight_published)
+        if self.protocol.operation != AVERAGE:
+            self.gives = self.filled
+        self._move()
+
+    cdef void _move(self) noexcept nogil:
+        """Begin the exchange of an average over all ranks."""
         cdef int tag = self.sync_tag + <int>(self.protocol.ops % 2) * PHASES
         cdef bint publishes = self.has_x and not self.protocol.joined
         cdef char *source = self.snapshot
         cdef char **target = self.snapshot_arrays
         cdef char **copy = self.x if publishes or self._is_finishing() else NULL
         cdef char **saved = NULL
-        cdef bint in_memory = (self.protocol.operation != AVERAGE
-                               and self.exchange.shares(self.groups.everyone, self.size))
+        self.begun = True
         if self.protocol.operation == AVERAGE:
             source = self.third
             target = self.third_arrays
-            self._contribute_to_average(publishes)
             if self.lent:
                 target = self.x
                 copy = NULL
-        elif publishes:
-            self._lend_unlocked()
-        elif self.unchanged:
+        elif not publishes and self.unchanged:
             saved = self.second
-        if self._is_finishing() and self.joined_at == self.protocol.t and self.finite:
-            # Nobody has made more steps: what this rank has counts.
-            self._set_weight(self.weight_published)
-        self.begun = True
-        if in_memory:
+        if (self.protocol.operation != AVERAGE
+                and self.exchange.shares(self.groups.everyone, self.size)):
             self._describe(True, saved != NULL)
             self.exchange.begin_in_memory(
                 self.protocol.t + self.moved, True, self.groups.everyone, self.size,
@@ -889,12 +991,28 @@ cdef class Collective:
         self.exchange.begin(self.groups.everyone, self.size, self.rank, tag,
                             source, self.x, self.lent, False, target, copy, saved)
 
+    cdef void _move_with_equal_weights(self) noexcept nogil:
+        """Nobody's vector has weight: begin again, and let all that are finite count alike."""
+        cdef bint averages = self.protocol.operation == AVERAGE
+        self.weightless = True
+        self.moved += 1
+        self._renumber()
+        if averages:
+            weight_of(self.third)[0] = self.gives
+            self.lent = self.gives_own
+        else:
+            self._set_weight(self.gives)
+        self._move()
+
     cdef inline bint _is_finishing(self) noexcept nogil:
         return self.has_x and self.protocol.operation == FINISH
 
     cdef void _finish_moving(self) noexcept nogil:
         cdef int operation = self.protocol.operation
         self._end_exchange()
+        if self.weight == 0 and not self.weightless:
+            self._move_with_equal_weights()
+            return
         if operation != AVERAGE:
             self.synchronizations += 1
             if operation == SYNC and not self.protocol.joined:
@@ -919,11 +1037,15 @@ cdef class Collective:
 
     cdef void _end_operation(self) noexcept nogil:
         """What every rank does has been done; one that has joined enters the next operation."""
+        cdef bint averages
         self.taken_count = 0
-        self.taken_weight = self.weight
+        self.taken_weight = 0 if self.weightless else self.weight
+        self.weightless = False
         self.published = False
+        averages = self.protocol.operation == AVERAGE
         self.protocol.moved()
-        self._let_count_once()
+        if not averages:
+            self._let_count_once()
         self.moved += 1
         self._renumber()
         if self.protocol.stage != AGREEING:
@@ -1113,13 +1235,17 @@ cdef class Collective:
         Where that is the application's vector, lend it: the third then takes no memory.
         The cases are those of `_publish`. A sum is none of an average of something else.
         """
-        cdef double weight = self.weight_published
+        cdef double weight = self.weight_given
         cdef bint replaces = not self.conserving or not self.filled
+        self.gives = True
+        self.gives_own = False
         self._unlock_to_copy()
         if publishes and (replaces or self.unchanged) and self.layout.all_finite(self.x):
             self.lent = True
+            self.gives_own = True
         elif replaces and (publishes or self.summing):
             self.layout.zero(self.third_arrays)
+            self.gives = False
             weight = 0
         elif (publishes and not self.unreturned and not self.unchanged
                 and self.layout.finite_change(self.snapshot_arrays, self.x, self.second)):
@@ -1127,6 +1253,7 @@ cdef class Collective:
                 self.third_arrays, self.snapshot_arrays, self.x, self.second)
         else:
             self.layout.copy(self.third_arrays, self.snapshot_arrays)
+            self.gives = self.filled
             weight = weight_of(self.snapshot)[0]
         weight_of(self.third)[0] = weight
         self._lock_after_copy()
@@ -1190,6 +1317,7 @@ cdef class Collective:
         longer it sleeps. About ten times a second it looks for signals and stalls.
         """
         cdef Waiting waiting
+        global joining, joining_in
         cdef long long moves, busy
         cdef bint yields = self.crowded and self.layout.size >= LONG
         if self._reached(goal):
@@ -1202,17 +1330,16 @@ cdef class Collective:
         waiting.began = now()
         waiting.moved = waiting.began
         waiting.looked = waiting.began
+        waiting.circles = SECOND
         self.waiting_callers += 1
+        if self._is_joining():
+            joining, joining_in = self.identity, self.caller
         if yields:
             _set_slice(SLICE)
         try:
             while not self._reached(goal):
-                if self.error != 0 or self._is_failed(goal):
-                    with gil:
-                        self._raise_failure()
-                if self._misses(goal):
-                    with gil:
-                        raise self._missing()
+                if self.error != 0 or self._is_failed(goal) or self._misses(goal):
+                    self._give_up(goal)
                 moves = self.task.moves
                 self._pause(goal, &waiting)
                 self.progress()
@@ -1221,8 +1348,25 @@ cdef class Collective:
         finally:
             if yields:
                 _set_slice(0)
+            if joining == self.identity:
+                joining = 0
             self.waiting_callers -= 1
             self.waiting_ns += now() - waiting.began - (self._busy_ns() - busy)
+        return 0
+
+    cdef int _give_up(self, int goal) except -1 nogil:
+        """Raise why waiting is in vain.
+
+        Getting the GIL may take long: the progress thread drives in the meantime.
+        """
+        self.waiting_callers -= 1
+        pthread_mutex_unlock(&self.lock)
+        try:
+            with gil:
+                self._raise_failure(goal)
+        finally:
+            pthread_mutex_lock(&self.lock)
+            self.waiting_callers += 1
         return 0
 
     cdef int _pause(self, int goal, Waiting *waiting) except -1 nogil:
@@ -1233,8 +1377,7 @@ cdef class Collective:
         if waited < SPIN_BEFORE_SLEEP and not self.crowded and not look:
             return 0
         if look:
-            # Getting the GIL may take long: let the progress thread drive in the meantime.
-            self.waiting_callers -= 1
+            self.waiting_callers -= 1  # as in `_give_up`
         pthread_mutex_unlock(&self.lock)
         try:
             if look:
@@ -1242,8 +1385,7 @@ cdef class Collective:
                 with gil:
                     PyErr_CheckSignals()
                     self._look_for_stalls(goal, waiting, time)
-            if self.lonely:
-                (<Engine>the_engine).serve_once()
+            self._serve_others()
             if waited < SPIN_BEFORE_SLEEP:
                 sched_yield()
             else:
@@ -1268,13 +1410,13 @@ cdef class Collective:
         return (goal == DONE or goal == VECTORS_HELD or goal == CAUGHT_UP or goal == ANSWERED
                 or goal == PAUSED)
 
-    cdef int _raise_failure(self) except -1:
+    cdef int _raise_failure(self, int goal) except -1:
         if self.error != 0:
             raise CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
-        raise self._failure()
+        raise self._failure() if self._is_failed(goal) else self._missing()
 
     def _missing(self):
-        """The error of a rank that waits for one that makes no calls; the lock is held.
+        """The error of a rank that waits for one that makes no calls.
 
         All are told of it, but where that rank has closed: they will see that themselves, as this
         one leaves too. In join() it could not, for what it is in is everybody's.
@@ -1290,7 +1432,7 @@ cdef class Collective:
                 f"{text}is in average(), synchronize() or load(): all ranks enter these after the "
                 "same number of calls, and while none has joined"
             )
-        self._note_failure(f"{type(error).__name__}: {error}".encode())
+        self.fail(f"{type(error).__name__}: {error}")
         return error
 
     def _failure(self):
@@ -1302,42 +1444,104 @@ cdef class Collective:
     # Stalls
 
     cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
-        """Say once who is missing, end the job where that was asked for; without the lock."""
+        """Say who is missing, end the job where that was asked for; without the lock.
+
+        In close() and join(), where it is normal that others still compute, that is information;
+        a warning only if those have made no call for as long again.
+        """
         cdef long long waited = time - waiting.moved
-        if self.abort and waited > self.abort:
-            self._abort(waited)
-        # Who has closed or joined waits for ranks that still work.
-        if not self.stall or waited < self.stall or self.size == 1 or waiting.reported:
-            return 0
-        if (not self._is_calls(goal) or self.protocol.operation in (CLOSE, JOIN)
-                or self.purpose == JOIN):
+        cdef bint stalls = self.stall and waited >= self.stall and not waiting.warned
+        cdef bint aborts = self.abort and waited > self.abort
+        cdef bint circles = waited >= waiting.circles and (<Engine>the_engine).count > 1
+        if stalls and waiting.said and time - waiting.said < self.stall:
+            stalls = False
+        if self.size == 1 or not (stalls or aborts or circles):
             return 0
         if waiting.asked == 0:
             waiting.asked = time
             with nogil:
-                pthread_mutex_lock(&self.lock)
-                pthread_mutex_lock(&mpi_mutex)
-                self.inquiry.ask()
-                pthread_mutex_unlock(&mpi_mutex)
-                pthread_mutex_unlock(&self.lock)
-        elif self.inquiry.asking == 0 or time - waiting.asked > SECOND:
-            waiting.reported = True
-            log.warning("%s", self._describe_stall(waited * 1e-9))
+                self._ask()
+            return 0
+        if self.inquiry.asking and time - waiting.asked < ANSWERING:
+            return 0
+        waiting.asked = 0
+        if circles:
+            waiting.circles *= 2
+            self._look_for_circle()
+        if stalls:
+            self._say(waiting, time)
+        if aborts:
+            self._abort(waited)
         return 0
 
-    def _describe_stall(self, seconds):
-        """Say what this rank waits in, and for whom."""
+    cdef void _ask(self) noexcept nogil:
+        """Ask all ranks how far they are.
+
+        Not once all leave: the questions have been counted then, and nobody waits for another.
+        """
+        pthread_mutex_lock(&self.lock)
+        if self.protocol.stage != LEAVING and not self.closed:
+            pthread_mutex_lock(&mpi_mutex)
+            self.inquiry.ask()
+            pthread_mutex_unlock(&mpi_mutex)
+        pthread_mutex_unlock(&self.lock)
+
+    cdef int _say(self, Waiting *waiting, long long time) except -1:
+        """Say who is missing."""
+        cdef bint normal = self.closing or self._is_joining()
+        missing = self._missing_ranks()
+        waiting.warned = not normal or waiting.said and missing == self.said
+        if waiting.warned or not waiting.said:
+            level = logging.WARNING if waiting.warned else logging.INFO
+            log.log(level, "%s", self._describe_stall((time - waiting.moved) * 1e-9, missing))
+        waiting.said = time
+        self.said = missing
+        return 0
+
+    cdef inline bint _is_joining(self) noexcept nogil:
+        return self.protocol.joined or self.purpose == JOIN
+
+    def _missing_ranks(self):
+        """Return what each rank does that this one waits for; not those that wait as well."""
         cdef int rank
-        where, ranks = self._waits_in()
-        missing = {}
-        for rank in ranks:
-            if rank != self.rank and self._why_missing(rank):
-                missing.setdefault(self._why_missing(rank), []).append(rank)
-        listed = "; ".join(f"{name_ranks(who)}, {why}" for why, who in missing.items())
+        _, ranks = self._waits_in()
+        return {rank: self._why_missing(rank) for rank in ranks
+                if rank != self.rank and self._why_missing(rank)}
+
+    def _describe_stall(self, seconds, missing):
+        """Say what this rank waits in, and for whom."""
+        where, _ = self._waits_in()
+        whys = {}
+        for rank, why in missing.items():
+            whys.setdefault(why, []).append(rank)
+        listed = "; ".join(f"{name_ranks(who)}: {why}" for why, who in whys.items())
         return (
             f"rank {self.rank} has waited {seconds:.0f} s in {where} for "
-            + (listed or "nobody in particular: all are there")
+            + (listed or "no rank in particular: all have arrived")
         )
+
+    cdef int _look_for_circle(self) except -1:
+        """Raise where a rank waits for this one's join() of a collective, as this one does for it.
+
+        Only where one thread of each makes the calls of both, so that neither can go on.
+        """
+        cdef int rank
+        cdef Collective other
+        waits = [rank for rank, why in self._missing_ranks().items() if why.startswith(ELSEWHERE)]
+        for other in list((<Engine>the_engine).collectives):
+            if other is self or other.caller != self.caller or other._is_joining():
+                continue
+            for rank in waits:
+                if self.inquiry.answers[rank * ANSWER + 4] == other.identity:
+                    error = DisagreementError(
+                        f"rank {self.rank} waits in {self._waits_in()[0]} for rank {rank}, which "
+                        "waits in join() of another one for this rank: join both at once "
+                        "(collectives.join, or `with a.join(), b.join():` of optimizers)"
+                    )
+                    for each in (self, other):
+                        each.fail(f"DisagreementError: {error}")
+                    raise error
+        return 0
 
     def _waits_in(self):
         """Return what this rank's application waits in, in words, and the ranks it waits for."""
@@ -1347,12 +1551,14 @@ cdef class Collective:
             version = self.mailbox.protocol.calls
         if self.protocol.awaited() >= 0:
             return f"version {version}", [self._drawn()]
+        if self.protocol.operation == CLOSE:
+            return "close()", range(self.size)
         if self.protocol.operation != NONE:
             what = self.purpose or self.protocol.operation
-            return f"{OPERATIONS[what]} after {version} calls", range(self.size)
+            return f"{OPERATIONS[what]} after {_calls(version)}", range(self.size)
         if self.mailbox is not None:
             awaited = [rank for rank in range(self.size) if self.mailbox.protocol.waits_for(rank)]
-            return f"call {version}", awaited
+            return "close()" if self.closing else f"call {version}", awaited
         if self.protocol.vectors != RUNNING:
             return f"version {version}", range(self.size)
         running = f"version {self.protocol.running + self.protocol.base}"
@@ -1367,29 +1573,37 @@ cdef class Collective:
         """Return what a rank does instead of what this one waits for; None if it does that."""
         cdef long long *answer = &self.inquiry.answers[rank * ANSWER]
         cdef long long calls = answer[0] + (self.protocol.base if self.mailbox is None else 0)
+        completed = f"({_calls(calls)} completed)"
+        elsewhere = f"{ELSEWHERE if answer[4] else 'still computing'} {completed}"
+        what = OPERATIONS.get(answer[2] >> PURPOSE_SHIFT or answer[2])
+        if self.protocol.stage == LEAVING:
+            return None
         if not self.inquiry.answered[rank]:
-            return "which does not answer (stopped, or computing without a progress thread)"
-        if self.mailbox is not None and self.protocol.operation == NONE:
-            if answer[2]:
-                what = answer[2] >> PURPOSE_SHIFT or answer[2]
-                return f"which is in {OPERATIONS[what]} after {calls} calls"
-            return None if answer[3] else f"whose application computes after {calls} calls"
+            return "does not answer (stopped, or computing without a progress thread)"
+        if self.inquiry.stale:
+            return None
         if self.protocol.operation != NONE:
-            return None if answer[2] else f"whose application computes after {calls} calls"
+            if self.protocol.operation == CLOSE and what and answer[2] != CLOSE:
+                return f"in {what} {completed}"
+            return None if what else elsewhere
+        if self.mailbox is not None:
+            if what:
+                return f"in {what} {completed}"
+            return None if answer[3] else elsewhere
         if self.protocol.awaited() >= 0:
-            return f"which starts it and computes after {calls} calls"
+            return f"{elsewhere}, and drawn to start it"
         if answer[1] > self.protocol.running:
             return None
         # An interrupted call has been made, though its version is not over.
         if not (answer[3] or self.protocol.passive or answer[0] > self.protocol.running):
-            return f"whose application computes after {calls} calls"
+            return elsewhere
         if answer[1] < self.protocol.running:
-            return f"which is still in version {answer[1] + self.protocol.base}"
+            return f"still in version {answer[1] + self.protocol.base}"
         return None
 
     cdef int _abort(self, long long waited) except -1:
-        log.error("rank %d has waited %.0f s in %s, the limit that abort (WAGMA_ABORT) sets: "
-                  "it ends the job", self.rank, waited * 1e-9, self._waits_in()[0])
+        log.error("%s; that is the limit that abort (WAGMA_ABORT) sets: it ends the job",
+                  self._describe_stall(waited * 1e-9, self._missing_ranks()))
         logging.shutdown()
         end_job(self.control, 1)
 
@@ -1414,8 +1628,17 @@ cdef class Collective:
             self.layout.copy(self.snapshot_arrays, self.x)
         elif self._is_averaging() and not self.protocol.passive:
             # The operation goes on with what there is, and that would be nothing.
-            self._publish_between(self.x)
+            if self.protocol.operation == AVERAGE:
+                self._contribute_to_average(True)
+                if self.lent:
+                    self.layout.copy(self.third_arrays, self.x)
+                self.contributed = True
+            else:
+                self._publish_between(self.x)
         self.lent = False
+        # Of what it gave part may be nowhere any more.
+        self.gives = self.gives and not self.begun
+        self.gives_own = False
         if self.begun and self.task.target == self.x:
             self.task.target = self.snapshot_arrays if self.conserving else self.second
             if self.protocol.operation == AVERAGE:
@@ -1491,17 +1714,16 @@ cdef class Collective:
         """Average the vector in place over all ranks, and publish the average."""
         self._carry_out(SYNCHRONIZE, vector, PyBUF_WRITABLE)
 
-    def average(self, vector):
-        """Overwrite the vector by the average over all ranks, and change nothing else."""
-        self._carry_out(AVERAGE, vector, PyBUF_WRITABLE)
+    def average(self, vector, weight=None):
+        """Overwrite the vector by the average over all ranks, and change nothing else.
+
+        Its weight is that of the last call, unless one is given.
+        """
+        self._carry_out(AVERAGE, vector, PyBUF_WRITABLE, weight)
 
     def load(self, vector, long long version):
         """Go on from this vector, with this version for the next one."""
         self._carry_out(LOAD, vector, 0, None, version)
-
-    def join(self, vector):
-        """Take part in what the others do until all have joined, and get the average of all."""
-        self._carry_out(JOIN, vector, PyBUF_WRITABLE)
 
     def publish(self, vector, weight):
         """Contribute this vector, or its change since the last, while this rank is late."""
@@ -1514,57 +1736,79 @@ cdef class Collective:
 
     cdef Call _start(self, int what, vector, int flags, weight, long long version=0):
         """Begin what the application wants with its vector."""
-        cdef Call call = Call.__new__(Call)
-        cdef double given
-        cdef long long began
+        cdef Call call
         self._check_usable()
-        self._complete()
-        began = now()
+        self._enter()
+        try:
+            self._complete_pending()
+            call = self._open_call(what, vector, flags, weight)
+            self._begin_with(call, what, version)
+        finally:
+            self.guard.taken = False
+        return call
+
+    cdef Call _open_call(self, int what, vector, int flags, weight):
+        """Check what the application gives; all ranks hear of a mistake."""
+        cdef Call call = Call.__new__(Call)
+        call.collective = self
         try:
             call.vector = Opened(vector, self.layout, flags)
-            given = self.weight_published
-            if what == CALL or what == PUBLISH:
-                given = checked_weight(weight)
+            call.weight = self.weight_published
+            if what == CALL or what == PUBLISH or weight is not None:
+                call.weight = checked_weight(weight)
         except (TypeError, ValueError) as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
-        call.collective = self
-        self._enter()
+        return call
+
+    cdef int _begin_with(self, Call call, int what, long long version) except -1:
+        cdef long long began = now()
         try:
+            with nogil:
+                self._wait_until(CAUGHT_UP)
+            if self.disagreed != NONE:
+                self._forget_disagreement()
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
-                    # What an exception interrupted before is carried on to its end first.
-                    self._wait(CAUGHT_UP)
-                    if self.disagreed != NONE:
-                        with gil:
-                            self._forget_disagreement()
                     self.x = call.vector.arrays
                     self.has_x = True
-                    self.weight_given = given
+                    self.weight_given = call.weight
                     self.loading = version
                     self._begin(what)
                     self.progress()
                 finally:
                     pthread_mutex_unlock(&self.lock)
-                    self.calls_ns += now() - began
+                self._serve_others()
         except:
             with nogil:
                 self._abandon()
             raise
         finally:
-            self.entered = False
+            self.calls_ns += now() - began
         self.pending = call
-        return call
+        return 0
+
+    cdef int _wait_until(self, int goal) except -1 nogil:
+        """Wait, without the lock on entry and exit."""
+        pthread_mutex_lock(&self.lock)
+        try:
+            self._wait(goal)
+        finally:
+            pthread_mutex_unlock(&self.lock)
+        return 0
+
+    cdef void _serve_others(self) noexcept nogil:
+        """Where there is no progress thread, advance the process's other collectives too."""
+        if self.lonely:
+            (<Engine>the_engine).serve_once()
 
     cdef int _enter(self) except -1:
-        """Keep a signal handler's call, or another thread's, out of one that is going on."""
-        if self.entered:
-            raise RuntimeError(
-                "this collective is in a call already: a signal handler or another thread cannot "
-                "make one as well"
-            )
-        self.entered = True
+        """Keep a forked child out, and other calls than this one."""
+        if forked:
+            check_owner(self.pid)
+        self.guard.__enter__()
+        self.caller = PyThread_get_thread_ident()
         return 0
 
     cdef int _forget_disagreement(self) except -1:
@@ -1590,21 +1834,30 @@ cdef class Collective:
 
     def attach(self, Mailbox mailbox):
         """Serve this mailbox too, whose protocol begins."""
-        with nogil:
-            pthread_mutex_lock(&self.lock)
-            mailbox.protocol.begin()
-            with gil:
-                self.mailbox = mailbox
-            pthread_mutex_unlock(&self.lock)
+        # Nothing serves this collective yet, so the lock is not needed.
+        mailbox.protocol.begin()
+        self.mailbox = mailbox
 
     def check(self, vector):
         """Raise, and tell all ranks, where this vector cannot be averaged here or now."""
+        if self.lonely:
+            with nogil:
+                self._catch_up_with_letters()
         self._check_usable()
         try:
             Opened(vector, self.layout, PyBUF_WRITABLE)
         except (TypeError, ValueError) as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
+
+    cdef void _catch_up_with_letters(self) noexcept nogil:
+        """Without a progress thread, take in what has come: a call need not wait for any of it."""
+        cdef long long moves = -1
+        pthread_mutex_lock(&self.lock)
+        while self.task.moves != moves:
+            moves = self.task.moves
+            self.progress()
+        pthread_mutex_unlock(&self.lock)
 
     def call_peers(self, vector):
         """Make the next call of the mailbox's protocol, in place."""
@@ -1613,6 +1866,10 @@ cdef class Collective:
     def publish_change(self, vector):
         """Publish what the application has changed; it goes on from this vector."""
         self._use_mailbox(PUBLISH, vector)
+
+    def hand_in(self, vector):
+        """Give what the application has changed since its last call, outside of any call."""
+        self._use_mailbox(HAND_IN, vector)
 
     def settle(self):
         """Carry a call that an exception interrupted on to its end."""
@@ -1653,11 +1910,11 @@ cdef class Collective:
         cdef Opened opened = None
         cdef char **arrays = NULL
         cdef long long began = now()
-        if vector is not None:
-            opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
-            arrays = opened.arrays
         self._enter()
         try:
+            if vector is not None:
+                opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
+                arrays = opened.arrays
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
@@ -1669,8 +1926,9 @@ cdef class Collective:
                     self.mailbox.forget_user()
                     self.calls_ns += now() - began
                     pthread_mutex_unlock(&self.lock)
+                self._serve_others()
         finally:
-            self.entered = False
+            self.guard.taken = False
         return 0
 
     cdef int _do_with_mailbox(self, int what, char **arrays, long long calls) except -1 nogil:
@@ -1681,6 +1939,10 @@ cdef class Collective:
             self.timely += 1
         elif what == PUBLISH:
             self.mailbox.publish_change(arrays)
+        elif what == HAND_IN:
+            self.mailbox.take_in(arrays)
+            self.mailbox.protocol.hand_in()
+            self._wait(ANSWERED)
         elif what == PAUSE:
             self.mailbox.protocol.pause()
             self._wait(PAUSED)
@@ -1721,8 +1983,7 @@ cdef class Collective:
             pthread_mutex_lock(&self.lock)
             self.progress()
             pthread_mutex_unlock(&self.lock)
-            if self.lonely:
-                (<Engine>the_engine).serve_once()
+            self._serve_others()
         if not self.done and not self._is_failed(DONE) and self.error == 0:
             return False
         self._complete()
@@ -1730,19 +1991,23 @@ cdef class Collective:
 
     cdef int _complete(self) except -1:
         """Wait for the call that was started, if there is one."""
+        if self.pending is None:
+            return 0
+        self._enter()
+        try:
+            self._complete_pending()
+        finally:
+            self.guard.taken = False
+        return 0
+
+    cdef int _complete_pending(self) except -1:
         cdef long long began = now()
         cdef Call call = self.pending
         if call is None:
             return 0
-        self._enter()
         try:
             with nogil:
-                pthread_mutex_lock(&self.lock)
-                try:
-                    self._wait(DONE)
-                finally:
-                    pthread_mutex_unlock(&self.lock)
-                    self.calls_ns += now() - began
+                self._wait_until(DONE)
         except BaseException as error:
             with nogil:
                 self._abandon()
@@ -1751,7 +2016,7 @@ cdef class Collective:
                 f"the call was interrupted by {type(error).__name__}")
             raise
         finally:
-            self.entered = False
+            self.calls_ns += now() - began
         self._settle(call)
         if call.error is not None:
             raise call.error
@@ -1769,7 +2034,7 @@ cdef class Collective:
         """Give a completed call its result or its error."""
         self._forget(call)
         if self.disagreed != NONE:
-            call.error = self._disagreement(self.disagreed)
+            call.error = self._disagreement()
             self.disagreed = NONE
         else:
             call.result = self._result()
@@ -1807,6 +2072,10 @@ cdef class Collective:
             strncpy(self.failure, text, TEXT - 1)
             self.protocol.notice(self.rank, -1)
 
+    def start_join(self, vector):
+        """Begin to take part in what the others do until all have joined, and return the `Call`."""
+        return self._start(JOIN, vector, PyBUF_WRITABLE, None)
+
     def begin_close(self):
         """Let the others know that this rank closes, where that needs no waiting."""
         with nogil:
@@ -1824,32 +2093,21 @@ cdef class Collective:
         if self.closed:
             return
         self._enter()
-        with nogil:
-            pthread_mutex_lock(&self.lock)
-            try:
-                if self.protocol.operation != CLOSE:
-                    # What was started, or an exception interrupted, is carried on to its end first.
-                    if self.has_x:
-                        self._wait(SETTLED)
-                        with gil:
-                            self._settle(self.pending)
-                    self._wait(OVER)
-                    if self.mailbox is not None:
-                        if not self.mailbox.protocol.leaving:
-                            self.mailbox.protocol.leave()
-                        self._wait(QUIET)
-                    self._begin_operation(CLOSE)
-                self._wait(LEFT)
-                if self.mailbox is not None:
-                    if not self.mailbox.ending:
-                        self.mailbox.end()
-                    self._wait(EMPTY)
-            finally:
-                # The times are those of calls.
-                self.waiting_ns = waiting
-                self.entered = False
-                pthread_mutex_unlock(&self.lock)
+        self.closing = True
+        try:
+            if self.protocol.operation != CLOSE and self.has_x:
+                # What was started is carried on to its end first.
+                with nogil:
+                    self._wait_until(SETTLED)
+                self._settle(self.pending)
+            with nogil:
+                self._leave()
+        finally:
+            # The times are those of calls.
+            self.waiting_ns = waiting
+            self.guard.taken = False
         self.closed = True
+        self.last_vector = None
         pthread_mutex_lock(&mpi_mutex)
         for k in range(self.dimensions):
             MPI_Request_free(&self.receives[k])
@@ -1857,9 +2115,31 @@ cdef class Collective:
             self.mailbox.free_type()
         pthread_mutex_unlock(&mpi_mutex)
 
+    cdef int _leave(self) except -1 nogil:
+        """Enter CLOSE, once what an exception interrupted is over, and wait for its end."""
+        pthread_mutex_lock(&self.lock)
+        try:
+            if self.protocol.operation != CLOSE:
+                self._wait(OVER)
+                if self.mailbox is not None:
+                    if not self.mailbox.protocol.leaving:
+                        self.mailbox.protocol.leave()
+                    self._wait(QUIET)
+                self._begin_operation(CLOSE)
+            self._wait(LEFT)
+            if self.mailbox is not None:
+                if not self.mailbox.ending:
+                    self.mailbox.end()
+                self._wait(EMPTY)
+        finally:
+            pthread_mutex_unlock(&self.lock)
+        return 0
+
     def statistics(self):
         """Return the counts and times of `statistics.Statistics`, in its order, times in seconds."""
         cdef int staleness, last = 0
+        if forked:
+            check_owner(self.pid)
         with nogil:
             pthread_mutex_lock(&self.lock)
             self._note_executed(self._next())
@@ -1881,21 +2161,19 @@ cdef class Collective:
             self._busy_ns() * 1e-9,
         )
 
-    def _disagreement(self, int operation):
+    def _disagreement(self):
         """The error of a rank whose operation was not everybody's."""
+        cdef int rank, i
         entered = by_value(
             tuple([self.records[RECORD * rank + i] for i in (0, 5, 2)]) for rank in range(self.size)
         )
-        others = "; ".join(
-            f"{name_ranks(ranks)} entered "
-            + (f"load() of version {detail}" if kind == LOAD else OPERATIONS[detail or kind])
-            + f" after {calls} calls"
-            for (kind, calls, detail), ranks in sorted(entered.items())
-        )
         closing = any(kind == CLOSE for kind, _, _ in entered)
+        (mine,) = (what for what, ranks in entered.items() if self.rank in ranks)
+        del entered[mine]
+        others = "; ".join(f"{name_ranks(ranks)} entered {_operation(*what)}"
+                           for what, ranks in sorted(entered.items()))
         return (ClosedError if closing else DisagreementError)(
-            f"rank {self.rank} waits in {OPERATIONS[self.purpose or operation]} after "
-            f"{self.records[RECORD * self.rank + 5]} calls, "
+            f"rank {self.rank} waits in {_operation(*mine)}, "
             f"which needs all ranks to make the same calls, but {others}"
         )
 
@@ -1908,6 +2186,23 @@ cdef class Collective:
     def executed(self):
         """Number of the next version to be executed here: how many have been, by anybody's call."""
         return self._next() + self.protocol.base
+
+    def is_closing(self, int rank):
+        """Return whether a rank has answered that it closes, and ask all again; call it often."""
+        cdef bint closing
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.progress()
+            closing = (self.inquiry.answered[rank]
+                       and self.inquiry.answers[rank * ANSWER + 2] == CLOSE)
+            pthread_mutex_unlock(&self.lock)
+            self._ask()
+        return closing
+
+    @property
+    def failure(self):
+        """The rank of whose failure this one has heard, and the error of that; (−1, None): none."""
+        return self.protocol.failed, self._failure() if self.protocol.failed >= 0 else None
 
     @property
     def broken(self):
@@ -1936,16 +2231,22 @@ cdef void _ask_for_short_slices() noexcept nogil:
     prctl(PR_SET_TIMERSLACK, 1)
 
 
+cdef class Stop:
+    """Tells one progress thread to end."""
+    cdef bint asked
+
+
 cdef class Engine:
     """The process's progress thread, which serves all its collectives."""
     cdef void *served[MAX_COLLECTIVES]
     cdef int count
     cdef pthread_mutex_t lock
-    cdef bint stopping, spinning
+    cdef bint spinning
     # Of the last round: what has moved, and how long the thread may sleep.
     cdef long long moves, pause
     cdef list collectives  # keeps those served alive
     cdef object thread
+    cdef Stop stop
 
     def __init__(self):
         pthread_mutex_init(&self.lock, NULL)
@@ -1954,6 +2255,7 @@ cdef class Engine:
     def add(self, Collective collective, str mode):
         """Serve a collective; the first one starts the thread, unless the mode is "none"."""
         cdef void *pointer = <void *>collective
+        cdef Stop stop = Stop()
         collective.lonely = mode == "none"
         self.collectives.append(collective)
         # Not with the GIL held in between: the thread that serves all collectives takes this lock.
@@ -1963,10 +2265,14 @@ cdef class Engine:
             self.count += 1
             pthread_mutex_unlock(&self.lock)
         self.spinning = mode == "dedicated"
-        if self.thread is None and mode != "none" and collective.size > 1:
-            self.stopping = False
-            self.thread = threading.Thread(target=self._serve, name="wagma-engine", daemon=True)
-            self.thread.start()
+        if mode == "none" or collective.size == 1:
+            return
+        thread = threading.Thread(
+            target=self._serve, args=[stop], name="wagma-engine", daemon=True)
+        # Nothing here lets go of the GIL, so of several threads that open one only one starts it.
+        if self.thread is None:
+            self.thread, self.stop = thread, stop
+            thread.start()
 
     def remove(self, Collective collective):
         """Serve a closed collective no longer; the last one stops the thread."""
@@ -1981,33 +2287,34 @@ cdef class Engine:
             self.count = kept
             pthread_mutex_unlock(&self.lock)
         self.collectives.remove(collective)
-        if kept == 0 and self.thread is not None:
+        # Another thread may have added one by now; what it adds later is served by a new thread.
+        if self.count == 0 and self.thread is not None:
             thread, self.thread = self.thread, None
-            self.stopping = True
+            self.stop.asked = True
             thread.join()
 
-    def _serve(self):
+    def _serve(self, Stop stop):
         with nogil:
             _ask_for_short_slices()
-            self._loop()
+            self._loop(stop)
 
     cdef bint serve_once(self) noexcept nogil:
         """Advance each collective that no caller drives; return whether work is in flight."""
         cdef int i
         cdef bint busy = False
+        pthread_mutex_lock(&self.lock)
         self.moves = 0
         self.pause = LONGEST_PAUSE
-        pthread_mutex_lock(&self.lock)
         for i in range(self.count):
             busy |= self._look_after(<Collective>self.served[i])
         pthread_mutex_unlock(&self.lock)
         return busy
 
-    cdef void _loop(self) noexcept nogil:
+    cdef void _loop(self, Stop stop) noexcept nogil:
         cdef int polls = 0
         cdef bint busy
         cdef long long pause, moves = 0
-        while not self.stopping:
+        while not stop.asked:
             busy = self.serve_once()
             pause = self.pause
             if not busy or self.moves != moves:

@@ -1,9 +1,9 @@
 from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 
 cdef enum:
-    # What a rank answers: its next version, its next version to be executed, its operation, and
-    # whether its application is in the call of a version.
-    ANSWER = 4
+    # What a rank answers: its next version, its next version to be executed, its operation, whether
+    # its application is in the call of a version, and in the join() of which collective it is.
+    ANSWER = 5
 
 cdef class Inquiry:
     cdef MPI_Comm comm
@@ -17,6 +17,7 @@ cdef class Inquiry:
     cdef MPI_Request *receives
     cdef long long *answers
     cdef bint *answered
+    cdef bint stale
 
     cdef void progress(self, const long long *answer) noexcept nogil
     cdef void ask(self) noexcept nogil

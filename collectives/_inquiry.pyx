@@ -73,9 +73,13 @@ cdef class Inquiry:
                     self.asking += not done
 
     cdef void ask(self) noexcept nogil:
-        """Ask all other ranks, unless the answers to the last question are not all there."""
+        """Ask all other ranks.
+
+        Where the answers to the last question are not all there, those that are, are stale.
+        """
         cdef int rank
-        if self.asking:
+        self.stale = self.asking > 0
+        if self.stale:
             return
         self.asked += 1
         for rank in range(self.size):

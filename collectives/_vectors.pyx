@@ -128,6 +128,7 @@ cdef class Opened:
 
     def __init__(self, vector, Layout layout, int flags):
         cdef int i
+        cdef bint in_order = True
         if layout.single:
             arrays = (vector,)
         elif isinstance(vector, (list, tuple)) and len(vector) == layout.count:
@@ -155,6 +156,10 @@ cdef class Opened:
                     or self.views[i].format[1] != 0
                     or <size_t>self.arrays[i] % layout.kernels[i].itemsize != 0):
                 raise _what_is_wrong(arrays[i], layout, i)
+            if i > 0 and self.arrays[i] < self.arrays[i - 1] + self.views[i - 1].len:
+                in_order = False
+        if not in_order:
+            _check_apart(arrays)
 
     def __dealloc__(self):
         cdef int i
@@ -162,6 +167,17 @@ cdef class Opened:
             PyBuffer_Release(&self.views[i])
         free(self.views)
         free(self.arrays)
+
+
+def _check_apart(arrays):
+    """Raise ValueError where two of the arrays share memory."""
+    import numpy
+
+    from collectives.settings import sharing_error
+
+    error = sharing_error([numpy.asarray(array) for array in arrays], "array {} of the vector")
+    if error is not None:
+        raise error
 
 
 def _not_such_a_list(vector, Layout layout):

@@ -15,6 +15,7 @@ __all__ = [
 ]
 
 TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+TORCH_COUNT = "WORLD_SIZE"
 
 
 def raise_together(comm, error: Exception | None) -> None:
@@ -66,6 +67,11 @@ def singleton_error(world_size: int) -> RuntimeError | None:
     tasks, name = launched_tasks()
     if world_size > 1 or tasks == 1:
         return None
+    if name == TORCH_COUNT:
+        return RuntimeError(
+            f"MPI made each of the job's {tasks} processes ({name}) a job of its own, because it "
+            "does not know torchrun: start it with mpiexec or srun"
+        )
     return RuntimeError(
         f"MPI made each of the job's {tasks} tasks ({name}) a job of its own: start it "
         "with its own mpiexec, or with the --mpi of srun that fits it (pmi2 for MPICH, "
@@ -74,8 +80,14 @@ def singleton_error(world_size: int) -> RuntimeError | None:
 
 
 def launched_tasks() -> tuple[int, str]:
-    """Return how many tasks the launcher has started, and the variable that says so; else 1."""
-    for name in TASK_COUNTS:
+    """Return how many tasks the launcher has started, and the variable that says so; else 1.
+
+    What torchrun says counts most where it is at work, because `srun` may have started it. Other
+    launchers of torch's set its variables, too, and so do scripts that start no process.
+    """
+    torch = (TORCH_COUNT,) if "LOCAL_RANK" in os.environ else ()
+    at_work = "TORCHELASTIC_RUN_ID" in os.environ
+    for name in (*torch, *TASK_COUNTS) if at_work else (*TASK_COUNTS, *torch):
         tasks = os.environ.get(name, "")
         if tasks.isdigit() and int(tasks) > 1:
             return int(tasks), name

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
-import traceback
+import secrets
 
 from collectives import process, settings
 from collectives.agreement import raise_together
-from collectives.errors import CollectiveError, RankFailedError
+from collectives.description import Described
+from collectives.errors import CollectiveError
+from collectives.meeting import meet
 from collectives.node import Node
 from collectives.settings import DEFAULT_LATE
 from collectives.statistics import Statistics
+from collectives.topology import default_group_size
 
 __all__ = ["DEFAULT_LATE", "GroupAllreduce"]
 
 
-class GroupAllreduce:
+class GroupAllreduce(Described):
     """Averages a vector over a group of ranks that changes with every call; nobody is waited for.
 
     Any rank may start a version of the collective. It then reaches all other ranks, and each takes
@@ -33,7 +35,8 @@ class GroupAllreduce:
             that are averaged together, of the same dtypes and lengths on all ranks: float16,
             bfloat16 (of ml_dtypes), float32 or float64. Halves are averaged in float32. Unless
             `wait` is "group" the vector is contributed until this rank publishes.
-        group_size: largest number of ranks S that average with each other, 1 ≤ S ≤ comm.size.
+        group_size: largest number of ranks S that average with each other, 1 ≤ S ≤ comm.size; by
+            default the paper's √comm.size, rounded up to a power of two.
         sync_period: every how many calls τ all ranks average, at least 1.
         groups: "changing" with every call, or "fixed": those of the first call for ever, so that
             only the averages over all ranks spread an update beyond them.
@@ -81,12 +84,14 @@ class GroupAllreduce:
         joining go beyond the paper.
     """
 
+    _shown = ("group_size", "sync_period")
+
     def __init__(
         self,
         comm,
         like,
         *,
-        group_size,
+        group_size=None,
         sync_period=10,
         groups="changing",
         wait="nobody",
@@ -123,11 +128,20 @@ class GroupAllreduce:
         """
         check_comm(comm)
         native, error = _native()
+        if given["group_size"] is None:
+            given["group_size"] = default_group_size(comm.size)
         given = settings.resolve(like, **given)
+        where = f"the constructor of {type(self).__name__.lstrip('_')}"
+        meet(comm, where, *settings.limits(given["stall"], given["abort"]))
         with process.interrupts_held():
-            raise_together(comm, error or settings.first_error(comm, like, given))
-            raise_together(comm, settings.difference(comm, given))
-            self._build(native, comm, like, given)
+            error = error or settings.first_error(comm, like, given)
+            try:
+                raise_together(comm, error or process.reserve(self, given["engine"]))
+                raise_together(comm, settings.difference(comm, given))
+                self._build(native, comm, like, given)
+            except BaseException:
+                process.release(self)
+                raise
 
     def _build(self, native, comm, like, given):
         self.comm = comm
@@ -139,6 +153,7 @@ class GroupAllreduce:
         settings.set_log_level(given["log_level"])
         node = Node(comm)
         self._communicators = comm.Dup(), comm.Dup()
+        self._identity = comm.bcast(secrets.randbits(62))
         self.native = None
         try:
             self._allocate(native, node, like, given)
@@ -177,6 +192,7 @@ class GroupAllreduce:
             self.native = native.Collective(
                 *self._communicators,
                 [like] if single else list(like),
+                identity=self._identity,
                 single=single,
                 group_size=self.group_size,
                 sync_period=self.sync_period,
@@ -271,9 +287,21 @@ class GroupAllreduce:
         This rank then has weight 0; under the conserving rule, from the next synchronisation on,
         so that nothing it has done is lost. When all have joined, `vector` is the average of those
         that made the most calls and of those whose weight is not yet 0, bitwise equal on all ranks,
-        and all have made as many calls.
+        and all have made as many calls. To join several collectives see `collectives.join`.
         """
-        self.native.join(vector)
+        with self.joining(vector):
+            pass
+
+    @contextlib.contextmanager
+    def joining(self, vector):
+        """Begin to join, and wait for the others only at the end of the block.
+
+        `vector` belongs to the collective inside, and after an exception there until `close`, which
+        completes what was begun. See `collectives.join`.
+        """
+        call = self.native.start_join(vector)
+        yield
+        call.wait()
 
     def statistics(self):
         """Return the `collectives.statistics.Statistics` of this rank so far."""
@@ -282,7 +310,7 @@ class GroupAllreduce:
     def fail(self, error):
         """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
         if self._is_ours() and not (self.closed or self.native.broken):
-            self.native.fail(_describe(error))
+            self.native.fail(process.describe(error))
 
     @contextlib.contextmanager
     def failing_together(self):
@@ -340,8 +368,7 @@ class GroupAllreduce:
     def __exit__(self, kind, error, trace):
         if _is_failure(error) and self.size > 1 and not self.closed and self._is_ours():
             # Closing waits for the other ranks, and the interpreter prints only after that.
-            sys.stderr.write(f"rank {self.rank} is closing because of\n{_long(error)}")
-            sys.stderr.flush()
+            process.tell(error, self.rank)
             process.fail(error)
         self.close()
 
@@ -359,21 +386,6 @@ def _is_failure(error) -> bool:
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None and not isinstance(error, GeneratorExit)
-
-
-def _describe(error) -> str:
-    """Return an exception's type and text, also where it cannot say its text."""
-    try:
-        return f"{type(error).__name__}: {error}".removesuffix(": ")
-    except Exception:
-        return type(error).__name__
-
-
-def _long(error) -> str:
-    """Return an exception with its traceback, unless another rank or a signal is its cause."""
-    if isinstance(error, Exception) and not isinstance(error, RankFailedError):
-        return "".join(traceback.format_exception(error))
-    return f"{_describe(error)}\n"
 
 
 def _native():

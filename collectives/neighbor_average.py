@@ -25,7 +25,7 @@ class NeighborAverage(PeerCollective):
             ring 1/3 each (`collectives.graphs.mixing_matrix`).
         clock: "neighbours": a call waits for the neighbours. "global": for the same call of all
             ranks, as in WAGMA-SGD's comparison.
-        **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Raises:
         TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
@@ -34,7 +34,20 @@ class NeighborAverage(PeerCollective):
     Algorithm 1 (D-PSGD).
     """
 
-    def __init__(self, comm, like, *, graph=None, mixing=None, clock="neighbours", **options):
+    def __init__(
+        self,
+        comm,
+        like,
+        *,
+        graph=None,
+        mixing=None,
+        clock="neighbours",
+        engine=None,
+        transport=None,
+        stall=None,
+        abort=None,
+        log_level=None,
+    ):
         def plan():
             from collectives.protocols import neighbor_average
 
@@ -60,7 +73,16 @@ class NeighborAverage(PeerCollective):
                 clock == "global",
             )
 
-        super().__init__(comm, like, plan, **options)
+        super().__init__(
+            comm,
+            like,
+            plan,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
 
     def _result(self, version: int) -> PeerResult:
         return PeerResult(version, True, version, self._group, len(self._group), False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from collectives import graphs
 from collectives.peers import PeerCollective
 from collectives.settings import is_integer
@@ -22,7 +24,7 @@ class PairwiseAverage(PeerCollective):
         graph: connected undirected networkx graph of the ranks, or a directed one with all edges
             in both directions, bipartite or not. None: any rank may meet any other.
         seed: of the neighbours drawn; an integer, from 0 on.
-        **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Raises:
         TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
@@ -31,7 +33,19 @@ class PairwiseAverage(PeerCollective):
     Algorithm 1 (AD-PSGD). That it needs no bipartite graph goes beyond the paper.
     """
 
-    def __init__(self, comm, like, *, graph=None, seed=0, **options):
+    def __init__(
+        self,
+        comm,
+        like,
+        *,
+        graph=None,
+        seed=0,
+        engine=None,
+        transport=None,
+        stall=None,
+        abort=None,
+        log_level=None,
+    ):
         def plan():
             from collectives.protocols import pairwise_average
 
@@ -52,7 +66,16 @@ class PairwiseAverage(PeerCollective):
                 mailbox, rank, size, neighbors, int(seed)
             )
 
-        super().__init__(comm, like, plan, **options)
+        super().__init__(
+            comm,
+            like,
+            plan,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
 
     def average(self, vector) -> None:
         """Overwrite `vector` by the average of all ranks' models, with what each changed since.
@@ -68,19 +91,33 @@ class PairwiseAverage(PeerCollective):
         Collective. All ranks then have the average of all models, and have made as many calls as
         the one that made the most.
         """
-        with self._together("join()"):
-            self._go_on(vector, self._prepare(vector))
+        super().join(vector)
 
-    def _prepare(self, vector) -> int:
+    @contextlib.contextmanager
+    def joining(self, vector):
+        """Begin to join, and wait for the others only at the end of the block."""
+        with self._together("join()"):
+            self._begin_to_prepare(vector)
+            yield
+            self._go_on(vector, self._end_preparing(vector))
+
+    def _prepare(self, vector) -> None:
+        self._begin_to_prepare(vector)
+        self._end_preparing(vector)
+
+    def _begin_to_prepare(self, vector) -> None:
+        """Put in what this rank has changed, and begin no pair any more."""
+        self._carry_out(self._native.publish_change, vector)
+        self._native.pause(True)
+
+    def _end_preparing(self, vector) -> int:
         """Put this rank's model into `vector`, once no pair is being averaged; collective.
 
         Returns:
             How many calls the rank with the most has made.
         """
-        self._carry_out(self._native.publish_change, vector)
-        self._native.pause(True)
         last = self._meet(vector)
         # Nobody begins a pair any more, and whoever had begun one has done its part.
         self._native.pause(True)
-        self.model(vector)
+        self._read_model(vector)
         return last

@@ -24,7 +24,7 @@ class ParameterServer(PeerCollective):
             that the model has taken in since.
         backups: b of "backup", from 0 to P − 1.
         server: the rank that keeps the model.
-        **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Raises:
         TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
@@ -34,7 +34,20 @@ class ParameterServer(PeerCollective):
     Heterogeneity-Aware Distributed Parameter Servers, 2017 (staleness).
     """
 
-    def __init__(self, comm, like, *, mode="bsp", backups=0, server=0, **options):
+    def __init__(
+        self,
+        comm,
+        like,
+        *,
+        mode="bsp",
+        backups=0,
+        server=0,
+        engine=None,
+        transport=None,
+        stall=None,
+        abort=None,
+        log_level=None,
+    ):
         def plan():
             from collectives.protocols import parameter_server
 
@@ -51,7 +64,16 @@ class ParameterServer(PeerCollective):
                 mailbox, comm.rank, comm.size, mode, int(server), int(backups)
             )
 
-        super().__init__(comm, like, plan, **options)
+        super().__init__(
+            comm,
+            like,
+            plan,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
         self.server = int(server)
 
     @property
@@ -60,8 +82,21 @@ class ParameterServer(PeerCollective):
         return self._protocol.dropped
 
     def average(self, vector) -> None:
-        """Overwrite `vector` by the server's model, and leave all else as it is; collective."""
+        """Overwrite `vector` by the server's model, and leave all else as it is; collective.
+
+        What ranks have changed since their last calls is not in it.
+        """
         super().average(vector)
+
+    def synchronize(self, vector) -> None:
+        """Add what all ranks have changed since their last calls, and get the model; collective.
+
+        A change counts 1/P, as in `join`.
+        """
+        with self._together("synchronize()"):
+            self._carry_out(self._native.hand_in, vector)
+            self._prepare(vector)
+            self._go_on(vector, self.version)
 
     def load(self, vector, version: int) -> None:
         """Go on from the server's `vector` after `version` calls; collective."""
@@ -80,7 +115,7 @@ class ParameterServer(PeerCollective):
         self._native.pause(True)  # rounds need not wait for this rank
         self._meet(vector)  # the server has all changes once all are here
         if self.rank == self.server:
-            self.model(vector)
+            self._read_model(vector)
         self._weigh(vector)
 
     def _weigh(self, vector) -> None:

@@ -18,7 +18,8 @@ import contextlib
 
 import numpy as np
 
-from collectives import settings
+from collectives import process, settings
+from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce
 
 __all__ = ["PartialAllreduce"]
@@ -27,7 +28,7 @@ BLOCK = 1 << 15  # elements that are passed over at a time, and stay in cache
 WRITABLE = 1  # PyBUF_WRITABLE
 
 
-class PartialAllreduce:
+class PartialAllreduce(Described):
     """Averages what the ranks put in over all of them, without waiting for late ones.
 
     A rank that calls puts its vector in, and gets back what all have put in, divided by the number
@@ -62,6 +63,8 @@ class PartialAllreduce:
     Source: eager-SGD (Li et al., PPoPP 2020), section 4; that nothing is lost, average(), load()
     and joining go beyond the paper.
     """
+
+    _shown = ("trigger", "sync_period")
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class PartialAllreduce:
             for array, sums in zip([like] if self._single else like, self._send, strict=True)
         ]
         self._check = _check_of(like)
+        self._guard = process.native().Guard()
         self._dropped = 0
 
     def __call__(self, vector):
@@ -142,17 +146,18 @@ class PartialAllreduce:
             self._take(arrays)
             self._begin_period()
 
-    def average(self, vector):
+    def average(self, vector, *, weight=1.0):
         """Overwrite `vector` by its mean over all ranks, and leave alone what was put in.
 
         Collective: all ranks call it between the same two calls. Ranks that have joined, or whose
-        vector is not finite, do not count.
+        vector is not finite, do not count. Where no rank is left that has a weight, all finite
+        vectors count alike.
         """
         with self._operation(vector) as arrays:
             for array, wide in zip(arrays, self._wide, strict=True):
                 if wide is not None:
                     wide[...] = array
-            self._sums.average(self._averaged(arrays))
+            self._sums.native.average(self._averaged(arrays), weight)
             for array, wide in zip(arrays, self._wide, strict=True):
                 if wide is not None:
                     array[...] = wide
@@ -165,10 +170,17 @@ class PartialAllreduce:
         the last period that this rank has not got; what came out of others' synchronisations
         before is not in it.
         """
+        with self.joining(vector):
+            pass
+
+    @contextlib.contextmanager
+    def joining(self, vector):
+        """Begin to join, and wait for the others only at the end of the block."""
         with self._operation(vector) as arrays:
             self._put(arrays)
             before = self._sums.native.synchronizations
-            self._sums.join(self._averaged(arrays))
+            with self._sums.joining(self._averaged(arrays)):
+                yield
             if self._sums.native.synchronizations > before + 1:
                 _zero(self._receive)
             self._take(arrays)
@@ -180,8 +192,9 @@ class PartialAllreduce:
         For checkpoints, which lose nothing after a synchronisation; collective: all ranks call it
         between the same two calls, with the same version, else they raise DisagreementError.
         """
-        self._begin_period()
-        self._sums.load(self._send[0] if self._single else self._send, version)
+        with self._guard:
+            self._begin_period()
+            self._sums.load(self._send[0] if self._single else self._send, version)
 
     def statistics(self):
         """Return the `collectives.statistics.Statistics` of this rank so far."""
@@ -227,7 +240,7 @@ class PartialAllreduce:
     @contextlib.contextmanager
     def _operation(self, vector):
         """Check a vector and give its arrays; what goes wrong goes wrong for all ranks."""
-        with self._sums.failing_together():
+        with self._guard, self._sums.failing_together():
             self._check(vector)
             yield [np.asarray(vector)] if self._single else [np.asarray(each) for each in vector]
 

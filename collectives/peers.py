@@ -10,7 +10,9 @@ import numpy as np
 
 from collectives import process, settings
 from collectives.agreement import raise_together
+from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce, check_comm
+from collectives.meeting import meet
 from collectives.statistics import Statistics
 
 __all__ = ["PeerCollective", "PeerResult"]
@@ -39,7 +41,7 @@ class PeerResult(NamedTuple):
     synchronized: bool
 
 
-class PeerCollective:
+class PeerCollective(Described):
     """A collective whose ranks send each other vectors, as a protocol of theirs says.
 
     Its base class, not for use by itself: see `NeighborAverage`, `PushSum`, `PairwiseAverage` and
@@ -64,6 +66,8 @@ class PeerCollective:
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
         """
         check_comm(comm)
+        limits = settings.limits(options.get("stall"), options.get("abort"))
+        meet(comm, f"the constructor of {type(self).__name__}", *limits)
         make_protocol = _agree(comm, plan)
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self._single = not isinstance(like, (list, tuple))
@@ -71,6 +75,7 @@ class PeerCollective:
         self._all = _Together(
             comm, like, lambda letters: self._make_mailbox(letters, like, make_protocol), **options
         )
+        self._guard = process.native().Guard()
 
     def _make_mailbox(self, letters, like, make_protocol):
         """Make what sends and receives.
@@ -112,11 +117,12 @@ class PeerCollective:
         rank's part in the method: what it has changed by the next call is left out then. One in
         what all ranks do together, such as `average`, leaves only close().
         """
-        self._carry_out(self._native.call_peers, vector)
-        if any(wide is not None for wide in self._wide):
-            # What rounding has changed is no change by the application.
-            self._native.go_on_from(self._wider(self._listed(vector)))
-        return self._result(self.version - 1)
+        with self._guard:
+            self._carry_out(self._native.call_peers, vector)
+            if any(wide is not None for wide in self._wide):
+                # What rounding has changed is no change by the application.
+                self._native.go_on_from(self._wider(self._listed(vector)))
+            return self._result(self.version - 1)
 
     def _result(self, version: int) -> PeerResult:
         return PeerResult(version, True, version, (self.rank,), 1.0, False)
@@ -155,6 +161,10 @@ class PeerCollective:
 
     def model(self, vector) -> None:
         """Overwrite `vector` by this rank's model as it is now, and leave all else as it is."""
+        with self._guard:
+            self._read_model(vector)
+
+    def _read_model(self, vector) -> None:
         self._carry_out(self._native.read_model, vector)
 
     def statistics(self) -> Statistics:
@@ -178,24 +188,32 @@ class PeerCollective:
         the average that all ranks have then, of all their models, and all have made as many calls
         as the rank that made the most.
         """
+        with self.joining(vector):
+            pass
+
+    @contextlib.contextmanager
+    def joining(self, vector):
+        """Begin to join, and wait for the others only at the end of the block."""
         with self._together("join()"):
             self._carry_out(self._native.join_peers, vector)
+            yield
             last = self._meet(vector)
             self._native.catch_up(last)
-            self.model(vector)
+            self._read_model(vector)
             self._weigh(vector)
             self._go_on(vector, last)
 
     @contextlib.contextmanager
     def _together(self, what: str):
         """Do what takes all ranks several operations, or leave all with nothing but close()."""
-        try:
-            with self._all.failing_together():
-                self._native.settle()
-                self._native.begin_together(what)
-                yield
-        finally:
-            self._native.begin_together("")
+        with self._guard:
+            try:
+                with self._all.failing_together():
+                    self._native.settle()
+                    self._native.begin_together(what)
+                    yield
+            finally:
+                self._native.begin_together("")
 
     def _go_on(self, vector, version: int) -> None:
         """Average what all ranks have prepared, as the model of each after so many calls."""

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+import traceback
+
+from collectives.errors import RankFailedError
 
 __all__ = [
     "MOST_OPEN",
     "add",
     "check_not_forked",
     "check_owner",
+    "describe",
     "end_job",
-    "engine_mode",
     "fail",
     "interrupts_held",
     "library_name",
     "native",
     "open_count",
+    "raise_failure_in",
+    "release",
     "remove",
+    "reserve",
+    "tell",
 ]
 
 MOST_OPEN = 256
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 FORWARDING = 0.3  # seconds that a launcher has to forward what a rank wrote before it aborts
 
 _open: dict[int, object] = {}
-_mode = None
+# The engine's mode that each collective has asked for, from its construction to its end. A signal
+# handler may interrupt whoever has the lock, so it is reentrant.
+_places: dict[int, str] = {}
+_places_lock = threading.RLock()
+_registered = False
 _forked = False
 
 
@@ -102,18 +114,46 @@ def open_count() -> int:
     return len(_open)
 
 
-def engine_mode() -> str | None:
-    """Return the mode of the engine that serves the open collectives; None where there is none."""
-    return _mode if _open else None
+def reserve(collective, mode: str) -> Exception | None:
+    """Keep a place for a collective whose construction begins; return why there is none, or None.
+
+    All collectives of a process have the same engine. `release` gives the place back.
+    """
+    from mpi4py import MPI
+
+    with _places_lock:
+        others = set(_places.values())
+        if others and MPI.Query_thread() == MPI.THREAD_SERIALIZED:
+            return RuntimeError(
+                "MPI was initialised with thread level SERIALIZED, which allows one open "
+                "collective in a process: MULTIPLE is needed for more"
+            )
+        if len(_places) == MOST_OPEN:
+            return RuntimeError(f"{MOST_OPEN} collectives are open in this process already")
+        if others - {mode}:
+            return ValueError(
+                f"engine is {mode!r}, but the open collectives of this process are "
+                f"served by one that is {others.pop()!r}"
+            )
+        _places[id(collective)] = mode
+    return None
+
+
+def release(collective) -> None:
+    """Give the place of a collective back, if it has one."""
+    with _places_lock:
+        _places.pop(id(collective), None)
 
 
 def add(collective, mode: str) -> None:
     """Let the engine serve a collective, which is closed at the process's end at the latest."""
-    global _mode
-    if _mode is None:
+    global _registered
+    if not _registered:
+        _registered = True
         atexit.register(_close_all)
+        if sys.excepthook is sys.__excepthook__:  # not a debugger's, or the user's own
+            sys.excepthook = _tell_uncaught
         _close_all_at_finalize()
-    _mode = mode
     native().engine.add(collective.native, mode)
     _open[id(collective)] = collective
 
@@ -123,7 +163,27 @@ def remove(collective) -> bool:
     if _open.pop(id(collective), None) is None:
         return False
     native().engine.remove(collective.native)
+    release(collective)
     return True
+
+
+def raise_failure_in(comm) -> None:
+    """Raise RankFailedError where another rank of this communicator has failed and cannot come.
+
+    That is one that waits in close() of a collective which this rank has still open.
+    """
+    from mpi4py import MPI
+
+    for collective in list(_open.values()):
+        failed, error = collective.native.failure
+        if error is None or failed == collective.rank or not collective.native.is_closing(failed):
+            continue
+        theirs, ours = collective.comm.Get_group(), comm.Get_group()
+        (there,) = theirs.Translate_ranks([failed], ours)
+        theirs.Free()
+        ours.Free()
+        if there != MPI.UNDEFINED:
+            raise error
 
 
 def fail(error) -> None:
@@ -133,6 +193,50 @@ def fail(error) -> None:
     """
     for collective in list(_open.values()):
         collective.fail(error)
+
+
+def describe(error) -> str:
+    """Return an exception's type and text, also where it cannot say its text."""
+    try:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:
+        return type(error).__name__
+
+
+def tell(error, rank: int) -> None:
+    """Print why a rank leaves its collectives, once for each exception.
+
+    That is its traceback, or one line where the cause is another rank's failure or a signal.
+    """
+    if _is_told(error):
+        return
+    with contextlib.suppress(Exception):  # one that takes no attribute is told again
+        error._told_by_wagma = True
+    if isinstance(error, Exception) and not _is_only_told(error):
+        text = f"rank {rank} is closing because of\n{''.join(traceback.format_exception(error))}"
+    else:
+        text = f"rank {rank} is closing because of {describe(error)}\n"
+    sys.stderr.write(text)  # at once, so that other ranks' lines do not come between
+    sys.stderr.flush()
+
+
+def _is_told(error) -> bool:
+    return getattr(error, "_told_by_wagma", False)
+
+
+def _is_only_told(error) -> bool:
+    """Whether it is another rank's failure alone, which that rank's traceback tells of."""
+    return isinstance(error, RankFailedError) and error.__cause__ is error.__context__ is None
+
+
+def _tell_uncaught(kind, error, trace) -> None:
+    """What Python does with an uncaught exception: nothing where that has been told."""
+    if _is_told(error):
+        return
+    if _is_only_told(error):
+        print(describe(error), file=sys.stderr, flush=True)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _close_all() -> None:
@@ -159,14 +263,14 @@ def _close_all_at_finalize() -> None:
     MPI.COMM_SELF.Set_attr(key, None)
 
 
-@contextmanager
+@contextlib.contextmanager
 def interrupts_held():
-    """Hold SIGINT and SIGTERM back: a rank that left half-way would leave the others waiting."""
+    """Hold signals that end jobs back: a rank that left half-way would leave the others waiting."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, lambda number, frame: received.append(number))

@@ -25,7 +25,7 @@ class PushSum(PeerCollective):
             every call, instead of that.
         weight: w of this rank at the start, from 2⁻²⁰ to 2²⁰: beyond that numerators could
             underflow or overflow.
-        **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
         weight: w of this rank now.
@@ -37,7 +37,20 @@ class PushSum(PeerCollective):
     et al., Stochastic Gradient Push for Distributed Deep Learning, 2019, Algorithm 1 (SGP).
     """
 
-    def __init__(self, comm, like, *, neighbors=1, graph=None, weight=1.0, **options):
+    def __init__(
+        self,
+        comm,
+        like,
+        *,
+        neighbors=1,
+        graph=None,
+        weight=1.0,
+        engine=None,
+        transport=None,
+        stall=None,
+        abort=None,
+        log_level=None,
+    ):
         def plan():
             from collectives.protocols import push_sum
 
@@ -61,7 +74,16 @@ class PushSum(PeerCollective):
                 own,
             )
 
-        super().__init__(comm, like, plan, **options)
+        super().__init__(
+            comm,
+            like,
+            plan,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
 
     @property
     def weight(self) -> float:

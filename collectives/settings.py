@@ -8,10 +8,10 @@ import logging
 import math
 import os
 from importlib import metadata
+from itertools import pairwise
 
 import numpy as np
 
-from collectives import process
 from collectives.agreement import by_value, list_values, singleton_error
 
 __all__ = [
@@ -21,8 +21,10 @@ __all__ = [
     "difference",
     "first_error",
     "level_name",
+    "limits",
     "resolve",
     "set_log_level",
+    "sharing_error",
     "version_error",
 ]
 
@@ -57,10 +59,10 @@ OWN = ("stall", "abort", "log_level")
 
 def resolve(like, **given) -> dict:
     """Return the settings of a collective: arguments, else variables, else defaults."""
-    for name, (variable, default) in VARIABLES.items():
-        if given[name] is None:
-            given[name] = os.environ.get(variable, default)
+    for name in VARIABLES:
+        given[name] = or_default(name, given[name])
     given["late"] = DEFAULT_LATE if given["late"] is None else given["late"]
+    given["wire_dtype"] = name_of_dtype(given.get("wire_dtype"))
     for name in ("stall", "abort"):
         with contextlib.suppress(TypeError, ValueError):  # first_error says so
             given[name] = float(given[name])
@@ -75,6 +77,33 @@ def resolve(like, **given) -> dict:
     except metadata.PackageNotFoundError:
         given["version of wagma"] = "unknown"
     return given
+
+
+def or_default(name: str, given):
+    """Return a setting as given, else from its variable, else its default."""
+    variable, default = VARIABLES[name]
+    return os.environ.get(variable, default) if given is None else given
+
+
+def limits(stall, abort) -> tuple[float, float]:
+    """Return the seconds of `stall` and `abort`, as given or by default; 0 for what is none."""
+    values = []
+    for name, given in (("stall", stall), ("abort", abort)):
+        try:
+            value = float(or_default(name, given))
+        except (TypeError, ValueError):  # `first_error` says so
+            value = 0.0
+        values.append(value if math.isfinite(value) and value > 0 else 0.0)
+    return values[0], values[1]
+
+
+def name_of_dtype(dtype):
+    """Return the name of a dtype of numpy, ml_dtypes or torch; what is none is returned as it is.
+
+    torch need not be there: its dtypes are told by their text.
+    """
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+    return name if name in WIRE_DTYPES else dtype
 
 
 def first_error(comm, like, settings: dict) -> Exception | None:
@@ -103,7 +132,7 @@ def first_error(comm, like, settings: dict) -> Exception | None:
 
 def checked_weight(weight) -> float:
     """Return the weight of a vector as a float; raise TypeError or ValueError if it is none."""
-    if isinstance(weight, str) or not hasattr(weight, "__float__"):
+    if isinstance(weight, (str, bool, np.bool_)) or not hasattr(weight, "__float__"):
         raise TypeError(f"weight is a {type(weight).__name__}, not a number")
     try:
         value = float(weight)
@@ -148,7 +177,6 @@ def choice_error(settings: dict) -> Exception | None:
             words = ", ".join(filter(None, allowed))
             return ValueError(f"{name_of(name)} is {settings[name]!r}, not one of {words}")
     wire_dtype = settings["wire_dtype"]
-    # Numpy's dtypes are equal to their names.
     if wire_dtype is not None and not (isinstance(wire_dtype, str) and wire_dtype in WIRE_DTYPES):
         return ValueError(f"wire_dtype is {wire_dtype!r}, not one of {', '.join(WIRE_DTYPES)}")
     for name in ("stall", "abort"):
@@ -172,13 +200,33 @@ def vector_error(like) -> Exception | None:
     if not like:
         return ValueError("like is an empty list")
     errors = (array_error(f"like[{index}]", array) for index, array in enumerate(like))
-    return next(filter(None, errors), None)
+    return next(filter(None, errors), None) or sharing_error(like, "like[{}]")
+
+
+def sharing_error(arrays, name: str) -> Exception | None:
+    """Return which two of the arrays have memory in common, or None.
+
+    Args:
+        arrays: list of 1-D arrays, contiguous and not empty.
+        name: what to call one of them, with {} for its index.
+    """
+    starts = [array.__array_interface__["data"][0] for array in arrays]
+    order = sorted(range(len(arrays)), key=starts.__getitem__)
+    for pair in pairwise(order):  # if any two share memory, some neighbours do
+        if starts[pair[0]] + arrays[pair[0]].nbytes > starts[pair[1]]:
+            first, second = (name.format(index) for index in sorted(pair))
+            return ValueError(
+                f"{first} and {second} share memory, which would be averaged twice: "
+                "pass arrays without a common element"
+            )
+    return None
 
 
 def array_error(name: str, array, dtype=None, size=None) -> Exception | None:
     """Return why an array cannot be averaged, or not beside one of this dtype and size, or None."""
     if not isinstance(array, np.ndarray):
-        return TypeError(f"{name} is a {type(array).__name__}, not a numpy array")
+        hint = tensor_hint(array)
+        return TypeError(f"{name} is a {type(array).__name__}, not a numpy array{hint}")
     if dtype is not None and array.dtype.name != dtype:
         return TypeError(f"{name} is of dtype {array.dtype}, the collective's of {dtype}")
     if array.dtype.name not in DTYPES:
@@ -186,7 +234,8 @@ def array_error(name: str, array, dtype=None, size=None) -> Exception | None:
     if not array.dtype.isnative:
         return TypeError(f"{name} is of dtype {array.dtype}, not of this machine's byte order")
     if array.ndim != 1:
-        return ValueError(f"{name} has {array.ndim} dimensions, not one")
+        hint = ": pass x.reshape(-1), a view of it" if array.flags.c_contiguous else ""
+        return ValueError(f"{name} has {array.ndim} dimensions, not one{hint}")
     if size is not None and array.size != size:
         return ValueError(f"{name} has {array.size} elements, the collective's have {size}")
     if array.size == 0:
@@ -200,8 +249,17 @@ def array_error(name: str, array, dtype=None, size=None) -> Exception | None:
     return None
 
 
+def tensor_hint(tensor) -> str:
+    """Return how to pass a tensor of torch, as the end of a message; nothing for what is none."""
+    if not (hasattr(tensor, "numpy") and hasattr(tensor, "device")):
+        return ""
+    if str(tensor.device) == "cpu":
+        return ": pass x.detach().numpy(), which shares its memory"
+    return f": it is on {tensor.device}, pass a copy, x.detach().cpu().numpy(), and copy that back"
+
+
 def process_error(settings: dict) -> Exception | None:
-    """Return why this process cannot have such a collective now, or None."""
+    """Return why this process cannot have such a collective, or None."""
     from mpi4py import MPI
 
     level = MPI.Query_thread()
@@ -211,18 +269,6 @@ def process_error(settings: dict) -> Exception | None:
             "MPI was initialised without support for threads (level "
             f"{level_name(level)}, {level_name(needed)} is needed): do not lower "
             "mpi4py.rc.thread_level"
-        )
-    if level == MPI.THREAD_SERIALIZED and process.open_count():
-        return RuntimeError(
-            "MPI was initialised with thread level SERIALIZED, which allows one open collective "
-            "in a process: MULTIPLE is needed for more"
-        )
-    if process.open_count() == process.MOST_OPEN:
-        return RuntimeError(f"{process.MOST_OPEN} collectives are open in this process already")
-    if process.engine_mode() not in (None, settings["engine"]):
-        return ValueError(
-            f"engine is {settings['engine']!r}, but the open collectives of this process are "
-            f"served by one that is {process.engine_mode()!r}"
         )
     return None
 

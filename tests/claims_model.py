@@ -366,7 +366,7 @@ class Rank:
         self.opened = False
         self.opened_for = self.moved = 0
         self.calling = self.published = self.done = self.lent = self.begun = self.direct = False
-        self.has_x = False
+        self.has_x = self.weightless = self.gives = False
         self.unchanged = self.filled = True
         self.unreturned = False
         self.weight_given = self.weight_published = 1
@@ -782,24 +782,27 @@ class Rank:
 
     def begin_moving(self):
         protocol = self.protocol
-        publishes = self.has_x and not protocol.joined
-        finishing = self.has_x and protocol.operation == protocols.FINISH
-        saves = False
         if protocol.operation == protocols.AVERAGE:
             self.begun, self.exchange, self.copy = True, "average", False
             self.world.averages.setdefault(protocol.ops, {})[self.me] = list(self.x)
             self.world.changes += 1
             return
-        if publishes:
+        if self.has_x and not protocol.joined:
             self.lend()
-        elif self.unchanged:
-            saves = True
-        if finishing and self.joined_at == protocol.t:
+        if self.is_finishing() and self.joined_at == protocol.t:
             self.put("weight", self.weight_published)
+        self.gives = self.filled
+        yield from self.move()
+
+    def is_finishing(self):
+        return self.has_x and self.protocol.operation == protocols.FINISH
+
+    def move(self):
+        publishes = self.has_x and not self.protocol.joined
         self.begun, self.exchange = True, "memory"
-        self.copy = publishes or finishing
-        self.describe(True, saves)
-        number = protocol.t + self.moved
+        self.copy = publishes or self.is_finishing()
+        self.describe(True, not publishes and self.unchanged)
+        number = self.protocol.t + self.moved
         yield from self.begin(number, True, self.everyone, self.copy, self.lent, False)
 
     def finish_moving(self):
@@ -807,6 +810,13 @@ class Rank:
         self.end_exchange()
         if operation == protocols.AVERAGE:
             return self.end_operation()
+        if self.weight == 0 and not self.weightless:
+            self.weightless = True
+            self.moved += 1
+            self.renumber()
+            self.put("weight", int(self.gives))
+            yield from self.move()
+            return
         self.out = self.protocol.joined and operation != protocols.FINISH
         if self.weight != 0:
             self.filled = True
@@ -822,9 +832,11 @@ class Rank:
         self.end_operation()
 
     def end_operation(self):
-        self.published = False
+        self.published = self.weightless = False
+        averages = self.protocol.operation == protocols.AVERAGE
         self.protocol.moved()
-        self.let_count_once()
+        if not averages:
+            self.let_count_once()
         self.moved += 1
         self.renumber()
         if self.protocol.stage == protocols.AGREEING:
@@ -849,7 +861,7 @@ class Rank:
         elif not self.begun:
             yield from self.begin_moving()
         elif (yield from self.exchange_progress()):
-            self.finish_moving()
+            yield from self.finish_moving()
         else:
             return False
         return True

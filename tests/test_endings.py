@@ -172,11 +172,40 @@ def test_an_exception_ends_the_job_whatever_the_others_do(job, others, failing):
         assert f"the dataset of rank {rank} is gone" in result.stderr
     told = 0 if others == "are closing" else 3 - len(failing)
     assert result.stdout.count("ended well") == 3 - len(failing) - told
-    reasons = re.findall(r"\.RankFailedError: rank (\d) failed, so only .* KeyError", result.stderr)
+    reasons = re.findall(r"RankFailedError: rank (\d) failed, so only .* KeyError", result.stderr)
     assert set(map(int, reasons)) <= set(failing)
     assert len(reasons) >= told
     for rank in set(range(3)) - set(failing):
         assert (f"rank {rank} is closing because of" in result.stderr) == bool(told)
+
+
+@pytest.mark.parametrize("blocks", ["with", "without"])
+def test_a_failure_has_one_traceback_and_one_line_of_each_other_rank(job, blocks):
+    """With nested blocks, each of which tells why it ends, and with none."""
+    result = job(
+        f"""
+        def train(first, second):
+            for t in range(100):
+                if (comm.rank, t) == (2, 7):
+                    raise KeyError("the dataset is gone")
+                first(x)
+                second(y)
+
+        y = np.zeros(10)
+        first, second = (GroupAllreduce(comm, vector) for vector in (x, y))
+        if {blocks == "with"}:
+            with first, second:
+                train(first, second)
+        train(first, second)
+        """
+    )
+    assert result.returncode != 0
+    lines = [line for line in result.complaints.splitlines() if re.search(r"^\S.*Error", line)]
+    assert result.stderr.count("Traceback") == 1
+    assert sum(line.startswith("KeyError: 'the dataset is gone'") for line in lines) == 1
+    told = [line for line in lines if "RankFailedError: rank 2 failed" in line]
+    assert len(told) == 3
+    assert len(lines) == 4
 
 
 @pytest.mark.parametrize("end", ["raise", "sys.exit(3)", "return"])
@@ -232,7 +261,7 @@ def test_sys_exit_on_one_rank_fails_the_job(job, where):
     )
     assert result.returncode != 0  # which of the ranks' it is is up to mpiexec
     if where == "with":
-        assert "rank 1 is closing because of\nSystemExit: 3\n" in result.stderr
+        assert "rank 1 is closing because of SystemExit: 3\n" in result.stderr
         assert "RankFailedError: rank 1 failed, so only close() is left here" in result.stderr
     else:
         assert "rank 1 entered close() after 0 calls" in result.stderr

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from together import NEVER, RULES, assert_equal_everywhere, interrupted, wait_until
 
-from collectives import ClosedError, DisagreementError, GroupAllreduce, RankFailedError
+import collectives
+from collectives import (
+    ClosedError,
+    DisagreementError,
+    GroupAllreduce,
+    NeighborAverage,
+    PairwiseAverage,
+    ParameterServer,
+    PartialAllreduce,
+    PushSum,
+    RankFailedError,
+)
 from collectives.topology import group_of, groups
 
 pytestmark = pytest.mark.mpi
@@ -175,9 +186,7 @@ def test_joining_while_others_close_or_load_names_the_ranks(comm, joins, what, e
         with pytest.raises(kind, match=f"rank {joins} waits in join.*{others} entered {message}"):
             average.join(mine)
     elif what == "load":
-        with pytest.raises(
-            DisagreementError, match=rf"rank {joins} entered join\(\) after 1 calls"
-        ):
+        with pytest.raises(DisagreementError, match=rf"rank {joins} entered join\(\) after 1 call"):
             average.load(mine, 7)
     average.close()
     assert average.closed
@@ -215,6 +224,155 @@ def test_a_rank_that_has_joined_hears_of_a_failure(comm):
         else:
             with pytest.raises(RankFailedError, match="rank 2 failed.*the dataset is gone"):
                 average.join(mine)
+
+
+# Several at once
+
+
+def made(comm, kind, vector):
+    """Return a collective, in which ranks with more calls wait for those with fewer."""
+    if kind in (GroupAllreduce, PartialAllreduce):
+        return kind(comm, vector, sync_period=5)
+    return kind(comm, vector)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.transports("shared")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (GroupAllreduce, GroupAllreduce),
+        (GroupAllreduce, PartialAllreduce),
+        (NeighborAverage, PushSum),
+        (PairwiseAverage, GroupAllreduce),
+        (ParameterServer, NeighborAverage),
+    ],
+)
+def test_ranks_with_fewer_calls_of_several_collectives_join_all_at_once(comm, first, second):
+    x, y = np.zeros(LENGTH), np.zeros(LENGTH)
+    with made(comm, first, x) as a, made(comm, second, y) as b:
+        calls = 10 + 7 * ((comm.rank + 1) % comm.size)
+        for t in range(calls):
+            x += change_of(comm.rank, 0, t)
+            y += change_of(comm.rank, 1, t)
+            a(x)
+            b(y)
+        collectives.join((a, x), (b, y))
+        assert a.version == b.version == 10 + 7 * (comm.size - 1)
+        assert_equal_everywhere(comm, x)
+        if second is not PartialAllreduce:  # of which each has what it has not yet got
+            assert_equal_everywhere(comm, y)
+        a(x)
+        b(y)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.transports("messages")
+def test_ranks_that_wait_in_a_circle_of_joins_say_so_and_nobody_hangs(comm):
+    """Rank 0 has fewer calls, and joins one collective before the other."""
+    x, y = np.zeros(LENGTH), np.zeros(LENGTH)
+    made = [GroupAllreduce(comm, vector, group_size=2, sync_period=5, stall=0) for vector in (x, y)]
+    with pytest.raises((DisagreementError, RankFailedError)) as raised:
+        for _ in range(10 + 10 * (comm.rank > 0)):
+            made[0](x)
+            made[1](y)
+        made[1].join(y)
+        made[0].join(x)
+    said = comm.allgather(str(raised.value))
+    assert any(
+        " waits in a periodic synchronisation after 14 calls for rank 0, which waits in join() of "
+        "another one for this rank: join both at once (collectives.join, or `with" in text
+        for text in said
+    )
+    for collective in made:
+        collective.close()
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.transports("messages")
+def test_who_waits_for_a_slow_rank_is_in_no_circle_with_those_that_have_joined(comm):
+    """Rank 1 has joined both; rank 0, with more calls, waits for rank 2, for longer than a second.
+
+    And with groups that wait: ranks 0 and 1 join the second alone, rank 3 waits for rank 2.
+    """
+    x, y = np.zeros(LENGTH), np.zeros(LENGTH)
+    with made(comm, GroupAllreduce, x) as a, made(comm, GroupAllreduce, y) as b:
+        for t in range(5 + 5 * (comm.rank != 1)):
+            if (comm.rank, t) == (2, 9):
+                time.sleep(1.7)
+            a(x)
+            b(y)
+        collectives.join((a, x), (b, y))
+    settings = {"group_size": 2, "wait": "group", "groups": "fixed", "sync_period": NEVER}
+    with GroupAllreduce(comm, x, **settings) as a, GroupAllreduce(comm, y, **settings) as b:
+        for t in range(3):
+            if (comm.rank, t) == (2, 2):
+                time.sleep(1.7)
+            a(x)
+        b.join(y)
+        a.join(x)
+
+
+# No weight
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", RULES)
+def test_who_joins_has_the_finite_vectors_mean_where_no_other_has_weight(comm, late):
+    """The rank with the most calls, whose vector alone would count, has one that is not finite."""
+    last = comm.size - 1
+    mine = np.full(3, float(comm.rank))
+    with GroupAllreduce(comm, mine, group_size=2, sync_period=1, late=late) as average:
+        for t in range(3 * (comm.rank == last)):
+            if t == 2:
+                mine[0] = np.nan
+            average(mine)
+        average.join(mine)
+        assert_equal_everywhere(comm, mine)
+        assert np.isfinite(mine).all()
+        if late == "paper":  # the others have this rank's last average, which counts no more else
+            np.testing.assert_array_equal(mine, last)
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("wait", ["nobody", "group"])
+@pytest.mark.parametrize("late", RULES)
+def test_vectors_without_any_weight_count_alike_in_an_average_over_all_ranks(comm, late, wait):
+    """All of weight 0, and one that is not finite; nobody keeps another vector than the others."""
+    finite = [rank for rank in range(comm.size) if rank != 1]
+    settings = {"group_size": comm.size, "sync_period": 3, "late": late, "wait": wait}
+    mine = np.full((5, 40_000), np.arange(5).reshape(5, 1) + comm.rank * 10.0)
+    with GroupAllreduce(comm, mine[0], **settings) as average:
+        for t in range(2):
+            average(mine[t], weight=0)
+        changed = mine[2].copy()
+        if comm.rank == 1:
+            changed[7] = np.nan
+        if late == "paper":
+            expected = np.mean([10.0 * rank + 2 for rank in finite])
+            averaged = changed.copy()
+            average.average(averaged)
+            np.testing.assert_allclose(averaged, expected)
+            assert_equal_everywhere(comm, averaged)
+        result = average(changed, weight=0)
+        assert (result.synchronized, result.weight) == (True, 0)
+        assert_equal_everywhere(comm, changed)
+        assert np.isfinite(changed).all()
+        if late == "paper":
+            np.testing.assert_allclose(changed, expected)
+        changed += comm.rank
+        average.synchronize(changed)
+        assert_equal_everywhere(comm, changed)
+        average(changed)
+
+
+@pytest.mark.ranks(3, 4)
+def test_where_no_vector_is_finite_each_rank_keeps_its_own(comm):
+    mine = np.full(3, np.nan)
+    mine[0] = comm.rank
+    with GroupAllreduce(comm, np.zeros(3), sync_period=1, late="paper") as average:
+        assert average(mine).weight == 0
+        assert mine[0] == comm.rank
 
 
 # load()
@@ -279,9 +437,10 @@ def test_loading_different_versions_names_versions_and_ranks(comm):
     average = GroupAllreduce(comm, np.zeros(3), group_size=2)
     with pytest.raises(DisagreementError) as caught:
         average.load(np.zeros(3), 6 if comm.rank == 1 else 4)
-    assert "rank 1 entered load() of version 6 after 0 calls" in str(caught.value)
-    others = "ranks 0, 2" if comm.size == 3 else "ranks 0, 2-3"
-    assert f"{others} entered load() of version 4 after 0 calls" in str(caught.value)
+    majority = "ranks 0, 2" if comm.size == 3 else "ranks 0, 2-3"
+    mine, theirs, others = (6, 4, majority) if comm.rank == 1 else (4, 6, "rank 1")
+    assert f"rank {comm.rank} waits in load() of version {mine} after 0" in str(caught.value)
+    assert f"but {others} entered load() of version {theirs} after 0 calls" in str(caught.value)
     average.close()
 
 

@@ -177,7 +177,11 @@ def test_models_of_several_dtypes_and_weighed_steps(comm):
 @pytest.mark.ranks(1, 4)
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize(
-    "follow", ["complete", "synchronize", "join", "state_dict", "close", "exit", "group"]
+    "follow",
+    [
+        *("complete", "synchronize", "join", "state_dict", "model_state_dict", "close", "exit"),
+        "group",
+    ],
 )
 def test_what_follows_has_the_outstanding_average_in_the_model(comm, late, follow):
     model, optimizer = scalar(comm, late=late)
@@ -196,9 +200,10 @@ def test_what_follows_has_the_outstanding_average_in_the_model(comm, late, follo
     else:
         state = getattr(optimizer, follow)()
         assert follow != "state_dict" or state["averaging"]["version"] == 1
+        assert follow != "model_state_dict" or state["weight"].item() == mean_of(comm)
     assert model.weight.item() == mean_of(comm)
     assert optimizer.result.version == 0 and optimizer.result.weight == comm.size
-    assert optimizer.closed == (follow in ("close", "exit"))
+    assert optimizer.closed == (follow in ("close", "exit")) == (not optimizer.flat.vectors)
     optimizer.complete()
     optimizer.close()
     assert model.weight.item() == mean_of(comm)
@@ -458,7 +463,7 @@ def test_another_ranks_error_reaches_those_with_a_call_outstanding(comm):
             for _ in range(100_000):
                 optimizer.step()
                 time.sleep(0.001)
-    assert optimizer.closed
+    assert optimizer.closed and not optimizer.flat.vectors
     assert np.isfinite(model.weight.item())
 
 
@@ -468,7 +473,7 @@ def test_an_exception_on_every_rank_closes_with_the_average_in_the_model(comm):
         optimizer.step()
         comm.Barrier()
         raise KeyError
-    assert optimizer.closed
+    assert optimizer.closed and not optimizer.flat.vectors
     assert model.weight.item() == mean_of(comm)
 
 

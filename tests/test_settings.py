@@ -1,7 +1,9 @@
 """Settings by argument and by variable, and what a long run leaves behind."""
 
+import copy
 import gc
 import logging
+import pickle
 import threading
 import time
 from itertools import pairwise
@@ -11,7 +13,13 @@ import psutil
 import pytest
 from together import NEVER, wait_until
 
-from collectives import GroupAllreduce
+from collectives import (
+    GroupAllreduce,
+    NeighborAverage,
+    PairwiseAverage,
+    PartialAllreduce,
+    RankFailedError,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -207,7 +215,7 @@ def test_the_stall_limit_is_the_arguments_else_the_variables(
             comm.recv(source=rank)
     messages = [record.message for record in caplog.records if record.name == "collectives"]
     assert len(messages) == (said and comm.rank != 0)
-    assert all("rank 0, whose application computes after 0 calls" in text for text in messages)
+    assert all("rank 0: still computing (0 calls completed)" in text for text in messages)
 
 
 def tell_rank_0(comm, emit):
@@ -274,3 +282,54 @@ def test_collectives_that_were_closed_leave_nothing_behind(comm):
     run(30)
     # One vector of 0.24 MB each time would be 10 MB in a round.
     assert_flat(lambda: run(40), grown=5_000_000)
+
+
+# What collectives say of themselves
+
+
+@pytest.mark.ranks(4)
+def test_a_collective_and_its_calls_say_in_a_line_what_they_are(comm):
+    mine = np.zeros(3)
+    made = [
+        (GroupAllreduce, {}, "group_size=2, sync_period=10, "),
+        (PartialAllreduce, {"trigger": "majority"}, "trigger='majority', sync_period=10, "),
+        (NeighborAverage, {}, ""),
+        (PairwiseAverage, {}, ""),
+    ]
+    for kind, settings, shown in made:
+        with kind(comm, mine, **settings) as collective:
+            collective(mine)
+            said = f"{kind.__name__}(4 ranks, {shown}version=1, "
+            assert repr(collective) == f"{said}open)"
+            for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match=f"a {kind.__name__} cannot be copied"):
+                    copied(collective)
+        assert repr(collective) == f"{said}closed)"
+    with GroupAllreduce(comm, mine, wait="group") as average:
+        call = average.start(mine)
+        assert repr(call) == "<Call of version 0, not complete>"
+        with pytest.raises(TypeError, match="a call that has been started cannot be copied"):
+            copy.copy(call)
+        result = call.wait()
+        assert repr(call) == f"<Call that is complete: {result}>"
+
+
+@pytest.mark.ranks(3, 4)
+def test_arrays_of_one_vector_that_share_memory_are_an_error_that_all_hear_of(comm):
+    memory = np.zeros(10)
+    apart = [memory[5:], memory[:5]]
+    with GroupAllreduce(comm, apart, group_size=1) as average:
+        average(apart)
+        comm.Barrier()
+        if comm.rank == 1:
+            overlapping = [memory[3:8], memory[:5]]
+            with pytest.raises(
+                ValueError, match="array 0 of the vector and array 1 of the vector share"
+            ):
+                average(overlapping)
+        else:
+            with pytest.raises(
+                RankFailedError, match="array 0 of the vector and array 1 of the vector share"
+            ):
+                while True:
+                    average(apart)

@@ -24,8 +24,8 @@ import cython
 
 from collectives.protocols.peers import Peers
 
-# The kinds of letters. LAST: a change that no call sends, since its rank joins, or the server's
-# answer to it.
+# The kinds of letters. LAST: a change that no call sends, since its rank joins or synchronises, or
+# the server's answer to it.
 PUSH = 2
 PULL = 3
 LAST = 4
@@ -122,7 +122,7 @@ class ParameterServer(Peers):
             self.version += 1
             self.reply(source)
 
-    def join(self):
+    def hand_in(self):
         """Send what was changed since the last call."""
         if self.rank == self.server:
             self.port.publish(self.share)
@@ -130,6 +130,9 @@ class ParameterServer(Peers):
             self.calling = True
             self.port.write_change(LAST, self.calls)
             self.port.post(self.server)
+
+    def join(self):
+        self.hand_in()
         self.pause()
         Peers.join(self)
 

@@ -38,6 +38,7 @@ cdef class Peers:
     cdef void leave(self) noexcept nogil
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil
+    cdef void hand_in(self) noexcept nogil
     cdef void join(self) noexcept nogil
     cdef void catch_up(self, long long calls) noexcept nogil
     cdef bint is_waited_for_by(self, int rank) noexcept nogil

@@ -213,6 +213,9 @@ class Peers:
         self.came_back = self.pauses
         self.advance()
 
+    def hand_in(self):
+        """Give what the application has changed since its last call to who keeps the model."""
+
     def join(self):
         """The application makes no more calls until all ranks have joined."""
         self.joined = True

@@ -1,0 +1,131 @@
+"""Where ranks wait for each other before they have a collective that could say who is missing."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from collectives import process
+from collectives.agreement import name_ranks
+
+__all__ = ["meet"]
+
+ASLEEP = 1e-3  # seconds between two looks, at most
+FAILED = 1.0  # seconds after which a failure that was heard of elsewhere may be the reason
+LOOKING = 0.2  # seconds between two looks for that
+DRAINING = 1.0  # seconds for messages that have been sent already, unless the application took them
+REPORTING = (0, 1)  # ranks that say who is missing: the first may be missing itself
+
+log = logging.getLogger("collectives")
+
+
+_unfinished: dict[int, _Meeting] = {}
+
+
+def meet(comm, where: str, stall: float, abort: float) -> None:
+    """Wait until all ranks have come here, asleep; collective.
+
+    After `stall` seconds ranks 0 and 1 say who has not come; after `abort` seconds a rank ends the
+    job; 0: never. A rank that an exception keeps from waiting on is there for the others, and goes
+    on with the same meeting when it comes again.
+
+    Args:
+        comm: an mpi4py intracommunicator.
+        where: what the ranks do here, in words.
+
+    Raises:
+        RankFailedError: one of these ranks has failed in another collective.
+    """
+    handle = comm.handle
+    if handle not in _unfinished:
+        _unfinished[handle] = _Meeting(comm)
+    meeting = _unfinished[handle]
+    meeting.wait(where, stall, abort)
+    with process.interrupts_held():
+        meeting.end()
+        del _unfinished[handle]
+
+
+class _Meeting:
+    """Who has come: ranks that have waited for long tell those that report.
+
+    There is no other communicator yet, so this uses the application's, but only where ranks wait
+    for long, by a tag that hardly anybody uses.
+    """
+
+    def __init__(self, comm):
+        from mpi4py import MPI
+
+        self._comm = comm
+        self._tag = comm.Get_attr(MPI.TAG_UB) or MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        self._arrived = comm.Ibarrier()
+        self._sends = []
+        self._told = False
+        self._present = {comm.rank}
+
+    def wait(self, where, stall, abort):
+        """Wait for all ranks, and say who is missing."""
+        began = time.monotonic()
+        limits = [limit for limit in (stall, abort) if limit]
+        looked, reported = began, False
+        while not self._arrived.Test():
+            now = time.monotonic()
+            waited = now - began
+            if waited > FAILED and now - looked > LOOKING:
+                looked = now
+                process.raise_failure_in(self._comm)
+            if limits and waited > min(limits) / 2:
+                self._call_the_roll()
+            if stall and waited > stall and not reported:
+                reported = True
+                level = logging.WARNING if self._reports else logging.INFO
+                log.log(level, "%s", self._describe(where, waited))
+            if abort and waited > abort:
+                log.error(
+                    "%s; that is the limit that abort (WAGMA_ABORT) sets: it ends the job",
+                    self._describe(where, waited),
+                )
+                logging.shutdown()
+                process.end_job(self._comm, 1)
+            time.sleep(min(waited / 16, ASLEEP))
+
+    def end(self):
+        """Take in what has been sent, now that all are here; collective."""
+        told = self._comm.allgather(self._told)
+        deadline = time.monotonic() + DRAINING
+        while self._reports and time.monotonic() < deadline:
+            self._hear()
+            if self._present >= {rank for rank, has in enumerate(told) if has}:
+                break
+        for send in self._sends:
+            send.Wait()
+
+    @property
+    def _reports(self):
+        return self._comm.rank in REPORTING
+
+    def _describe(self, where, waited) -> str:
+        """Say for whom this rank waits: those that it has not heard of."""
+        missing = [rank for rank in range(self._comm.size) if rank not in self._present]
+        if not self._reports:
+            whom = "others: ranks 0 and 1 say for whom"
+        else:
+            whom = name_ranks(missing) if missing else "no rank in particular: all have arrived"
+        return f"rank {self._comm.rank} has waited {waited:.0f} s in {where} for {whom}"
+
+    def _call_the_roll(self):
+        """Tell those that report that this rank is here, and hear who else is."""
+        if not self._told:
+            self._told = True
+            self._sends = [
+                self._comm.Isend(bytearray(1), rank, self._tag)
+                for rank in REPORTING
+                if rank < self._comm.size and rank != self._comm.rank
+            ]
+        self._hear()
+
+    def _hear(self):
+        for rank in set(range(self._comm.size)) - self._present:
+            if self._comm.Iprobe(rank, self._tag):
+                self._comm.Recv(bytearray(1), rank, self._tag)
+                self._present.add(rank)

@@ -1,0 +1,136 @@
+"""Several Python threads of a process, and its progress thread."""
+
+import ctypes
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+from together import NEVER, wait_until
+
+from collectives import GroupAllreduce, RankFailedError, process
+
+pytestmark = pytest.mark.mpi
+
+SHORT = 0.2  # seconds without progress that are a stall here
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.transports("messages")
+def test_one_thread_closes_a_collective_while_another_opens_one(comm, monkeypatch):
+    """The second adds its own where the first waits for the progress thread to end."""
+    waits = threading.Event()
+    real_add, real_join = process.add, threading.Thread.join
+
+    def add(collective, mode):
+        if threading.current_thread().name == "opens":
+            assert waits.wait(20)
+        real_add(collective, mode)
+
+    def join(thread, timeout=None):
+        if thread.name == "wagma-engine":
+            waits.set()
+        return real_join(thread, timeout)
+
+    other = comm.Dup()
+    made = []
+
+    def open_one():
+        made.append(GroupAllreduce(other, np.zeros(10), group_size=2, sync_period=NEVER))
+
+    average = GroupAllreduce(comm, np.zeros(10), group_size=2)
+    monkeypatch.setattr(process, "add", add)
+    monkeypatch.setattr(threading.Thread, "join", join)
+    thread = threading.Thread(target=open_one, name="opens")
+    thread.start()
+    average.close()
+    real_join(thread)
+    with made[0] as average:  # which is served
+        if comm.rank == 0:
+            average(np.zeros(10))
+        wait_until(lambda: average.executed == 1)
+    other.Free()
+
+
+@pytest.mark.ranks(1)
+def test_no_more_collectives_are_opened_than_there_are_places(comm):
+    """By several threads at once."""
+    start, places = threading.Barrier(8), []
+
+    def reserve():
+        wanted = [object() for _ in range(100)]
+        start.wait()
+        places.extend(one for one in wanted if process.reserve(one, "adaptive") is None)
+
+    threads = [threading.Thread(target=reserve) for _ in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(places) == process.MOST_OPEN
+        with pytest.raises(RuntimeError, match=f"{process.MOST_OPEN} collectives are open"):
+            GroupAllreduce(comm, np.zeros(3))
+    finally:
+        for place in places:
+            process.release(place)
+    assert isinstance(process.reserve(places, "adaptive"), type(None))
+    assert isinstance(process.reserve(threads, "none"), ValueError)
+    process.release(places)
+
+
+@pytest.mark.transports("messages")
+def test_a_rank_that_waits_for_the_gil_to_raise_an_error_still_answers(comm, tmp_path, caplog):
+    """Rank 0 fails. Rank 1 hears of it while a thread of its own has the GIL, in a blocking call;
+    rank 3, which closes, asks who is missing, and lets that thread go on once rank 1 has answered.
+    """
+    path = comm.bcast(str(tmp_path / "lets-go-on"))
+    if comm.rank == 0:
+        os.mkfifo(path)
+    comm.Barrier()
+    libc = ctypes.PyDLL(None)  # its functions keep the GIL
+    mine = np.zeros(10)
+    average = GroupAllreduce(
+        comm, mine, group_size=2, sync_period=1, stall=0 if comm.rank != 3 else SHORT
+    )
+    if comm.rank == 0:
+        comm.recv(source=1)
+        average.fail(KeyError("the dataset is gone"))
+    elif comm.rank == 1:
+        end = os.open(path, os.O_RDWR)
+        thread = threading.Thread(target=hold_the_gil, args=[comm, libc, end])
+        thread.start()
+        with pytest.raises(RankFailedError):
+            average(mine)
+        thread.join()
+        os.close(end)
+    elif comm.rank == 3:
+        caplog.set_level(logging.INFO, "collectives")
+        logger = logging.getLogger("collectives")
+        handler = LetsGoOn(path)
+        logger.addHandler(handler)
+        average.close()
+        logger.removeHandler(handler)
+        assert handler.texts and not any("does not answer" in text for text in handler.texts)
+    average.close()
+
+
+def hold_the_gil(comm, libc, end):
+    """Tell rank 0, and wait for rank 3, without letting another thread run."""
+    comm.send(None, dest=0)
+    libc.read(end, ctypes.create_string_buffer(1), 1)
+
+
+class LetsGoOn(logging.Handler):
+    """Writes to a pipe when something is logged."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.texts = path, []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+        end = os.open(self.path, os.O_RDWR)
+        os.write(end, b"x")
+        os.close(end)
