@@ -96,7 +96,7 @@ def same_everywhere(comm, thing) -> bool:
 def checkpoint(model, optimizer):
     """Return what a file with the optimiser's and the model's state would give back."""
     file = io.BytesIO()
-    state = optimizer.state_dict()  # first: it completes what is outstanding
-    torch.save({"model": model.state_dict(), "optimizer": state}, file)
+    state = {"model": optimizer.model_state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, file)
     file.seek(0)
     return torch.load(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from wagma.optim.flat import ALIGNMENT, FlatModel, survey
 
@@ -25,7 +27,8 @@ def make_model(dtype=torch.float32):
 
 
 def flatten(model, optimizer=None):
-    return FlatModel(survey(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.1)))
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    return FlatModel(model, survey(model, optimizer))
 
 
 def is_view(tensor, flat):
@@ -230,6 +233,78 @@ def test_saved_values_come_back_bit_for_bit():
     assert flat.vectors[0].tobytes() == before
     assert model[1].num_batches_tracked.item() == counter
     flat.check()
+
+
+def mixed_model():
+    """Return a model of four dtypes, with an order of dimensions of its own and an empty tensor."""
+    model = make_model().to(memory_format=torch.channels_last)
+    model[0].half()
+    model[4].bfloat16()
+    model.register_buffer("total", torch.ones(3, dtype=torch.float64))
+    model.register_buffer("nothing", torch.ones(0, 3))
+    model.tied = model.scale
+    return model
+
+
+def test_every_tensor_has_a_storage_that_is_its_own_part_of_the_vector():
+    model = mixed_model()
+    flat = flatten(model)
+    for tensor in flat.averaged:
+        assert tensor.value.untyped_storage().nbytes() == tensor.value.nbytes
+    flat.check()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_released_tensors_have_memory_of_their_own_and_all_else_stays(mode):
+    model = mixed_model()
+    flat = flatten(model)
+    objects = [*model.parameters(), *model.buffers()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    strides = [value.stride() for value in objects]
+    model[4].weight.grad = gradient = torch.ones_like(model[4].weight)
+    vectors = list(flat.vectors)
+    with mode():
+        flat.release()
+        flat.release()
+    assert not flat.vectors
+    for vector in vectors:
+        vector[:] = 3
+    assert all(a is b for a, b in zip(objects, [*model.parameters(), *model.buffers()]))
+    assert [value.stride() for value in objects] == strides
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(value.untyped_storage().nbytes() == value.nbytes for value in objects)
+    assert all(p.requires_grad and p.is_leaf for p in model.parameters())
+    assert model[4].weight.grad is gradient and model.tied is model.scale
+    flat.check()
+    model.double()(torch.randn(2, 1, 8, 8, dtype=torch.float64)).sum().backward()
+
+
+def test_nothing_holds_the_vectors_of_a_released_model():
+    model = make_model()
+    flat = flatten(model)
+    vector = weakref.ref(flat.vectors[0])
+    flat.release()
+    assert vector() is None
+
+
+def test_what_was_replaced_stays_as_it_is_when_the_rest_is_released():
+    model = make_model()
+    flat = flatten(model)
+    replace_data(model)
+    replace_buffer(model)
+    data, buffer = model[4].weight.data_ptr(), model[1].running_mean
+    flat.release()
+    assert model[4].weight.data_ptr() == data and model[1].running_mean is buffer
+
+
+def test_a_pruned_layer_is_noticed_and_a_new_name_is_not():
+    model = make_model()
+    flat = flatten(model)
+    model.alias = model[4]
+    flat.check()
+    prune.l1_unstructured(model[4], "weight", amount=0.5)
+    with pytest.raises(RuntimeError, match=r"parameter '4\.weight' was replaced after"):
+        flat.check()
 
 
 def with_a_quarter(model):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
+import inspect
+import io
+import weakref
 
 import numpy as np
 import pytest
 import torch
-from methods import METHODS, backward, each_method, make_model, momentum_sgd
+from methods import METHODS, backward, bits, bits_of, each_method, make_model, momentum_sgd
 from mpi4py import MPI
 from protocol_messages import protocols
 from torch import nn
@@ -33,7 +38,6 @@ def test_one_rank_trains_as_the_wrapped_optimizer_alone(method):
         optimizer.complete()
         assert optimizer.result.version == 8 and optimizer.results[-1] is optimizer.result
         assert optimizer.result.group == (0,) and optimizer.result.timely
-        assert repr(optimizer).startswith(f"{method.kind.__name__} (")
     for one, other in zip(model.state_dict().values(), plain.state_dict().values()):
         torch.testing.assert_close(one, other, rtol=1e-6 + method.rounding, atol=1e-6)
 
@@ -69,19 +73,42 @@ def test_a_model_or_optimizer_is_wrapped_once_at_a_time_and_is_free_after_closin
 
 
 @each_method
-def test_a_wrong_weight_an_unknown_argument_and_a_replaced_parameter_are_refused(method):
-    with pytest.raises(TypeError, match=f"{method.kind.__name__} has no argument 'speed'"):
-        method.wrap(make_model(), ALONE, speed=3)
+def test_a_wrong_weight_and_a_replaced_parameter_are_refused(method):
     model = make_model()
     with method.wrap(model, ALONE) as optimizer:
         backward(model, 0, 0)
         with pytest.raises(ValueError, match="weight is -1"):
             optimizer.step(weight=-1)
+        with pytest.raises(TypeError, match="weight is a bool, not a number"):
+            optimizer.step(weight=True)
         assert optimizer.collective.version == 0
         model.double()
-        for call in (optimizer.step, optimizer.synchronize, optimizer.averaged().__enter__):
+        for call in (
+            optimizer.step,
+            optimizer.synchronize,
+            optimizer.averaged().__enter__,
+            optimizer.state_dict,
+            optimizer.model_state_dict,
+        ):
             with pytest.raises(RuntimeError, match=r"parameter '0\.weight' was replaced"):
                 call()
+
+
+@each_method
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_wrapping_saving_and_closing_in_any_mode_leave_a_model_that_trains(method, mode):
+    model = make_model()
+    with mode():
+        optimizer = method.wrap(model, ALONE)
+        state = optimizer.model_state_dict()
+    for step in range(2):
+        backward(model, 0, step)
+        optimizer.step()
+    model.load_state_dict(state)
+    with mode():
+        optimizer.close()
+    backward(model, 0, 2)
+    optimizer.optimizer.step()
 
 
 @each_method
@@ -111,8 +138,6 @@ def test_optimizers_that_call_a_closure_often_cannot_average_gradients():
         message = f"LBFGS evaluates a closure several times .* {kind.__name__} could not average"
         with pytest.raises(TypeError, match=message):
             kind(torch.optim.LBFGS(model.parameters()), model, comm=ALONE)
-        with pytest.raises(TypeError, match=f"{kind.__name__} has no argument 'wire_dtype'"):
-            kind(momentum_sgd(model.parameters()), model, comm=ALONE, wire_dtype="float16")
         with pytest.raises(TypeError, match="optimizer must be a torch.optim.Optimizer, not str"):
             kind("sgd", model, comm=ALONE)
 
@@ -123,6 +148,267 @@ def test_sparse_gradients_are_refused_by_name():
         model(torch.tensor([1])).sum().backward()
         with pytest.raises(TypeError, match="parameter 'weight' has a gradient that is .*sparse"):
             optimizer.step()
+
+
+# What users see
+
+
+OURS = {
+    *("averaged", "close", "closed", "collective", "comm", "complete", "defaults", "flat", "join"),
+    *("model_state_dict", "optimizer", "param_groups", "result", "results", "settings", "state"),
+    "synchronize",
+}
+
+
+@each_method
+def test_the_public_names_are_a_users(method):
+    expected = OURS | {name for name in dir(torch.optim.Optimizer) if name[0] != "_"}
+    if method.kind is optim.WAGMA:
+        expected |= {"overlap"}
+    with method.wrap(make_model(), ALONE) as optimizer:
+        assert {name for name in dir(optimizer) if name[0] != "_"} == expected
+
+
+@each_method
+def test_its_repr_says_what_it_is_in_a_line(method):
+    model = make_model()
+    with method.wrap(model, ALONE) as optimizer:
+        backward(model, 0, 0)
+        optimizer.step()
+        settings = [f"{name}={value!r}" for name, value in optimizer.settings.items()]
+        said = ", ".join(["SGD", "1 rank", *settings, "step 1"])
+        assert repr(optimizer) == f"{method.kind.__name__}({said}, open)"
+    assert repr(optimizer) == f"{method.kind.__name__}({said}, closed)"
+    assert "momentum: 0.9" in repr(optimizer.optimizer)
+
+
+def public_classes():
+    for package in (collectives, optim):
+        for name in package.__all__:
+            public = getattr(package, name)
+            if isinstance(public, type) and not issubclass(public, BaseException):
+                yield pytest.param(public, id=f"{package.__name__}.{name}")
+
+
+@pytest.mark.parametrize("public", list(public_classes()))
+def test_no_argument_hides_behind_two_stars(public):
+    kinds = {parameter.kind for parameter in inspect.signature(public).parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+# Saving
+
+
+def saved_bytes(thing) -> int:
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.tell()
+
+
+def memory_of(tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+@each_method
+def test_a_part_of_the_model_is_saved_and_copied_without_the_rest(method):
+    model = nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300), nn.Linear(300, 1))
+    optimizer = method.wrap(model, ALONE)
+    parameters = list(model.parameters())
+    for closed in (False, True):
+        assert saved_bytes(model[2].state_dict()) < 10_000 < saved_bytes(model.state_dict())
+        for part in (model, copy.deepcopy(model)):
+            for value in part.state_dict().values():
+                assert memory_of(value) == value.nbytes
+        if not closed:
+            assert saved_bytes(optimizer.model_state_dict()) < 1.05 * saved_bytes(
+                model.state_dict()
+            )
+            optimizer.close()
+    assert all(one is other for one, other in zip(model.parameters(), parameters))
+
+
+@each_method
+def test_a_closed_models_memory_is_its_own_and_training_goes_on_with_the_local_optimizer(method):
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    alone = momentum_sgd(plain.parameters())
+    optimizer = method.wrap(model, ALONE)
+    vector = optimizer.flat.vectors[0]
+    for step in range(4):
+        if step == 2:
+            optimizer.close()
+            assert not optimizer.flat.vectors
+            vector[:] = np.nan
+            optimizer.close()
+            for call in (optimizer.state_dict, optimizer.model_state_dict):
+                assert call()
+        for network, either in (
+            (plain, alone),
+            (model, optimizer if step < 2 else optimizer.optimizer),
+        ):
+            backward(network, 0, step)
+            either.step()
+    for one, other in zip(model.state_dict().values(), plain.state_dict().values()):
+        torch.testing.assert_close(one, other, rtol=1e-6 + method.rounding, atol=1e-6)
+
+
+@each_method
+@pytest.mark.parametrize("how", ["close", "exit", "error"])
+def test_closing_inside_averaged_gives_the_rank_its_own_model_in_its_own_memory(method, how):
+    model = make_model()
+    optimizer = method.wrap(model, ALONE)
+    optimizer.complete()
+    before, vector = bits_of(model), optimizer.flat.vectors[0]
+    with contextlib.suppress(KeyError), optimizer.averaged():
+        with torch.no_grad():
+            model[0].weight.fill_(7)
+        if how == "close":
+            optimizer.close()
+        else:
+            with optimizer:
+                if how == "error":
+                    raise KeyError
+        assert (vector == 7).any()
+    vector[:] = np.nan
+    assert optimizer.closed and bits_of(model) == before
+
+
+@each_method
+def test_a_constructor_that_fails_leaves_the_model_and_the_optimizer_as_they_were(method):
+    model = make_model()
+    inner = momentum_sgd(model.parameters())
+    backward(model, 0, 0)
+    with pytest.raises(ValueError, match="engine .* is 'steam', not one of") as caught:
+        method.kind(inner, model, comm=ALONE, **method.settings, engine="steam")
+    inner.step()
+    assert all(memory_of(value) == value.nbytes for value in model.state_dict().values())
+    assert caught.tb is not None  # which holds what was made
+    with method.kind(inner, model, comm=ALONE, **method.settings) as optimizer:
+        optimizer.step()
+
+
+class Tied(nn.Module):
+    """A model with tied weights, a counter, a constant and something that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.other = nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+
+    def get_extra_state(self):
+        return "extra"
+
+    def set_extra_state(self, state):
+        assert state == "extra"
+
+
+@each_method
+def test_a_models_saved_state_is_a_copy_with_everything_in_it(method):
+    model = Tied()
+    with method.wrap(model, ALONE) as optimizer:
+        state = optimizer.model_state_dict()
+        expected = model.state_dict()
+        assert list(state) == list(expected) and state._metadata == expected._metadata
+        before = copy.deepcopy(expected)
+        with torch.no_grad():
+            for value in expected.values():
+                if isinstance(value, torch.Tensor):
+                    value.fill_(3)
+        assert state.pop("_extra_state") == before.pop("_extra_state") == "extra"
+        assert all(torch.equal(value, before[name]) for name, value in state.items())
+        assert all(memory_of(value) == value.nbytes for value in state.values())
+        assert state["one.weight"] is state["other.weight"]
+        state["_extra_state"] = "extra"
+        model.load_state_dict(state)
+        assert bits(model.parameters()) == bits(
+            before[name] for name, _ in model.named_parameters()
+        )
+
+
+# Parts that are new to the model
+
+
+def add_module(model):
+    model.append(nn.Linear(3, 3))
+    return "parameter '4.weight'"
+
+
+def replace_module(model):
+    model[3] = nn.Linear(8, 3)
+    return "parameter '3.weight'"
+
+
+def add_parameter(model):
+    model[0].register_parameter("scale", nn.Parameter(torch.ones(())))
+    return "parameter '0.scale'"
+
+
+def add_lazy_module(model):
+    model.append(nn.LazyBatchNorm1d(affine=False))
+    return "buffer '4.running_mean'"
+
+
+def add_statistics(model):
+    model.register_buffer("seen", torch.zeros(3))
+    return "buffer 'seen'"
+
+
+@each_method
+@pytest.mark.parametrize(
+    "add", [add_module, replace_module, add_parameter, add_lazy_module, add_statistics]
+)
+def test_what_is_new_to_the_model_is_named_by_all_that_would_leave_it_out(method, add):
+    model = make_model()
+    with method.wrap(model, ALONE) as optimizer:
+        saved = optimizer.state_dict()
+        joining = optimizer.join()
+        joining.__enter__()
+        named = add(model)
+        message = f"{named} was added after the model was wrapped, so it is not averaged: close"
+        for call in (
+            optimizer.synchronize,
+            optimizer.averaged().__enter__,
+            optimizer.state_dict,
+            optimizer.model_state_dict,
+            lambda: optimizer.load_state_dict(saved),
+            lambda: joining.__exit__(None, None, None),
+        ):
+            with pytest.raises(RuntimeError, match=message):
+                call()
+    assert optimizer.state_dict()["averaging"]["version"] == 0
+    if add is not add_lazy_module:
+        assert optimizer.model_state_dict().keys() == model.state_dict().keys()
+        with method.wrap(model, ALONE) as optimizer:
+            optimizer.synchronize()
+
+
+@each_method
+def test_constants_counters_and_caches_may_be_new_to_the_model(method):
+    model = make_model()
+    with method.wrap(model, ALONE) as optimizer:
+        model.encoder = nn.Linear(2, 2).requires_grad_(False)
+        model.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        model.register_buffer("cosines", torch.ones(3), persistent=False)
+        model.head = model[3]  # under another name
+        optimizer.synchronize()
+        with optimizer.averaged():
+            assert "encoder.weight" in optimizer.model_state_dict()
+        assert optimizer.state_dict()
+
+
+def test_a_closed_optimizer_is_freed_with_its_model():
+    model = make_model()
+    optimizer = optim.WAGMA(momentum_sgd(model.parameters()), model, comm=ALONE)
+    optimizer.close()
+    seen = [weakref.ref(thing) for thing in (model, optimizer, optimizer.flat)]
+    gc.disable()
+    try:
+        del model, optimizer
+        assert not any(thing() for thing in seen)
+    finally:
+        gc.enable()
 
 
 # The registry

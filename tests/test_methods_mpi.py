@@ -119,7 +119,8 @@ def test_an_error_on_one_rank_raises_on_all(comm, method, capsys):
             if failing and step == 5:
                 raise KeyError("mine")
             time.sleep(0.001)
-    assert optimizer.closed
+    assert optimizer.closed and not optimizer.flat.vectors
+    assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
 @each_method
@@ -137,8 +138,6 @@ def test_ranks_that_differ_are_told_alike(comm, method):
         (other if odd else method).wrap(make_model(), comm)
     assert same_everywhere(comm, str(raised.value))
     raised.match(f"algorithm differs .* {method.kind.__name__} on ranks 0-1, 3; .* on rank 2")
-    with pytest.raises(TypeError, match="rank 2: .* has no argument 'speed'"):
-        method.wrap(make_model(), comm, **({"speed": 1} if odd else {}))
     model = make_model()
     if odd:
         model[3] = nn.Linear(8, 2)
@@ -363,3 +362,46 @@ def test_local_sgd_leaves_out_a_model_that_is_not_finite_and_heals_it(comm):
             optimizer.step()
         assert model.weight.item() == np.mean(range(1, comm.size))
         assert optimizer.result.weight == comm.size - 1
+
+
+# Several optimisers
+
+
+@each_method
+def test_ranks_with_fewer_steps_of_two_optimizers_join_both(comm, method):
+    """After nested blocks, in one statement or two; the outer one's may make steps of its own."""
+    models = [make_model(seed) for seed in (0, 1)]
+    other = METHODS["wagma"] if method.kind is Allreduce else METHODS["allreduce"]
+    with method.wrap(models[0], comm) as outer, other.wrap(models[1], comm) as inner:
+        with outer.join(), inner.join():
+            for step in range(2 + 3 * comm.rank):
+                train(comm, models[0], outer, [step])
+                train(comm, models[1], inner, [step])
+        assert same_everywhere(comm, b"".join(bits(model.parameters()) for model in models))
+        with outer.join():
+            with inner.join():
+                for step in range(2 + 3 * (comm.size - comm.rank)):
+                    train(comm, models[1], inner, [step])
+            with pytest.raises(RuntimeError, match="has left its join"):
+                inner.step()
+            train(comm, models[0], outer, range(comm.rank))
+        assert same_everywhere(comm, b"".join(bits(model.parameters()) for model in models))
+        for model, optimizer in zip(models, (outer, inner)):
+            train(comm, model, optimizer, [0])
+
+
+@each_method
+def test_without_a_progress_thread_steps_bring_models_together(comm, method):
+    model = nn.Linear(4, 1, bias=False)
+    with method.wrap(model, comm, lambda of: torch.optim.SGD(of, lr=1.0), engine="none") as wrapped:
+        steps = 60
+        for _ in range(steps):
+            model.weight.grad = torch.full_like(model.weight, -float(comm.rank))
+            wrapped.step()
+            time.sleep(0.0005)
+        wrapped.complete()
+        request = comm.Ibarrier()
+        while not request.Test():  # who waits for nobody has still to serve the others
+            wrapped.collective.statistics()
+        spread = np.ptp(comm.allgather(model.weight[0, 0].item()))
+        assert spread < 0.5 * steps * (comm.size - 1)

@@ -95,7 +95,6 @@ def test_it_is_an_optimizer_that_shares_the_wrapped_ones_groups_and_state():
         assert optimizer.state is inner.state and len(optimizer.state) == 6
         optimizer.zero_grad()
         assert all(p.grad is None for p in model.parameters())
-        assert repr(optimizer).startswith("WAGMA (")
 
         saved = copy.deepcopy(optimizer.state_dict())
         backward(model)
@@ -207,7 +206,7 @@ def test_an_optimizer_that_is_itself_a_wrapper_can_be_wrapped():
 
 def test_the_communicator_must_be_one():
     model = make_model()
-    with pytest.raises(TypeError, match="comm must be an mpi4py communicator, not str"):
+    with pytest.raises(TypeError, match="comm is of type str, not an mpi4py intracommunicator"):
         WAGMA(OPTIMIZERS["sgd"](model.parameters()), model, comm="world")
 
 

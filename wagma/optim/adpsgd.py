@@ -35,7 +35,11 @@ class ADPSGD(PeerAveraging):
         graph: networkx.Graph | None = None,
         seed: int = 0,
         comm: MPI.Intracomm | None = None,
-        **options: Any,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
@@ -43,15 +47,24 @@ class ADPSGD(PeerAveraging):
             optimizer, model, comm: as for `Averaging`.
             graph: connected networkx graph of the ranks, bipartite or not; None: all may meet.
             seed: of the neighbours drawn.
-            **options: engine, transport, stall, abort and log_level of
-                `collectives.GroupAllreduce`.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
-        super().__init__(optimizer, model, comm=comm, options=options, graph=graph, seed=seed)
+        super().__init__(
+            optimizer,
+            model,
+            {"graph": graph, "seed": seed},
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
 
-    def make_collective(self, comm, *, graph, seed, **options):
+    def _make_collective(self, comm, *, graph, seed, **options):
         self._seed = seed
         return collectives.PairwiseAverage(
             comm, self.flat.vectors, graph=graph, seed=seed, **options

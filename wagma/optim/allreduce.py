@@ -31,26 +31,39 @@ class Allreduce(GradientAveraging):
         model: torch.nn.Module,
         *,
         comm: MPI.Intracomm | None = None,
-        **options: Any,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
             model, comm: as for `Averaging`.
-            **options: further ones of `collectives.GroupAllreduce`: engine, transport, stall,
-                abort, log_level.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
-        super().__init__(optimizer, model, comm=comm, options=options)
+        super().__init__(
+            optimizer,
+            model,
+            {},
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
 
-    def make_collective(self, comm, **options):
-        self.gradients = FlatGradients(self.flat)
+    def _make_collective(self, comm, **options):
+        self._gradients = FlatGradients(self.flat)
         return collectives.GroupAllreduce(
             comm,
-            self.gradients.vectors,
+            self._gradients.vectors,
             group_size=1,
             sync_period=1,
             wait="group",
@@ -58,13 +71,13 @@ class Allreduce(GradientAveraging):
             **options,
         )
 
-    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Average the gradients over all ranks, then take a step of the wrapped optimiser."""
-        loss = self.compute_gradients(closure)
-        result = self.collective(self.gradients.vectors, weight=weight)
+        loss = self._compute_gradients(closure)
+        result = self.collective(self._gradients.vectors, weight=weight)
         self._note(result)
         if result.weight > 0:
-            self.gradients.write_back()
-            returned = self.bare_step()
+            self._gradients.write_back()
+            returned = self._bare_step()
             return returned if closure is None else loss
         return loss

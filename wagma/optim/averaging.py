@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 
 import collectives
 from collectives.agreement import raise_together
-from collectives.settings import checked_weight, difference
+from collectives.group_allreduce import check_comm
+from collectives.meeting import meet
+from collectives.settings import checked_weight, difference, limits
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.wrapper import Wrapper
 
@@ -22,23 +25,50 @@ if TYPE_CHECKING:  # importing it initialises MPI
 _made: weakref.WeakSet[Averaging] = weakref.WeakSet()
 
 
+class _JoinBlocks(threading.local):
+    """The `join` blocks that a thread is in, and what it has begun to join in the inner ones.
+
+    It waits for other ranks only at the end of the outermost: these may need it in the steps of
+    any other optimiser until then.
+    """
+
+    begun: ExitStack | None = None
+
+    @contextmanager
+    def enter(self) -> Iterator[ExitStack]:
+        """Return what waits, in its end, for all that is begun in the blocks."""
+        if self.begun is not None:
+            yield self.begun
+            return
+        with ExitStack() as self.begun:
+            try:
+                yield self.begun
+            finally:
+                self.begun = None
+
+
+_join_blocks = _JoinBlocks()
+
+
 class Averaging(Wrapper):
     """An optimiser around the user's, whose steps average models or gradients between ranks.
 
-    The model's parameters and floating-point buffers become views of one vector for each dtype
+    The model's parameters and floating-point buffers become parts of one vector for each dtype
     (`FlatModel` says which) and start from rank 0's values on every rank, integer buffers too. The
-    parameter objects stay the same, so the wrapped optimiser and schedulers go on working. All
-    ranks make the same number of steps, unless they `join`; one that a `GradScaler` skips on some
-    rank for its infinite gradients counts there too.
+    parameter objects stay the same, so the wrapped optimiser and schedulers go on working; `close`
+    gives them memory of their own again. All ranks make the same number of steps, unless they
+    `join`; one that a `GradScaler` skips on some rank for its infinite gradients counts there too.
 
     Step hooks, here or on the wrapped optimiser, run around its step. A parameter that was frozen
-    when the model was wrapped can be trained later; one that is new to the model cannot. Where
-    DataLoader workers are spawned, not forked, they import the main script: it must import
-    `mpi4py.MPI`, if it does, inside `if __name__ == "__main__"` or a function.
+    when the model was wrapped can be trained later. One that is new to the model cannot, nor is a
+    new persistent floating-point buffer averaged: all methods but `step` that do something with the
+    model raise RuntimeError for them. Where DataLoader workers are spawned, not forked, they import
+    the main script: it must import `mpi4py.MPI`, if it does, inside `if __name__ == "__main__"` or
+    a function.
 
-    A method is a subclass with `make_collective` and `take_step`. A collective is what has
-    `version`, `average(vectors)`, `synchronize(vectors)`, `load(vectors, version)`,
-    `join(vectors)`, `statistics()`, `fail(error)`, `close()`, `closed` and `__exit__`, with the
+    A method is a subclass with `_make_collective` and `_take_step`. A collective is what has
+    `size`, `version`, `average(vectors)`, `synchronize(vectors)`, `load(vectors, version)`,
+    `joining(vectors)`, `statistics()`, `fail(error)`, `close()`, `closed` and `__exit__`, with the
     meaning that they have in `collectives.GroupAllreduce`.
 
     Attributes:
@@ -55,10 +85,14 @@ class Averaging(Wrapper):
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        arguments: dict[str, Any],
         *,
         comm: MPI.Intracomm | None = None,
-        options: dict[str, Any],
-        **settings: Any,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
@@ -66,9 +100,9 @@ class Averaging(Wrapper):
             optimizer: any `torch.optim.Optimizer` of the model's parameters.
             model: `torch.nn.Module` on the CPU, its parameters and floating-point buffers dense,
                 of float16, bfloat16, float32 or float64, and of the same shapes on every rank.
+            arguments: the method's own, by name; `_check_settings` and `_make_collective` get them.
             comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated for use.
-            options: those of the collective that the user gave, of the names in `OPTIONS`.
-            **settings: the method's own; `check_settings` and `make_collective` get both.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: a model that cannot be averaged (the message names the
@@ -79,32 +113,49 @@ class Averaging(Wrapper):
 
         if comm is None:
             comm = MPI.COMM_WORLD
-        if not isinstance(comm, MPI.Intracomm):
-            raise TypeError(f"comm must be an mpi4py communicator, not {type(comm).__name__}")
+        check_comm(comm)
+        name = f"the constructor of {type(self).__name__}"
+        meet(comm, name, *limits(stall, abort))
         own = error = None
         try:
-            self._check_options(options)
-            own = self.check_settings(optimizer, **settings)
+            own = self._check_settings(optimizer, **arguments)
         except (TypeError, ValueError) as problem:
             error = problem
         raise_together(comm, error)
         raise_together(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         broadcast(comm, tensors)
-        super().__init__(optimizer)
         self.comm = comm
-        self.flat = FlatModel(tensors)
-        self.collective = self.make_collective(comm, **settings, **options)
+        self.flat = FlatModel(model, tensors)
+        options = {
+            "engine": engine,
+            "transport": transport,
+            "stall": stall,
+            "abort": abort,
+            "log_level": log_level,
+        }
+        try:
+            self.collective = self._make_collective(comm, **arguments, **options)
+        except BaseException:
+            self.flat.release()
+            raise
+        super().__init__(optimizer)
         self.result = None
         self.results = []
-        self._inside_average = False
+        self._inside_average = self._inside_join = self._has_joined = False
         _made.add(self)
+
+    def __repr__(self) -> str:
+        """Say what it is in a line; `repr(optimizer.optimizer)` lists the parameter groups."""
+        count = self.collective.size
+        parts = [type(self.optimizer).__name__, f"{count} rank{'s' * (count != 1)}"]
+        parts += [f"{name}={value!r}" for name, value in self.settings.items()]
+        parts += [f"step {self.collective.version}", "closed" if self.closed else "open"]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     # What a method defines
 
-    OPTIONS = ("wire_dtype", "engine", "transport", "stall", "abort", "log_level")
-
-    def check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
+    def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
         """Return the settings that must not differ between ranks and that no collective compares.
 
         Raises:
@@ -113,11 +164,11 @@ class Averaging(Wrapper):
         """
         return {}
 
-    def make_collective(self, comm: MPI.Intracomm, **settings: Any) -> Any:
+    def _make_collective(self, comm: MPI.Intracomm, **settings: Any) -> Any:
         """Make the collective that averages, for vectors like those of `flat`; collective."""
         raise NotImplementedError
 
-    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Do what the method does in one step, and return the wrapped optimiser's loss."""
         raise NotImplementedError
 
@@ -127,7 +178,7 @@ class Averaging(Wrapper):
         return {}
 
     @property
-    def model_vectors(self) -> list[np.ndarray]:
+    def _model_vectors(self) -> list[np.ndarray]:
         """The model as the collective's `average`, `synchronize`, `load` and `join` take it."""
         return self.flat.vectors
 
@@ -163,7 +214,7 @@ class Averaging(Wrapper):
         self.flat.check_members(self.param_groups)
         self.results = []
         self.complete()
-        return self.take_step(closure, weight)
+        return self._take_step(closure, weight)
 
     def complete(self) -> None:
         """Wait for what the last step has left outstanding: nothing, unless a method overlaps."""
@@ -173,7 +224,7 @@ class Averaging(Wrapper):
         self._check_usable()
         self.complete()
         self.flat.check()
-        self.average_now()
+        self._average_now()
         self.flat.mark_changed()
 
     @contextmanager
@@ -189,12 +240,13 @@ class Averaging(Wrapper):
         outstanding = self._set_aside()
         self._inside_average = True
         try:
-            self.collective.average(self.model_vectors)
+            self.collective.average(self._model_vectors)
             yield
         finally:
             self._inside_average = False
             self.flat.restore(own)
             self._put_back(outstanding)
+            self._release()  # if it was closed inside
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -202,44 +254,85 @@ class Averaging(Wrapper):
 
         A rank that leaves the block takes part in what the others do until all have left it, so
         that nobody waits for it in vain and what it did is not lost. Afterwards all ranks have the
-        same model, and the same number of steps.
+        same model, and the same number of steps. Of nested blocks, of several optimisers, that is
+        so after the outermost; an optimiser cannot be used between its block's end and that.
 
         Example:
-            >>> with optimizer.join():
+            >>> with generator.join(), discriminator.join():
             ...     for inputs, targets in batches:  # fewer on some ranks
             ...         ...
-            ...         optimizer.step()
+            ...         generator.step()
+            ...         discriminator.step()
         """
         self._check_usable()
-        yield
-        self._check_usable()
-        self.complete()
-        self.flat.check()
-        self.take_part()
+        if self._inside_join:
+            yield
+            return
+        self._inside_join = True
+        try:
+            with _join_blocks.enter() as begun:
+                yield
+                self._check_usable()
+                self.complete()
+                self.flat.check()
+                begun.enter_context(self._joined())
+        finally:
+            self._inside_join = False
+
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        """Begin to take part in the others' steps, and at the end of the block wait for them."""
+        self._has_joined = True
+        try:
+            with self._taking_part():
+                yield
+        finally:
+            self._has_joined = False
         self.flat.mark_changed()
 
-    def average_now(self) -> None:
+    def _average_now(self) -> None:
         """Set every rank's model to the average over all ranks."""
-        self.collective.synchronize(self.model_vectors)
+        self.collective.synchronize(self._model_vectors)
 
-    def go_on_from(self, version: int) -> None:
+    def _go_on_from(self, version: int) -> None:
         """Let the next step have this version, and begin with the model as it is now."""
-        self.collective.load(self.model_vectors, version)
+        self.collective.load(self._model_vectors, version)
 
-    def take_part(self) -> None:
-        """Make no more steps, but take part in the others' until all have made theirs."""
-        self.collective.join(self.model_vectors)
+    @contextmanager
+    def _taking_part(self) -> Iterator[None]:
+        """Make no more steps, but take part in the others'; wait for them in the block's end."""
+        with self.collective.joining(self._model_vectors):
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimiser's state, and the averaging's counter beside it.
 
         Its key "averaging" holds {"version": steps made}. Each rank's model and local state are its
-        own: save them on every rank to go on exactly, or one rank's inside `averaged()`. It
-        completes what a method has left outstanding: call it before you copy the model's state.
+        own: save them on every rank to go on without losing anything, or one rank's inside
+        `averaged()`. It completes what a method has left outstanding: call it, as
+        `model_state_dict` does, before you copy the model's state.
+
+        Raises:
+            RuntimeError: a part of the model is not averaged, as it is new or was replaced.
         """
         self.complete()
+        self.flat.check()
         state = self.optimizer.state_dict()
         return {**state, "averaging": {"version": self.collective.version}}
+
+    def model_state_dict(self) -> dict[str, Any]:
+        """Return the model's `state_dict()` with a copy of each tensor, to save it or go on from.
+
+        It is this rank's model, or the average inside `averaged()`, and later steps do not change
+        it. What a method has left outstanding is completed first. Tied tensors stay tied; what is
+        no tensor (a module's extra state) is not copied. Memory: one more model.
+
+        Raises:
+            RuntimeError: a part of the model is not averaged, as it is new or was replaced.
+        """
+        self.complete()
+        self.flat.check()
+        return self.flat.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned, and go on from the model as it is now; collective.
@@ -258,7 +351,7 @@ class Averaging(Wrapper):
         averaging = state.pop("averaging", {"version": self.collective.version})
         super().load_state_dict(state)
         self.flat.check()
-        self.go_on_from(averaging["version"])
+        self._go_on_from(averaging["version"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the wrapped optimiser.
@@ -278,31 +371,29 @@ class Averaging(Wrapper):
     def close(self) -> None:
         """Leave the collective, once every step that any rank began is done; collective.
 
-        The model stays usable and keeps this rank's values.
+        The model keeps this rank's values, in memory of its own again. Closing twice does nothing.
         """
-        self.collective.close()
-        self._keep_last_average()
+        try:
+            self.collective.close()
+        finally:
+            self._release()
 
     def __enter__(self) -> Averaging:
         return self
 
     def __exit__(self, *exception: Any) -> bool | None:
-        suppressed = self.collective.__exit__(*exception)
-        self._keep_last_average()
-        return suppressed
+        try:
+            return self.collective.__exit__(*exception)
+        finally:
+            self._release()
 
     # What methods are made of
 
-    def average_model(self, **weight: float) -> None:
+    def _average_model(self, **weight: float) -> None:
         """Call the collective with the model, which becomes what that returns."""
-        self.flat.check()
+        self.flat.check_places()
         self._note(self.collective(self.flat.vectors, **weight))
         self.flat.mark_changed()
-
-    def _check_options(self, options: dict[str, Any]) -> None:
-        for name in options:
-            if name not in self.OPTIONS:
-                raise TypeError(f"{type(self).__name__} has no argument {name!r}")
 
     def _note(self, result: Any) -> None:
         self.result = result
@@ -313,6 +404,19 @@ class Averaging(Wrapper):
             raise collectives.ClosedError(f"this {type(self).__name__} optimizer is closed")
         if self._inside_average:
             raise RuntimeError("inside averaged() the model is the average, not this rank's own")
+        if self._has_joined:
+            raise RuntimeError(
+                "this optimizer has left its join() block: it can be used again after the "
+                "outermost one"
+            )
+
+    def _release(self) -> None:
+        """Put what closing has completed into the model, whose memory is then its own again."""
+        if self.closed and not self._inside_average:
+            try:
+                self._keep_last_average()
+            finally:
+                self.flat.release()
 
     # What a method that overlaps does with an average that is outstanding
 

@@ -37,7 +37,11 @@ class DPSGD(PeerAveraging):
         mixing: np.ndarray | None = None,
         clock: str = "neighbours",
         comm: MPI.Intracomm | None = None,
-        **options: Any,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
@@ -47,17 +51,24 @@ class DPSGD(PeerAveraging):
             mixing: W, doubly stochastic, of shape (P, P); None: Metropolis's weights, on the ring
                 1/3 each.
             clock: "neighbours", or "global" to wait for all ranks in every step.
-            **options: engine, transport, stall, abort and log_level of
-                `collectives.GroupAllreduce`.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
         super().__init__(
-            optimizer, model, comm=comm, options=options, graph=graph, mixing=mixing, clock=clock
+            optimizer,
+            model,
+            {"graph": graph, "mixing": mixing, "clock": clock},
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
         )
 
-    def make_collective(self, comm, *, graph, mixing, clock, **options):
+    def _make_collective(self, comm, *, graph, mixing, clock, **options):
         self._clock = clock
         return collectives.NeighborAverage(
             comm, self.flat.vectors, graph=graph, mixing=mixing, clock=clock, **options

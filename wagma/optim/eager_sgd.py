@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,11 @@ class EagerSGD(GradientAveraging):
         trigger: str = "solo",
         sync_period: int = 10,
         comm: MPI.Intracomm | None = None,
-        **options: Any,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
@@ -54,61 +59,67 @@ class EagerSGD(GradientAveraging):
             trigger: "solo": an average begins when the first rank comes; "majority": when one does
                 that is drawn for it, so that half of them are there on average.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
-            **options: further ones of `collectives.PartialAllreduce`: engine, transport, stall,
-                abort, log_level.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
         super().__init__(
-            optimizer, model, comm=comm, trigger=trigger, sync_period=sync_period, options=options
+            optimizer,
+            model,
+            {"trigger": trigger, "sync_period": sync_period},
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
         )
 
-    def make_collective(self, comm, **options):
-        self.gradients = FlatGradients(self.flat)
-        return collectives.PartialAllreduce(comm, self.gradients.vectors, **options)
+    def _make_collective(self, comm, **options):
+        self._gradients = FlatGradients(self.flat)
+        return collectives.PartialAllreduce(comm, self._gradients.vectors, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The trigger and τ."""
         return {"trigger": self.collective.trigger, "sync_period": self.collective.sync_period}
 
-    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Put the gradient in, and take a step of the wrapped optimiser with what has come."""
-        loss = self.compute_gradients(closure)
-        own = self.gradients.present > 0  # nothing is where gradients are not finite
-        for vector in self.gradients.vectors if weight != 1 else ():
+        loss = self._compute_gradients(closure)
+        own = self._gradients.present > 0  # nothing is where gradients are not finite
+        for vector in self._gradients.vectors if weight != 1 else ():
             vector *= vector.dtype.type(weight)
-        self._note(self.collective(self.gradients.vectors))
+        self._note(self.collective(self._gradients.vectors))
         returned = self._step_with_what_has_come(own)
         if self.result.synchronized:
-            self.average_now()
+            self._average_now()
             self.flat.mark_changed()
         return returned if closure is None else loss
 
-    def average_now(self) -> None:
+    def _average_now(self) -> None:
         """Set every rank's model to the average over all; what was put in comes out as before."""
-        self.collective.average(self.model_vectors)
+        self.collective.average(self._model_vectors)
 
-    def go_on_from(self, version: int) -> None:
+    def _go_on_from(self, version: int) -> None:
         """Let the next step have this version, and forget what has not come."""
         self.collective.load(version)
 
-    def join_collective(self) -> None:
-        """Take part in what the others do, and take the average of who made the most steps."""
+    @contextmanager
+    def _joining_collective(self) -> Iterator[None]:
         made = self.collective.version
-        for vector in self.gradients.vectors:
+        for vector in self._gradients.vectors:
             vector.fill(0)
-        self.collective.join(self.gradients.vectors)
-        if made < self.collective.version:
-            for vector in self.flat.vectors:
-                vector.fill(np.nan)  # which leaves this rank's out
-        else:
+        with self.collective.joining(self._gradients.vectors):
+            yield
+        is_last = made == self.collective.version
+        if is_last:
             self._step_with_what_has_come()
-        self.average_now()
+        self.collective.average(self._model_vectors, weight=float(is_last))
 
     def _step_with_what_has_come(self, own: np.ndarray | bool = False) -> Any:
         """Take a step with the parameters of which something has come, and with its own."""
-        self.gradients.present[:] = (self.gradients.present != 0) | own
-        self.gradients.write_back()
-        return self.bare_step()
+        self._gradients.present[:] = (self._gradients.present != 0) | own
+        self._gradients.write_back()
+        return self._bare_step()

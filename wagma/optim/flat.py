@@ -2,7 +2,7 @@
 
 The steps, in this order: `survey` lists a model's tensors and refuses what cannot be averaged,
 `agree` makes every rank refuse it alike, `broadcast` gives every rank the first rank's values,
-and `FlatModel` moves the tensors into contiguous buffers that they become views of.
+and `FlatModel` moves the tensors into contiguous vectors that they become parts of.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -90,6 +90,13 @@ def named_tensors(model: torch.nn.Module) -> Iterable[Tensor]:
             tensor = found.setdefault(id(value), Tensor(kind, name, value, []))
             tensor.homes.append((module, attribute))
     return found.values()
+
+
+def every_value(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the values of `named_tensors`, tied ones often: without the names, in a tenth of it."""
+    for module in model.modules():
+        for values in (module._parameters.values(), module._buffers.values()):
+            yield from (value for value in values if value is not None)
 
 
 def check_not_distributed(model: torch.nn.Module) -> None:
@@ -244,45 +251,67 @@ def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
 
 
 class FlatModel:
-    """A model whose averaged tensors are views of one contiguous vector for each dtype.
+    """A model whose averaged tensors are parts of one contiguous vector for each dtype.
 
     Averaged are all floating-point parameters, the frozen ones included (so that they can join
     the optimiser later), and all floating-point buffers, such as BatchNorm's running statistics.
     Not averaged are integer tensors, and buffers and frozen parameters that hold a non-finite
     value: an attention mask of -inf is a constant, and would make every average non-finite.
 
+    Each tensor has a storage of its own, which is its part of the vector: saving or copying some
+    of them takes no memory of the others. `release` gives them memory of their own.
+
     Attributes:
+        model: the `torch.nn.Module`.
         averaged, constant: lists of the tensors that are averaged and of those that are not.
         vectors: list of 1-D numpy arrays, one for each dtype of the averaged tensors (float16,
             ml_dtypes' bfloat16, float32, float64), that share the tensors' memory. Each tensor
-            starts at a multiple of 64 bytes; the gaps hold zeros.
+            starts at a multiple of 64 bytes; the gaps hold zeros. Empty after `release`.
         dtypes: list of the vectors' `torch.dtype`s.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, the views must be trainable
-    def __init__(self, tensors: list[Tensor]):
-        """Move the tensors, a survey after its broadcast, into new buffers.
+    def __init__(self, model: torch.nn.Module, tensors: list[Tensor]):
+        """Move the tensors, the model's survey after its broadcast, into new buffers.
 
         Shapes, strides and values stay, and so do the `torch.nn.Parameter` objects.
         """
+        self.model = model
         self.averaged = [tensor for tensor in tensors if is_averaged(tensor)]
         self.constant = [tensor for tensor in tensors if not is_averaged(tensor)]
         if not any(tensor.value.numel() for tensor in self.averaged):
             raise ValueError("nothing to average: what the model has is frozen and not finite")
         self.dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
-        self.vectors = [
-            as_numpy(flatten([t.value for t in self.averaged if t.value.dtype is dtype]))
-            for dtype in self.dtypes
-        ]
+        self.vectors = [flatten([t.value for t in self.of(dtype)]) for dtype in self.dtypes]
         self._ids = {id(tensor.value) for tensor in self.averaged}
+        self._known = self._ids.union(id(tensor.value) for tensor in self.constant)
         self._places = [
             (module, attribute, tensor, tensor.value.data_ptr())
             for tensor in self.averaged
             for module, attribute in tensor.homes
         ]
 
+    def of(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return the averaged tensors of a dtype, in their order in its vector."""
+        return [tensor for tensor in self.averaged if tensor.value.dtype is dtype]
+
     def check(self) -> None:
-        """Raise RuntimeError if a tensor of the model is no longer a view of its vector."""
+        """Raise RuntimeError if the model has something to average that is not in the vectors."""
+        self.check_places()
+        if not self.vectors or self._knows(every_value(self.model)):
+            return
+        for tensor in named_tensors(self.model):
+            if not self._knows([tensor.value]) and is_new_part(tensor):
+                raise RuntimeError(
+                    f"{tensor.kind} {tensor.name!r} was added after the model was wrapped, so it "
+                    "is not averaged: close the optimizer, and wrap the model again"
+                )
+
+    def _knows(self, values: Iterable[torch.Tensor]) -> bool:
+        return self._known.issuperset(map(id, values))
+
+    def check_places(self) -> None:
+        """Raise RuntimeError if a tensor of the model is no longer a part of its vector."""
         for module, attribute, tensor, address in self._places:
             value = getattr(module, attribute, None)
             if not isinstance(value, torch.Tensor) or value.data_ptr() != address:
@@ -323,20 +352,61 @@ class FlatModel:
         for tensor, value in zip(self.constant, constants, strict=True):
             tensor.value.detach().copy_(value)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the model's `state_dict()` of clones: of tied tensors one, as in the model."""
+        state, clones = self.model.state_dict(), {}
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):  # else it is a module's extra state
+                memory = value.data_ptr(), value.dtype, value.shape, value.stride()
+                if memory not in clones:
+                    clones[memory] = value.clone()
+                state[name] = clones[memory]
+        return state
 
-def flatten(values: list[torch.Tensor]) -> torch.Tensor:
-    """Make the tensors, all of one dtype, views of a new vector, and return that."""
-    unit = ALIGNMENT // values[0].itemsize
+    @torch.inference_mode(False)
+    def release(self) -> None:
+        """Give every averaged tensor memory of its own, with the same strides and values.
+
+        Tensors that have been replaced stay as they are. Memory: beside the model, the vector of
+        one dtype at a time.
+        """
+        for dtype in self.dtypes:
+            for _, _, tensor, address in self._places:
+                value = tensor.value
+                if value.dtype is dtype and value.data_ptr() == address:
+                    own = torch.empty_strided(
+                        value.shape, value.stride(), dtype=dtype, device="cpu"
+                    )
+                    value.data = own.copy_(value.detach())
+            del self.vectors[:1]
+        self._places = []
+
+
+def flatten(values: list[torch.Tensor]) -> np.ndarray:
+    """Make the tensors, all of one dtype, parts of a new vector, and return that."""
+    vector, parts = new_vector(values)
+    for value, part in zip(values, parts, strict=True):
+        part.copy_(value.detach())
+        value.data = part
+    return vector
+
+
+def new_vector(values: list[torch.Tensor]) -> tuple[np.ndarray, list[torch.Tensor]]:
+    """Return a vector of zeros for tensors of one dtype, and as tensors its part for each."""
+    dtype = values[0].dtype
+    unit = ALIGNMENT // dtype.itemsize
     starts, length = [], 0
     for value in values:
         starts.append(length)
         length += -(-value.numel() // unit) * unit
-    buffer = torch.zeros(length, dtype=values[0].dtype, device="cpu")
-    for value, start in zip(values, starts, strict=True):
-        view = buffer.as_strided(value.shape, dense_stride(value), start)
-        view.copy_(value.detach())
-        value.data = view
-    return buffer
+    vector = as_numpy(torch.zeros(length, dtype=dtype, device="cpu"))
+    parts = [
+        as_tensor(vector[start : start + value.numel()], dtype).as_strided(
+            value.shape, dense_stride(value)
+        )
+        for value, start in zip(values, starts, strict=True)
+    ]
+    return vector, parts
 
 
 def as_numpy(vector: torch.Tensor) -> np.ndarray:
@@ -345,7 +415,14 @@ def as_numpy(vector: torch.Tensor) -> np.ndarray:
         return vector.numpy()
     import ml_dtypes
 
-    return vector.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return vector.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
+def as_tensor(vector: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of this dtype whose storage is a numpy array's memory, and no more."""
+    if dtype is not torch.bfloat16:
+        return torch.from_numpy(vector)
+    return torch.from_numpy(vector.view(np.int16)).view(dtype)
 
 
 def is_averaged(tensor: Tensor) -> bool:
@@ -354,6 +431,15 @@ def is_averaged(tensor: Tensor) -> bool:
     return value.is_floating_point() and (
         tensor.kind == "parameter" or bool(value.isfinite().all())
     )
+
+
+def is_new_part(tensor: Tensor) -> bool:
+    """Return whether a tensor that is new to the model makes it another one: see `check`."""
+    module, attribute = tensor.homes[0]
+    if tensor.kind == "buffer":
+        persistent = attribute not in module._non_persistent_buffers_set
+        return persistent and tensor.value.is_floating_point()
+    return tensor.value.requires_grad
 
 
 def dense_stride(value: torch.Tensor) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from wagma.optim.averaging import Averaging
-from wagma.optim.flat import FlatModel, as_numpy
+from wagma.optim.flat import FlatModel, new_vector
 
 
 class FlatGradients:
@@ -28,20 +28,18 @@ class FlatGradients:
             else 0; after averaging, the share of ranks that have one.
     """
 
+    @torch.inference_mode(False)  # whatever the caller's mode, gradients are copied into them later
     def __init__(self, flat: FlatModel):
-        tensors = flat.averaged
-        buffers = [
-            torch.zeros(vector.size, dtype=dtype, device="cpu")
-            for vector, dtype in zip(flat.vectors, flat.dtypes, strict=True)
-        ]
-        of_dtype = dict(zip(flat.dtypes, buffers, strict=True))
-        self._parameters = [
-            (tensor, view_like(tensor.value, of_dtype[tensor.value.dtype]))
-            for tensor in tensors
-            if "parameter" in tensor.kind
-        ]
+        self.vectors, self._parameters = [], []
+        for dtype in flat.dtypes:
+            tensors = flat.of(dtype)
+            vector, parts = new_vector([tensor.value for tensor in tensors])
+            self.vectors.append(vector)
+            self._parameters += [
+                pair for pair in zip(tensors, parts, strict=True) if "parameter" in pair[0].kind
+            ]
         self.present = np.zeros(len(self._parameters), np.float32)
-        self.vectors = [*map(as_numpy, buffers), self.present]
+        self.vectors.append(self.present)
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -80,11 +78,6 @@ class FlatGradients:
                 value.grad.copy_(view)
 
 
-def view_like(value: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """Return the part of a buffer that is where the value is in its own."""
-    return buffer.as_strided(value.shape, value.stride(), value.storage_offset())
-
-
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step cannot be taken without a closure, as LBFGS's cannot."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
@@ -103,14 +96,11 @@ class GradientAveraging(Averaging):
 
     A rank whose gradients are not finite, which a `GradScaler` finds or not, is left out of the
     mean, and takes the others' like every rank; where no rank's are finite nobody takes a step.
-
-    Attributes:
-        gradients: the `FlatGradients`.
     """
 
-    OPTIONS = ("engine", "transport", "stall", "abort", "log_level")
+    _gradients: FlatGradients
 
-    def check_settings(self, optimizer, **settings):
+    def _check_settings(self, optimizer, **settings):
         if isinstance(optimizer, torch.optim.Optimizer) and needs_closure(optimizer):
             raise TypeError(
                 f"{type(optimizer).__name__} evaluates a closure several times in a step, between "
@@ -120,9 +110,9 @@ class GradientAveraging(Averaging):
         return {}
 
     @property
-    def model_vectors(self) -> list[np.ndarray]:
+    def _model_vectors(self) -> list[np.ndarray]:
         """The model in the gradients' layout; nothing is where they say how many there are."""
-        return [*self.flat.vectors, np.zeros_like(self.gradients.present)]
+        return [*self.flat.vectors, np.zeros_like(self._gradients.present)]
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -141,31 +131,35 @@ class GradientAveraging(Averaging):
         with super().join():
             yield
 
-    def take_part(self) -> None:
+    @contextmanager
+    def _taking_part(self) -> Iterator[None]:
         made = self.collective.version
-        self.join_collective()
+        with self._joining_collective():
+            yield
         steps = self.comm.allgather(made)
         state = self.comm.bcast(self.optimizer.state_dict(), root=steps.index(max(steps)))
         if made < max(steps):
             self.optimizer.load_state_dict(state)
 
-    def join_collective(self) -> None:
-        """Take part in the others' averages, until the model is that of who made the most steps."""
-        super().take_part()
+    @contextmanager
+    def _joining_collective(self) -> Iterator[None]:
+        """Take part in the others' averages, and then take the model of who made the most steps."""
+        with super()._taking_part():
+            yield
 
-    def compute_gradients(self, closure: Callable[[], Any] | None) -> Any:
+    def _compute_gradients(self, closure: Callable[[], Any] | None) -> Any:
         """Call the closure, if there is one, and collect the gradients; return the closure's loss.
 
         Gradients that a GradScaler found to be infinite are spoilt, the others are unscaled.
         """
-        self.check_closure(closure)
+        self._check_closure(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        finite = self.unscale_gradients()
-        self.flat.check()
-        self.gradients.fill()
+        finite = self._unscale_gradients()
+        self.flat.check_places()
+        self._gradients.fill()
         if not finite:
-            self.gradients.spoil()
+            self._gradients.spoil()
         return loss

@@ -36,22 +36,37 @@ class LocalSGD(Averaging):
         *,
         sync_period: int = 10,
         comm: MPI.Intracomm | None = None,
-        **options: Any,
+        wire_dtype: str | torch.dtype | None = None,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
         Args:
             optimizer, model, comm: as for `Averaging`.
             sync_period: τ, steps from one average to the next, at least 1.
-            **options: further ones of `collectives.GroupAllreduce`: wire_dtype, engine,
-                transport, stall, abort, log_level.
+            wire_dtype, engine, transport, stall, abort, log_level: as for
+                `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
-        super().__init__(optimizer, model, comm=comm, sync_period=sync_period, options=options)
+        super().__init__(
+            optimizer,
+            model,
+            {"sync_period": sync_period, "wire_dtype": wire_dtype},
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
 
-    def make_collective(self, comm, *, sync_period, **options):
+    def _make_collective(self, comm, *, sync_period, **options):
         return collectives.GroupAllreduce(
             comm, self.flat.vectors, group_size=1, sync_period=sync_period, wait="group", **options
         )
@@ -61,8 +76,8 @@ class LocalSGD(Averaging):
         """τ."""
         return {"sync_period": self.collective.sync_period}
 
-    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimiser, then average the model if this is a τ-th step."""
-        loss = self.local_step(closure)
-        self.average_model(weight=weight)  # in groups of one but for every τ-th call
+        loss = self._local_step(closure)
+        self._average_model(weight=weight)  # in groups of one but for every τ-th call
         return loss

@@ -37,7 +37,11 @@ class ParameterServer(PeerAveraging):
         backups: int = 0,
         server: int = 0,
         comm: MPI.Intracomm | None = None,
-        **options: Any,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
@@ -48,17 +52,24 @@ class ParameterServer(PeerAveraging):
                 and an update counts less the more the model has changed since.
             backups: of the mode "backup", 0 to P − 1.
             server: the rank that keeps the model, and trains as well.
-            **options: engine, transport, stall, abort and log_level of
-                `collectives.GroupAllreduce`.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
         super().__init__(
-            optimizer, model, comm=comm, options=options, mode=mode, backups=backups, server=server
+            optimizer,
+            model,
+            {"mode": mode, "backups": backups, "server": server},
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
         )
 
-    def make_collective(self, comm, *, mode, backups, server, **options):
+    def _make_collective(self, comm, *, mode, backups, server, **options):
         self._settings = {"mode": mode, "backups": backups, "server": server}
         return collectives.ParameterServer(comm, self.flat.vectors, **self._settings, **options)
 

@@ -16,14 +16,12 @@ class PeerAveraging(Averaging):
     changes nothing. What travels is parameters and floating-point buffers alike.
     """
 
-    OPTIONS = ("engine", "transport", "stall", "abort", "log_level")
-
-    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimiser, then call the collective with the model."""
         if weight != 1:
             raise ValueError(
                 f"weight is {weight:g}, but all ranks count the same in {type(self).__name__}"
             )
-        loss = self.local_step(closure)
-        self.average_model()
+        loss = self._local_step(closure)
+        self._average_model()
         return loss

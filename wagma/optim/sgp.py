@@ -34,7 +34,11 @@ class SGP(PeerAveraging):
         *,
         neighbors: int = 1,
         comm: MPI.Intracomm | None = None,
-        **options: Any,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
@@ -43,15 +47,24 @@ class SGP(PeerAveraging):
             neighbors: ranks that each rank sends to in a step, at distances that are powers of two
                 and change from step to step; at most ⌈log2 P⌉. The paper has 1 and 2, WAGMA-SGD's
                 comparison 2 and 4.
-            **options: engine, transport, stall, abort and log_level of
-                `collectives.GroupAllreduce`.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
-        super().__init__(optimizer, model, comm=comm, options=options, neighbors=neighbors)
+        super().__init__(
+            optimizer,
+            model,
+            {"neighbors": neighbors},
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
 
-    def make_collective(self, comm, *, neighbors, **options):
+    def _make_collective(self, comm, *, neighbors, **options):
         self._neighbors = neighbors
         return collectives.PushSum(comm, self.flat.vectors, neighbors=neighbors, **options)
 

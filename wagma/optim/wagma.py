@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from collectives.topology import default_group_size
 from wagma.optim.averaging import Averaging
 from wagma.optim.overlap import Overlap
 
@@ -67,7 +66,12 @@ class WAGMA(Averaging):
         wait: str = "nobody",
         late: str | None = None,
         overlap: bool = False,
-        **options: Any,
+        wire_dtype: str | torch.dtype | None = None,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         """Wrap an optimiser and its model; collective.
 
@@ -83,8 +87,8 @@ class WAGMA(Averaging):
                 `collectives.DEFAULT_LATE`.
             overlap: whether to compute the next gradient while the model is averaged; takes the
                 memory of one more model, and of its buffers and frozen parameters once more.
-            **options: further ones of `collectives.GroupAllreduce`: wire_dtype, engine,
-                transport, stall, abort, log_level.
+            wire_dtype, engine, transport, stall, abort, log_level: as for
+                `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
@@ -92,27 +96,32 @@ class WAGMA(Averaging):
         super().__init__(
             optimizer,
             model,
+            {
+                "group_size": group_size,
+                "sync_period": sync_period,
+                "groups": groups,
+                "wait": wait,
+                "late": late,
+                "overlap": overlap,
+                "wire_dtype": wire_dtype,
+            },
             comm=comm,
-            group_size=group_size,
-            sync_period=sync_period,
-            groups=groups,
-            wait=wait,
-            late=late,
-            overlap=overlap,
-            options=options,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
         )
         self.overlap = overlap
         self._overlap = Overlap(self.flat, self.collective) if overlap else None
 
-    def check_settings(self, optimizer, *, overlap, **settings):
+    def _check_settings(self, optimizer, *, overlap, **settings):
         if not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True or False, not {overlap!r}")
         return {"overlap": overlap}
 
-    def make_collective(self, comm, *, overlap, group_size, **options):
-        if group_size is None:
-            group_size = default_group_size(comm.Get_size())
-        return collectives.GroupAllreduce(comm, self.flat.vectors, group_size=group_size, **options)
+    def _make_collective(self, comm, *, overlap, **options):
+        return collectives.GroupAllreduce(comm, self.flat.vectors, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -120,14 +129,14 @@ class WAGMA(Averaging):
         names = ("group_size", "sync_period", "groups", "wait", "late")
         return {**{name: getattr(self.collective, name) for name in names}, "overlap": self.overlap}
 
-    def take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimiser, then average the model (Algorithm 2)."""
-        loss = self.local_step(closure)
+        loss = self._local_step(closure)
         if self.overlap and (self.collective.version + 1) % self.collective.sync_period:
-            self.flat.check()
+            self.flat.check_places()
             self._overlap.start(weight)
         else:
-            self.average_model(weight=weight)
+            self._average_model(weight=weight)
         return loss
 
     # Overlap
@@ -170,6 +179,7 @@ class WAGMA(Averaging):
         if self._is_outstanding():
             keep = self._overlap.drop if self._overlap.changed() else self._overlap.take
             self._note(keep())
+        self._overlap = None  # with its copy of the model
 
     def _is_outstanding(self) -> bool:
-        return self.overlap and self._overlap.call is not None
+        return self._overlap is not None and self._overlap.call is not None

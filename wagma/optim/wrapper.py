@@ -57,7 +57,7 @@ class Wrapper(torch.optim.Optimizer):
             "save its state_dict(), or copy the optimizer that it wraps"
         )
 
-    def local_step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _local_step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the wrapped optimiser's step, unless a GradScaler says that it must be skipped.
 
         Gradients that the GradScaler has not unscaled yet are unscaled first, in place.
@@ -71,15 +71,15 @@ class Wrapper(torch.optim.Optimizer):
         Raises:
             RuntimeError: a closure beside a GradScaler, which cannot see its gradients.
         """
-        self.check_closure(closure)
-        return self.bare_step(closure) if self.unscale_gradients() else None
+        self._check_closure(closure)
+        return self._bare_step(closure) if self._unscale_gradients() else None
 
-    def check_closure(self, closure: Callable[[], Any] | None) -> None:
+    def _check_closure(self, closure: Callable[[], Any] | None) -> None:
         """Raise RuntimeError for a closure beside a GradScaler, which cannot see its gradients."""
         if closure is not None and "found_inf" in vars(self):
             raise RuntimeError("GradScaler does not support closures")
 
-    def unscale_gradients(self) -> bool:
+    def _unscale_gradients(self) -> bool:
         """Unscale what a GradScaler has scaled; return False where it found an infinite one."""
         if bool(vars(self).get("found_inf")):
             return False
@@ -88,7 +88,7 @@ class Wrapper(torch.optim.Optimizer):
             unscale(self.param_groups, float(scale))
         return True
 
-    def bare_step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _bare_step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the wrapped optimiser's step as it is, and return what that returns."""
         self._stepping = True
         try:
