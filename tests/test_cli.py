@@ -18,8 +18,11 @@ from wagma import algorithms, cli, job, logs, progress
 MISTAKES = {
     "": "the following arguments are required: COMMAND",
     "fly": "argument COMMAND: invalid choice: 'fly'",
-    "train --fly": "unrecognized arguments: --fly",
-    "train --step 3": "unrecognized arguments: --step 3",
+    "train --fly": "unrecognized arguments: --fly (see wagma train --help)",
+    "train --step 3": "unrecognized arguments: --step 3, did you mean --steps? (see wagma train -",
+    "compare --sync_period=3": "unrecognized arguments: --sync_period=3, did you mean "
+    "--sync-period? (see wagma compare --help)",
+    "simulate 3 --rank 3": "unrecognized arguments: 3 --rank 3, did you mean --ranks? (see wagma s",
     "train --steps": "argument --steps: expected one argument",
     "train --steps 0": "argument --steps: must be a whole number from 1 on, not '0'",
     "train --steps 1e3": "argument --steps: must be a whole number from 1 on, not '1e3'",
@@ -94,13 +97,15 @@ MISTAKES = {
     "--step-times constant",
     "simulate --ranks 2,4 --slow-rank 4:2": "argument --slow-rank: no rank 4 in a job of 4 ranks",
     "simulate --trace a --step-times constant": "argument --step-times: not allowed with argument",
-    "info --steps 3": "unrecognized arguments: --steps 3",
+    "info --steps 3": "unrecognized arguments: --steps 3 (see wagma info --help)",
 }
+TORCHRUN = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for variable in (*job.RANK_VARIABLES, *agreement.TASK_COUNTS, logs.VARIABLE):
+    launchers = (*job.RANK_VARIABLES, *job.COUNT_VARIABLES, *agreement.TASK_COUNTS, *TORCHRUN)
+    for variable in (*launchers, logs.VARIABLE):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -145,7 +150,7 @@ def test_the_variable_of_the_log_level_is_checked_and_the_option_comes_first(ref
 
 @pytest.mark.parametrize("variable", job.RANK_VARIABLES)
 def test_only_rank_0_speaks(refuse, monkeypatch, variable):
-    monkeypatch.setattr(cli, "SPEAK_FIRST", 0)
+    monkeypatch.setattr(job, "SPEAK_FIRST", 0)
     monkeypatch.setenv(variable, "1")
     assert refuse("train --lr -1") == ""
     monkeypatch.setenv(variable, "0")
@@ -153,10 +158,53 @@ def test_only_rank_0_speaks(refuse, monkeypatch, variable):
 
 
 def test_a_slurm_batch_script_is_no_rank_of_the_mpiexec_in_it(refuse, monkeypatch):
-    monkeypatch.setattr(cli, "SPEAK_FIRST", 0)
+    monkeypatch.setattr(job, "SPEAK_FIRST", 0)
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("PMI_RANK", "3")
     assert refuse("train --lr -1") == ""
+
+
+def test_torchrun_s_rank_counts_where_it_is_at_work_or_nothing_else_does(monkeypatch):
+    monkeypatch.setenv("RANK", "5")
+    assert job.launcher_rank() == 0
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert job.launcher_rank() == 5
+    monkeypatch.setenv("PMI_RANK", "3")
+    assert job.launcher_rank() == 3
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert job.launcher_rank() == 5
+
+
+def test_the_variables_that_count_tasks_are_the_same_everywhere():
+    assert set(job.COUNT_VARIABLES) == set(agreement.TASK_COUNTS)
+
+
+STARTING = "wagma train: starting on 4 ranks, loading MPI and torch\n"
+
+
+def test_a_job_s_first_line_comes_from_rank_0_before_anything_is_loaded():
+    program = """
+import sys
+from wagma import cli, job
+
+def run(command, settings):
+    loaded = {"mpi4py", "torch", "numpy", "collectives"} & set(sys.modules)
+    assert not loaded, loaded
+
+job.run = run
+sys.exit(cli.main(["train"]))
+"""
+
+    def output(**variables):
+        command = [sys.executable, "-c", program]
+        ended = subprocess.run(
+            command, env=os.environ | variables, capture_output=True, text=True, check=True
+        )
+        return ended.stdout
+
+    assert output() == "wagma train: starting, loading MPI and torch\n"
+    assert output(PMI_SIZE="4", PMI_RANK="0") == STARTING
+    assert output(PMI_SIZE="4", PMI_RANK="1") == ""
 
 
 @pytest.mark.parametrize(
@@ -220,7 +268,7 @@ def help_of(capsys):
 def test_help_has_examples_and_the_exit_statuses(help_of, command, example):
     text = help_of(*command)
     assert example in text
-    for status in (0, 1, 2, 130, 143):
+    for status in (0, 1, 2, 130, 138, 143):
         assert f"\n  {status} " in text
     assert "\x1b" not in text  # no terminal here
     assert all(len(line) < 100 for line in text.splitlines())
@@ -276,7 +324,7 @@ def test_the_readme_has_the_exit_statuses(help_of):
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     rows = dict(re.findall(r"^\| `(\d+)` \| (.*) \|$", readme, re.MULTILINE))
     assert rows == {str(int(status)): text for status, text in job.EXIT_STATUSES.items()}
-    assert list(job.EXIT_STATUSES) == [0, 1, 2, 130, 143]
+    assert list(job.EXIT_STATUSES) == [0, 1, 2, 130, 138, 143]
 
 
 def test_the_version_is_the_distribution_s(capsys):
@@ -310,7 +358,7 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
         (["--lr", "-1"], "argument --lr: must be a number above 0, not '-1'"),
         (["--group-size", "5"], "argument --group-size: groups of 5 in a job of 4 ranks"),
         (["--slow-rank", "4:2"], "argument --slow-rank: no rank 4 in a job of 4 ranks"),
-        (["--name", "used"], "used is not empty: choose another --name, or remove it"),
+        (["--name", "used"], "used exists: choose another --name, or remove it"),
         (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),
         (["--images", "gone"], "cannot read the folder gone: No such file or directory"),
         (["--images", "few"], "2 training images are too few for 4 ranks"),
@@ -318,13 +366,12 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
 )
 def test_a_job_of_four_says_it_once(mpirun, tmp_path, flags, message):
     (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "model.pt").touch()
     for name in ("red", "blue"):
         (tmp_path / "few" / "train" / name).mkdir(parents=True)
         (tmp_path / "few" / "train" / name / "0.png").touch()
     ended = mpirun(4, "-m", "wagma", "train", "--runs-dir", ".", *flags, timeout=30, cwd=tmp_path)
     assert ended.returncode == 2
-    assert ended.stdout == ""
+    assert ended.stdout == ("" if "--lr" in flags else STARTING)
     assert ended.complaints.startswith("wagma: error: ")
     assert message in ended.complaints
     assert ended.complaints.count("\n") == 1
@@ -344,3 +391,35 @@ def test_tasks_that_mpi_took_for_jobs_of_their_own_are_refused(mpirun, tmp_path,
     assert ended.returncode == 2
     assert "each of the job's 4 tasks (SLURM_STEP_NUM_TASKS) a job of its own" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("rank", [0, 1])
+def test_under_torchrun_rank_0_says_what_to_start_it_with(mpirun, tmp_path, rank):
+    variables = TORCHRUN | {"RANK": str(rank)}
+    ended = mpirun(None, "-m", "wagma", "train", timeout=30, env=variables, cwd=tmp_path)
+    assert ended.returncode == 2
+    said = "wagma: error: MPI made each of the job's 2 processes (WORLD_SIZE) a job of its own"
+    assert ended.stderr.startswith(said) == (rank == 0)
+    assert ended.stderr.endswith("start it with mpiexec or srun\n") == (rank == 0)
+    assert ended.stderr.count("\n") == (rank == 0)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.launch
+def test_a_job_that_mpiexec_has_started_may_have_torchrun_s_variables(mpirun):
+    ended = mpirun(2, "-m", "wagma", "info", timeout=30, env=TORCHRUN).check()
+    assert re.search("^ranks +2$", ended.stdout, re.MULTILINE)
+
+
+@pytest.mark.launch
+def test_a_collective_under_torchrun_is_refused_too(mpirun):
+    program = """
+import numpy as np
+from mpi4py import MPI
+from collectives import GroupAllreduce
+GroupAllreduce(MPI.COMM_WORLD, np.zeros(1), group_size=1)
+"""
+    ended = mpirun(None, "-c", program, timeout=30, env=TORCHRUN)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("does not know torchrun: start it with mpiexec or srun\n")

@@ -84,9 +84,33 @@ def test_the_table_has_a_dash_for_what_is_not_known():
     }
     rows = compare.rows(results, 0.95)
     assert rows["accuracy"] == ["90 %", "90 %"]
-    assert rows["s to 0.95"] == ["–", "–"]
+    assert rows["s to 95 %"] == ["–", "–"]
     assert rows["staleness"] == ["1.50", "–"]
     assert rows["MB sent"] == ["2.0", "–"]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (None, "–"),
+        (0, "–"),
+        (4, "0.0000040"),
+        (1_234, "0.0012"),
+        (96_000, "0.096"),
+        (560_000, "0.56"),
+        (9_960_000, "10.0"),
+        (1_234_567_890, "1,234.6"),
+    ],
+)
+def test_what_was_sent_is_a_dash_for_nothing_and_has_two_digits_however_little(nbytes, text):
+    of = [summary(bytes_sent=nbytes)]
+    assert compare.rows({"one": compare.figures(of, of, None)}, None)["MB sent"] == [text]
+
+
+def test_a_target_that_is_no_accuracy_is_in_the_table_as_it_was_given():
+    of = [summary(values=(0.5, 0.2), metric="loss")]
+    rows = compare.rows({"one": compare.figures(of, of, 0.3)}, 0.3)
+    assert rows["s to 0.3"] == ["2.00"] and rows["loss"] == ["0.2"]
 
 
 def test_without_test_batches_there_is_still_a_table(capsys):
@@ -189,7 +213,8 @@ def test_a_comparison_has_its_table_its_files_and_the_same_seeds_for_all(mpirun,
     command += ["--imbalance", "cloud", "--imbalance-scale", 0.01, "--evaluate-every", 8]
     ended = mpirun(RANKS, *command, timeout=100, cwd=tmp_path).check()
     assert "warning" not in ended.stderr
-    *runs, heading, first, second, third, where = ended.stdout.splitlines()
+    starting, *runs, heading, first, second, third, where = ended.stdout.splitlines()
+    assert starting == "wagma compare: starting on 2 ranks, loading MPI and torch"
     assert [line.split(":")[0] for line in runs] == 3 * ["seed 5"] + 3 * ["seed 6"]
     assert heading.split()[0] == "algorithm" and where == "results are in runs/mine"
     assert [line.split()[0] for line in (first, second, third)] == list(LABELS)
@@ -248,3 +273,5 @@ sys.exit(cli.main(sys.argv[1:]))
     assert ended.returncode == 1
     assert "MemoryError: no batch fits" in ended.stderr
     assert "training by local-sgd with seed 0 has failed" in ended.stderr
+    assert ended.stderr.count("Traceback") == 2  # the error's and its cause's
+    assert ended.stderr.count("wagma: rank 1 of 2 failed:") == 1

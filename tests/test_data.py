@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wagma import data
@@ -67,6 +67,7 @@ def test_label_sorted_shards_have_few_digits():
         assert set(LABELS[shard]) == {2 * rank, 2 * rank + 1}
 
 
+@settings(max_examples=25)
 @given(size=SIZES, alpha=st.sampled_from([0.001, 0.1, 1000]), seed=st.integers(0, 2**40))
 def test_dirichlet_shards_share_out_the_training_set_and_leave_nobody_without(size, alpha, seed):
     shards = [data.shard(LABELS, rank, size, "dirichlet", seed, alpha) for rank in range(size)]

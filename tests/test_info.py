@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from launch import is_open_mpi
 
 import wagma
 from wagma import info
@@ -19,9 +20,13 @@ def table(text):
 
 
 def test_nodes_are_named_with_their_ranks():
-    assert info.nodes(["a"]) == "1 on a"
-    assert info.nodes(["a", "a", "b", "b"]) == "2 on each of a, b"
-    assert info.nodes(["b", "a", "b", "c", "b"]) == "3 on b; 1 on each of a, c"
+    assert info.nodes([0], ["a"]) == "1 on a"
+    assert info.nodes([0, 0, 2, 2], ["a", "a", "b", "b"]) == "2 on each of a, b"
+    assert info.nodes([0, 1, 0, 3, 0], list("babcb")) == "3 on b; 1 on each of a, c"
+
+
+def test_ranks_that_cannot_share_memory_are_on_nodes_of_their_own_whatever_these_are_called():
+    assert info.nodes([0, 0, 2], ["a", "a", "a"]) == "2 on a; 1 on a"
 
 
 def test_values_that_differ_are_shown_with_their_ranks():
@@ -101,6 +106,7 @@ sys.exit(main(["info"]))
     assert rows["torch"] == rows["rich"] == rows["scikit-learn"] == "not installed"
     assert rows[CUDA] == "not checked: torch is not installed"
     assert rows["ranks"] == "1"
+    assert rows["transport"] == "none: one rank"
 
 
 def test_on_a_terminal_it_is_a_rich_table(monkeypatch, tmp_path):
@@ -126,7 +132,22 @@ def test_a_job_of_three_prints_one_table(mpirun):
     assert rows["thread level"].split(":")[0] in info.THREAD_LEVELS
     assert rows[MODE] == "dedicated (WAGMA_ENGINE)"
     assert rows["native engine"] == "loaded"
+    assert rows["transport"] == "shared"
     assert rows[CUDA] == "no (WAGMA_CUDA_AWARE=0)"
     assert rows["wagma"] == wagma.__version__
     assert rows["Python"] == sys.version.split()[0]
     assert {"mpi4py", "numpy", "torch", "cupy"} <= rows.keys()
+
+
+@pytest.mark.launch
+def test_nodes_are_those_that_share_memory(mpirun):
+    if is_open_mpi():
+        pytest.skip("only MPICH can take one node for several")
+    variables = {"MPIR_CVAR_NUM_CLIQUES": "2", "WAGMA_CUDA_AWARE": "0"}
+    ended = mpirun(4, "-m", "wagma", "info", timeout=30, env=variables).check()
+    rows = table(ended.stdout)
+    assert rows["ranks per node"].startswith("2 on each of ")
+    assert rows["transport"] == "shared within nodes, messages between"
+    variables["WAGMA_TRANSPORT"] = "messages"
+    ended = mpirun(4, "-m", "wagma", "info", timeout=30, env=variables).check()
+    assert table(ended.stdout)["transport"] == "messages"

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import pytest
 from launch import Signal
 
+from wagma import cli, simulate
+
 pytestmark = pytest.mark.launch
 COMMAND = ("-m", "wagma", "simulate", "--name", "mine")
 
@@ -26,6 +28,9 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
     record = json.loads((run / "simulation.json").read_text())
     assert record["settings"]["ranks"] == [4, 16]
     assert record["machine"]["injection"] == 10.2e9
+    steps, machine = ended.stdout.splitlines()[:2]
+    assert steps == "# 20 log-normal steps, 25,559,081 parameters of 4 bytes, imbalance cloud"
+    assert machine.startswith("# aries: latency 0.9 µs, overhead 0.35 µs, gap 0.6 µs, a rank's")
     table = rows(ended.stdout)
     assert [line[:2] for line in table] == [
         [ranks, name] for ranks in ("4", "16") for name in methods
@@ -36,8 +41,37 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
         assert line[2] == f"{result['wall_s']:.2f}"
         assert line[3] == f"{result['steps_per_s']:.2f}"
         assert line[5] == f"{result['idle_share']:.1%}"
-        assert bool(sum(result["staleness"])) == (line[1] == "wagma") == (len(line) > 7)
+        stale = line[1] == "wagma"
+        assert bool(sum(result["staleness"])) == stale and len(line) == (10 if stale else 6)
+        assert not stale or line[6] == f"{result['timely_share']:.1%}"
     assert (run / "simulation.png").exists() == (find_spec("matplotlib") is not None)
+
+
+def words(*options):
+    """Return what the output says of the job and the machine that a command line asks for."""
+    settings = cli.make_parser().parse_args(["simulate", *options])
+    machine = simulate.machine_of(settings)
+    return simulate.job_in_words(settings), simulate.machine_in_words(settings, machine)
+
+
+def test_the_machine_and_the_steps_are_said_in_words_and_units():
+    options = ("--step-times", "constant", "--slow-rank", "1:4", "--slow-rank", "0:2.5")
+    options += ("--imbalance", "random", "--imbalance-scale", "0.5", "--parameters", "9")
+    assert words(*options) == (
+        "100 constant steps, 9 parameters of 4 bytes, imbalance random × 0.5, "
+        "rank 1 takes 4 times as long, rank 0 takes 2.5 times as long",
+        "aries: latency 0.9 µs, overhead 0.35 µs, gap 0.6 µs, a rank's messages 9.6 GB/s, "
+        "a node's 10.2 GB/s, memory 10 GB/s, ranks per node 1",
+    )
+    options = ("--machine", "hdr", "--trace", "runs/mine", "--steps", "1", "--itemsize", "1")
+    options += ("--set", "latency=0.5", "--set", "ranks_per_node=8", "--set", "byte_gap=0")
+    assert words(*options) == (
+        "1 recorded step, 25,559,081 parameters of 1 byte",
+        "hdr with another latency, ranks_per_node, byte_gap: latency 500,000 µs, "
+        "overhead 0.2 µs, gap 0.3 µs, a node's 24.5 GB/s, memory 10 GB/s, ranks per node 8",
+    )
+    all_else = ("--set", "staging=5e9", "--set", "response=1e-4")
+    assert "response 100 µs" in words(*all_else)[1] and "staging 5 GB/s" in words(*all_else)[1]
 
 
 @pytest.mark.parametrize(

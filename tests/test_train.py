@@ -1,6 +1,8 @@
 """`wagma train`: its metrics, its files, its repeatability, and how it ends."""
 
+import io
 import json
+import logging
 import math
 import os
 import pty
@@ -18,11 +20,13 @@ from training import metrics, train
 from collectives.statistics import Statistics
 from collectives.topology import group_of
 from wagma import data, imbalance, progress
+from wagma import train as train_module
 from wagma.algorithms import all_wait_after
 from wagma.cli import ALGORITHMS
 from wagma.runs import POINTS, Curve, JsonLines, Tally, summarise
 from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
+from wagma.train import log_end, outcome_in_words
 
 RANKS = 4
 SETTINGS = ["--steps", 125, "--seed", 3, "--wait", "group"]
@@ -151,11 +155,55 @@ def test_progress_is_about_ten_lines_without_a_terminal_and_nothing_above_rank_0
     for rank in range(2):
         shown = progress.start(rank, 105)
         for step in range(1, 106):
-            shown.update(step, 0.5, 12345.6, 0.25)
+            shown.update(step, 0.5, 12345.6)
         shown.close()
     lines = capsys.readouterr().out.splitlines()
     assert 10 <= len(lines) <= 12
-    assert lines[-1] == "step 105/105  loss 0.5000  12,346 samples/s  timely 25%"
+    assert lines[-1] == "step 105/105  loss 0.5000  12,346 samples/s"
+
+
+def test_the_outcome_has_what_a_new_user_looks_for_and_no_share_that_looks_like_a_fault():
+    times = {"wall_s": 2.5, "samples_per_s": 1234.5, "bound_over_wall": 0.9}
+    summary = {**times, "metrics": ["accuracy"], "accuracy": 0.95, "timely_share": 0.08}
+    assert outcome_in_words("wagma", summary) == (
+        "test accuracy 95.00%, wall time 2.50 s, 1,234 samples/s, bound/wall 0.90, algorithm wagma"
+    )
+
+
+def test_a_log_says_how_many_steps_were_timely_and_that_few_are_normal(caplog):
+    late, timely, synchronized = record(timely=False), record(), record(synchronized=True)
+    with caplog.at_level(logging.INFO):
+        log_end(tally_of([late, timely, late, synchronized]), ranks=4)
+        log_end(tally_of([timely, synchronized]), ranks=4)
+    assert caplog.messages == [
+        "made 4 steps in 0.0 s",
+        "timely in 1 of 3 group averages, late for the others: over all ranks, about 1 in 4 is "
+        "normal",
+        "made 2 steps in 0.0 s",
+    ]
+
+
+# --- what an early end leaves
+
+
+def test_rank_0_s_model_is_saved_before_others_are_waited_for_and_long_waits_are_said(
+    tmp_path, monkeypatch
+):
+    # Not capsys: what another thread writes while readouterr() empties its buffer is lost.
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(train_module, "SILENCE", 0.05)
+    model = small_cnn()
+    with train_module.keeping_own(model, tmp_path, 1):
+        assert not any(tmp_path.iterdir())
+    with train_module.keeping_own(model, tmp_path, 0):
+        saved = torch.load(tmp_path / "model.pt")
+        deadline = time.monotonic() + 30
+        while not said.getvalue().endswith("\n") and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    waits = f"waiting for the other ranks to stop: rank 0's own model is in {tmp_path}"
+    assert said.getvalue() == f"wagma: {waits}\n"
 
 
 # --- where the progress goes
@@ -206,10 +254,12 @@ def run(runs, ended):
 
 @pytest.mark.launch
 def test_a_run_prints_its_progress_and_its_outcome_once(ended):
-    *steps, outcome, where = ended.stdout.splitlines()
+    starting, *steps, outcome, where = ended.stdout.splitlines()
+    assert starting == "wagma train: starting on 4 ranks, loading MPI and torch"
     assert all(re.match(r"step \d+/125  loss \d", line) for line in steps)
     assert 10 <= len(steps) <= 12
     assert re.match(r"test accuracy [\d.]+%, wall time [\d.]+ s, ", outcome)
+    assert "timely" not in ended.stdout
     assert where.endswith("runs0/first")
     assert ended.stderr == ""
 
@@ -298,7 +348,9 @@ def test_the_run_has_its_plots_and_every_rank_s_log(run):
 @pytest.mark.launch
 def test_the_model_file_has_the_accuracy_of_the_summary_and_it_is_good(run):
     model = small_cnn()
-    model.load_state_dict(torch.load(run / "model.pt"))
+    state = torch.load(run / "model.pt")
+    assert (run / "model.pt").stat().st_size < 1.2 * sum(v.nbytes for v in state.values()) + 10_000
+    model.load_state_dict(state)
     _, test = data.load_digits()
     predicted = model(torch.from_numpy(test.images)).argmax(1)
     accuracy = (predicted.numpy() == test.labels).mean()

@@ -80,7 +80,9 @@ def test_folders_of_images_are_learnt(tmp_path):
 
 def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
     flags = ["--steps", "30", "--imbalance", "cloud", "--imbalance-scale", "0.01"]
-    mpirun(1, "-m", "wagma", "train", *flags, "--runs-dir", tmp_path, timeout=TIMEOUT).check()
+    arguments = ["-m", "wagma", "train", *flags, "--runs-dir", tmp_path]
+    ended = mpirun(1, *arguments, timeout=TIMEOUT).check()
+    assert ended.stdout.count("one process trains alone: start more of them with mpiexec") == 1
     (run,) = tmp_path.iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
     assert [one["group"] for one in metrics(run, 0)] == [[0]] * 30
@@ -91,23 +93,44 @@ def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
 
 
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpirun, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("""
-import sys
-from wagma import cli, train
-
-def out_of_memory(trainer, step):
-    if (trainer.rank, step) == (1, 20):
-        raise MemoryError("no batch fits")
-
-train.Trainer.hold_up = out_of_memory
-sys.exit(cli.main(sys.argv[1:]))
-""")
-    flags = ["train", "--runs-dir", tmp_path / "runs", "--steps", "100000", "--step-time", "5"]
-    ended = mpirun(2, script, *flags, timeout=TIMEOUT)
+    script = tmp_path / "my_task.py"
+    script.write_text(SCRIPT + FAILING)
+    flags = ["--runs-dir", tmp_path / "runs", "--steps", "100000", "--step-time", "5"]
+    ended = mpirun(4, "-m", "wagma", "train", *flags, "--script", script, timeout=TIMEOUT)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("wagma: rank 1 of 2 failed:\nTraceback")
-    assert ended.stderr.count("MemoryError: no batch fits") == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert ended.stderr.count("\nRuntimeError: no batch fits\n") == 1
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("wagma: rank ")]
+    told = "rank 2 failed, so only close() is left here: RuntimeError: no batch fits"
+    others = [f"wagma: rank {rank} of 4: {told}" for rank in (0, 1, 3)]
+    assert sorted(lines) == sorted([*others, "wagma: rank 2 of 4 failed:"])
+
+
+FAILING = """
+calls = 0
+
+def loss(model, batch):
+    global calls
+    calls += 1
+    if (calls, MPI.COMM_WORLD.rank) == (8, 2):
+        raise RuntimeError("no batch fits")
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+from mpi4py import MPI
+"""
+
+
+def test_an_image_that_cannot_be_decoded_ends_the_job_in_one_line(mpirun, tmp_path):
+    for name in ("train", "test"):
+        squares(tmp_path / name)
+    broken = tmp_path / "train" / "green" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:100])
+    flags = ["--images", ".", "--batch-size", "1", "--steps", "1000", "--step-time", "5"]
+    ended = mpirun(3, "-m", "wagma", "train", *flags, timeout=TIMEOUT, cwd=tmp_path)
+    assert ended.returncode == 2
+    cannot = r"wagma: error: rank \d: cannot read the image train/green/3.png: .*\n"
+    assert re.fullmatch(cannot, ended.complaints)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +138,7 @@ sys.exit(cli.main(sys.argv[1:]))
     [
         (signal.SIGINT, "launcher", 130, 2, "wagma"),
         (signal.SIGTERM, "ranks", 143, 2, "wagma"),
-        (signal.SIGTERM, 1, 143, 2, "wagma"),
+        (signal.SIGUSR1, "ranks", 138, 2, "allreduce"),
         (signal.SIGTERM, 1, 143, 4, "d-psgd"),
     ],
 )
@@ -126,10 +149,11 @@ def test_a_signal_ends_all_ranks_with_one_line(
     ended = mpirun(
         *(ranks, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
         timeout=TIMEOUT,
-        signals=[Signal(number, "step 50/500", to)],
+        # Batch systems send theirs twice.
+        signals=[Signal(number, "step 50/500", to), *[Signal(number, 0, to)] * (to == "ranks")],
     )
     assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "stopped" / "model.pt").exists()
+    assert not (tmp_path / "stopped" / "summary.json").exists()
     if to == "launcher" and launch.is_open_mpi():
         assert ended.returncode == 1
         return
@@ -137,6 +161,8 @@ def test_a_signal_ends_all_ranks_with_one_line(
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("wagma: ")]
     where = " on rank 1" if to == 1 else ""
     assert line.startswith(f"wagma: stopped by {number.name}{where} after ")
+    assert line.endswith(f" steps: the model, averaged as it was, is in {tmp_path / 'stopped'}")
+    assert len(torch.load(tmp_path / "stopped" / "model.pt")) > 4
     for rank in range(ranks):
         assert 40 <= len(metrics(tmp_path / "stopped", rank)) < 250
 
@@ -147,7 +173,7 @@ import signal, time
 def model():
     print("setting up", flush=True)
     deadline = time.monotonic() + 30
-    while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # as after a first signal
+    while not signal.getsignal(signal.SIGTERM).__self__.received:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return nn.Linear(4, 1)

@@ -6,11 +6,11 @@ Whatever can be found wrong before MPI is up is found here, by each rank alone; 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
 import itertools
 import os
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +30,6 @@ from wagma.arguments import (
     whole,
 )
 
-SPEAK_FIRST = 1.0  # seconds for rank 0: Open MPI ends the job when any rank exits with an error
 DESCRIPTION = "Train on all ranks of an MPI job, without waiting for those that are late."
 DEFAULT_SHARDS = "iid"
 DEFAULT_ALPHA = 0.1
@@ -184,9 +183,24 @@ class Parser(argparse.ArgumentParser):
         self.formatter_class = help_formatter()  # not sooner: it may load rich
         return super().format_help()
 
+    def parse_args(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        settings, unknown = self.parse_known_args(arguments)
+        if unknown:
+            settings.parser.refuse(unknown)
+        return settings
+
+    def refuse(self, unknown: list[str]) -> NoReturn:
+        """Say which arguments are none of this parser's, and which option is nearest to them."""
+        known = {
+            option.lstrip("-"): option for each in self._actions for option in each.option_strings
+        }
+        words = [word.partition("=")[0].lstrip("-") for word in unknown if word.startswith("-")]
+        nearest = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
+        meant = "".join(f", did you mean {known[match]}?" for match in nearest[:1])
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+
     def error(self, message: str) -> NoReturn:
-        if job.launcher_rank() > 0:
-            time.sleep(SPEAK_FIRST)
+        job.let_rank_0_speak()
         self.exit(job.USAGE, f"wagma: error: {message} (see {self.prog} --help)\n")
 
     def _print_message(self, message, file=None) -> None:
@@ -664,13 +678,17 @@ def add_delay_options(group) -> None:
 def add_run_options(group) -> None:
     """Add where the results go."""
     add = group.add_argument
-    add("--name", type=run_name, help="name of the run (default: the date and time)")
+    add(
+        "--name",
+        type=run_name,
+        help="name of the run (default: the date and time, and the numbers of Slurm's job)",
+    )
     add(
         "--runs-dir",
         type=Path,
         default=Path("runs"),
         metavar="DIR",
-        help="the run's files are in DIR/NAME, which must be new or empty (default: %(default)s)",
+        help="the run's files are in DIR/NAME, which must be new (default: %(default)s)",
     )
 
 
@@ -797,6 +815,8 @@ def prepare(settings: argparse.Namespace, comm):
 
     logs.start(settings.log_level, comm.rank)
     check_ranks(settings, comm.size)
+    if comm.size == 1:
+        print("one process trains alone: start more of them with mpiexec or srun", flush=True)
     found = find_data(settings, comm)
     run = runs.make_directory(settings.runs_dir, settings.name, comm)
     logs.to_file(run, comm.rank)
@@ -919,6 +939,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"{', '.join(missing)} not installed: pip install 'wagma[train]'"
         parser.exit(job.FAILED, f"wagma: error: {text}\n")
     command, run = settings.command, settings.run
+    if command in (run_train, run_compare):
+        job.announce(settings.parser.prog.removeprefix("wagma "))
     del settings.command, settings.check, settings.parser, settings.run
     return run(command, settings)
 

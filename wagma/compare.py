@@ -134,9 +134,11 @@ def report(
     write_json(directory / "comparison.json", record)
     show(list(results), rows(results, settings.target))
     metric = metric_of(first[0])
+    counts = ((ranks, "rank"), (settings.steps, "step"), (len(first), "seed"))
+    title = f"{directory.name}: {', '.join(plots.counted(*each) for each in counts)}"
     curves = {label: [points(each, metric) for each in of] for label, of in summaries.items()}
     rates = {label: [each["samples_per_s"] for each in of] for label, of in summaries.items()}
-    plots.draw_comparison(directory, curves, rates, metric or "")
+    plots.draw_comparison(directory, curves, rates, metric or "", settings.target, title)
     print(f"results are in {directory}", flush=True)
 
 
@@ -219,21 +221,21 @@ def rows(results: dict[str, dict], target: float | None) -> dict[str, list[str]]
     """Return the table's columns by their headings, one string for each algorithm."""
     of = list(results.values())
     metric = of[0]["metric"]
-    scale, unit = (100, " %") if metric == "accuracy" else (1, "")
+    scale, unit = plots.unit_of(metric)
     columns = {
         "samples/s": [f"{each['samples_per_s']:,.0f}" for each in of],
         "ratio": [f"{each['ratio']:.2f}" for each in of],
         "of bounds": [f"{each['bound_ratio']:.2f}" for each in of],
         "bound/wall": [f"{each['bound_over_wall']:.2f}" for each in of],
-        f"s to {target:g}" if target is not None else "": [
+        f"s to {scale * target:g}{unit}" if target is not None else "": [
             NOTHING if each["target_s"] is None else f"{each['target_s']:.2f}" for each in of
         ],
         metric or "": [
             NOTHING if each["mean"] is None else spread(each, scale) + unit for each in of
         ],
         "waiting": [f"{each['waiting_share']:.1%}" for each in of],
-        "staleness": [known(each["mean_staleness"], "{:.2f}") for each in of],
-        "MB sent": [known(each["bytes_sent"], "{:,.1f}", 1e6) for each in of],
+        "staleness": [known(each["mean_staleness"]) for each in of],
+        "MB sent": [megabytes(each["bytes_sent"]) for each in of],
     }
     columns.pop("", None)
     return columns
@@ -247,9 +249,17 @@ def spread(figures: dict, scale: float) -> str:
     return f"{text} ± {scale * figures['deviation']:.2g}"
 
 
-def known(value: float | None, form: str, unit: float = 1) -> str:
-    """Return a number in units, or a dash for None."""
-    return NOTHING if value is None else form.format(value / unit)
+def known(value: float | None) -> str:
+    """Return a number, or a dash for None."""
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def megabytes(nbytes: float | None) -> str:
+    """Return bytes in MB with two digits that are not 0, or a dash for None and 0."""
+    if not nbytes:
+        return NOTHING
+    decimals = max(1, 1 - math.floor(math.log10(nbytes / 1e6)))
+    return f"{nbytes / 1e6:,.{decimals}f}"
 
 
 def show(labels: list[str], columns: dict[str, list[str]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
 
@@ -113,19 +114,43 @@ def gpu() -> str:
     return "not checked: vectors are on the CPU so far"
 
 
-def nodes(hosts: Sequence[str]) -> str:
+def nodes(homes: Sequence[int], hosts: Sequence[str]) -> str:
     """Return how many ranks each node has.
 
     Args:
-        hosts: Each rank's node.
+        homes: The lowest rank of each rank's node.
+        hosts: Each rank's host, by which nodes are called.
     """
     named: dict[int, list[str]] = {}
-    for host in dict.fromkeys(hosts):
-        named.setdefault(hosts.count(host), []).append(host)
+    for home, count in Counter(homes).items():
+        named.setdefault(count, []).append(hosts[home])
     return "; ".join(
         f"{count} on {'each of ' if len(names) > 1 else ''}{', '.join(names)}"
         for count, names in named.items()
     )
+
+
+def transport(comm, one_node: bool) -> str:
+    """Return how a collective over all ranks averages, as seen from this rank; collective.
+
+    Args:
+        comm: An mpi4py communicator.
+        one_node: Whether all ranks are on one node.
+    """
+    import numpy as np
+
+    from collectives import GroupAllreduce
+
+    if comm.size == 1:
+        return "none: one rank"
+    try:
+        with GroupAllreduce(comm, np.zeros(1), group_size=1) as allreduce:
+            shares = allreduce.transport == "shared"
+    except (ImportError, RuntimeError, ValueError) as error:  # the same on all ranks
+        return f"cannot be had: {error}"
+    if shares and not one_node:
+        return "shared within nodes, messages between"
+    return "shared" if shares else "messages"
 
 
 def by_rank(values: Sequence[str]) -> str:
@@ -146,8 +171,11 @@ def gather(comm) -> list[tuple[str, str]]:
     """
     from mpi4py import MPI
 
+    from collectives.node import Node
     from wagma.job import from_rank_0
 
+    node = Node(comm)
+    node.free()
     level = thread_level()
     undeclared = any(comm.allgather(os.environ.get("WAGMA_CUDA_AWARE") not in ("0", "1")))
     gpu_here = from_rank_0(gpu, comm) if undeclared else ""
@@ -157,17 +185,23 @@ def gather(comm) -> list[tuple[str, str]]:
         "thread level": f"{level}: {THREAD_LEVELS[level]}",
         "engine mode": engine_mode(),
         "native engine": native_engine(),
+        "transport": transport(comm, one_node=node.elsewhere is None),
         "CUDA-aware MPI": cuda_awareness(otherwise=gpu_here),
         "wagma": wagma.__version__,
         "Python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
     }
-    hosts = comm.gather(MPI.Get_processor_name())
+    homes, hosts = comm.gather(node.ranks[0]), comm.gather(MPI.Get_processor_name())
     everyone = comm.gather(mine)
     if comm.rank != 0:
         return []
     rows = [(name, by_rank([each[name] for each in everyone])) for name in mine]
-    return [*rows[:2], ("ranks", str(comm.size)), ("ranks per node", nodes(hosts)), *rows[2:]]
+    return [
+        *rows[:2],
+        ("ranks", str(comm.size)),
+        ("ranks per node", nodes(homes, hosts)),
+        *rows[2:],
+    ]
 
 
 def show(rows: Sequence[tuple[str, str]]) -> None:

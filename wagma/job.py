@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -21,11 +21,18 @@ EXIT_STATUSES = {
     FAILED: "an error: the traceback is on standard error",
     USAGE: "a mistake on the command line, or in what it names: one line says which",
     128 + signal.SIGINT: "ended by SIGINT (Ctrl-C)",
+    128 + signal.SIGUSR1: "ended by SIGUSR1",
     128 + signal.SIGTERM: "ended by SIGTERM",
 }
+OWN, ASKED, TOLD = "123"  # what a rank ends by, in the order of what all are told
+CLOSING = 90.0  # seconds: from what the Slurm scripts ask for to when Slurm kills
 ENDING = 30.0  # seconds that a rank waits to be ended by another's failure
+PATIENCE = {OWN: 1.0, ASKED: 5.0, TOLD: ENDING}  # seconds that it waits for others to end as well
+SPEAK_FIRST = 1.0  # seconds for rank 0: launchers end the job when any rank exits with an error
+LINE = 1000  # bytes of what a rank tells the others
 T = TypeVar("T")
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+COUNT_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class UsageError(Exception):
@@ -38,35 +45,62 @@ class Interrupted(KeyboardInterrupt):
 
 def launcher_rank() -> int:
     """Return this process's rank without MPI, as its launcher told it; 0 without a launcher."""
-    for variable in RANK_VARIABLES:
-        if os.environ.get(variable, "").isdigit():
-            return int(os.environ[variable])
-    return 0
+    torch = ("RANK",) if "LOCAL_RANK" in os.environ else ()
+    at_work = "TORCHELASTIC_RUN_ID" in os.environ  # torchrun, which `srun` may have started
+    variables = (*torch, *RANK_VARIABLES) if at_work else (*RANK_VARIABLES, *torch)
+    return first_number(variables) or 0
+
+
+def first_number(variables: Iterable[str]) -> int | None:
+    """Return the first of these variables of the environment that is a whole number, else None."""
+    values = (os.environ.get(variable, "") for variable in variables)
+    return next((int(value) for value in values if value.isdigit()), None)
+
+
+def announce(what: str) -> None:
+    """Let rank 0 say at once that the job begins: to load MPI and torch takes seconds."""
+    count = first_number(COUNT_VARIABLES) or 1
+    where = f" on {count} ranks" if count > 1 else ""
+    if launcher_rank() == 0:
+        print(f"wagma {what}: starting{where}, loading MPI and torch", flush=True)
+
+
+def let_rank_0_speak() -> None:
+    """Wait a moment on every other rank that the launcher has started."""
+    if launcher_rank() > 0:
+        time.sleep(SPEAK_FIRST)
 
 
 def complain(message: str) -> None:
     """Write one line to standard error."""
-    print(f"wagma: {message}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"wagma: {message}\n")  # in one piece, or another rank's may come between
+    sys.stderr.flush()
 
 
 class Signals:
-    """SIGINT and SIGTERM, held back except inside ``raising()``.
+    """SIGINT, SIGTERM and SIGUSR1, held back except inside ``raising()``.
 
     Held back, because a rank that left the job's set-up or its end half-way would leave the others
-    waiting for it. A second signal of the same kind kills the process.
+    waiting for it. A second SIGINT kills the process. The other two are what batch systems send,
+    often twice, and are ignored for `CLOSING` seconds after a first signal, then kill as well.
     """
 
     def __init__(self) -> None:
         self.received = 0
         self._raise = False
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self._since = 0.0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
         if self.received:
+            if number != signal.SIGINT and time.monotonic() - self._since >= CLOSING:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
             return
-        self.received = number
+        self.received, self._since = number, time.monotonic()
         if self._raise:
             raise Interrupted
 
@@ -103,10 +137,11 @@ def from_rank_0(function: Callable[[], T], comm) -> T:
 def together(function: Callable[[], T], comm) -> T:
     """Call a function on every rank and return this rank's result; collective.
 
-    A UsageError that it raises on any rank is raised on every rank. With any other exception the
-    lowest rank that has one ends the job: no other prints the same once more.
+    A UsageError that it raises on any rank is raised on every rank. After any other exception
+    every rank raises: its own, else RankFailedError.
     """
-    from collectives.agreement import raise_together  # not at the top: it loads numpy
+    from collectives import RankFailedError  # not at the top: it loads numpy
+    from collectives.agreement import raise_together
 
     result = usage = failure = None
     try:
@@ -118,9 +153,7 @@ def together(function: Callable[[], T], comm) -> T:
     meet(comm)
     failed = comm.allgather(failure is not None)
     if any(failed):
-        if not failed[comm.rank] or any(failed[: comm.rank]):
-            time.sleep(ENDING)
-        raise failure or RuntimeError(f"rank {failed.index(True)} has failed")
+        raise failure or RankFailedError(f"rank {failed.index(True)} failed")
     raise_together(comm, usage)
     return result
 
@@ -144,25 +177,105 @@ def check_launch(comm) -> None:
 def run(command: Callable, settings: object) -> int:
     """Run ``command(settings, comm, signals)`` on this rank and return the exit status.
 
-    A UsageError is one line from rank 0, and status 2 everywhere. Any other exception is written
-    with its traceback and then ends the whole job with status 1.
+    A UsageError is one line, and status 2 everywhere. Any other exception ends the whole job with
+    status 1: see `end`.
     """
     signals = Signals()
     from mpi4py import MPI
 
-    from collectives.process import end_job
-
     comm = MPI.COMM_WORLD
+    apart = comm.Dup()  # from what ranks that have not failed do meanwhile
     try:
         check_launch(comm)
         return command(settings, comm, signals)
-    except UsageError as error:
-        if (comm.rank if comm.size > 1 else launcher_rank()) == 0:
-            complain(f"error: {error}")
+    except BaseException as error:
+        return end(apart, error)
+
+
+def end(comm, error: BaseException) -> int:
+    """Say why this rank ends, once for all ranks together; end the job, or return the status.
+
+    Where all ranks end, the lowest that was not only told of another's failure writes its
+    traceback, and others a line each, but not what a lower one says. A rank that ends alone, while
+    others compute or wait, does not wait for them long.
+
+    Args:
+        comm: A communicator of all ranks that nothing else uses.
+        error: What has ended the command on this rank.
+
+    Returns:
+        The status for a UsageError, where all ranks have one or were told of it.
+    """
+    from mpi4py import MPI
+
+    from collectives.process import end_job  # not at the top: it loads numpy
+
+    rank, kind = comm.rank, kind_of(error)
+    line = f"{type(error).__name__}: {error}" if kind == OWN else str(error)
+    sent = f"{kind}{line}".encode()[:LINE].ljust(LINE)
+    received = bytearray(comm.size * LINE)  # here as long as MPI may write to it
+    if not (may_meet() and completed(comm.Iallgather(sent, received), PATIENCE[kind])):
+        if kind == OWN:
+            complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error)}")
+        else:
+            complain(f"error: rank {rank}: {line}")
+        end_job(MPI.COMM_WORLD, USAGE if kind == ASKED else FAILED)
+
+    lines = [received[start : start + LINE] for start in range(0, len(received), LINE)]
+    first = min(range(comm.size), key=lambda each: (lines[each][:1], each))
+    if lines[first].startswith(ASKED.encode()):
+        if (rank if comm.size > 1 else launcher_rank()) == 0:
+            who = "" if len(set(map(bytes, lines))) == 1 else f"rank {first}: "
+            text = lines[first].decode(errors="ignore")[1:].rstrip()
+            complain(f"error: {who}{text}")
+        let_rank_0_speak()
         return USAGE
-    except BaseException:
-        complain(f"rank {comm.rank} of {comm.size} failed:\n{traceback.format_exc().rstrip()}")
-        end_job(comm, FAILED)
+    if rank == first:
+        complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error)}")
+    elif kind == TOLD or lines[rank] not in lines[:rank]:
+        complain(f"rank {rank} of {comm.size}: {line}")
+    completed(comm.Ibarrier(), PATIENCE[OWN])  # all have written
+    if rank != first:
+        time.sleep(ENDING)
+    end_job(MPI.COMM_WORLD, FAILED)
+
+
+def kind_of(error: BaseException) -> str:
+    """Return whether it is OWN, what was ASKED for, or whether the rank was TOLD of a failure."""
+    from collectives import RankFailedError
+
+    if isinstance(error, UsageError):
+        return ASKED
+    cause = error
+    while cause is not None:
+        if isinstance(cause, RankFailedError):
+            return TOLD
+        cause = cause.__cause__
+    return OWN
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return an exception's traceback, with its causes."""
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def may_meet() -> bool:
+    """Return whether this thread may communicate while collectives are open."""
+    from mpi4py import MPI
+
+    from collectives.process import open_count
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE or not open_count()
+
+
+def completed(request, seconds: float) -> bool:
+    """Return whether a request completes in so many seconds, asleep meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not request.Test():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def run_alone(command: Callable, settings: object) -> int:

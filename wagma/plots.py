@@ -1,10 +1,11 @@
-"""A run's pictures: the loss over steps and time, and where each rank's time went."""
+"""What runs, comparisons and simulations leave as pictures, where matplotlib is installed."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,15 @@ import numpy as np
 from wagma.runs import POINTS, Curve, Tally
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from wagma.simulation import Result
 
 LEGEND_RANKS = 8  # more get one common entry
+MOST_TICKS = 10
+LABEL_WIDTH = 36  # characters of a line of a label
+LINE_STYLES, MARKERS = ("-", "--", ":", "-."), ("o", "s", "^")
 COLOURS = {  # Okabe and Ito's, which the colour-blind can tell apart
     "compute": "#0072B2",
     "delay": "#E69F00",
@@ -31,7 +38,61 @@ LABELS = {
     "other": "other",
 }
 
+METHOD_COLOURS = {  # a method's colour in every picture; Okabe and Ito's, and three of Paul Tol's
+    "wagma": "#D55E00",
+    "allreduce": "#000000",
+    "local-sgd": "#0072B2",
+    "eager-sgd": "#CC79A7",
+    "d-psgd": "#009E73",
+    "sgp": "#56B4E9",
+    "ad-psgd": "#E69F00",
+    "parameter-server": "#882255",
+    "ddp": "#777777",
+    "post-local-sgd": "#332288",
+}
+
 log = logging.getLogger(__name__)
+
+
+def colour_of(label: str) -> str:
+    """Return the colour of a method, also of "wagma:group_size=2" or "eager-sgd-solo"."""
+    return next(colour for name, colour in METHOD_COLOURS.items() if label.startswith(name))
+
+
+def styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return each label's colour, line style and marker; those of one method share the colour."""
+    drawn: dict[str, dict[str, str]] = {}
+    for label in labels:
+        colour = colour_of(label)
+        before = sum(style["color"] == colour for style in drawn.values())
+        line, marker = LINE_STYLES[before % len(LINE_STYLES)], MARKERS[before % len(MARKERS)]
+        drawn[label] = {"color": colour, "linestyle": line, "marker": marker}
+    return drawn
+
+
+def wrapped(label: str) -> str:
+    """Return a label with its line broken after colons, where it is long."""
+    text = textwrap.fill(label.replace(":", ": "), LABEL_WIDTH, break_on_hyphens=False)
+    return text.replace(": ", ":")
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 rank" or "4 ranks"."""
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def unit_of(metric: str | None) -> tuple[int, str]:
+    """Return what to multiply a metric's values by to show them, and the unit that follows."""
+    return (100, " %") if metric == "accuracy" else (1, "")
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Say below a figure what the lines of one of its axes are."""
+    lines, labels = axes.get_legend_handles_labels()
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    columns = int(figure.get_figwidth() / (0.7 + 0.07 * longest))  # inches of handle and character
+    place = {"loc": "outside lower center", "ncols": max(1, columns)}
+    figure.legend(lines, labels, fontsize="small", frameon=False, **place)
 
 
 def draw(run: Path, tallies: Sequence[Tally]) -> None:
@@ -76,7 +137,7 @@ def draw_loss(path: Path, curves: Sequence[Curve], title: str) -> None:
         over_steps.set_yscale("log")
     over_steps.set(xlabel="step", ylabel="training loss")
     over_time.set(xlabel="time in s")
-    over_time.legend(fontsize="small", ncols=2 if len(curves) > 4 else 1)
+    legend_below(figure, over_time)
     figure.suptitle(f"{title}: loss on each rank's own batches")
     figure.savefig(path)
 
@@ -126,6 +187,8 @@ def draw_comparison(
     curves: dict[str, Sequence[Sequence[tuple[float, float]]]],
     rates: dict[str, Sequence[float]],
     metric: str,
+    target: float | None,
+    title: str,
 ) -> None:
     """Write ``comparison.png``: the averaged model's metric against time, and throughput.
 
@@ -137,80 +200,155 @@ def draw_comparison(
         curves: For each algorithm and seed the evaluations, (seconds, metric).
         rates: For each algorithm and seed the samples per second.
         metric: Its name; empty where nothing was tested.
+        target: What the metric is to reach, None without one.
+        title: What was compared.
     """
     if importlib.util.find_spec("matplotlib") is None:
         log.warning("no comparison.png: matplotlib is not installed")
         return
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 2.5 + max(2.5, 0.3 * len(rates))), dpi=120, layout="constrained")
-    over_time, throughput = figure.subplots(1, 2)
-    for number, (name, of) in enumerate(curves.items()):
-        if not any(of):
-            continue
-        seconds, values = np.array(of).transpose(2, 0, 1)  # of shape (seeds, evaluations)
-        colour, style = f"C{number % 10}", ("-", "--", ":")[number // 10 % 3]
-        line = {"color": colour, "linestyle": style, "marker": "."}
-        over_time.plot(seconds.mean(axis=0), values.mean(axis=0), label=name, **line)
-        if len(of) > 1:
-            low, high = values.min(axis=0), values.max(axis=0)
-            over_time.fill_between(seconds.mean(axis=0), low, high, color=colour, alpha=0.15)
-    over_time.set(xlabel="time in s", ylabel=f"{metric} of the averaged model")
-    over_time.set_xlim(left=0)
-    if over_time.has_data():
-        over_time.legend(fontsize="small")
-    middle = np.array([np.median(of) for of in rates.values()])
-    spread = np.array([(min(of), max(of)) for of in rates.values()]).T
-    colours = [f"C{number % 10}" for number in range(len(rates))]
-    throughput.barh(list(rates), middle, xerr=abs(spread - middle), color=colours, capsize=3)
-    throughput.invert_yaxis()
-    throughput.set(xlabel="samples per second, median, lowest and highest of the seeds")
-    for axes in (over_time, throughput):
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
+    tested = any(any(of) for of in curves.values())
+    size = (12 if tested else 7, 3.5 + max(2, 0.4 * len(rates)))
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    *over_time, throughput = figure.subplots(1, 1 + tested, squeeze=False)[0]
+    for axes in over_time:
+        draw_metric(axes, curves, metric, target)
+        legend_below(figure, axes)
+    draw_rates(throughput, rates)
+    figure.suptitle(title)
     figure.savefig(directory / "comparison.png")
 
 
-def draw_simulation(directory: Path, results: dict[str, Sequence[Result]]) -> None:
+def draw_metric(
+    axes: Axes,
+    curves: dict[str, Sequence[Sequence[tuple[float, float]]]],
+    metric: str,
+    target: float | None,
+) -> None:
+    """Draw the averaged models' metric against time; the arguments are `draw_comparison`'s."""
+    scale, unit = unit_of(metric)
+    title = f"{metric} of the averaged model"
+    for label, style in styles(curves).items():
+        if not any(curves[label]):
+            continue
+        # Both of shape (seeds, evaluations).
+        seconds, values = np.array(curves[label]).transpose(2, 0, 1)
+        values, seconds = scale * values, seconds.mean(axis=0)
+        axes.plot(seconds, values.mean(axis=0), label=wrapped(label), markersize=4, **style)
+        if len(values) > 1:
+            title = f"{metric} of the averaged model\nmean of the seeds, shaded: lowest to highest"
+            low, high = values.min(axis=0), values.max(axis=0)
+            axes.fill_between(seconds, low, high, color=style["color"], alpha=0.15)
+    if target is not None:
+        label = f"target: {scale * target:g}{unit}"
+        axes.axhline(scale * target, color="0.4", linestyle=(0, (1, 1)), label=label)
+    axes.set(title=title, xlabel="time in s", ylabel=f"{metric} in %" if unit else metric)
+    axes.set_xlim(left=0)
+    behind(axes)
+
+
+def draw_rates(axes: Axes, rates: dict[str, Sequence[float]]) -> None:
+    """Draw the algorithms' throughput as bars; the argument is `draw_comparison`'s."""
+    names = [wrapped(label) for label in rates]
+    middle = np.array([np.median(of) for of in rates.values()])
+    axes.barh(names, middle, color=[colour_of(label) for label in rates])
+    title = "throughput"
+    if max(map(len, rates.values())) > 1:
+        title = "throughput\nmedian of the seeds, line: lowest to highest"
+        spread = np.array([(min(of), max(of)) for of in rates.values()]).T
+        line = {"fmt": "none", "ecolor": "0.4", "capsize": 3}
+        axes.errorbar(middle, names, xerr=abs(spread - middle), **line)
+    axes.set(title=title, xlabel="samples per second", ylim=(max(4, len(rates)) - 0.4, -0.6))
+    behind(axes)
+
+
+def behind(axes: Axes) -> None:
+    """Draw a grid behind the data."""
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def draw_simulation(directory: Path, results: dict[str, Sequence[Result]], title: str) -> None:
     """Write ``simulation.png``: throughput and idle share against ranks, and the staleness.
+
+    Throughput is divided by that of ranks which never wait and whose messages take no time: what
+    the slowest rank's own steps allow.
 
     Args:
         directory: Where it goes.
         results: Every algorithm's, by ranks.
+        title: What was simulated, and where.
     """
     if importlib.util.find_spec("matplotlib") is None:
         log.warning("no simulation.png: matplotlib is not installed")
         return
-    longest = max(results.values(), key=len)
-    if not longest:
+    results = {name: of for name, of in results.items() if of}
+    if not results:
         return
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 4), dpi=120, layout="constrained")
-    throughput, idle, staleness = figure.subplots(1, 3)
-    ranks = [each.ranks for each in longest]
-    ideal = [each.ranks**2 * each.steps / each.compute.sum() for each in longest]
-    throughput.plot(ranks, ideal, "--", color="0.6", label="no waiting, no communication")
-    for name, of in results.items():
-        ranks = [each.ranks for each in of]
-        throughput.plot(ranks, [each.throughput for each in of], "o-", label=name)
-        idle.plot(ranks, [100 * each.idle_share for each in of], "o-", label=name)
-        for each in of[-1:]:
-            if each.staleness.any():
-                shares = 100 * np.trim_zeros(each.staleness, "b") / each.staleness.sum()
-                staleness.bar(range(len(shares)), shares, label=f"{name}, {each.ranks} ranks")
-    throughput.set(ylabel="steps per second", yscale="log")
-    idle.set(ylabel="share of time not computing in %")
-    idle.set_ylim(bottom=0)
-    for axes in (throughput, idle):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([each.ranks for each in longest], [each.ranks for each in longest])
-        axes.set_xlabel("ranks")
-    staleness.xaxis.get_major_locator().set_params(integer=True)
-    staleness.set(xlabel="staleness in versions", ylabel="share of contributions in %")
-    for axes in (throughput, idle, staleness):
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        if axes.has_data():
-            axes.legend(fontsize="small")
+    stale = {name: of[-1] for name, of in results.items() if of[-1].staleness.any()}
+    figure = Figure(figsize=(16 if stale else 13, 5.5), dpi=100, layout="constrained")
+    rows = [["throughput", "idle", name] for name in stale] or [["throughput", "idle"]]
+    axes = figure.subplot_mosaic(rows, width_ratios=(4, 4, 3) if stale else None)
+    draw_over_ranks(axes.pop("throughput"), axes.pop("idle"), results)
+    draw_staleness(axes, stale)
+    width = int(12 * figure.get_figwidth())  # in characters
+    lines = [textwrap.fill(line, width) for line in title.split("\n")]
+    figure.suptitle("\n".join(lines), fontsize="medium")
     figure.savefig(directory / "simulation.png")
+
+
+def draw_over_ranks(throughput: Axes, idle: Axes, results: dict[str, Sequence[Result]]) -> None:
+    """Draw the algorithms' throughput ÷ the ideal, and their idle share, against ranks."""
+    drawn = styles(results)
+    throughput.axhline(100, color="0.5", linestyle="--", label="ideal: nobody waits")
+    for name in sorted(results, key=lambda name: -results[name][-1].idle_share):
+        of = results[name]
+        ranks = [each.ranks for each in of]
+        ratios = [100 * each.compute.max() / each.wall for each in of]
+        throughput.plot(ranks, ratios, label=name, markersize=4, **drawn[name])
+        idle.plot(ranks, [100 * each.idle_share for each in of], markersize=4, **drawn[name])
+    throughput.set(title="throughput", ylabel="throughput ÷ ideal throughput in %")
+    idle.set(title="idle: waiting or communicating", ylabel="share of the ranks' time in %")
+    idle.set_ylim(bottom=0)
+    ticks = spaced(sorted({each.ranks for of in results.values() for each in of}))
+    for axes in (throughput, idle):
+        axes.set_xlabel("ranks")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, ticks)
+        behind(axes)
+    lines = throughput.get_legend_handles_labels()
+    idle.legend(*lines, loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
+
+
+def spaced(ranks: Sequence[int]) -> list[int]:
+    """Return those of ascending numbers that have room for a label on a logarithmic axis."""
+    room = (ranks[-1] / ranks[0]) ** (1 / MOST_TICKS)
+    kept = [ranks[0]]
+    for each in ranks:
+        if each > kept[-1] and each / kept[-1] >= room:
+            kept.append(each)
+    return kept
+
+
+def draw_staleness(axes: dict[str, Axes], results: dict[str, Result]) -> None:
+    """Draw how old what ranks gave to group averages was, each algorithm's on axes of its own."""
+    shares = {
+        name: 100 * np.trim_zeros(result.staleness, "b") / result.staleness.sum()
+        for name, result in results.items()
+    }
+    highest = max(map(len, shares.values()), default=1) - 1
+    for name, of in shares.items():
+        axes[name].bar(range(len(of)), of, color=colour_of(name))
+        ranks = counted(results[name].ranks, "rank")
+        axes[name].set_title(f"{name}, {ranks}", fontsize="medium")
+        axes[name].set(
+            xlabel="staleness in versions",
+            ylabel="share in %",
+            xlim=(-0.6, max(1, highest) + 0.6),
+            ylim=(0, 105),
+        )
+        axes[name].xaxis.get_major_locator().set_params(integer=True)
+        behind(axes[name])

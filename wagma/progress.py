@@ -41,7 +41,7 @@ def _process(pid: int) -> tuple[str, int, int]:
 class Silent:
     """What ranks other than 0 show: nothing."""
 
-    def update(self, step: int, loss: float, samples_per_s: float, timely_share: float) -> None:
+    def update(self, step: int, loss: float, samples_per_s: float) -> None:
         """Show that ``step`` steps are done."""
 
     def close(self) -> None:
@@ -55,9 +55,9 @@ class Lines(Silent):
         self.steps = steps
         self.every = max(1, steps // LINES)
 
-    def update(self, step: int, loss: float, samples_per_s: float, timely_share: float) -> None:
+    def update(self, step: int, loss: float, samples_per_s: float) -> None:
         if step % self.every == 0 or step == self.steps:
-            text = figures(loss, samples_per_s, timely_share)
+            text = figures(loss, samples_per_s)
             print(f"step {step}/{self.steps}  {text}", flush=True)
 
 
@@ -88,20 +88,20 @@ class Bar(Silent):
         self.task = self.bar.add_task("", total=steps, figures="")
         self.bar.start()
 
-    def update(self, step: int, loss: float, samples_per_s: float, timely_share: float) -> None:
+    def update(self, step: int, loss: float, samples_per_s: float) -> None:
         now = time.monotonic()
         if now - self.drawn >= REDRAW_EVERY or step == self.steps:
             self.drawn = now
-            text = figures(loss, samples_per_s, timely_share)
+            text = figures(loss, samples_per_s)
             self.bar.update(self.task, completed=step, figures=text, refresh=True)
 
     def close(self) -> None:
         self.bar.stop()
 
 
-def figures(loss: float, samples_per_s: float, timely_share: float) -> str:
+def figures(loss: float, samples_per_s: float) -> str:
     """Return what is shown of a moment of the training."""
-    return f"loss {loss:.4f}  {samples_per_s:,.0f} samples/s  timely {timely_share:.0%}"
+    return f"loss {loss:.4f}  {samples_per_s:,.0f} samples/s"
 
 
 def start(rank: int, steps: int) -> Silent:

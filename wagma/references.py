@@ -105,6 +105,9 @@ class Reference:
         finally:
             self.model.load_state_dict(own)
 
+    def fail(self, error: Exception) -> None:
+        """Tell nobody: torch has no way to."""
+
     def close(self) -> None:
         """Leave the process group; ranks that still wait in it raise ClosedError."""
         self.module = None

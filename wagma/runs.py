@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,24 +39,38 @@ def make_directory(runs_dir: Path, name: str | None, comm) -> Path:
 
 
 def new_directory(runs_dir: Path, name: str | None) -> Path:
-    """Make a new run's directory and return it.
+    """Make a new run's directory, which no other job can make as well, and return it.
 
     Args:
         runs_dir: Where the runs are.
-        name: The run's name; the date and time without one.
+        name: The run's name; without one `default_names`.
 
     Raises:
-        UsageError: The directory cannot be made, or is not empty.
+        UsageError: The directory exists or cannot be made.
     """
-    run = runs_dir / (name or time.strftime("%Y-%m-%d_%H-%M-%S"))
     try:
-        run.mkdir(parents=True, exist_ok=True)
-        occupied = any(run.iterdir())
+        runs_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot make the run's directory {run}: {error.strerror}") from error
-    if occupied:
-        raise UsageError(f"{run} is not empty: choose another --name, or remove it")
-    return run
+        raise UsageError(f"cannot make the directory {runs_dir}: {error.strerror}") from error
+    for run in (runs_dir / each for each in ([name] if name else default_names())):
+        try:
+            run.mkdir()
+        except FileExistsError as error:
+            if name:
+                raise UsageError(f"{run} exists: choose another --name, or remove it") from error
+        except OSError as error:
+            raise UsageError(f"cannot make the run's directory {run}: {error.strerror}") from error
+        else:
+            return run
+
+
+def default_names() -> Iterator[str]:
+    """Yield the date and time, with Slurm's numbers of the job, then the same with -2, -3, …"""
+    job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
+    parts = time.strftime("%Y-%m-%d_%H-%M-%S"), job, os.environ.get("SLURM_ARRAY_TASK_ID")
+    first = "_".join(filter(None, parts))
+    yield first
+    yield from (f"{first}-{number}" for number in itertools.count(2))
 
 
 def write_json(path: Path, value: dict) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import math
 import time
 
 import numpy as np
@@ -39,7 +40,8 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
     directory = new_directory(settings.runs_dir, settings.name)
     results: dict[str, list[Result]] = {name: [] for name in settings.algorithms}
     error = None
-    print(f"# {machine}\n{HEADER}", flush=True)
+    job, network = job_in_words(settings), machine_in_words(settings, machine)
+    print(f"# {job}\n# {network}\n{HEADER}", flush=True)
     try:
         with signals.raising():
             for ranks in sorted(settings.ranks):
@@ -54,7 +56,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
         "results": {name: [in_json(each) for each in of] for name, of in results.items()},
     }
     write_json(directory / "simulation.json", record)
-    plots.draw_simulation(directory, results)
+    plots.draw_simulation(directory, results, f"{directory.name}: {job}\n{network}")
     if error:
         raise error
     print(f"# results are in {directory}")
@@ -91,6 +93,41 @@ def machine_of(settings: argparse.Namespace) -> Machine:
         return dataclasses.replace(MACHINES[settings.machine], **settings.set)
     except ValueError as error:
         raise UsageError(f"argument --set: {error}") from error
+
+
+def job_in_words(settings: argparse.Namespace) -> str:
+    """Return how many steps of what kind, of which model, with what injected delays."""
+    kind = "recorded" if settings.trace else settings.step_times
+    model = f"{settings.parameters:,} parameters of {plots.counted(settings.itemsize, 'byte')}"
+    parts = [plots.counted(settings.steps, f"{kind} step"), model]
+    if settings.imbalance != "none":
+        scale = settings.imbalance_scale
+        parts.append(f"imbalance {settings.imbalance}" + (f" × {scale:g}" if scale != 1 else ""))
+    slow = settings.slow_rank.items()
+    parts += [f"rank {rank} takes {factor:g} times as long" for rank, factor in slow]
+    return ", ".join(parts)
+
+
+def machine_in_words(settings: argparse.Namespace, machine: Machine) -> str:
+    """Return the machine's name, which of its values the command line changes, and its values."""
+    name = settings.machine
+    if settings.set:
+        name += f" with another {', '.join(settings.set)}"
+    times = {
+        "latency": machine.latency,
+        "overhead": machine.overhead,
+        "gap": machine.gap,
+        "response": machine.response,
+    }
+    rates = {
+        "a rank's messages": 1 / machine.byte_gap if machine.byte_gap else math.inf,
+        "a node's": machine.injection,
+        "memory": machine.memory,
+        "staging": machine.staging,
+    }
+    values = [f"{what} {1e6 * seconds:,.6g} µs" for what, seconds in times.items() if seconds]
+    values += [f"{what} {rate / 1e9:,.6g} GB/s" for what, rate in rates.items() if rate < math.inf]
+    return f"{name}: {', '.join(values)}, ranks per node {machine.ranks_per_node}"
 
 
 def read_trace(settings: argparse.Namespace) -> np.ndarray | None:
@@ -149,11 +186,11 @@ def line(name: str, result: Result, first: Result) -> str:
     """Return a result as a line of the table, beside the first algorithm's on as many ranks."""
     ratio = result.throughput / first.throughput
     text = f"{result.ranks:7} {name:<19}{result.wall:10.2f}{result.throughput:11.2f}"
-    text += f"{ratio:7.2f}{result.idle_share:7.1%}{result.timely_share:8.1%}"
-    if result.staleness.any():
-        mean, high, most = staleness(result)
-        text += f"   {mean:.2f}, {high}, {most}"
-    return text
+    text += f"{ratio:7.2f}{result.idle_share:7.1%}"
+    if not result.staleness.any():
+        return text  # there are no group averages
+    mean, high, most = staleness(result)
+    return f"{text}{result.timely_share:8.1%}   {mean:.2f}, {high}, {most}"
 
 
 def staleness(result: Result) -> tuple[float, int, int]:

@@ -10,10 +10,11 @@ import logging
 import math
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,17 @@ from mpi4py import MPI
 
 import collectives
 from wagma import algorithms, imbalance, plots, progress
-from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept
+from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept, mean_over_ranks
 from wagma.info import versions
-from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, together
+from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, meet, together
 from wagma.runs import JsonLines, Tally, summarise, write_json
 from wagma.stopwatch import Stopwatch
 from wagma.tasks import contract
 
 if TYPE_CHECKING:
     from wagma.optim.averaging import Averaging
+
+SILENCE = 20.0  # seconds that rank 0 waits in silence for others to stop
 
 log = logging.getLogger(__name__)
 
@@ -196,11 +199,19 @@ def make_run(
         pass
     except collectives.ClosedError as error:
         closed = error
-    optimizer.close()
-    log.info("made %d steps in %.1f s", tally.steps, tally.elapsed_s)
+    except collectives.CollectiveError:
+        raise  # all ranks are told of it
+    except Exception as error:
+        optimizer.collective.fail(error)
+        raise
+    with keeping_own(trainer.model, run, comm.rank) if trained is None else nullcontext():
+        optimizer.close()
+        meet(comm)
+    log_end(tally, comm.size)
 
     summary = None
-    if all(comm.allgather(trained is not None)):
+    finished = all(comm.allgather(trained is not None))
+    if finished:
         state, measured = trained
         evaluations = evaluate_kept(trainer, comm, signals)
         measured, tallies = comm.gather(measured), comm.gather(tally)
@@ -213,12 +224,33 @@ def make_run(
         from_rank_0(lambda: write_run(run, state, summary, tallies), comm)
     received = comm.allgather(signals.received)
     if any(received):
+        if not finished:
+            state = mean_over_ranks(copy_of(trainer.model), comm)
+            from_rank_0(lambda: save(run, state), comm)
         if comm.rank == 0:
             complain(farewell(received, tally, run))
         return 128 + next(filter(None, received)), summary
     if closed:
         raise closed
     return OK, summary
+
+
+@contextmanager
+def keeping_own(model: torch.nn.Module, run: Path, rank: int) -> Iterator[None]:
+    """Save rank 0's model before the other ranks are waited for, and say so where that is long."""
+    if rank != 0:
+        yield
+        return
+    save(run, copy_of(model))
+    waiting = threading.Timer(
+        SILENCE, complain, [f"waiting for the other ranks to stop: rank 0's own model is in {run}"]
+    )
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
 
 
 def fair_threads(comm: MPI.Comm) -> int:
@@ -244,6 +276,17 @@ def log_beginning(trainer: Trainer) -> None:
     log.info("algorithm: %s%s", trainer.settings.algorithm, "".join(settings))
 
 
+def log_end(tally: Tally, ranks: int) -> None:
+    """Leave in this rank's log how many steps it has made, and in how many it was timely."""
+    log.info("made %d steps in %.1f s", tally.steps, tally.elapsed_s)
+    if tally.timely_calls < tally.group_calls:
+        log.info(
+            "timely in %d of %d group averages, late for the others: over all ranks, "
+            "about 1 in %d is normal",
+            *(tally.timely_calls, tally.group_calls, ranks),
+        )
+
+
 def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent) -> None:
     """Make all steps, and record, count and show them."""
     rank, finite = trainer.rank, True
@@ -255,7 +298,7 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent)
                 finite = False
                 log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
             samples_per_s = trainer.size * tally.samples / tally.elapsed_s
-            shown.update(tally.steps, record["loss"], samples_per_s, tally.timely_share)
+            shown.update(tally.steps, record["loss"], samples_per_s)
 
 
 def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer: Averaging) -> dict:
@@ -272,9 +315,15 @@ def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer:
 
 def write_run(run: Path, state: State, summary: dict, tallies: list[Tally]) -> None:
     """Write the finished run's model, summary and plots."""
-    torch.save(state, run / "model.pt")
+    save(run, state)
     write_json(run / "summary.json", summary)
     plots.draw(run, tallies)
+
+
+def save(run: Path, state: State) -> None:
+    """Write a model's state to the run's ``model.pt``, which is never there in part."""
+    torch.save(state, run / "model.pt.part")
+    os.replace(run / "model.pt.part", run / "model.pt")
 
 
 def outcome_in_words(algorithm: str, summary: dict) -> str:
@@ -283,7 +332,7 @@ def outcome_in_words(algorithm: str, summary: dict) -> str:
     return (
         f"{'test ' + results if results else 'no test batches'}, "
         f"wall time {summary['wall_s']:.2f} s, "
-        f"{summary['samples_per_s']:,.0f} samples/s, timely {summary['timely_share']:.0%}, "
+        f"{summary['samples_per_s']:,.0f} samples/s, "
         f"bound/wall {summary['bound_over_wall']:.2f}, algorithm {algorithm}"
     )
 
@@ -298,4 +347,7 @@ def farewell(received: list[int], tally: Tally, run: Path) -> str:
     names = sorted({signal.Signals(signum).name for signum in received if signum})
     ranks = [rank for rank, signum in enumerate(received) if signum]
     where = f" on rank {ranks[0]}" if len(ranks) == 1 < len(received) else ""
-    return f"stopped by {' and '.join(names)}{where} after {tally.steps} steps: see {run}"
+    return (
+        f"stopped by {' and '.join(names)}{where} after {tally.steps} steps: "
+        f"the model, averaged as it was, is in {run}"
+    )

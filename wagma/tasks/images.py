@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from wagma import data
+from wagma.job import UsageError
 from wagma.tasks.classification import Batch, accuracy, cross_entropy
 from wagma.tasks.contract import Task
 from wagma.tasks.folders import Files, Folders, select
@@ -20,7 +21,7 @@ from wagma.tasks.folders import Files, Folders, select
 CHANNELS = (3, 32, 64, 128)  # of the images, and of what each block of the network returns
 
 
-class ImageError(Exception):
+class ImageError(UsageError):
     """A file is not an image that Pillow can decode."""
 
 

@@ -1,0 +1,75 @@
+"""What a command does at signals, in one process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from wagma import job
+
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@pytest.fixture
+def signals():
+    """Signals as a command has them, and the handlers as they were afterwards."""
+    handlers = {number: signal.getsignal(number) for number in HELD}
+    yield job.Signals()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", HELD)
+def test_a_signal_is_held_back_until_it_may_be_raised(signals, number):
+    os.kill(os.getpid(), number)
+    assert signals.received == number
+    with pytest.raises(job.Interrupted), signals.raising():
+        pytest.fail("the signal is forgotten")
+    with pytest.raises(job.Interrupted), signals.raising():
+        pytest.fail("the signal is forgotten")
+
+
+@pytest.mark.parametrize("number", HELD)
+def test_inside_raising_a_signal_interrupts(signals, number):
+    with pytest.raises(job.Interrupted), signals.raising():
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+    assert signals.received == number
+
+
+def test_what_batch_systems_send_again_is_ignored_for_a_while(signals, monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr(job.time, "monotonic", lambda: now)
+    os.kill(os.getpid(), signal.SIGTERM)
+    for later in (0, job.CLOSING - 1):
+        monkeypatch.setattr(job.time, "monotonic", lambda later=later: now + later)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+    assert signals.received == signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "closing"),
+    [
+        (signal.SIGTERM, signal.SIGTERM, 0),
+        (signal.SIGUSR1, signal.SIGTERM, 0),
+        (signal.SIGINT, signal.SIGINT, job.CLOSING),
+    ],
+)
+def test_a_second_signal_kills_then(first, second, closing):
+    program = f"""
+import os, time
+from wagma import job
+job.CLOSING = {closing}
+job.Signals()
+os.kill(os.getpid(), {int(first)})
+print("closing", flush=True)
+os.kill(os.getpid(), {int(second)})
+time.sleep(1)
+print("still here")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (-second, "closing\n")
