@@ -1,0 +1,38 @@
+"""The scripts for Slurm: what they do without it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "slurm"
+# MPICH's name for the segments of step 0 of job 2, as seen under Slurm 22.05.
+SEGMENT = "mpich_shm_281e0ec3"
+
+
+@pytest.mark.parametrize("name", ["train-cpu.sbatch", "train-gpu.sbatch"])
+def test_the_scripts_are_shell_and_ask_for_a_signal_before_the_end(name):
+    subprocess.run(["bash", "-n", SCRIPTS / name], check=True)
+    assert "#SBATCH --signal=TERM@60\n" in (SCRIPTS / name).read_text()
+
+
+def test_only_the_job_s_own_segments_are_removed(tmp_path):
+    mine = [tmp_path / f"{SEGMENT}_{number}" for number in range(2)]
+    others = [tmp_path / name for name in ("mpich_shm_c141a9dc_0", f"{SEGMENT}0_0", "other")]
+    for path in [*mine, *others]:
+        path.touch()
+    script = (SCRIPTS / "remove-stale-memory.sh").read_text()
+    assert "/dev/shm/" in script
+    variables = {"SLURM_JOB_ID": "2", "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "n1"}
+    ended = subprocess.run(
+        ["bash", "-c", script.replace("/dev/shm/", f"{tmp_path}/")],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not any(path.exists() for path in mine)
+    assert all(path.exists() for path in others)
+    expected = [f"removed {path}, which a killed run of job 2 left on n1" for path in mine]
+    assert ended.stdout.splitlines() == expected
