@@ -1,0 +1,12 @@
+"""The kinds of scenarios by their names."""
+
+from . import interrupts, peers
+from .groups import Groups
+from .scenario import Options, play
+
+KINDS = {"groups": Groups, "peers": peers.make, "interrupts": interrupts.make}
+
+
+def play_kind(kind, comm, seed, options=None, **further):
+    """Play one scenario on all ranks of a communicator; raise `Failed` on all where it fails."""
+    play(kind, KINDS[kind], comm, seed, options or Options(), **further)

@@ -1,0 +1,127 @@
+"""Random scenarios of the collectives; `python -m tests.fuzz` plays more of them."""
+
+import re
+
+import numpy as np
+import pytest
+from fuzz.interrupts import Interrupted
+from fuzz.kinds import KINDS, play_kind
+from fuzz.scenario import Failed, Options
+from together import as_list
+
+from collectives import GroupAllreduce, PairwiseAverage, PartialAllreduce, PushSum
+
+# Scenarios draw their transports.
+pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
+
+# Of each kind five that differ much.
+SEEDS = {
+    "groups": (2, 4, 8, 12, 13),
+    "peers": (1, 2, 4, 7, 9),
+    "interrupts": (2, 3, 4, 7, 8),
+}
+MOST_SEEDS = 100  # in one of which a mistake is found
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in SEEDS[kind]])
+def test_everything_holds_in_a_random_scenario(comm, kind, seed):
+    play_kind(kind, comm, seed)
+
+
+# Whether a mistake would be found
+
+
+def one_element_is_wrong(monkeypatch):
+    def synchronize(self, vector):
+        original(self, vector)
+        if self.rank == self.size - 1:
+            array = as_list(vector)[-1]
+            array.view(np.uint8)[-array.itemsize] ^= 1
+
+    original = GroupAllreduce.synchronize
+    monkeypatch.setattr(GroupAllreduce, "synchronize", synchronize)
+
+
+def join_loses_the_last_change(monkeypatch):
+    def call(self, vector, **weight):
+        result = original_call(self, vector, **weight)
+        self.returned = [array.copy() for array in as_list(vector)]
+        return result
+
+    def join(self, vector):
+        for array, returned in zip(as_list(vector), getattr(self, "returned", ())):
+            array[:] = returned
+        original_join(self, vector)
+
+    original_call, original_join = GroupAllreduce.__call__, GroupAllreduce.join
+    monkeypatch.setattr(GroupAllreduce, "__call__", call)
+    monkeypatch.setattr(GroupAllreduce, "join", join)
+
+
+def weights_are_ignored(monkeypatch):
+    def call(self, vector, weight=1.0):
+        return original(self, vector)
+
+    original = GroupAllreduce.__call__
+    monkeypatch.setattr(GroupAllreduce, "__call__", call)
+
+
+def an_interrupted_call_gives_the_vector_back(monkeypatch):
+    def call(self, vector, **weight):
+        given = [array.copy() for array in as_list(vector)]
+        try:
+            return original(self, vector, **weight)
+        except Interrupted:
+            for array, before in zip(as_list(vector), given):
+                array[:] = before - 1
+            raise
+
+    original = GroupAllreduce.__call__
+    monkeypatch.setattr(GroupAllreduce, "__call__", call)
+
+
+def a_period_keeps_what_was_put_in(monkeypatch):
+    monkeypatch.setattr(PartialAllreduce, "_begin_period", lambda self: None)
+
+
+def pushed_weights_do_not_count(monkeypatch):
+    monkeypatch.setattr(PushSum, "_weigh", lambda self, vector: None)
+
+
+def pairs_leave_out_the_last_change(monkeypatch):
+    def prepare(self, vector):
+        self._read_model(vector)
+        return original(self, vector)
+
+    original = PairwiseAverage._prepare
+    monkeypatch.setattr(PairwiseAverage, "_prepare", prepare)
+
+
+UNEQUAL = "'wait': 'group'.*'weights': 'random 1', 'poison': 0, 'end': 'together'"
+MISTAKES = [
+    (one_element_is_wrong, "groups", "'synchronize'", "vectors differ"),
+    (
+        join_loses_the_last_change,
+        "groups",
+        "'join', .*'conserves': True",
+        "instead of|does not repeat",
+    ),
+    (weights_are_ignored, "groups", UNEQUAL, "the weights' sum is"),
+    (an_interrupted_call_gives_the_vector_back, "interrupts", "'conserving'", "instead of"),
+    (a_period_keeps_what_was_put_in, "peers", "^sums .*'synchronize'", "instead of"),
+    (pushed_weights_do_not_count, "peers", "^push-sum .*'graph'", "instead of"),
+    (pairs_leave_out_the_last_change, "peers", "^pairs ", "instead of"),
+]
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(("mistake", "kind", "planned", "said"), MISTAKES)
+def test_a_mistake_is_found(comm, monkeypatch, mistake, kind, planned, said):
+    """In the first few scenarios whose plans have what it is a mistake in."""
+    mistake(monkeypatch)
+    plans = ((seed, str(KINDS[kind](comm, seed, Options()))) for seed in range(MOST_SEEDS))
+    with pytest.raises(Failed, match=said if comm.rank == 0 else "^failed"):
+        for seed, plan in plans:
+            if re.search(planned, plan):
+                play_kind(kind, comm, seed)
