@@ -34,9 +34,9 @@ endif
 RUN := $(VENV)/bin/python
 # pip would compile ten thousand files to bytecode, of which few are ever imported.
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
-SOURCES := $(wildcard setup.py collectives/*.pyx collectives/*.pxd collectives/*.h \
-	collectives/protocols/*.py collectives/protocols/*.pxd collectives/protocols/*.h \
-	wagma/simulation/*.pyx wagma/simulation/*.pxd)
+SOURCES := $(wildcard setup.py $(foreach folder,\
+	collectives/memory collectives/protocols collectives/exchange collectives/engine wagma/simulation,\
+	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
 .PHONY: help train test test-openmpi openmpi-tree bench lint clean
 .DELETE_ON_ERROR:

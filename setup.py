@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "build_backend"))
 from wagma_build import find_mpicc
 
 # No fused multiply-add: all members of a group must round alike, whoever is a, whoever b. Nobody
-# asks whether a number was inexact; if somebody could, what halves need would not be vectorised.
+# asks whether a number was inexact; if somebody could, what halves need would not be vectorized.
 ARITHMETIC = ["-ffp-contract=off", "-fno-trapping-math"]
 # Without debugging information, of generated code, compilation takes a fifth less time.
 OPTIONS = ["-O3", "-g0", *ARITHMETIC, "-pthread"]
@@ -56,25 +56,31 @@ def extension(source, extra_compile_args=(), extra_link_args=(), **options):
     )
 
 
-protocols = [
+def sources(folder):
+    """Return what is compiled in a folder: Cython's files, and Python's that a .pxd declares."""
+    declared = [file.with_suffix(".py") for file in Path(folder).glob("*.pxd")]
+    return sorted([*Path(folder).glob("*.pyx"), *(file for file in declared if file.exists())])
+
+
+pure = [
     extension(source)
-    for source in sorted(Path("collectives/protocols").glob("*.py"))
-    if source.with_suffix(".pxd").exists() and source.stem != "__init__"
+    for folder in ("collectives/protocols", "collectives/memory", "wagma/simulation")
+    for source in sources(folder)
 ]
 # What Cython would else repeat in each extension, and take as long again to compile.
 UTILITIES = "collectives._utilities"
 utilities = [extension(Path("collectives/_utilities.c"))]
-simulation = [extension(source) for source in sorted(Path("wagma/simulation").glob("*.pyx"))]
 flags = mpi_flags()
 flags["extra_compile_args"].append(f"-I{mpi4py.get_include()}")
 engine = [
     extension(source, depends=[record(flags)], **flags)
-    for source in sorted(Path("collectives").glob("*.pyx"))
+    for folder in ("collectives/exchange", "collectives/engine")
+    for source in sources(folder)
 ]
 
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 # An editable install compiles without the files of a build in place, such as make does afterwards.
-extensions = utilities + protocols + simulation + engine
+extensions = utilities + pure + engine
 if os.environ.get("WAGMA_EXTENSIONS") == "later":
     extensions = []
 setup(

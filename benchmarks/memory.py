@@ -3,7 +3,7 @@
     mpiexec -n 4 python benchmarks/memory.py
 
 A vector of 64 MiB of float32, all ranks in one group; calls of every kind: timely, late on each
-rank in turn, started and waited for, published, synchronised, average(). Counted is the
+rank in turn, started and waited for, published, synchronized, average(). Counted is the
 proportional set size (PSS of /proc/self/smaps_rollup): a rank's private pages, and of pages that
 it shares with others its part, so that the ranks' sum is what they take together. That includes
 whatever MPI allocates meanwhile. The largest of what is seen after each call and, every 20 ms,
@@ -65,7 +65,7 @@ KINDS = {
     "late": late,
     "started": lambda comm, average, vector: average.start(vector).wait(),
     "published": lambda comm, average, vector: average.publish(vector),
-    "synchronised": lambda comm, average, vector: average.synchronize(vector),
+    "synchronized": lambda comm, average, vector: average.synchronize(vector),
     "average()": lambda comm, average, vector: average.average(vector),
 }
 

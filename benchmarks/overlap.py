@@ -5,7 +5,7 @@
 A model of 16 MiB of float32 with plain SGD. A gradient takes 40 ms: of sleep, which stands for an
 accelerator's work; of sleep of 20 to 60 ms, drawn anew for each rank and step; or of this core's
 own work, with which the progress thread competes where cores are few. Time per step of the slowest
-rank, one synchronisation in ten steps included; medians over rounds in which all variants take
+rank, one synchronization in ten steps included; medians over rounds in which all variants take
 turns, and of the ratios to the same without overlap in the same round.
 """
 
@@ -60,7 +60,7 @@ def main():
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=7)
     arguments.add_argument("--mib", type=int, default=16)
-    arguments.add_argument("--group-size", type=int, help="default: that of the optimiser")
+    arguments.add_argument("--group-size", type=int, help="default: that of the optimizer")
     arguments.add_argument("--compute-ms", type=float, default=40.0)
     arguments = arguments.parse_args()
     torch.set_num_threads(1)

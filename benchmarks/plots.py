@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from common import in_words, ratio_label, rounded
 
-REFERENCES = {  # Okabe and Ito's colours, which the colour-blind can tell apart
+REFERENCES = {  # Okabe and Ito's colors, which the color-blind can tell apart
     "MPI_Allreduce": "black",
     "MPI_Iallreduce": "#999999",
     "gloo": "#CC79A7",

@@ -94,7 +94,7 @@ VARIATIONS = {
         "copying and adding at 30 GB/s": {"machine": dataclasses.replace(DAINT, memory=30e9)},
         "steps vary by 0.5 %": {"sigma": 0.005},
         "steps vary by 8 %": {"sigma": 0.08},
-        "D-PSGD waits for neighbours only": {"clock": "neighbours"},
+        "D-PSGD waits for neighbors only": {"clock": "neighbors"},
     },
     "figure 7": {
         "copying and adding at 3 GB/s": {"machine": dataclasses.replace(DAINT, memory=3e9)},
@@ -111,7 +111,7 @@ VARIATIONS = {
         "a period of 16 steps": {"sync_period": 16},
         "a step is as long as the one before, every other time": {"lasts": 2},
         "steps are as long as the seven before": {"lasts": 8},
-        "D-PSGD waits for neighbours only": {"clock": "neighbours"},
+        "D-PSGD waits for neighbors only": {"clock": "neighbors"},
     },
 }
 
@@ -151,7 +151,7 @@ PUBLISHED = [
         1.07,
     ),
     ("figure 4", RESNET, 64, "D-PSGD", d_psgd, 1.23),
-    ("figure 4", RESNET, 64, "SGP, 2 neighbours", sgp(2), 1.25),
+    ("figure 4", RESNET, 64, "SGP, 2 neighbors", sgp(2), 1.25),
     ("figure 4", RESNET, 64, "AD-PSGD: “only” it “is faster”", ad_psgd, "< 1"),
     *(
         ("figure 4", RESNET, 64, f"eager-SGD, {each}", eager_sgd(each), 1.13)
@@ -168,7 +168,7 @@ PUBLISHED = [
     ),
     ("figure 10", HABITAT, 1024, "local SGD (τ = 1)", local_sgd, 2.33),
     ("figure 10", HABITAT, 1024, "D-PSGD", d_psgd, 1.88),
-    ("figure 10", HABITAT, 1024, "SGP, 4 neighbours", sgp(4), 2.10),
+    ("figure 10", HABITAT, 1024, "SGP, 4 neighbors", sgp(4), 2.10),
 ]
 SCALED = {
     "wagma": "WAGMA-SGD",

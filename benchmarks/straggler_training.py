@@ -4,8 +4,8 @@
 
 Runs `wagma train` on four ranks with a step time of 50 ms and the cloud imbalance scaled to it
 (two random ranks of the job are delayed at every step), WAGMA-SGD beside synchronous averaging
-(--sync-period 1). Without waiting beyond that at synchronisations the wall time would be the sum
-over synchronisation periods of the slowest rank's own compute and delay in that period; it must
+(--sync-period 1). Without waiting beyond that at synchronizations the wall time would be the sum
+over synchronization periods of the slowest rank's own compute and delay in that period; it must
 be at most a ninth longer.
 """
 

@@ -4,8 +4,8 @@
 
 The last rank sleeps 100 ms at every step, the others 10 ms; then each averages a vector of 1 MiB,
 all ranks in one group. A rank waits in its call: the time is that of the steps between two
-synchronisations, and of the one of the other ranks that waits the longest. What the next
-synchronisation takes is shown beside it: whoever makes as many steps as a rank that is always the
+synchronizations, and of the one of the other ranks that waits the longest. What the next
+synchronization takes is shown beside it: whoever makes as many steps as a rank that is always the
 slow one must let it catch up there.
 """
 
@@ -62,7 +62,7 @@ def time_ours(comm, vector, arguments, transport):
 def main():
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--steps", type=int, default=9, help="between synchronisations")
+    arguments.add_argument("--steps", type=int, default=9, help="between synchronizations")
     arguments.add_argument("--straggler-ms", type=float, default=100.0)
     arguments.add_argument("--step-ms", type=float, default=10.0)
     arguments.add_argument("--kib", type=int, default=1024)
@@ -77,7 +77,7 @@ def main():
     if comm.rank:
         return
     print(f"# {comm.size} ranks, the last sleeps {arguments.straggler_ms:g} ms a step")
-    print(f"{'# ms, medians':16}{'wait in a step':>16}{'in the synchronisation':>24}")
+    print(f"{'# ms, medians':16}{'wait in a step':>16}{'in the synchronization':>24}")
     waits = {name: [wait for wait, _ in values] for name, values in times.items()}
     results = {}
     for name, values in times.items():

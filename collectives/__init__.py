@@ -4,7 +4,7 @@
 waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
 them. `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`, `PairwiseAverage`
 and `ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`.
-Importing this package neither initialises MPI nor imports torch.
+Importing this package neither initializes MPI nor imports torch.
 """
 
 from collectives.errors import (

@@ -10,7 +10,7 @@ __all__ = [
     "launched_tasks",
     "list_values",
     "name_ranks",
-    "raise_together",
+    "raise_collectively",
     "singleton_error",
 ]
 
@@ -18,7 +18,7 @@ TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 TORCH_COUNT = "WORLD_SIZE"
 
 
-def raise_together(comm, error: Exception | None) -> None:
+def raise_collectively(comm, error: Exception | None) -> None:
     """Raise one and the same error on every rank if any rank has one; collective.
 
     Its type is that of the first rank's, and its message says what is wrong on which ranks.

@@ -134,7 +134,7 @@ def exponential_phases(size: int, neighbors: int) -> list[Edges]:
         neighbors: ranks that each rank sends to in a phase, at most ⌈log2 P⌉.
 
     Raises:
-        ValueError: more neighbours than there are powers of two.
+        ValueError: more neighbors than there are powers of two.
 
     Source: Assran et al., Stochastic Gradient Push, 2019, appendix A.
     """

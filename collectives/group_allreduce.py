@@ -8,7 +8,7 @@ import os
 import secrets
 
 from collectives import process, settings
-from collectives.agreement import raise_together
+from collectives.agreement import raise_collectively
 from collectives.description import Described
 from collectives.errors import CollectiveError
 from collectives.meeting import meet
@@ -75,8 +75,8 @@ class GroupAllreduce(Described):
     Raises:
         ValueError, TypeError: on every rank alike, for what is wrong on any of them.
         RuntimeError: where no memory can be shared and `transport` asks for that; for a job of
-            singletons, an MPI that has been finalised, or one that was
-            initialised without the thread support that the engine needs, or before this process
+            singletons, an MPI that has been finalized, or one that was
+            initialized without the thread support that the engine needs, or before this process
             was forked.
         ImportError: the extensions were built for another MPI than mpi4py's.
 
@@ -136,8 +136,8 @@ class GroupAllreduce(Described):
         with process.interrupts_held():
             error = error or settings.first_error(comm, like, given)
             try:
-                raise_together(comm, error or process.reserve(self, given["engine"]))
-                raise_together(comm, settings.difference(comm, given))
+                raise_collectively(comm, error or process.reserve(self, given["engine"]))
+                raise_collectively(comm, settings.difference(comm, given))
                 self._build(native, comm, like, given)
             except BaseException:
                 process.release(self)
@@ -171,16 +171,18 @@ class GroupAllreduce(Described):
         """Make this rank's part, in memory that the ranks of its node share where they can."""
         asked = given["transport"]
         sharing = asked != "messages" and len(node.ranks) > 1
-        raise_together(self.comm, self._make(native, node, like, given, sharing))
+        raise_collectively(self.comm, self._make(native, node, like, given, sharing))
         error = node.share(self.native) if sharing else None
         if asked == "shared":
             why_not = error or node.elsewhere
-            raise_together(self.comm, RuntimeError(f"transport: {why_not}") if why_not else None)
+            raise_collectively(
+                self.comm, RuntimeError(f"transport: {why_not}") if why_not else None
+            )
         if any(self.comm.allgather(error is not None)):
             if error is not None:
                 self.native, sharing = None, False
                 error = self._make(native, node, like, given, sharing)
-            raise_together(self.comm, error)
+            raise_collectively(self.comm, error)
         travels = not (sharing and node.elsewhere is None)
         if self.wire_dtype and travels and len(set(self.comm.allgather(_digest(like)))) == 1:
             self.native.compress_from_initial()
@@ -201,7 +203,7 @@ class GroupAllreduce(Described):
                 conserving=self.late == "conserving",
                 summing="trigger" in given,
                 drawing_seed=given["seed"] if given.get("trigger") == "majority" else None,
-                crowded=node.crowded,
+                oversubscribed=node.oversubscribed,
                 stall=given["stall"],
                 abort=given["abort"],
                 wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
@@ -284,7 +286,7 @@ class GroupAllreduce(Described):
     def join(self, vector):
         """Make no more calls, but take part in those of the others until all ranks have joined.
 
-        This rank then has weight 0; under the conserving rule, from the next synchronisation on,
+        This rank then has weight 0; under the conserving rule, from the next synchronization on,
         so that nothing it has done is lost. When all have joined, `vector` is the average of those
         that made the most calls and of those whose weight is not yet 0, bitwise equal on all ranks,
         and all have made as many calls. To join several collectives see `collectives.join`.
@@ -313,7 +315,7 @@ class GroupAllreduce(Described):
             self.native.fail(process.describe(error))
 
     @contextlib.contextmanager
-    def failing_together(self):
+    def failing_collectively(self):
         """Tell all ranks of an error in the block, unless it is one that all are told of."""
         try:
             yield
@@ -402,7 +404,7 @@ def check_comm(comm):
 
     process.check_not_forked()
     if MPI.Is_finalized():
-        raise RuntimeError("MPI has been finalised: collectives must be made before that")
+        raise RuntimeError("MPI has been finalized: collectives must be made before that")
     if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
         raise ValueError("comm is COMM_NULL: this process is not in the communicator")
     if not isinstance(comm, MPI.Intracomm):

@@ -1,4 +1,4 @@
-"""The average with the neighbours in a graph, for numpy vectors."""
+"""The average with the neighbors in a graph, for numpy vectors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["NeighborAverage"]
 
 
 class NeighborAverage(PeerCollective):
-    """Averages each rank's vector with those of its neighbours in a graph.
+    """Averages each rank's vector with those of its neighbors in a graph.
 
     With vectors x_j after k calls, and what rank i's application has changed of x_i since, call k
     returns x_i ← Σ_j W_ji x_j + change. A rank's vector is sent as soon as it is there, so a call
-    waits only for neighbours that have not ended their call before. The mean of all ranks' vectors
+    waits only for neighbors that have not ended their call before. The mean of all ranks' vectors
     changes by the mean of the changes alone.
 
     Args:
@@ -23,7 +23,7 @@ class NeighborAverage(PeerCollective):
         mixing: doubly stochastic float64 array W of shape (P, P), W[j, i] being how much rank j's
             vector counts at rank i, 0 where there is no edge. None: Metropolis's weights, on the
             ring 1/3 each (`collectives.graphs.mixing_matrix`).
-        clock: "neighbours": a call waits for the neighbours. "global": for the same call of all
+        clock: "neighbors": a call waits for the neighbors. "global": for the same call of all
             ranks, as in WAGMA-SGD's comparison.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
@@ -41,7 +41,7 @@ class NeighborAverage(PeerCollective):
         *,
         graph=None,
         mixing=None,
-        clock="neighbours",
+        clock="neighbors",
         engine=None,
         transport=None,
         stall=None,
@@ -52,8 +52,8 @@ class NeighborAverage(PeerCollective):
             from collectives.protocols import neighbor_average
 
             size, rank = comm.size, comm.rank
-            if clock not in ("neighbours", "global"):
-                raise ValueError(f"clock is {clock!r}, not one of neighbours, global")
+            if clock not in ("neighbors", "global"):
+                raise ValueError(f"clock is {clock!r}, not one of neighbors, global")
             edges = graphs.edges_of(graph, size)
             if mixing is None:
                 matrix = graphs.mixing_matrix(edges, size)
@@ -62,7 +62,7 @@ class NeighborAverage(PeerCollective):
             sources = [j for j in graphs.sources(edges, rank) if matrix[j, rank]]
             self._group = tuple(sorted([rank, *sources]))
             described = {"graph": sorted(edges), "mixing": matrix.tolist(), "clock": clock}
-            return described, lambda mailbox: neighbor_average.NeighborAverage(
+            return described, lambda mailbox: neighbor_average.NeighborAverageProtocol(
                 mailbox,
                 rank,
                 size,

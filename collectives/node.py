@@ -14,7 +14,7 @@ class Node:
 
     Attributes:
         ranks: their numbers in the communicator given, sorted.
-        crowded: whether they and their progress threads outnumber the cores they may use.
+        oversubscribed: whether they and their progress threads outnumber the cores they may use.
         elsewhere: in words, that others are on other nodes; None where all are on one.
     """
 
@@ -24,7 +24,7 @@ class Node:
         self._comm = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         self.ranks = self._comm.allgather(comm.rank)
         cores = len(set().union(*self._comm.allgather(os.sched_getaffinity(0))))
-        self.crowded = 2 * len(self.ranks) > cores
+        self.oversubscribed = 2 * len(self.ranks) > cores
         self.elsewhere = None
         if len(self.ranks) < comm.size:
             here = name_ranks(self.ranks)
@@ -36,11 +36,11 @@ class Node:
         Args:
             native: this rank's part of the collective.
         """
-        places = self._comm.allgather((native.place, native.not_shared))
-        error = next((error for _, error in places if error), None)
+        handles = self._comm.allgather((native.handle, native.not_shared))
+        error = next((error for _, error in handles if error), None)
         if error is None:
             try:
-                native.map({rank: place for rank, (place, _) in zip(self.ranks, places)})
+                native.map({rank: handle for rank, (handle, _) in zip(self.ranks, handles)})
             except OSError as caught:
                 error = str(caught)
         error = next(filter(None, self._comm.allgather(error)), None)

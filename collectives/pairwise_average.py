@@ -1,4 +1,4 @@
-"""The average of random pairs of neighbours, for numpy vectors."""
+"""The average of random pairs of neighbors, for numpy vectors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["PairwiseAverage"]
 
 
 class PairwiseAverage(PeerCollective):
-    """Averages each rank's vector with that of a random neighbour, while applications compute.
+    """Averages each rank's vector with that of a random neighbor, while applications compute.
 
     A call adds what the application has changed to this rank's model, returns the model as it is,
-    waits for nobody, and lets the engine begin an average with a random neighbour: both models
+    waits for nobody, and lets the engine begin an average with a random neighbor: both models
     become their mean, in one step that no other average can come into. The sum of all models
     changes by the changes alone.
 
@@ -23,7 +23,7 @@ class PairwiseAverage(PeerCollective):
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
         graph: connected undirected networkx graph of the ranks, or a directed one with all edges
             in both directions, bipartite or not. None: any rank may meet any other.
-        seed: of the neighbours drawn; an integer, from 0 on.
+        seed: of the neighbors drawn; an integer, from 0 on.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Raises:
@@ -62,7 +62,7 @@ class PairwiseAverage(PeerCollective):
                 neighbors = graphs.destinations(edges, rank)
                 edges = sorted(edges)
             described = {"graph": edges, "seed": int(seed)}
-            return described, lambda mailbox: pairwise_average.PairwiseAverage(
+            return described, lambda mailbox: pairwise_average.PairwiseAverageProtocol(
                 mailbox, rank, size, neighbors, int(seed)
             )
 
@@ -96,7 +96,7 @@ class PairwiseAverage(PeerCollective):
     @contextlib.contextmanager
     def joining(self, vector):
         """Begin to join, and wait for the others only at the end of the block."""
-        with self._together("join()"):
+        with self._collectively("join()"):
             self._begin_to_prepare(vector)
             yield
             self._go_on(vector, self._end_preparing(vector))

@@ -60,7 +60,7 @@ class ParameterServer(PeerCollective):
                 if not 0 <= value < comm.size:
                     raise ValueError(f"{name} is {value}, not between 0 and {comm.size - 1}")
             described = {"mode": mode, "backups": int(backups), "server": int(server)}
-            return described, lambda mailbox: parameter_server.ParameterServer(
+            return described, lambda mailbox: parameter_server.ParameterServerProtocol(
                 mailbox, comm.rank, comm.size, mode, int(server), int(backups)
             )
 
@@ -93,7 +93,7 @@ class ParameterServer(PeerCollective):
 
         A change counts 1/P, as in `join`.
         """
-        with self._together("synchronize()"):
+        with self._collectively("synchronize()"):
             self._carry_out(self._native.hand_in, vector)
             self._prepare(vector)
             self._go_on(vector, self.version)

@@ -9,7 +9,7 @@ next version.
 Source: Li, Ben-Nun, Di Girolamo, Alistarh and Hoefler, Taming unbalanced training workloads in deep
 learning with partial collective operations, PPoPP 2020. In the paper a send buffer is emptied by
 each version and a receive buffer overwritten, so that what a rank misses of more than one version
-is lost to it; here both grow up to the next synchronisation, and nothing is lost.
+is lost to it; here both grow up to the next synchronization, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class PartialAllreduce(Described):
         """Put `vector` in and make no more calls, but take part in those of the others.
 
         It ends when all ranks have joined; all have then made as many calls. From the next
-        synchronisation on, means are over the other ranks alone. `vector` becomes what came out in
-        the last period that this rank has not got; what came out of others' synchronisations
+        synchronization on, means are over the other ranks alone. `vector` becomes what came out in
+        the last period that this rank has not got; what came out of others' synchronizations
         before is not in it.
         """
         with self.joining(vector):
@@ -189,7 +189,7 @@ class PartialAllreduce(Described):
     def load(self, version):
         """Go on with `version` for the next call, and with nothing put in or got.
 
-        For checkpoints, which lose nothing after a synchronisation; collective: all ranks call it
+        For checkpoints, which lose nothing after a synchronization; collective: all ranks call it
         between the same two calls, with the same version, else they raise DisagreementError.
         """
         with self._guard:
@@ -240,7 +240,7 @@ class PartialAllreduce(Described):
     @contextlib.contextmanager
     def _operation(self, vector):
         """Check a vector and give its arrays; what goes wrong goes wrong for all ranks."""
-        with self._guard, self._sums.failing_together():
+        with self._guard, self._sums.failing_collectively():
             self._check(vector)
             yield [np.asarray(vector)] if self._single else [np.asarray(each) for each in vector]
 
@@ -301,12 +301,12 @@ class _Sums(GroupAllreduce):
 
 def _check_of(like):
     """Return what raises for a vector that is not like this one, as the engine does."""
-    from collectives._vectors import Layout, Opened
+    from collectives.memory.layout import Layout, UserVector
 
     single = not isinstance(like, (list, tuple))
     arrays = [like] if single else like
     layout = Layout([a.dtype.name for a in arrays], [a.size for a in arrays], single)
-    return lambda vector: Opened(vector, layout, WRITABLE)
+    return lambda vector: UserVector(vector, layout, WRITABLE)
 
 
 def _zeros(like):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives import process, settings
-from collectives.agreement import raise_together
+from collectives.agreement import raise_collectively
 from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce, check_comm
 from collectives.meeting import meet
@@ -72,18 +72,21 @@ class PeerCollective(Described):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self._single = not isinstance(like, (list, tuple))
         self._wide = []
-        self._all = _Together(
-            comm, like, lambda letters: self._make_mailbox(letters, like, make_protocol), **options
+        self._all = _AllRanks(
+            comm,
+            like,
+            lambda messages: self._make_mailbox(messages, like, make_protocol),
+            **options,
         )
         self._guard = process.native().Guard()
 
-    def _make_mailbox(self, letters, like, make_protocol):
+    def _make_mailbox(self, messages, like, make_protocol):
         """Make what sends and receives.
 
         Raises:
             ValueError: not all of `like` is finite.
         """
-        from collectives._mailbox import Mailbox
+        from collectives.engine.mailbox import Mailbox
 
         arrays = self._listed(like)
         self._wide = [
@@ -92,7 +95,7 @@ class PeerCollective(Described):
         ]
         wider = self._wider(arrays)
         _check_finite("like", wider)
-        mailbox = Mailbox(letters, wider)
+        mailbox = Mailbox(messages, wider)
         mailbox.attach(make_protocol(mailbox))
         return mailbox
 
@@ -132,14 +135,14 @@ class PeerCollective(Described):
 
         Collective: all ranks call it between the same two calls, and none while others `join`.
         """
-        with self._together("average()"):
+        with self._collectively("average()"):
             self._prepare(vector)
             self._all.average(vector)
             self._native.pause(False)
 
     def synchronize(self, vector) -> None:
         """Average `vector` in place over all ranks, as the model of each; collective, no call."""
-        with self._together("synchronize()"):
+        with self._collectively("synchronize()"):
             self._prepare(vector)
             self._go_on(vector, self.version)
 
@@ -152,7 +155,7 @@ class PeerCollective(Described):
         Raises:
             ValueError: not all of `vector` is finite.
         """
-        with self._together("load()"):
+        with self._collectively("load()"):
             self._native.check(vector)
             _check_finite("the vector", self._wider(self._listed(vector)))
             self._native.pause(True)
@@ -194,7 +197,7 @@ class PeerCollective(Described):
     @contextlib.contextmanager
     def joining(self, vector):
         """Begin to join, and wait for the others only at the end of the block."""
-        with self._together("join()"):
+        with self._collectively("join()"):
             self._carry_out(self._native.join_peers, vector)
             yield
             last = self._meet(vector)
@@ -204,16 +207,16 @@ class PeerCollective(Described):
             self._go_on(vector, last)
 
     @contextlib.contextmanager
-    def _together(self, what: str):
+    def _collectively(self, what: str):
         """Do what takes all ranks several operations, or leave all with nothing but close()."""
         with self._guard:
             try:
-                with self._all.failing_together():
+                with self._all.failing_collectively():
                     self._native.settle()
-                    self._native.begin_together(what)
+                    self._native.begin_collectively(what)
                     yield
             finally:
-                self._native.begin_together("")
+                self._native.begin_collectively("")
 
     def _go_on(self, vector, version: int) -> None:
         """Average what all ranks have prepared, as the model of each after so many calls."""
@@ -262,7 +265,7 @@ class PeerCollective(Described):
 
     @property
     def transport(self) -> str:
-        """How averages over all ranks are made; letters are always messages."""
+        """How averages over all ranks are made; those between peers are always messages."""
         return self._all.transport
 
     @property
@@ -301,11 +304,11 @@ class PeerCollective(Described):
         self._native.restart(self._wider(self._listed(vector)), version)
 
 
-class _Together(GroupAllreduce):
+class _AllRanks(GroupAllreduce):
     """What all ranks do together, with a mailbox beside it.
 
     Args:
-        make_mailbox: function of the letters' communicator. It may raise MemoryError or ValueError.
+        make_mailbox: function of the messages' communicator; may raise MemoryError, ValueError.
     """
 
     def __init__(self, comm, like, make_mailbox: Callable, **options):
@@ -314,15 +317,15 @@ class _Together(GroupAllreduce):
 
     def _allocate(self, *arguments):
         super()._allocate(*arguments)
-        letters = self.comm.Dup()
-        self._communicators = (*self._communicators, letters)
+        messages = self.comm.Dup()
+        self._communicators = (*self._communicators, messages)
         mailbox = error = None
         try:
-            mailbox = self._make_mailbox(letters)
+            mailbox = self._make_mailbox(messages)
         except (MemoryError, ValueError) as problem:
             error = problem
         del self._make_mailbox
-        raise_together(self.comm, error)
+        raise_collectively(self.comm, error)
         self.native.attach(mailbox)
 
 
@@ -339,6 +342,6 @@ def _agree(comm, plan: Callable):
     except (TypeError, ValueError) as problem:
         error = problem
     with process.interrupts_held():
-        raise_together(comm, error)
-        raise_together(comm, settings.difference(comm, described))
+        raise_collectively(comm, error)
+        raise_collectively(comm, settings.difference(comm, described))
     return make_protocol

@@ -79,7 +79,7 @@ def end_job(comm, status: int) -> None:
 
 
 def native():
-    """Return the engine's module; only making a collective imports it, as it initialises MPI.
+    """Return the engine's module; only making a collective imports it, as it initializes MPI.
 
     Raises:
         ImportError: the extensions run on another MPI library than mpi4py does.
@@ -89,19 +89,19 @@ def native():
     remedy = "build wagma again with the mpicc of mpi4py's MPI (MPICC=/path/to/mpicc)"
     used = library_name(MPI.Get_library_version())
     try:
-        from collectives import _library
+        from collectives.engine import library
     except ImportError as error:
         raise ImportError(
             f"wagma's extensions were built for another MPI than mpi4py's {used}: {error}; {remedy}"
         ) from error
-    built = library_name(_library.version())
+    built = library_name(library.version())
     if built != used:
         raise ImportError(
             f"wagma's extensions were built for {built}, but mpi4py runs on {used}; {remedy}"
         )
-    from collectives import _engine
+    from collectives.engine import engine
 
-    return _engine
+    return engine
 
 
 def library_name(version: str) -> str:
@@ -125,7 +125,7 @@ def reserve(collective, mode: str) -> Exception | None:
         others = set(_places.values())
         if others and MPI.Query_thread() == MPI.THREAD_SERIALIZED:
             return RuntimeError(
-                "MPI was initialised with thread level SERIALIZED, which allows one open "
+                "MPI was initialized with thread level SERIALIZED, which allows one open "
                 "collective in a process: MULTIPLE is needed for more"
             )
         if len(_places) == MOST_OPEN:
@@ -256,7 +256,7 @@ def _close_all() -> None:
 
 
 def _close_all_at_finalize() -> None:
-    """MPI deletes COMM_SELF's attributes first when it is finalised, and can still communicate."""
+    """MPI deletes COMM_SELF's attributes first when it is finalized, and can still communicate."""
     from mpi4py import MPI
 
     key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _close_all())

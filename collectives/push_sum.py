@@ -65,7 +65,7 @@ class PushSum(PeerCollective):
             else:
                 phases = [graphs.edges_of(graph, size)]
             described = {"graph": [sorted(edges) for edges in phases]}
-            return described, lambda mailbox: push_sum.PushSum(
+            return described, lambda mailbox: push_sum.PushSumProtocol(
                 mailbox,
                 rank,
                 size,

@@ -212,7 +212,7 @@ def sharing_error(arrays, name: str) -> Exception | None:
     """
     starts = [array.__array_interface__["data"][0] for array in arrays]
     order = sorted(range(len(arrays)), key=starts.__getitem__)
-    for pair in pairwise(order):  # if any two share memory, some neighbours do
+    for pair in pairwise(order):  # if any two share memory, some neighbors do
         if starts[pair[0]] + arrays[pair[0]].nbytes > starts[pair[1]]:
             first, second = (name.format(index) for index in sorted(pair))
             return ValueError(
@@ -266,7 +266,7 @@ def process_error(settings: dict) -> Exception | None:
     needed = MPI.THREAD_FUNNELED if settings["engine"] == "none" else MPI.THREAD_SERIALIZED
     if level < needed:
         return RuntimeError(
-            "MPI was initialised without support for threads (level "
+            "MPI was initialized without support for threads (level "
             f"{level_name(level)}, {level_name(needed)} is needed): do not lower "
             "mpi4py.rc.thread_level"
         )

@@ -1,8 +1,9 @@
 """Ranks that share memory, word by word: every load and swap of a word is a step, in any order.
 
 The words are those of `collectives.protocols.claims`, changed by its source, and each rank's state
-is `WaitAvoiding`; what drives them, `collectives._shared` and `collectives._engine` in C, is
-modelled here in the same order of steps. Whoever is to make the next step is chosen from outside.
+is `WaitAvoidingProtocol`; what drives them, `collectives.exchange.shared` and
+`collectives.engine.engine` in C, is modelled here in the same order of steps. Whoever is to make
+the next step is chosen from outside.
 Vectors are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises
 a `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
 have read of each other's words (as in C), whether or not the run happens to mix them up.
@@ -87,7 +88,7 @@ class _Steps(ast.NodeTransformer):
 
 @cache
 def claims_in_steps(old="", new=""):
-    """Return the class Claims whose methods are generators that stop before each load and swap.
+    """Return ClaimsProtocol, its methods generators that stop before each load and swap.
 
     The source's text `old` is replaced by `new`.
     """
@@ -101,7 +102,7 @@ def claims_in_steps(old="", new=""):
     module = types.ModuleType("claims_in_steps")
     exec(compile(ast.fix_missing_locations(tree), "claims.py in steps", "exec"), module.__dict__)
 
-    class Claims(module.Claims):
+    class ClaimsProtocol(module.ClaimsProtocol):
         def __init__(self, world, rank):
             self.world = world
             self.rank = rank
@@ -114,7 +115,7 @@ def claims_in_steps(old="", new=""):
             yield STEP
             return self.world.swap(self.rank, rank, place, old, new)
 
-    return Claims
+    return ClaimsProtocol
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class World:
         self.scenario = scenario
         size = self.size = scenario.world_size
         self.claims_type = claims_type or claims_in_steps()
-        self.protocol_type = protocol_type or protocols.WaitAvoiding
+        self.protocol_type = protocol_type or protocols.WaitAvoidingProtocol
         self.words = [{} for _ in range(size)]
         self.word_clocks = [{} for _ in range(size)]
         self.clocks = [[int(k == rank) for k in range(size)] for rank in range(size)]
@@ -364,7 +365,7 @@ class Rank:
         self.looked_at = -1
         # The engine
         self.opened = False
-        self.opened_for = self.moved = 0
+        self.opened_for = self.data_ops = 0
         self.calling = self.published = self.done = self.lent = self.begun = self.direct = False
         self.has_x = self.weightless = self.gives = False
         self.unchanged = self.filled = True
@@ -377,7 +378,7 @@ class Rank:
         self.members = []
         self.exchange = None
         self.copy = False
-        self.moves = 0
+        self.progress_count = 0
         # Its part
         self.number = self.oldest = self.shift = 0
         self.operation = self.given = self.user = self.taken_over = False
@@ -393,7 +394,7 @@ class Rank:
         for i in range(self.length):
             world.total[i] += self.x[i]
             self.write("snapshot", i, self.x[i])
-            self.write("second", i, 0)
+            self.write("result", i, 0)
         self.put("weight", 1)
         self.let_count_once()
         for field in ("in_place", "saves", "replaced", "ringed", "weight_after", "total"):
@@ -440,7 +441,7 @@ class Rank:
 
     def fingerprint(self):
         """Return what the rest of a run depends on, of this rank; counts only as they are news."""
-        counts = {"changes": self.world.changes, "moves": self.moves}
+        counts = {"changes": self.world.changes, "progress_count": self.progress_count}
         state = [self.doing, self.world.changes != self.looked_at, *self.x, *self.base]
         generator = self.generator
         while generator is not None and generator.gi_frame is not None:
@@ -451,7 +452,7 @@ class Rank:
             generator = generator.gi_yieldfrom
         for holder in (self.__dict__, self.protocol.__dict__):
             for name, value in holder.items():
-                if isinstance(value, int) and name not in ("looked_at", "moves"):
+                if isinstance(value, int) and name not in ("looked_at", "progress_count"):
                     state.append(value)
         return tuple(state)
 
@@ -487,9 +488,9 @@ class Rank:
     def compute(self):
         self.doing = COMPUTING
         while (yield COMPUTING) != GO_ON:
-            changes, moves = self.world.changes, self.moves
+            changes, progress_count = self.world.changes, self.progress_count
             yield from self.progress()
-            if self.moves == moves:
+            if self.progress_count == progress_count:
                 self.looked_at = changes
 
     def update(self):
@@ -545,9 +546,9 @@ class Rank:
         Return INTERRUPT where an exception has ended that.
         """
         while not reached():
-            changes, moves = self.world.changes, self.moves
+            changes, progress_count = self.world.changes, self.progress_count
             yield from self.progress()
-            if self.moves == moves and not reached():
+            if self.progress_count == progress_count and not reached():
                 self.looked_at = changes
                 if (yield WAITING) == INTERRUPT:
                     return INTERRUPT
@@ -557,12 +558,12 @@ class Rank:
         """An exception has ended a call: its version goes on without the application."""
         self.world.met.add("interrupted")
         if self.begun:
-            self.take_over()
+            self.adopt()
         self.lent = False
         if self.conserving:
             self.unchanged = False
             for i in range(self.length):
-                self.write("second", i, self.x[i])
+                self.write("result", i, self.x[i])
         self.published = False
         self.protocol.abandon()
         self.calling = False
@@ -590,7 +591,7 @@ class Rank:
                 version, ops, clock = channel.popleft()
                 self.world.see(self.me, clock)
                 self.protocol.tell(version, ops, k)
-                self.moves += 1
+                self.progress_count += 1
 
     def send(self):
         protocol, world = self.protocol, self.world
@@ -613,7 +614,7 @@ class Rank:
         for _, _, clock in entered.values():
             self.world.see(self.me, clock)
         records = [x for rank in self.everyone for x in entered[rank][:2]]
-        self.moves += 1
+        self.progress_count += 1
         self.protocol.agreed(records, self.world.size)
         assert not self.protocol.broken, f"the programs disagree: {records}"
         self.world.met.add("an operation")
@@ -634,7 +635,7 @@ class Rank:
             self.finish_version()
         elif not (yield from self.serve_application()):
             return False
-        self.moves += 1
+        self.progress_count += 1
         return True
 
     def open(self):
@@ -643,16 +644,16 @@ class Rank:
         self.opened = True
         self.opened_for = self.protocol.next
         self.describe(self.conserving, self.conserving and self.unchanged)
-        yield from self.claims.set(self.me, self.protocol.next + self.moved, claims.OPEN)
+        yield from self.claims.set(self.me, self.protocol.next + self.data_ops, claims.OPEN)
 
-    def take_back(self):
+    def reclaim(self):
         if self.protocol.vectors != protocols.SHARED:
             return
         running = False
         if self.opened:
             self.opened = False
             running = yield from self.close()
-            self.protocol.executed(self.number - self.moved)
+            self.protocol.executed(self.number - self.data_ops)
             if self.protocol.next > self.opened_for:
                 self.direct = False
                 self.members = self.group(self.protocol.next - 1)
@@ -661,7 +662,7 @@ class Rank:
                 if self.glance("replaced") if running else self.get("replaced"):
                     self.filled = True
                     self.unchanged = False
-        self.protocol.take_back(running)
+        self.protocol.reclaim(running)
         if running:
             self.world.met.add("kept")
             self.begun = True
@@ -676,12 +677,12 @@ class Rank:
             return
         members = self.group(version)
         if len(members) == 1:
-            yield from self.take_back()
+            yield from self.reclaim()
             if self.protocol.vectors == protocols.IDLE:
                 self.protocol.execute()
-        elif (yield from self.help(self.me, version + self.moved)):
+        elif (yield from self.help(self.me, version + self.data_ops)):
             self.world.met.add("helped while computing")
-            self.moves += 1
+            self.progress_count += 1
 
     def version_behind(self):
         """Return the version that has been started and is to be executed here next, or −1."""
@@ -692,17 +693,17 @@ class Rank:
 
     def next(self):
         number = yield from self.claims.number(self.me)
-        return number - self.moved
+        return number - self.data_ops
 
     def renumber(self):
-        self.oldest = self.protocol.t + self.moved
-        self.shift = self.protocol.base - self.moved
+        self.oldest = self.protocol.t + self.data_ops
+        self.shift = self.protocol.base - self.data_ops
 
     def group(self, version):
         return self.shuffle.members(self.me, version + self.protocol.base)
 
     def begin_operation(self, operation):
-        yield from self.take_back()
+        yield from self.reclaim()
         self.protocol.enter(operation)
         self.contribute()
 
@@ -718,7 +719,7 @@ class Rank:
             self.exchange = "memory"
             ringed = self.bypasses_snapshot()
             self.describe(self.conserving and not ringed, saves)
-            number = version + self.moved
+            number = version + self.data_ops
             yield from self.begin(number, False, self.members, timely, self.lent, ringed)
         else:
             self.exchange = "alone"
@@ -735,7 +736,7 @@ class Rank:
             self.x = list(values)
         if self.task_weight > 0 and (saves or not (timely or self.conserving)):
             for i in range(self.length):
-                self.write("second", i, values[i])
+                self.write("result", i, values[i])
         self.check_executed(version)
         self.results[version] = values, self.task_weight, [self.me]
         self.world.met.add("alone")
@@ -780,7 +781,7 @@ class Rank:
             self.copy_to_snapshot(self.x)
         self.lent = False
 
-    def begin_moving(self):
+    def begin_reducing(self):
         protocol = self.protocol
         if protocol.operation == protocols.AVERAGE:
             self.begun, self.exchange, self.copy = True, "average", False
@@ -802,17 +803,17 @@ class Rank:
         self.begun, self.exchange = True, "memory"
         self.copy = publishes or self.is_finishing()
         self.describe(True, not publishes and self.unchanged)
-        number = self.protocol.t + self.moved
+        number = self.protocol.t + self.data_ops
         yield from self.begin(number, True, self.everyone, self.copy, self.lent, False)
 
-    def finish_moving(self):
+    def finish_reducing(self):
         operation = self.protocol.operation
         self.end_exchange()
         if operation == protocols.AVERAGE:
             return self.end_operation()
         if self.weight == 0 and not self.weightless:
             self.weightless = True
-            self.moved += 1
+            self.data_ops += 1
             self.renumber()
             self.put("weight", int(self.gives))
             yield from self.move()
@@ -834,10 +835,10 @@ class Rank:
     def end_operation(self):
         self.published = self.weightless = False
         averages = self.protocol.operation == protocols.AVERAGE
-        self.protocol.moved()
+        self.protocol.reduced()
         if not averages:
             self.let_count_once()
-        self.moved += 1
+        self.data_ops += 1
         self.renumber()
         if self.protocol.stage == protocols.AGREEING:
             self.contribute()
@@ -854,24 +855,24 @@ class Rank:
                 protocol.published()
             else:
                 self.complete_call()
-        elif protocol.stage != protocols.MOVING:
+        elif protocol.stage != protocols.REDUCING:
             return False
         elif protocol.operation == protocols.LOAD:
             self.load()
         elif not self.begun:
-            yield from self.begin_moving()
+            yield from self.begin_reducing()
         elif (yield from self.exchange_progress()):
-            yield from self.finish_moving()
+            yield from self.finish_reducing()
         else:
             return False
         return True
 
     def begin_call(self):
-        yield from self.take_back()
+        yield from self.reclaim()
         self.calling = True
         self.protocol.call()
         if self.protocol.timely:
-            self.world.started.setdefault(self.protocol.t, self.moved)
+            self.world.started.setdefault(self.protocol.t, self.data_ops)
         self.world.met.add("timely" if self.protocol.timely else "late")
 
     def complete_call(self):
@@ -903,7 +904,7 @@ class Rank:
         else:
             values = []
             for i in range(self.length):
-                change = self.x[i] - self.read("second", i)
+                change = self.x[i] - self.read("result", i)
                 values.append((self.read("snapshot", i) + change) % PRIME)
         self.check_published(values, replaces)
         self.copy_to_snapshot(values)
@@ -942,19 +943,19 @@ class Rank:
         if self.weight == 0:
             return
         self.x = [
-            mean_of([self.read("second", i), self.x[i]], [self.weight, own])
+            mean_of([self.read("result", i), self.x[i]], [self.weight, own])
             for i in range(self.length)
         ]
 
     def publish_between_calls(self):
-        yield from self.take_back()
+        yield from self.reclaim()
         self.protocol.hold()
         yield from self.wait(lambda: self.protocol.vectors == protocols.HELD)
         unchanged = self.unchanged or self.unreturned
         self.publish()
         if self.conserving and not unchanged:
             for i in range(self.length):
-                self.write("second", i, self.x[i])
+                self.write("result", i, self.x[i])
         self.base = list(self.x)
         self.published = False
 
@@ -993,15 +994,15 @@ class Rank:
 
     def progress_in_memory(self):
         while (yield from self.publish_block()):
-            self.moves += 1
+            self.progress_count += 1
         for _ in range(self.world.scenario.ahead):
             if (yield from self.claims.number(self.me)) != self.number:
                 break
             if not (yield from self.advance_exchange()):
                 break
-            self.moves += 1
+            self.progress_count += 1
         while (yield from self.return_block()):
-            self.moves += 1
+            self.progress_count += 1
         reached = yield from self.claims.number(self.me)
         if reached == self.number or (self.user and self.returned < self.own_blocks):
             return False
@@ -1054,12 +1055,12 @@ class Rank:
         if self.world.read(self.me, (member, "ringed")):
             return self.in_ring(member, block, i, elements)
         in_place = self.world.read(self.me, (member, "in_place"))
-        return member, "snapshot" if in_place else "second", i
+        return member, "snapshot" if in_place else "result", i
 
     def in_ring(self, member, block, i, elements):
         return member, "ring", block % self.world.scenario.ahead, i - elements.start
 
-    def take_over(self):
+    def adopt(self):
         """The application's arrays are not to be used any longer."""
         if not self.given:
             self.user = False
@@ -1121,7 +1122,7 @@ class Rank:
         size = len(members)
         blocks = self.blocks(size)
         ready = yield from self.claims.published(number, members, size, len(blocks))
-        block = yield from self.claims.take(number, members[0], ready)
+        block = yield from self.claims.claim(number, members[0], ready)
         if block < 0:
             return False
         self.holding = True
@@ -1153,7 +1154,7 @@ class Rank:
             mean = ghost.means[i] = mean_of(values, weights)
             for member, value in zip(members, values):
                 if world.read(self.me, (member, "saves")):
-                    world.write(self.me, (member, "second", i), value)
+                    world.write(self.me, (member, "result", i), value)
                 world.write(self.me, self.target(member, block, i, elements), mean)
 
     def end_and_release(self, number, members, total):
@@ -1203,10 +1204,12 @@ class Rank:
         ghost.begun[self.me] = list(values)
         ghost.weights[self.me] = self.world.data[self.me, "weight"]
         if not (self.operation and number == self.number):
-            version = number - self.moved
+            version = number - self.data_ops
             started = self.world.started.get(version)
             require(started is not None, Invariant.IN_ORDER, "nobody has started", version)
-            require(started == self.moved, Invariant.EPOCH, version, self.me, started, self.moved)
+            require(
+                started == self.data_ops, Invariant.EPOCH, version, self.me, started, self.data_ops
+            )
         empty = not self.filled and ghost.weights[self.me] > 0
         require(not empty, Invariant.CONTRIBUTED, self.me, number, "has nothing to contribute")
         if self.conserving and self.filled:
@@ -1233,16 +1236,16 @@ class Rank:
             arrived = vector(self.me, "snapshot") == ghost.means
         else:
             arrived = vector(self.me, "snapshot") == ghost.begun[self.me] and (
-                ghost.weight == 0 or vector(self.me, "second") == ghost.means
+                ghost.weight == 0 or vector(self.me, "result") == ghost.means
             )
         require(arrived, Invariant.RESULT, f"{self.me}'s vectors after {number}: {ghost.means}")
         if not (self.operation and number == self.number):
-            version = number - self.moved
+            version = number - self.data_ops
             self.check_executed(version)
             self.results[version] = ghost.means, ghost.weight, ghost.members
 
     def check_executed(self, version):
-        """Every version is executed after the one before it, but for synchronisations."""
+        """Every version is executed after the one before it, but for synchronizations."""
         skipped = self.executed[-1] + 1 if self.executed else 0
         while (skipped + self.protocol.base + 1) % self.world.scenario.sync_period == 0:
             skipped += 1
@@ -1446,7 +1449,7 @@ def run_seed(seed, scenarios=random_scenario, watch=None, **types):
 
 
 def types_of(variant):
-    """Return what a variant replaces: a class, or what in the source of Claims by what."""
+    """Return what a variant replaces: a class, or what in the source of ClaimsProtocol by what."""
     if isinstance(variant, tuple):
         return {"claims_type": claims_in_steps(*variant)}
     return {"rank_type" if issubclass(variant, Rank) else "protocol_type": variant}

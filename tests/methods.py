@@ -20,7 +20,7 @@ class Method(NamedTuple):
         settings: its arguments, such that a period has several steps, if it has periods.
         repeatable: whether a run gives the same model every time, bit for bit.
         holds: whether a rank holds the model of it that others average with.
-        rounding: relative error of one rank's steps beside those of the wrapped optimiser alone.
+        rounding: relative error of one rank's steps beside those of the wrapped optimizer alone.
     """
 
     kind: type
@@ -84,7 +84,7 @@ def bits_of(model) -> bytes:
 
 
 def local_bits(optimizer) -> bytes:
-    """Return the memory of the local optimiser's state."""
+    """Return the memory of the local optimizer's state."""
     entries = optimizer.state.values()
     return bits(value for entry in entries for value in entry.values() if value is not None)
 
@@ -94,7 +94,7 @@ def same_everywhere(comm, thing) -> bool:
 
 
 def checkpoint(model, optimizer):
-    """Return what a file with the optimiser's and the model's state would give back."""
+    """Return what a file with the optimizer's and the model's state would give back."""
     file = io.BytesIO()
     state = {"model": optimizer.model_state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, file)

@@ -1,8 +1,8 @@
 """The protocols of `collectives.protocols.peers` on an in-memory network, without MPI.
 
 A `World` is some ranks, each with a protocol's source, a model and an application that carries out
-a program, and the letters under way between them. What can happen in it are single events: a step
-of an application, and the delivery of a letter, each pair's in the order in which they were sent.
+a program, and the messages under way between them. What can happen in it are single events: a step
+of an application, and the delivery of a message, each pair's in the order in which they were sent.
 `run` lets events happen in an order drawn from a seed, `explore` in every order.
 
 ``python -m tests.peer_network`` explores larger cases than the tests do; see ``--help``.
@@ -71,7 +71,7 @@ class Stage(enum.Enum):
     ENDED = 6
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     """What is sent: `value` is None where it has no vector."""
 
     kind: int
@@ -101,15 +101,15 @@ class Rank(peers.Port):
         gave_up: whether it waited for a rank that had left.
     """
 
-    letter = Letter
+    message = Message
 
     def __init__(self, number: int, model):
         self.number = number
         self.model = self.got = model
         self.change = None
-        self.kept: dict[int, tuple[Letter, ...]] = {}
+        self.kept: dict[int, tuple[Message, ...]] = {}
         self.written = None
-        self.outbox: list[tuple[int, Letter]] = []
+        self.outbox: list[tuple[int, Message]] = []
         self.epoch = self.position = self.meetings = 0
         self.stage = Stage.COMPUTES
         self.published = 0 * model
@@ -143,7 +143,7 @@ class Rank(peers.Port):
             for name, value in vars(self.protocol).items()
             if name not in COUNTS
         )
-        kept = tuple((source, len(letters)) for source, letters in sorted(self.kept.items()))
+        kept = tuple((source, len(messages)) for source, messages in sorted(self.kept.items()))
         return self.position, self.stage, self.meetings, self.epoch, self.gave_up, kept, state
 
     def done(self):
@@ -153,33 +153,33 @@ class Rank(peers.Port):
     # The port
 
     def write(self, kind, number):
-        self.written = self.letter(kind, number, self.epoch)
+        self.written = self.message(kind, number, self.epoch)
 
     def write_model(self, kind, number, scale, weight):
-        self.written = self.letter(kind, number, self.epoch, weight, scale * self.model)
+        self.written = self.message(kind, number, self.epoch, weight, scale * self.model)
 
     def write_change(self, kind, number):
         change = 0 * self.model if self.change is None else self.change
-        self.written = self.letter(kind, number, self.epoch, 0, change)
+        self.written = self.message(kind, number, self.epoch, 0, change)
         # It is in the server's hands now.
         self.published = self.published + change
 
     def post(self, destination):
-        require(destination != self.number, "nobody sends itself letters", self.number)
+        require(destination != self.number, "nobody sends itself messages", self.number)
         self.outbox.append((destination, self.written))
 
     def mix(self, source, keep, share):
-        letter = self._take_out(source)
-        self.model = keep * self.model + share * letter.value
-        return letter.weight
+        message = self._remove_from(source)
+        self.model = keep * self.model + share * message.value
+        return message.weight
 
     def halve(self, source, kind, number):
-        half = (self.model - self._take_out(source).value) / 2
+        half = (self.model - self._remove_from(source).value) / 2
         self.model = self.model - half
-        self.outbox.append((source, self.letter(kind, number, self.epoch, 0, half)))
+        self.outbox.append((source, self.message(kind, number, self.epoch, 0, half)))
 
     def drop(self, source):
-        self._take_out(source)
+        self._remove_from(source)
 
     def scale(self, factor):
         self.model = factor * self.model
@@ -190,11 +190,11 @@ class Rank(peers.Port):
             self.published = self.published + self.change
             self.change = None
 
-    def take(self, scale):
+    def return_model(self, scale):
         self.taken = self.got = scale * self.model
         self.change = None
 
-    def _take_out(self, source):
+    def _remove_from(self, source):
         first, *rest = self.kept.pop(source)
         if rest:
             self.kept[source] = tuple(rest)
@@ -202,7 +202,7 @@ class Rank(peers.Port):
 
 
 class World:
-    """Some ranks and the letters between them.
+    """Some ranks and the messages between them.
 
     Args:
         ranks: of `Rank`'s type, with protocols.
@@ -217,17 +217,17 @@ class World:
         self.programs = programs
         self.change = change
         self.check = check
-        self.channels: dict[tuple[int, int], tuple[Letter, ...]] = {}
+        self.channels: dict[tuple[int, int], tuple[Message, ...]] = {}
         for rank in ranks:
             rank.protocol.begin()
             self._collect(rank)
 
     @property
     def key(self):
-        letters = sorted(
-            (pair, *(letter.key for letter in sent)) for pair, sent in self.channels.items()
+        messages = sorted(
+            (pair, *(message.key for message in sent)) for pair, sent in self.channels.items()
         )
-        return tuple(letters), *(rank.key for rank in self.ranks)
+        return tuple(messages), *(rank.key for rank in self.ranks)
 
     def copy(self) -> World:
         other = object.__new__(type(self))
@@ -237,11 +237,11 @@ class World:
         return other
 
     def events(self) -> list[tuple]:
-        """Return what can happen: (rank,), or (source, destination) of a letter."""
+        """Return what can happen: (rank,), or (source, destination) of a message."""
         found: list[tuple] = [(rank.number,) for rank in self.ranks if self._can_act(rank)]
-        for pair, letters in self.channels.items():
+        for pair, messages in self.channels.items():
             receiver = self.ranks[pair[1]]
-            if letters[0].epoch <= receiver.epoch:
+            if messages[0].epoch <= receiver.epoch:
                 found.append(pair)
         return found
 
@@ -268,22 +268,22 @@ class World:
                 yield self.after(event, choice)
 
     def _collect(self, rank):
-        for destination, letter in rank.outbox:
+        for destination, message in rank.outbox:
             pair = rank.number, destination
-            self.channels[pair] = (*self.channels.get(pair, ()), letter)
+            self.channels[pair] = (*self.channels.get(pair, ()), message)
         rank.outbox = []
         rank.done()
 
     def _deliver(self, source, rank):
         pair = source, rank.number
-        letter, *rest = self.channels.pop(pair)
+        message, *rest = self.channels.pop(pair)
         if rest:
             self.channels[pair] = tuple(rest)
-        if letter.epoch < rank.epoch:
+        if message.epoch < rank.epoch:
             return
-        if letter.value is not None:
-            rank.kept[source] = (*rank.kept.get(source, ()), letter)
-        rank.protocol.arrived(source, letter.kind, letter.number, letter.weight)
+        if message.value is not None:
+            rank.kept[source] = (*rank.kept.get(source, ()), message)
+        rank.protocol.arrived(source, message.kind, message.number, message.weight)
         self._return(rank)
 
     # Applications
@@ -388,7 +388,7 @@ class World:
             for rank in self.ranks
         )
 
-    def letters(self) -> Iterator[Letter]:
+    def messages(self) -> Iterator[Message]:
         """Yield all that are under way, or kept."""
         yield from itertools.chain(*self.channels.values())
         for rank in self.ranks:
@@ -480,9 +480,9 @@ class Parts:
     def explore(self) -> int:
         """Return how many states there are, as the function does."""
         inboxes = [0] * self.size
-        for (source, destination), letters in self.world.channels.items():
-            for letter in letters:
-                inboxes[destination] = self._append(inboxes[destination], source, letter.key)
+        for (source, destination), messages in self.world.channels.items():
+            for message in messages:
+                inboxes[destination] = self._append(inboxes[destination], source, message.key)
         return _depth_first((*map(self._name, self.world.ranks), *inboxes), self._successors)
 
     def _name(self, rank):
@@ -492,18 +492,18 @@ class Parts:
             self.ranks.append(rank)
         return self.names[key]
 
-    def _append(self, inbox, source, letter):
-        key = inbox, source, letter
+    def _append(self, inbox, source, message):
+        key = inbox, source, message
         if key not in self.appended:
-            self.appended[key] = self._inbox([*self.inboxes[inbox], (source, letter)])
+            self.appended[key] = self._inbox([*self.inboxes[inbox], (source, message)])
         return self.appended[key]
 
-    def _inbox(self, letters):
-        letters = tuple(sorted(letters, key=lambda each: each[0]))
-        if letters not in self.inbox_names:
-            self.inbox_names[letters] = len(self.inboxes)
-            self.inboxes.append(letters)
-        return self.inbox_names[letters]
+    def _inbox(self, messages):
+        messages = tuple(sorted(messages, key=lambda each: each[0]))
+        if messages not in self.inbox_names:
+            self.inbox_names[messages] = len(self.inboxes)
+            self.inboxes.append(messages)
+        return self.inbox_names[messages]
 
     def _successors(self, state):
         size = self.size
@@ -517,9 +517,9 @@ class Parts:
                     continue
                 after = list(state)
                 after[number], after[size + number] = name, inbox
-                for destination, letter in sent:
+                for destination, message in sent:
                     place = size + destination
-                    after[place] = self._append(after[place], number, letter)
+                    after[place] = self._append(after[place], number, message)
                 found.append(tuple(after))
         if not found:
             self._world(state).require_end()
@@ -529,7 +529,7 @@ class Parts:
         world = self.world.copy()
         world.ranks = [self.ranks[name] for name in state[: self.size]]
         world.channels = {
-            (source, number): (Letter(*key[:3]),)
+            (source, number): (Message(*key[:3]),)
             for number, inbox in enumerate(state[self.size :])
             for source, key in self.inboxes[inbox]
         }
@@ -537,32 +537,32 @@ class Parts:
 
     def _work_out(self, name, inbox):
         """Return (meetings needed, rank's next state, its inbox, what it sends) for its events."""
-        rank, letters = self.ranks[name], self.inboxes[inbox]
+        rank, messages = self.ranks[name], self.inboxes[inbox]
         number = rank.number
         world = self.world.copy()
         # As if all others were in any meeting; whether they are is looked at later.
         world.ranks = [rank] * self.size
         world.check = None
         world.channels = {}
-        for source, (kind, count, epoch, is_short) in letters:
-            letter = rank.letter(kind, count, epoch, 0, None if is_short else 11 + source)
+        for source, (kind, count, epoch, is_short) in messages:
+            message = rank.message(kind, count, epoch, 0, None if is_short else 11 + source)
             pair = source, number
-            world.channels[pair] = (*world.channels.get(pair, ()), letter)
+            world.channels[pair] = (*world.channels.get(pair, ()), message)
         events = [event for event in world.events() if len(event) > 1]
         if world._can_act(rank):
             events.append((number,))
         found = []
         for event in events:
-            left = list(letters)
+            left = list(messages)
             if len(event) > 1:
-                left.remove(next(each for each in letters if each[0] == event[0]))
+                left.remove(next(each for each in messages if each[0] == event[0]))
             meets = len(event) == 1 and rank.stage in (Stage.MEETS, Stage.MEETS_AGAIN)
             for after in world.all_after(event):
                 sent = [
-                    (destination, letter.key)
-                    for (source, destination), letters_of in after.channels.items()
+                    (destination, message.key)
+                    for (source, destination), messages_of in after.channels.items()
                     if source == number
-                    for letter in letters_of
+                    for message in messages_of
                 ]
                 check_step(rank, after.ranks[number], world, after)
                 meeting = rank.meetings if meets else 0
@@ -576,8 +576,8 @@ def check_step(before: Rank, rank: Rank, world: World, after: World) -> None:
     if not isinstance(rank, PairRank) or rank.epoch != before.epoch:
         return
     total = sum(
-        letter.value for letter in after.letters() if letter.kind == pairwise_average.HALF
-    ) - sum(letter.value for letter in world.letters() if letter.kind == pairwise_average.HALF)
+        message.value for message in after.messages() if message.kind == pairwise_average.HALF
+    ) - sum(message.value for message in world.messages() if message.kind == pairwise_average.HALF)
     total += rank.model - rank.published
     require(total == before.model - before.published, CONSERVED, total)
 
@@ -585,7 +585,7 @@ def check_step(before: Rank, rank: Rank, world: World, after: World) -> None:
 # Pairs
 
 
-class PairLetter(Letter):
+class PairLetter(Message):
     """One whose number means nothing."""
 
     @property
@@ -600,7 +600,7 @@ class PairRank(Rank):
         pledged: None; or to whom the rank has granted an average, and what its model was then.
     """
 
-    letter = PairLetter
+    message = PairLetter
     pledged = None
 
     def write_model(self, kind, number, scale, weight):
@@ -610,23 +610,23 @@ class PairRank(Rank):
 
     def halve(self, source, kind, number):
         require(self.pledged is None, ATOMIC, self.number, "is in two averages at once")
-        (letter, *_), before = self.kept[source], self.model
+        (message, *_), before = self.kept[source], self.model
         super().halve(source, kind, number)
-        require(2 * self.model == before + letter.value, ATOMIC, self.number, "has no mean")
+        require(2 * self.model == before + message.value, ATOMIC, self.number, "has no mean")
 
     def mix(self, source, keep, share):
-        (letter, *_) = self.kept[source]
+        (message, *_) = self.kept[source]
         require(self.pledged is not None, ATOMIC, self.number, "gets half of nothing")
         peer, model, published = self.pledged
         require(peer == source, ATOMIC, self.number, "gets half of another average")
         super().mix(source, keep, share)
-        mean = model + letter.value
+        mean = model + message.value
         require(self.model == mean + self.published - published, ATOMIC, "rank", self.number)
         self.pledged = None
-        return letter.weight
+        return message.weight
 
     def _key(self):
-        """With its queue from its first place on; letters' numbers mean nothing to pairs."""
+        """With its queue from its first place on; messages' numbers mean nothing to pairs."""
         protocol = self.protocol
         first, size = protocol.first_waiting, protocol.size
         waiting = [protocol.waiting[(first + i) % size] for i in range(protocol.count_waiting)]
@@ -641,8 +641,8 @@ ATOMIC = "a pair is averaged in one step"
 CONSERVED = "the sum of all models changes by the changes alone"
 
 
-class Chosen(pairwise_average.PairwiseAverage):
-    """Asks a neighbour that is chosen from outside."""
+class Chosen(pairwise_average.PairwiseAverageProtocol):
+    """Asks a neighbor that is chosen from outside."""
 
     def draw(self, count):
         if self.port.choice is None:
@@ -670,7 +670,9 @@ def check_pairs(before: World, world: World, rank: Rank) -> None:
     if len({each.epoch for each in world.ranks}) > 1:
         return
     total = sum(each.model - each.published for each in world.ranks)
-    total += sum(letter.value for letter in world.letters() if letter.kind == pairwise_average.HALF)
+    total += sum(
+        message.value for message in world.messages() if message.kind == pairwise_average.HALF
+    )
     expected = sum(_distinct(number) for number in range(len(world.ranks)))
     require(total == expected, CONSERVED, total, expected)
 

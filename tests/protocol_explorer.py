@@ -22,7 +22,7 @@ far the others are ahead of a rank (NEAR) and how many messages wait for it (BOU
 that rank does nothing, and the others' urgent events only make it worse. So an exploration with
 each rank as the laggard is complete; one without is as far as urgent events commute there, too.
 
-``python -m tests.protocol_explorer`` explores three versions, a synchronisation, and a version for
+``python -m tests.protocol_explorer`` explores three versions, a synchronization, and a version for
 every set of activators, and tells how many states that takes; see ``--help``.
 """
 
@@ -359,7 +359,7 @@ class Explorer:
         reduced=True,
         laggard=None,
         symmetric=False,
-        protocol_type=protocols.WaitAvoiding,
+        protocol_type=protocols.WaitAvoidingProtocol,
         rank_type=Rank,
         application_type=Application,
     ):
@@ -804,7 +804,7 @@ def calls_next(rank):
         return following == PUBLISH
     t = protocol.t + protocol.base
     if application.stage in (Stage.HANDING_OVER, Stage.COLLECTING) or (
-        application.stage == Stage.MOVING and protocol.operation == protocols.SYNC
+        application.stage == Stage.REDUCING and protocol.operation == protocols.SYNC
     ):
         t += 1
     return (t + 1) % rank.world.scenario.sync_period != 0
@@ -948,13 +948,13 @@ def run_events(scenario, events, watch=None, **types):
     check_stop(world, events)
 
 
-# Three versions and a synchronisation
+# Three versions and a synchronization
 
 
 def case(world_size, group_size, activators, versions=3):
     """Some ranks make the calls, the others have joined and only take part.
 
-    There are so many versions, the synchronisation, and one version after it.
+    There are so many versions, the synchronization, and one version after it.
     """
     calls = (CALL,) * (versions + 2)
     everybody = len(activators) == world_size
@@ -992,7 +992,7 @@ def main():
     """Explore every case, or those of some numbers of ranks; print what it takes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("ranks", nargs="*", type=int, default=(2, 3, 4))
-    parser.add_argument("--versions", type=int, default=3, help="before the synchronisation")
+    parser.add_argument("--versions", type=int, default=3, help="before the synchronization")
     parser.add_argument("--activators", type=int, default=4, help="at the most")
     parser.add_argument("--lag", action="store_true", help="with every rank as the laggard")
     arguments = parser.parse_args()

@@ -71,7 +71,7 @@ class Invariant(enum.Enum):
     ONE_EACH = "the members of a group have the same contributions, one of each member"
     TIMELY = "a call is timely exactly if its vector is in its version's sum"
     LATE = "a late result is as new as its call, and lacks the call's vector"
-    EPOCH = "no contribution and no result crosses a synchronisation"
+    EPOCH = "no contribution and no result crosses a synchronization"
     NOBODY_PASSIVE = "where nobody is passive, every call is timely"
     BETWEEN_VERSIONS = "a snapshot changes only between versions"
     CONSERVED = "the sum of all snapshots changes by the published updates alone"

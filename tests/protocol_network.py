@@ -50,8 +50,8 @@ from protocol_scenarios import (
 
 # What to call the operations that a run meets.
 OPERATIONS = {
-    protocols.SYNC: "synchronisation",
-    protocols.SYNCHRONIZE: "synchronisation",
+    protocols.SYNC: "synchronization",
+    protocols.SYNCHRONIZE: "synchronization",
     protocols.LOAD: "load",
     protocols.FINISH: "finish",
 }
@@ -65,7 +65,7 @@ class Stage(enum.Enum):
     COLLECTING = enum.auto()
     PUBLISHING = enum.auto()
     AGREEING = enum.auto()
-    MOVING = enum.auto()
+    REDUCING = enum.auto()
     CLOSED = enum.auto()
 
 
@@ -109,8 +109,8 @@ class Application:
         if self.stage in (Stage.COLLECTING, Stage.PUBLISHING):
             return protocol.vectors == protocols.HELD and not protocol.waiting
         if self.stage == Stage.AGREEING:
-            return protocol.stage == protocols.MOVING
-        if self.stage == Stage.MOVING:
+            return protocol.stage == protocols.REDUCING
+        if self.stage == Stage.REDUCING:
             return self.rank.average is None or self.rank.average.done
         return self.stage == Stage.HANDING_OVER
 
@@ -145,7 +145,7 @@ class Application:
             self.stage = Stage.COMPUTING
         elif self.stage == Stage.AGREEING:
             self.rank.begin_operation()
-            self.stage = Stage.MOVING
+            self.stage = Stage.REDUCING
         else:
             self.rank.finish_operation(self.load)
             self.stage = Stage.AGREEING if self.rank.protocol.joined else Stage.COMPUTING
@@ -360,7 +360,7 @@ class Rank:
         if operation == protocols.CLOSE:
             stages = (protocols.LEAVING,)
         elif operation != protocols.NONE:
-            stages = (protocols.DRAINING, protocols.MOVING)
+            stages = (protocols.DRAINING, protocols.REDUCING)
             require(protocol.operation == operation, Invariant.AGREED, self, entered)
             require(protocol.t == t, Invariant.AGREED, self, entered)
         else:
@@ -401,7 +401,7 @@ class Rank:
         require(
             (number + 1) % scenario.sync_period,
             Invariant.EPOCH,
-            f"rank {self.number} executes version {version}, a synchronisation, passively",
+            f"rank {self.number} executes version {version}, a synchronization, passively",
         )
         require(version in world.started, Invariant.IN_ORDER, f"nobody has started {version}")
         require(
@@ -553,7 +553,7 @@ class Rank:
             self.contribute_to_agreement()
 
     def move(self):
-        self.protocol.moved()
+        self.protocol.reduced()
 
     def load(self, load):
         """Replace this rank's vectors by loaded ones, whose number must be common to all."""
@@ -604,7 +604,7 @@ class World:
     def __init__(
         self,
         scenario,
-        protocol_type=protocols.WaitAvoiding,
+        protocol_type=protocols.WaitAvoidingProtocol,
         rank_type=Rank,
         application_type=Application,
     ):
@@ -883,7 +883,7 @@ def run_seed(seed, make_scenario=random_scenario, watch=None, **types):
 def types_of(variant):
     """Return what a variant takes the place of."""
     bases = {
-        "protocol_type": protocols.WaitAvoiding,
+        "protocol_type": protocols.WaitAvoidingProtocol,
         "rank_type": Rank,
         "application_type": Application,
     }

@@ -17,7 +17,7 @@ from collectives.topology import activation_peers, groups, propagation_bound
 from wagma.simulation.core import allreduce_time
 
 ACTIVATION = 16
-LETTER = 64
+MESSAGE = 64
 
 
 class Rank:
@@ -25,7 +25,7 @@ class Rank:
 
     def __init__(self, number, peers, settings):
         self.number, self.peers = number, [destination for destination, _ in peers]
-        self.protocol = protocols.WaitAvoiding(
+        self.protocol = protocols.WaitAvoidingProtocol(
             len(peers), settings.group_size, settings.sync_period, settings.wait == "nobody"
         )
         self.computing, self.calling, self.published, self.copying = True, False, False, False
@@ -160,7 +160,7 @@ class Reference(Network):
             self.begin(rank)
         elif rank.copying:
             return
-        elif protocol.stage == protocols.MOVING:
+        elif protocol.stage == protocols.REDUCING:
             self.begin_moving(rank)
         elif rank.calling and protocol.vectors == protocols.HELD:
             self.serve(rank)
@@ -238,19 +238,19 @@ class Reference(Network):
             seconds = allreduce_time(machine, len(self.ranks), settings.nbytes, settings.doubling)
             seconds += 2 * (settings.nbytes / machine.staging)
             for each in self.ranks:
-                self.push(self.now + seconds, self.moved, each)
+                self.push(self.now + seconds, self.reduced, each)
 
-    def moved(self, rank):
+    def reduced(self, rank):
         rank.moving = False
         rank.executed.append(rank.protocol.t)
         rank.published_version = rank.protocol.t
-        rank.protocol.moved()
+        rank.protocol.reduced()
         self.returns(rank)
         self.react(rank)
 
 
-class LetterRank(peers.Port):
-    """One rank of a method of letters: the port of its protocol, and how long things take there."""
+class MessageRank(peers.Port):
+    """One rank of a method of messages: the port of its protocol, and how long things take."""
 
     def __init__(self, number, reference):
         self.number, self.reference = number, reference
@@ -264,10 +264,10 @@ class LetterRank(peers.Port):
         self.engine_free = began + passes * (reference.settings.nbytes / reference.machine.memory)
 
     def write(self, kind, number):
-        self.letter, self.nbytes = (kind, number, 0), LETTER
+        self.message, self.nbytes = (kind, number, 0), MESSAGE
 
     def write_model(self, kind, number, scale, weight):
-        self.letter, self.nbytes = (kind, number, weight), LETTER + self.reference.settings.nbytes
+        self.message, self.nbytes = (kind, number, weight), MESSAGE + self.reference.settings.nbytes
         self.pass_through(1)
 
     def write_change(self, kind, number):
@@ -282,7 +282,7 @@ class LetterRank(peers.Port):
 
     def halve(self, source, kind, number):
         self.pass_through(2)
-        self.letter, self.nbytes = (kind, number, 0), LETTER + self.reference.settings.nbytes
+        self.message, self.nbytes = (kind, number, 0), MESSAGE + self.reference.settings.nbytes
         self.post(source)
 
     def drop(self, source):
@@ -295,13 +295,13 @@ class LetterRank(peers.Port):
     def publish(self, scale):
         self.pass_through(1)
 
-    def take(self, scale):
+    def return_model(self, scale):
         self.pass_through(1)
         self.reference.returns(self)
 
 
-class LetterReference(Network):
-    """A run of a method of letters.
+class MessageReference(Network):
+    """A run of a method of messages.
 
     Args:
         make: function of (port, rank, size) that returns the protocol.
@@ -311,7 +311,7 @@ class LetterReference(Network):
         super().__init__(step_times, machine, settings)
         size = len(step_times[0])
         self.staging = settings.nbytes / self.machine.staging
-        self.ranks = [LetterRank(number, self) for number in range(size)]
+        self.ranks = [MessageRank(number, self) for number in range(size)]
         for rank in self.ranks:
             rank.protocol = make(rank, rank.number, size)
         for rank in self.ranks:
@@ -329,7 +329,7 @@ class LetterReference(Network):
         self.leave(rank)
 
     def send(self, rank, destination):
-        destination.coming[rank.number].append(rank.letter)
+        destination.coming[rank.number].append(rank.message)
         self.transmit(rank, destination, rank.nbytes, self.taken, rank.number)
 
     def taken(self, rank, source):

@@ -3,7 +3,7 @@
 import pytest
 
 from collectives import agreement
-from collectives.agreement import name_ranks, raise_together, singleton_error
+from collectives.agreement import name_ranks, raise_collectively, singleton_error
 
 
 class Ranks:
@@ -17,18 +17,18 @@ class Ranks:
 
 
 def test_nobody_raises_where_nothing_is_wrong():
-    raise_together(Ranks(None, None), None)
+    raise_collectively(Ranks(None, None), None)
 
 
 def test_an_error_of_all_ranks_is_said_once():
     with pytest.raises(TypeError, match="^a$"):
-        raise_together(Ranks(TypeError("a"), TypeError("a")), None)
+        raise_collectively(Ranks(TypeError("a"), TypeError("a")), None)
 
 
 def test_errors_of_some_ranks_name_them():
     errors = Ranks(ValueError("a"), None, ValueError("a"), ValueError("b"))
     with pytest.raises(ValueError, match="^ranks 0, 2: a; rank 3: b$"):
-        raise_together(errors, None)
+        raise_collectively(errors, None)
 
 
 def test_ranks_are_named_as_a_reader_wants_them():

@@ -38,7 +38,7 @@ def poll(handle, seconds=20):
 @pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 def test_a_started_call_does_what_calling_does(comm, late, engine):
-    """Bit for bit in the vectors and in the results, in versions and in synchronisations."""
+    """Bit for bit in the vectors and in the results, in versions and in synchronizations."""
     outcomes = []
     for carry_out in (
         lambda average, x: average(x, weight=comm.rank + 1),
@@ -190,7 +190,7 @@ def test_an_error_belongs_to_the_call_that_was_started(comm):
     mine = np.zeros(3)
     average = GroupAllreduce(comm, mine, group_size=2, sync_period=1)
     if comm.rank == 2:
-        with pytest.raises(DisagreementError, match="entered a periodic synchronisation"):
+        with pytest.raises(DisagreementError, match="entered a periodic synchronization"):
             average.average(mine)
     else:
         handle = average.start(mine)
@@ -322,7 +322,7 @@ def test_without_a_thread_waiting_in_one_collective_serves_the_other(comm, how):
 @pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("length", [1, 400_000])
 def test_statistics_of_a_known_run(comm, transport, late, length):
-    """Rank 0 calls three times alone, then the others once; in the end all synchronise."""
+    """Rank 0 calls three times alone, then the others once; in the end all synchronize."""
     mine = np.zeros(length, np.float32)
     # A short vector is sent twice, in whole lines of 64 bytes after one with its weight; of a long
     # one every rank sends three slices of four, and its own, averaged, to three others; and its
@@ -408,7 +408,7 @@ def test_statistics_agree_with_what_calls_returned(comm, transport, late, wait):
 
 @pytest.mark.ranks(3, 4)
 def test_a_rank_that_has_joined_makes_no_calls(comm):
-    """It takes part in the others' synchronisations, which are counted; close() counts nothing."""
+    """It takes part in the others' synchronizations, which are counted; close() counts nothing."""
     mine = np.zeros(3)
     average = GroupAllreduce(comm, mine, group_size=2, sync_period=3)
     calls = 1 if comm.rank == 0 else 6
@@ -431,7 +431,7 @@ def test_a_rank_that_has_joined_makes_no_calls(comm):
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("how", ["call", "start"])
 def test_times_in_calls_are_waiting_and_communicating(comm, how):
-    """Rank 1 comes late, by a known time, to a synchronisation, and later to close()."""
+    """Rank 1 comes late, by a known time, to a synchronization, and later to close()."""
     late = 0.3
     mine = np.zeros(300_000)
     average = GroupAllreduce(comm, mine, group_size=2, sync_period=1)

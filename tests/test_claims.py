@@ -30,7 +30,7 @@ from claims_model import (
 )
 from protocol_messages import ROOT, Violation
 
-WaitAvoiding = protocols.WaitAvoiding
+WaitAvoidingProtocol = protocols.WaitAvoidingProtocol
 CLOSE = protocols.CLOSE
 SYNCHRONIZE = protocols.SYNCHRONIZE
 
@@ -80,7 +80,7 @@ EVERY_INTERLEAVING = {
     "both call": Scenario(2, 2, ((CALL,), (CALL,)), length=2),
     "one calls, the other publishes": Scenario(2, 2, ((CALL,), (PUBLISH,)), length=1),
     "one calls twice": Scenario(2, 2, ((CALL, CALL), (CALL,)), conserving=True),
-    "they synchronise and call": Scenario(2, 2, ((SYNCHRONIZE, CALL), (SYNCHRONIZE,)), length=1),
+    "they synchronize and call": Scenario(2, 2, ((SYNCHRONIZE, CALL), (SYNCHRONIZE,)), length=1),
     "they call and close": Scenario(2, 2, ((CALL, CLOSE), (CLOSE,)), length=1),
     "two of three call": Scenario(3, 3, ((CALL,), (CALL,), ()), length=1),
     "one of three calls twice": Scenario(3, 3, ((CALL, CALL), (), ()), length=1),
@@ -161,9 +161,9 @@ class AveragesItsOwnRing(Rank):
 class ForgetsWhatItGot(Rank):
     """What an interrupted call has got so far is not kept."""
 
-    def take_over(self):
+    def adopt(self):
         x, self.x = self.x, self.given_x
-        super().take_over()
+        super().adopt()
         self.x = x
 
 
@@ -186,21 +186,21 @@ class ReleasesBeforeTheEnd(Rank):
         self.finish_exchange(members, total)
 
 
-class ForgetsWhatWasExecuted(WaitAvoiding):
+class ForgetsWhatWasExecuted(WaitAvoidingProtocol):
     """A version that others have executed is executed again."""
 
     def executed(self, version):
         pass
 
 
-class TakesBackWhatRuns(WaitAvoiding):
+class TakesBackWhatRuns(WaitAvoidingProtocol):
     """The application has its vectors back although another rank has begun an exchange of them."""
 
-    def take_back(self, running):
-        super().take_back(False)
+    def reclaim(self, running):
+        super().reclaim(False)
 
 
-class SharesInOperations(WaitAvoiding):
+class SharesInOperations(WaitAvoidingProtocol):
     """Vectors are open to others while their rank is in an operation, too."""
 
     def run(self):
@@ -264,7 +264,7 @@ CONSERVED = Invariant.CONSERVED
 ORDERED = Invariant.ORDERED
 ENDS = Invariant.ENDS
 
-# Variants of the source of Claims.
+# Variants of the source of ClaimsProtocol.
 BEGUN_IF_OPEN = ("if state_of(word) != OPEN:", "if True:")
 BEGUN_IF_CLOSED = ("if state_of(word) == CLOSED:", "if False:")
 BEGINS_EARLIER_ONES = ("number_of(word) < number or ", "")
@@ -431,7 +431,7 @@ TALES = {
         Scenario(2, 2, ((CALL, CALL), (CALL,)), length=2),
         (
             *THREE_OPEN[:2],
-            (0, is_at(0, "take", 0, claims.HANDED_OUT)),
+            (0, is_at(0, "claim", 0, claims.HANDED_OUT)),
             (1, has_executed(1, 1)),
         ),
         (TAKES_UNSWAPPED,),
@@ -440,8 +440,8 @@ TALES = {
         Scenario(2, 2, ((), (CALL, CALL)), length=2),
         (
             *THREE_OPEN[:2],
-            (1, is_at(1, "take")),
-            (0, is_at(0, "take")),
+            (1, is_at(1, "claim")),
+            (0, is_at(0, "claim")),
             (1, has_executed(1, 2)),
         ),
         (TAKES_WHAT_IS_OVER,),

@@ -232,7 +232,7 @@ def test_importing_the_package_loads_neither_mpi_nor_torch():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_package_offers_the_optimiser():
+def test_the_package_offers_the_optimizer():
     from wagma.optim import WAGMA
 
     assert wagma.WAGMA is WAGMA
@@ -295,7 +295,7 @@ def test_an_algorithm_s_options_have_their_defaults_and_others_none(name):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Let the command find a terminal that knows colours."""
+    """Let the command find a terminal that knows colors."""
     _, end = pty.openpty()
     monkeypatch.setattr(progress, "terminal", lambda: os.fdopen(os.dup(end), "w"))
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -307,12 +307,12 @@ def terminal(monkeypatch):
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["info"], ["simulate"]])
-def test_help_on_a_terminal_has_the_same_words_in_colour(help_of, terminal, monkeypatch, command):
+def test_help_on_a_terminal_has_the_same_words_in_color(help_of, terminal, monkeypatch, command):
     pytest.importorskip("rich_argparse")
-    coloured = help_of(*command)
-    assert "\x1b[36m--help\x1b[0m" in coloured
+    colored = help_of(*command)
+    assert "\x1b[36m--help\x1b[0m" in colored
     monkeypatch.setattr(progress, "terminal", lambda: None)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).split() == help_of(*command).split()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored).split() == help_of(*command).split()
 
 
 def test_help_is_plain_without_rich_argparse(help_of, terminal, monkeypatch):

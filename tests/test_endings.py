@@ -49,7 +49,7 @@ def test_mpi_finalized_before_close_closes_first(job):
         assert average.closed and average.executed == 30
         for use, message in (
             (lambda: average(x), "ClosedError('this collective is closed')"),
-            (lambda: GroupAllreduce(comm, x, group_size=2), "RuntimeError('MPI has been finalised"),
+            (lambda: GroupAllreduce(comm, x, group_size=2), "RuntimeError('MPI has been finalized"),
         ):
             try:
                 use()
@@ -288,7 +288,7 @@ def test_the_launcher_ends_a_job_that_lost_a_process(job, end):
 @pytest.mark.parametrize("number", [signal.SIGINT])
 @pytest.mark.parametrize("to", ["ranks", 2])
 def test_ctrl_c_interrupts_a_waiting_call_and_the_job_ends(job, number, to):
-    """Rank 3 computes, the others wait at a synchronisation that it does not reach."""
+    """Rank 3 computes, the others wait at a synchronization that it does not reach."""
     result = job(
         """
         with GroupAllreduce(comm, x, group_size=2, sync_period=3) as average:
@@ -323,7 +323,7 @@ def test_an_mpi_without_thread_support_is_refused_on_every_rank(job, level):
         """,
         head=f"import mpi4py\nmpi4py.rc.thread_level = {level!r}\n" + HEAD,
     )
-    assert "initialised without support for threads" in result.check().stdout
+    assert "initialized without support for threads" in result.check().stdout
     assert f"level {level.upper()}, SERIALIZED is needed" in result.stdout
 
 
@@ -361,7 +361,7 @@ def test_singletons_of_a_larger_job_are_refused(job, variable):
     assert f"MPI made each of the job's 4 tasks ({variable}) a job of its own" in result.stderr
 
 
-def test_importing_initialises_no_mpi_and_loads_no_torch(job):
+def test_importing_initializes_no_mpi_and_loads_no_torch(job):
     job(
         """
         import sys

@@ -123,7 +123,7 @@ def test_a_limit_on_waiting_may_be_too_long_to_count(comm):
 @pytest.mark.ranks(1, 4)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_wrong_vector_in_any_method_ends_what_the_others_wait_in(comm, name):
-    """The others call, wait in a synchronisation, or have joined; one rank alone is only told."""
+    """The others call, wait in a synchronization, or have joined; one rank alone is only told."""
     mine = np.zeros(3)
     wrong = np.zeros(4)
     failing = comm.size - 1

@@ -77,7 +77,7 @@ def test_waiting_for_the_group_is_model_averaging_in_that_versions_group(comm, l
 
 @pytest.mark.ranks(3, 4, 8)
 @pytest.mark.parametrize("wait", ["group", "nobody"])
-def test_fixed_groups_are_those_of_version_0_and_meet_at_synchronisations_alone(comm, wait):
+def test_fixed_groups_are_those_of_version_0_and_meet_at_synchronizations_alone(comm, wait):
     """What a rank puts in is one in its own place: the others' places say who has been met."""
     size, mine = comm.size, np.zeros(comm.size)
     group = group_of(comm.rank, size, 2, 0)
@@ -121,7 +121,7 @@ def test_waiting_for_the_group_is_bitwise_repeatable(comm, late):
 
 @pytest.mark.ranks(1, 3, 4, 8)
 @pytest.mark.parametrize("late", RULES)
-def test_after_every_synchronisation_all_ranks_are_bitwise_equal(comm, late):
+def test_after_every_synchronization_all_ranks_are_bitwise_equal(comm, late):
     chance = random.Random(comm.rank)
     mine = np.zeros(1000, np.float32)
     with GroupAllreduce(
@@ -463,7 +463,7 @@ def test_close_executes_what_anybody_started(comm, wait, group_size):
 
 @pytest.mark.ranks(3, 4, 8)
 @pytest.mark.parametrize("wait", ["nobody", "group"])
-def test_a_rank_that_waits_for_a_synchronisation_is_told_who_closed(comm, wait):
+def test_a_rank_that_waits_for_a_synchronization_is_told_who_closed(comm, wait):
     mine = np.zeros(10)
     average = GroupAllreduce(comm, mine, group_size=2, sync_period=5, wait=wait)
     for _ in range(2):
@@ -499,7 +499,7 @@ def test_ranks_in_different_operations_are_told_who_is_where(comm):
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("late", RULES)
-def test_an_interrupted_synchronisation_hangs_nobody(comm, late):
+def test_an_interrupted_synchronization_hangs_nobody(comm, late):
     """Rank 0 is interrupted while it waits for the others, and closes; they go on, then close."""
     mine = np.full(10, float(comm.rank))
     average = GroupAllreduce(comm, mine, group_size=4, sync_period=3, late=late)
@@ -633,7 +633,7 @@ def test_settings_that_differ_raise_on_all_and_name_ranks_and_values(comm, name,
     ],
 )
 def test_a_wrong_vector_raises_and_the_other_ranks_learn_of_it(comm, kind, message, wrong):
-    """Also those that wait in a synchronisation, to which rank 1 will never come."""
+    """Also those that wait in a synchronization, to which rank 1 will never come."""
     mine = np.zeros(3)
     with GroupAllreduce(comm, mine, group_size=2, sync_period=10_000) as average:
         if comm.rank == 1:

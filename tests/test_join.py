@@ -104,7 +104,7 @@ def test_ranks_with_fewer_calls_join_and_all_end_with_one_vector(comm, late, wai
 @pytest.mark.ranks(3, 4, 8)
 @pytest.mark.parametrize("late", RULES)
 def test_a_rank_that_has_joined_has_weight_0(comm, late):
-    """At once, or under the conserving rule from the next synchronisation on, with its updates."""
+    """At once, or under the conserving rule from the next synchronization on, with its updates."""
     size = comm.size
     mine = np.zeros(3)
     with GroupAllreduce(
@@ -132,7 +132,7 @@ def test_a_rank_that_has_joined_has_weight_0(comm, late):
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("late", RULES)
 def test_a_rank_that_has_joined_takes_part_in_what_the_others_do(comm, late):
-    """average(), synchronize() and started calls, before and after periodic synchronisations."""
+    """average(), synchronize() and started calls, before and after periodic synchronizations."""
     mine = np.zeros(3)
     # The paper's rule loses updates of late ranks.
     wait = "group" if late == "paper" else "nobody"
@@ -280,7 +280,7 @@ def test_ranks_that_wait_in_a_circle_of_joins_say_so_and_nobody_hangs(comm):
         made[0].join(x)
     said = comm.allgather(str(raised.value))
     assert any(
-        " waits in a periodic synchronisation after 14 calls for rank 0, which waits in join() of "
+        " waits in a periodic synchronization after 14 calls for rank 0, which waits in join() of "
         "another one for this rank: join both at once (collectives.join, or `with" in text
         for text in said
     )
@@ -382,7 +382,7 @@ def test_where_no_vector_is_finite_each_rank_keeps_its_own(comm):
 @pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_loading_goes_on_from_another_version(comm, late, wait):
-    """A larger one and smaller ones; groups and synchronisations follow the number."""
+    """A larger one and smaller ones; groups and synchronizations follow the number."""
     group_size, period = min(2, comm.size), 5
     mine = [np.zeros(3), np.zeros(2, np.float32)]
     with GroupAllreduce(

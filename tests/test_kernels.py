@@ -1,4 +1,4 @@
-"""The passes over vectors are vectorised: as built, they have instructions for several numbers."""
+"""The passes over vectors are vectorized: as built, they have instructions for several numbers."""
 
 import platform
 import re
@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from collectives import _task, _vectors
+from collectives.exchange import reduction
+from collectives.memory import layout
 
 objdump = shutil.which("objdump")
 pytestmark = pytest.mark.skipif(
@@ -33,14 +34,14 @@ def functions(module):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_pass_is_vectorised(dtype):
-    code = functions(_vectors)
+def test_each_pass_is_vectorized(dtype):
+    code = functions(layout)
     for name in PASSES:
         assert len(PACKED.findall(code[f"{name}_{dtype}"])) >= 1, name
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_each_codec_is_vectorised(codec):
-    code = functions(_task)
+def test_each_codec_is_vectorized(codec):
+    code = functions(reduction)
     for name in ("encode", "decode"):
         assert len(PACKED.findall(code[f"{name}_{codec}"])) >= 1, name

@@ -436,7 +436,7 @@ BOUNDS = {  # with periods of two steps
 }
 SETTINGS = {
     "sync_period": 2,
-    "clock": "neighbours",
+    "clock": "neighbors",
     "neighbors": 1,
     "mode": "bsp",
     "backups": 1,

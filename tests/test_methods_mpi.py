@@ -364,7 +364,7 @@ def test_local_sgd_leaves_out_a_model_that_is_not_finite_and_heals_it(comm):
         assert optimizer.result.weight == comm.size - 1
 
 
-# Several optimisers
+# Several optimizers
 
 
 @each_method

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3, 4), pytest.mark.transports("
 KINDS = {
     "group": (GroupAllreduce, {"group_size": 2, "sync_period": 10**9}),
     "sums": (PartialAllreduce, {"sync_period": 10**9}),
-    "neighbours": (NeighborAverage, {}),
+    "neighbors": (NeighborAverage, {}),
     "push-sum": (PushSum, {}),
     "pairs": (PairwiseAverage, {}),
     "server": (ParameterServer, {}),

@@ -1,4 +1,4 @@
-"""WAGMA as an optimiser, in one process: what torch and its users expect of it."""
+"""WAGMA as an optimizer, in one process: what torch and its users expect of it."""
 
 from __future__ import annotations
 
@@ -653,6 +653,6 @@ def test_what_cannot_be_averaged_raises_before_the_first_step():
         wrap(model)
 
 
-def test_importing_does_not_initialise_mpi():
+def test_importing_does_not_initialize_mpi():
     code = "import sys, wagma.optim; sys.exit('mpi4py.MPI' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -24,7 +24,7 @@ def wrap(model, comm, make=OPTIMIZERS["sgd"], **settings):
 
 
 def checkpoint(model, optimizer):
-    """Return what a file with the model's and the optimiser's state would give back."""
+    """Return what a file with the model's and the optimizer's state would give back."""
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)
@@ -137,8 +137,8 @@ def test_after_joining_the_model_is_the_average_of_those_that_made_the_most_step
 
 
 @pytest.mark.ranks(4)
-def test_under_conserving_what_a_joined_rank_did_is_in_the_next_synchronisation(comm):
-    """Rank 3 adds 8 in its only step; the mean after the others' synchronisation has 2 of it."""
+def test_under_conserving_what_a_joined_rank_did_is_in_the_next_synchronization(comm):
+    """Rank 3 adds 8 in its only step; the mean after the others' synchronization has 2 of it."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)

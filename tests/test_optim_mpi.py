@@ -233,7 +233,7 @@ def test_evaluating_does_not_disturb_training(comm, make, late):
 
     with_evaluation = train(evaluate)
     assert train(lambda *_: None) == with_evaluation
-    assert len(with_evaluation) >= 9 + 6  # the model's tensors, and the optimiser's
+    assert len(with_evaluation) >= 9 + 6  # the model's tensors, and the optimizer's
 
 
 @pytest.mark.ranks(3, 4)
@@ -260,7 +260,7 @@ def test_a_step_that_one_ranks_grad_scaler_skips_is_a_version_there_too(comm, na
             scaler.step(optimizer)
             average()
             scaler.update()
-            if step:  # torch warns of a scheduler that steps before an optimiser that skips
+            if step:  # torch warns of a scheduler that steps before an optimizer that skips
                 scheduler.step()
         return scaler.get_scale()
 

@@ -22,7 +22,7 @@ class Numbers(Dataset):
 
     def __getitem__(self, index):
         if self.start == "spawn":
-            assert "mpi4py.MPI" not in sys.modules, "a worker has initialised MPI"
+            assert "mpi4py.MPI" not in sys.modules, "a worker has initialized MPI"
         return torch.full((4,), float(index))
 
 def main(*loaders):

@@ -25,7 +25,7 @@ def wrap(model, comm, make=OPTIMIZERS["sgd"], **settings):
 
 
 def scalar(comm, **settings):
-    """Return a model of one weight, which is the rank, and an optimiser of it.
+    """Return a model of one weight, which is the rank, and an optimizer of it.
 
     All ranks average in each step, and steps without gradients change nothing.
     """
@@ -84,7 +84,7 @@ def test_a_step_adds_the_update_of_the_old_models_gradient_to_the_new_average(co
 
 @pytest.mark.ranks(3, 4)
 def test_batchnorm_statistics_are_the_average_and_what_they_have_learnt_meanwhile(comm):
-    """With a local optimiser that has a state, beside MPI's own allgather."""
+    """With a local optimizer that has a state, beside MPI's own allgather."""
     make = OPTIMIZERS["adam"]
     expected = make_model(0, torch.float64)
     plain = make(expected.parameters())
@@ -325,7 +325,7 @@ def test_a_step_that_grad_scaler_skips_takes_the_average_and_is_a_version(comm):
 
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("late", LATE)
-def test_ranks_agree_after_every_synchronisation_whoever_is_slow(comm, late):
+def test_ranks_agree_after_every_synchronization_whoever_is_slow(comm, late):
     random = np.random.default_rng(comm.rank)
     model = make_model(comm.rank)
     synchronized, timely = 0, []

@@ -134,14 +134,14 @@ def test_with_majority_versions_begin_with_the_rank_that_is_drawn(comm):
             expected += mine <= last
             comm.Barrier()
         timely = average.statistics().timely
-    # One that is to come before the drawn one may be overtaken by it on a crowded machine.
+    # One that is to come before the drawn one may be overtaken by it on a oversubscribed machine.
     assert 0 <= expected - timely <= versions / 3
 
 
 @pytest.mark.ranks(3, 4, 8)
 @pytest.mark.parametrize("ending", ("join", "close"))
 def test_nobody_waits_for_a_drawn_rank_that_has_no_more_calls_to_make(comm, ending):
-    """Rank r makes 3·r calls; the rest of them go on, over a synchronisation where they join."""
+    """Rank r makes 3·r calls; the rest of them go on, over a synchronization where they join."""
     vector = np.zeros(4)
     got = np.zeros(4)
     calls = 3 * comm.rank

@@ -71,13 +71,13 @@ def run_to_the_end(world, seed):
 # D-PSGD
 
 
-def neighbors(edges, size, clock="neighbours", matrix=None, protocol=None):
+def neighbors(edges, size, clock="neighbors", matrix=None, protocol=None):
     """Return what makes D-PSGD's protocols, and the matrix W."""
     matrix = graphs.mixing_matrix(edges, size) if matrix is None else matrix
 
     def make(port, rank, size):
         sources = graphs.sources(edges, rank)
-        return (protocol or neighbor_average.NeighborAverage)(
+        return (protocol or neighbor_average.NeighborAverageProtocol)(
             port,
             rank,
             size,
@@ -114,7 +114,7 @@ def follows(states, distances, clock):
             begun = other.protocol.calls + other.protocol.calling
             ahead = rank.protocol.calls - other.protocol.calls
             require(ahead <= distances[other.number][rank.number], "near", ahead)
-            require(clock == "neighbours" or rank.protocol.calls <= begun, "together", ahead)
+            require(clock == "neighbors" or rank.protocol.calls <= begun, "together", ahead)
 
     return check
 
@@ -142,7 +142,7 @@ def random_digraph(size, generator):
     return {(int(a), int(b)) for a, b in np.argwhere(matrix) if a != b}, matrix
 
 
-@pytest.mark.parametrize("clock", ("neighbours", "global"))
+@pytest.mark.parametrize("clock", ("neighbors", "global"))
 @pytest.mark.parametrize("seed", range(12))
 def test_d_psgd_is_its_recurrence_whatever_the_order(clock, seed):
     generator = random.Random(seed)
@@ -163,7 +163,7 @@ def test_d_psgd_is_its_recurrence_whatever_the_order(clock, seed):
     NEAR([rank.got for rank in ended.ranks], states[-1])
 
 
-@pytest.mark.parametrize("clock", ("neighbours", "global"))
+@pytest.mark.parametrize("clock", ("neighbors", "global"))
 def test_d_psgd_waits_for_nobody_else_and_gets_as_far_as_the_graph_allows(clock):
     size = 9
     make, _ = neighbors(graphs.ring(size), size, clock)
@@ -177,7 +177,7 @@ def test_d_psgd_waits_for_nobody_else_and_gets_as_far_as_the_graph_allows(clock)
 def test_d_psgd_in_every_order(size, program):
     make, matrix = neighbors(graphs.ring(size), size)
     states = trajectory(matrix, program.count(CALL))
-    check = follows(states, distances(graphs.ring(size), size), "neighbours")
+    check = follows(states, distances(graphs.ring(size), size), "neighbors")
     assert explore(world_of(make, [program] * size, check)) > 50
 
 
@@ -192,7 +192,7 @@ def gives_up_in_order(make, size, seed, end):
     return ended
 
 
-@pytest.mark.parametrize("clock", ("neighbours", "global"))
+@pytest.mark.parametrize("clock", ("neighbors", "global"))
 @pytest.mark.parametrize("end", (LEAVE, MEET))
 @pytest.mark.parametrize("seed", range(5))
 def test_d_psgd_tells_who_waits_for_a_rank_that_makes_no_calls(clock, end, seed):
@@ -206,7 +206,7 @@ def test_d_psgd_tells_who_waits_for_a_rank_that_makes_no_calls(clock, end, seed)
 # Push-sum
 
 
-def pushing(size, neighbors=None, edges=None, weights=None, protocol=push_sum.PushSum):
+def pushing(size, neighbors=None, edges=None, weights=None, protocol=push_sum.PushSumProtocol):
     phases = [edges] if edges else graphs.exponential_phases(size, neighbors)
 
     def make(port, rank, size):
@@ -223,7 +223,7 @@ def pushing(size, neighbors=None, edges=None, weights=None, protocol=push_sum.Pu
 
 
 def sums_stay(weights):
-    """Return a check that Σx is what was put in and Σw what it was, with letters under way."""
+    """Return a check that Σx is what was put in and Σw what it was, with messages under way."""
     weights = np.asarray(weights)
     expected = (weights[:, None] * start(len(weights))).sum(axis=0)
 
@@ -233,10 +233,12 @@ def sums_stay(weights):
             each.model * (each.protocol.kept if each.protocol.calling else 1) - each.published
             for each in world.ranks
         )
-        total = total + sum(letter.value for letter in world.letters() if letter.value is not None)
+        total = total + sum(
+            message.value for message in world.messages() if message.value is not None
+        )
         require(is_near(total, expected), "Σx stays", total)
         mass = sum(each.protocol.weight for each in world.ranks)
-        mass += sum(letter.weight for letter in world.letters())
+        mass += sum(message.weight for message in world.messages())
         require(abs(mass - weights.sum()) < 1e-10, "Σw stays", mass)
 
     return check
@@ -358,7 +360,7 @@ def test_pairs_of_many_ranks_average_and_lose_nothing(seed):
         programs = [(CALL, CALL, together, *program, LEAVE) for program in programs]
     else:
         programs[0] = (CALL, STOP)
-    world = pairs(both_ways(tree | more), programs, pairwise_average.PairwiseAverage, seed)
+    world = pairs(both_ways(tree | more), programs, pairwise_average.PairwiseAverageProtocol, seed)
     ended = run_to_the_end(world, seed)
     calls = sum(rank.protocol.calls for rank in ended.ranks)
     averaged = sum(rank.protocol.averagings - rank.protocol.passive for rank in ended.ranks)
@@ -372,7 +374,9 @@ def test_pairs_of_many_ranks_average_and_lose_nothing(seed):
 def test_pairs_come_together():
     """Without changes, all tend to the mean of what they had, on a graph that is not bipartite."""
     size = 5
-    world = pairs(graphs.ring(size), ((CALL,) * 99,) * size, pairwise_average.PairwiseAverage, 1)
+    world = pairs(
+        graphs.ring(size), ((CALL,) * 99,) * size, pairwise_average.PairwiseAverageProtocol, 1
+    )
     world.change = lambda rank, call: 0
     ended = run(world, random.Random(1))
     models = np.array([float(rank.model) for rank in ended.ranks])
@@ -383,7 +387,7 @@ def test_pairs_come_together():
 # The parameter server
 
 
-def served(mode, server=0, backups=0, protocol=parameter_server.ParameterServer):
+def served(mode, server=0, backups=0, protocol=parameter_server.ParameterServerProtocol):
     return lambda port, rank, size: protocol(port, rank, size, mode, server, backups)
 
 
@@ -528,7 +532,7 @@ def joining(generator, size):
     return counts, [(CALL,) * count + (JOIN, CALL, LEAVE) for count in counts]
 
 
-@pytest.mark.parametrize("clock", ("neighbours", "global"))
+@pytest.mark.parametrize("clock", ("neighbors", "global"))
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_of_d_psgd_that_have_joined_follow_the_recurrence_without_changes(clock, seed):
     generator = random.Random(seed)
@@ -652,14 +656,14 @@ def test_a_wrong_pair_is_caught(mutant, what):
         Parts(pairs(triangle, ((CALL,),) * 3, mutant)).explore()
 
 
-class NoMass(push_sum.PushSum):
+class NoMass(push_sum.PushSumProtocol):
     """The model that there is at first is taken for w times it."""
 
     def begin(self):
         self.weight = self.initial
 
 
-class KeepsAll(push_sum.PushSum):
+class KeepsAll(push_sum.PushSumProtocol):
     """A rank keeps what it sends."""
 
     def advance(self):
@@ -667,19 +671,19 @@ class KeepsAll(push_sum.PushSum):
         super().advance()
 
 
-class NewestFirst(neighbor_average.NeighborAverage):
+class NewestFirst(neighbor_average.NeighborAverageProtocol):
     """A rank goes on once it has got any model."""
 
     def advance(self):
-        for place, count in enumerate(self.letters):
-            if self.calling and not count and sum(self.letters):
+        for place, count in enumerate(self.messages):
+            if self.calling and not count and sum(self.messages):
                 source = self.awaited[place]
                 self.port.kept[source] = (self.port.kept[next(iter(self.port.kept))][-1],)
-                self.letters[place] += 1
+                self.messages[place] += 1
         super().advance()
 
 
-class StaysAway(neighbor_average.NeighborAverage):
+class StaysAway(neighbor_average.NeighborAverageProtocol):
     """Who has been away is taken to be so for good."""
 
     def resume(self):
@@ -687,7 +691,7 @@ class StaysAway(neighbor_average.NeighborAverage):
         self.advance()
 
 
-class EndsAlone(parameter_server.ParameterServer):
+class EndsAlone(parameter_server.ParameterServerProtocol):
     """Who is back from what all did together is in a round by itself."""
 
     def received(self, source, kind, number, weight):
@@ -696,14 +700,14 @@ class EndsAlone(parameter_server.ParameterServer):
         super().received(source, kind, number, weight)
 
 
-class NoRoundFromHome(parameter_server.ParameterServer):
+class NoRoundFromHome(parameter_server.ParameterServerProtocol):
     """The server's own change ends no round."""
 
     def call(self):
         self.start()
 
 
-class WaitsForAll(parameter_server.ParameterServer):
+class WaitsForAll(parameter_server.ParameterServerProtocol):
     """Who is away is waited for."""
 
     def is_out(self, i):
@@ -729,13 +733,13 @@ def run_seeds(world_of_seed):
 )
 def test_a_wrong_variant_is_caught(mutant, what):
     size = 4
-    if issubclass(mutant, push_sum.PushSum):
+    if issubclass(mutant, push_sum.PushSumProtocol):
         weights = [1, 2, 3, 4]
         make, check = pushing(size, 2, weights=weights, protocol=mutant)[0], sums_stay(weights)
-    elif issubclass(mutant, neighbor_average.NeighborAverage):
+    elif issubclass(mutant, neighbor_average.NeighborAverageProtocol):
         make, matrix = neighbors(graphs.ring(size), size, protocol=mutant)
         far = distances(graphs.ring(size), size)
-        check = follows(trajectory(matrix, 4), far, "neighbours")
+        check = follows(trajectory(matrix, 4), far, "neighbors")
     elif mutant is WaitsForAll:
         make, check = served("backup", 0, 1, mutant), None
     else:

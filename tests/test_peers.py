@@ -24,11 +24,11 @@ from collectives import (
     graphs,
 )
 
-# Averages over all ranks are tested with each transport elsewhere; letters are always messages.
+# Averages over all ranks are tested with each transport elsewhere; peers always send messages.
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
 
 ALL = {
-    "neighbours": NeighborAverage,
+    "neighbors": NeighborAverage,
     "push-sum": PushSum,
     "pairs": PairwiseAverage,
     "server": ParameterServer,
@@ -56,7 +56,7 @@ def loiter(rank, call):
     time.sleep(0.004 * np.random.default_rng((rank, call)).random())
 
 
-# Neighbours
+# Neighbors
 
 
 def star(size):
@@ -76,9 +76,9 @@ def directed(size):
 
 
 @pytest.mark.ranks(1, 3, 4, 8)
-@pytest.mark.parametrize("clock", ["neighbours", "global"])
+@pytest.mark.parametrize("clock", ["neighbors", "global"])
 @pytest.mark.parametrize("plan", [lambda size: {}, star, directed], ids=["ring", "star", "circles"])
-def test_neighbours_average_as_the_matrix_says_step_for_step(comm, plan, clock):
+def test_neighbors_average_as_the_matrix_says_step_for_step(comm, plan, clock):
     size, length = comm.size, 30_000
     settings = plan(size) if size > 1 else {}
     edges = graphs.edges_of(settings.get("graph"), size)
@@ -102,10 +102,10 @@ def test_neighbours_average_as_the_matrix_says_step_for_step(comm, plan, clock):
 
 
 @pytest.mark.ranks(4)
-def test_a_call_waits_for_neighbours_only_unless_the_clock_is_global(comm):
+def test_a_call_waits_for_neighbors_only_unless_the_clock_is_global(comm):
     """On a path, the end that is far from a rank that computes makes calls meanwhile."""
     graph = networkx.path_graph(comm.size)
-    for clock, ahead in (("neighbours", comm.size - 1), ("global", 0)):
+    for clock, ahead in (("neighbors", comm.size - 1), ("global", 0)):
         mine = np.zeros(3)
         with NeighborAverage(comm, mine, graph=graph, clock=clock) as average:
             comm.Barrier()
@@ -176,7 +176,7 @@ def test_push_sum_keeps_both_sums_and_tends_to_the_weighted_mean(comm, way):
 @pytest.mark.ranks(3, 4, 8)
 @pytest.mark.parametrize("make", [None, networkx.cycle_graph, networkx.star_graph])
 def test_pairs_keep_the_sum_and_are_averaged_whole(comm, make):
-    """A vector that another average came into, or a late letter, would have unequal elements."""
+    """A vector that another average came into, or a late message, would have unequal elements."""
     size, length = comm.size, 100_000
     graph = make and make(size - (make is networkx.star_graph))
     mine = np.full(length, comm.rank, np.float64)
@@ -316,7 +316,7 @@ def test_a_change_to_an_old_model_counts_less_where_staleness_is_scaled(comm):
 @pytest.mark.ranks(3, 4)
 @each
 def test_ranks_may_close_or_fail_at_any_time_and_nobody_hangs(comm, kind):
-    """With long letters under way."""
+    """With long messages under way."""
     for ends_by in ("closing", "failing", "a bad vector"):
         mine = np.zeros(300_000)
         odd = comm.rank == 1
@@ -352,7 +352,7 @@ def test_a_call_that_a_signal_interrupts_goes_on_without_its_vector(comm, kind):
         waits = kind is not PairwiseAverage
         if comm.rank == 0 and waits:
             with interrupted():
-                # At the latest in the third its neighbours' part is missing.
+                # At the latest in the third its neighbors' part is missing.
                 for _ in range(3):
                     collective(mine)
             collective.model(mine)
@@ -368,7 +368,7 @@ def test_a_call_that_a_signal_interrupts_goes_on_without_its_vector(comm, kind):
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 @each
-def test_after_synchronising_or_loading_all_go_on_from_there(comm, kind, engine):
+def test_after_synchronizing_or_loading_all_go_on_from_there(comm, kind, engine):
     mine = np.full(2000, float(comm.rank))
     with kind(comm, mine, engine=engine) as collective:
         for _ in range(4):
@@ -530,9 +530,9 @@ BAD = {
     "off the graph": (NeighborAverage, {"mixing": np.full((4, 4), 0.25)}, ValueError, "no edge"),
     "sums": (NeighborAverage, {"mixing": np.eye(4) / 2}, ValueError, "sums to 0.5"),
     "negative": (NeighborAverage, {"mixing": -np.eye(4)}, ValueError, "negative"),
-    "clock": (NeighborAverage, {"clock": "mine"}, ValueError, "not one of neighbours, global"),
+    "clock": (NeighborAverage, {"clock": "mine"}, ValueError, "not one of neighbors, global"),
     "hops": (PushSum, {"neighbors": 3}, ValueError, "not between 1 and 2"),
-    "half a neighbour": (PushSum, {"neighbors": 0.5}, TypeError, "not an integer"),
+    "half a neighbor": (PushSum, {"neighbors": 0.5}, TypeError, "not an integer"),
     "no weight": (PushSum, {"weight": 0}, ValueError, "not between"),
     "infinite": (NeighborAverage, {"like": np.full(3, np.inf)}, ValueError, "not finite"),
     "seed": (PairwiseAverage, {"seed": -1}, ValueError, "seed is -1"),
@@ -561,7 +561,7 @@ def test_a_bad_argument_on_one_rank_raises_on_all(comm, kind, settings, error, t
 def test_settings_that_differ_are_named(comm):
     odd = comm.rank == 3
     with pytest.raises(ValueError, match="clock differs between ranks"):
-        NeighborAverage(comm, np.zeros(3), clock="global" if odd else "neighbours")
+        NeighborAverage(comm, np.zeros(3), clock="global" if odd else "neighbors")
     with pytest.raises(ValueError, match="graph differs between ranks"):
         PushSum(comm, np.zeros(3), neighbors=2 if odd else 1)
     with pytest.raises(
@@ -590,7 +590,7 @@ def test_a_call_that_waits_for_long_says_for_whom(comm, caplog):
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
 @pytest.mark.parametrize("mode", ["bsp", "asp", "hete", "backup"])
-def test_what_has_changed_since_the_last_call_goes_to_the_server_when_all_synchronise(
+def test_what_has_changed_since_the_last_call_goes_to_the_server_when_all_synchronize(
     comm, mode, dtype
 ):
     mine = np.zeros(5, dtype)

@@ -108,14 +108,14 @@ def test_without_matplotlib_one_line_says_so(monkeypatch, tmp_path, caplog):
 # --- what is common to comparisons and simulations
 
 
-def test_every_method_has_a_colour_of_its_own_which_its_variants_share():
+def test_every_method_has_a_color_of_its_own_which_its_variants_share():
     names = [*ALGORITHMS, *REFERENCES]
     assert list(plots.METHOD_COLOURS) == names
-    assert len(set(map(plots.colour_of, names))) == len(names)
+    assert len(set(map(plots.color_of, names))) == len(names)
     for name in cli.ALGORITHMS:
         method = name.removesuffix("-solo").removesuffix("-majority")
-        assert plots.colour_of(name) == plots.METHOD_COLOURS[method]
-    assert plots.colour_of("wagma:group_size=2") == plots.METHOD_COLOURS["wagma"]
+        assert plots.color_of(name) == plots.METHOD_COLOURS[method]
+    assert plots.color_of("wagma:group_size=2") == plots.METHOD_COLOURS["wagma"]
 
 
 def test_variants_of_one_method_differ_in_line_or_marker_for_as_long_as_they_can():
@@ -151,10 +151,10 @@ def covers_data(axes):
     return any(each.get_window_extent().overlaps(axes.get_window_extent()) for each in legends)
 
 
-def hexes(colours):
+def hexes(colors):
     from matplotlib.colors import to_hex
 
-    return [to_hex(colour).upper() for colour in colours]
+    return [to_hex(color).upper() for color in colors]
 
 
 # --- comparisons
@@ -184,7 +184,7 @@ def test_a_comparison_is_drawn_over_time_with_the_means_and_spreads_of_the_seeds
     assert not covers_data(over_time) and not covers_data(throughput)
 
 
-def test_a_method_has_one_colour_in_both_halves_of_a_comparison(figures, tmp_path):
+def test_a_method_has_one_color_in_both_halves_of_a_comparison(figures, tmp_path):
     plots.draw_comparison(tmp_path, CURVES, RATES, "accuracy", None, "")
     over_time, throughput = figures["comparison.png"].axes
     first, second = over_time.lines
@@ -270,15 +270,15 @@ def test_staleness_is_drawn_on_equal_axes_one_for_each_method_that_has_some(simu
         assert axes.get_xlabel() == "staleness in versions" and "%" in axes.get_ylabel()
 
 
-def test_a_method_has_one_colour_in_all_of_a_simulation_and_no_legend_covers_data(simulation):
+def test_a_method_has_one_color_in_all_of_a_simulation_and_no_legend_covers_data(simulation):
     results, figure = simulation
     throughput, idle, *stale = figure.axes
-    colours = {line.get_label(): line.get_color() for line in throughput.lines[1:]}
-    assert colours == {name: plots.colour_of(name) for name in results}
-    assert [line.get_color() for line in idle.lines] == list(colours.values())
+    colors = {line.get_label(): line.get_color() for line in throughput.lines[1:]}
+    assert colors == {name: plots.color_of(name) for name in results}
+    assert [line.get_color() for line in idle.lines] == list(colors.values())
     for axes in stale:
         name = axes.get_title().partition(",")[0]
-        assert set(hexes(bar.get_facecolor() for bar in axes.patches)) == {colours[name]}
+        assert set(hexes(bar.get_facecolor() for bar in axes.patches)) == {colors[name]}
     solo, majority = (
         next(line for line in throughput.lines if line.get_label() == name)
         for name in ("eager-sgd-solo", "eager-sgd-majority")

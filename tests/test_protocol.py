@@ -87,7 +87,7 @@ def test_random_runs_meet_all_that_can_happen():
         "closed early",
         "interrupted",
         "disagreement",
-        "synchronisation",
+        "synchronization",
         "overtaken activation",
         "joined",
         "draining",
@@ -156,7 +156,7 @@ def test_a_call_returns_while_all_other_applications_stop(world_size):
 
 
 @pytest.mark.parametrize("sync_period", (1, 2, 3))
-def test_all_ranks_have_the_same_model_after_a_synchronisation(sync_period):
+def test_all_ranks_have_the_same_model_after_a_synchronization(sync_period):
     programs = ((*[CALL] * sync_period, CLOSE),) * 5
     world = World(Scenario(5, 2, sync_period, programs))
     choose = RandomChooser(random.Random(sync_period), 5)
@@ -190,7 +190,7 @@ def test_ranks_that_join_early_end_with_the_version_and_the_model_of_the_others(
 
 
 def protocol_of(dimensions=3, group_size=2, sync_period=100, passive=True):
-    return protocols.WaitAvoiding(dimensions, group_size, sync_period, passive)
+    return protocols.WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
 
 
 def test_an_activation_is_forwarded_on_higher_dimensions_alone():
@@ -234,7 +234,7 @@ def test_a_version_waits_for_the_operations_that_came_before_it():
     assert protocol.vectors == protocols.IDLE
     protocol.agreed([protocols.AVERAGE, 0] * 5, 5)
     assert protocol.vectors == protocols.HELD
-    protocol.moved()
+    protocol.reduced()
     assert (protocol.vectors, protocol.running) == (protocols.RUNNING, 0)
 
 
@@ -255,8 +255,8 @@ def test_a_rank_that_has_joined_executes_what_it_missed_before_it_moves():
     protocol.finished()
     assert (protocol.stage, protocol.running) == (protocols.DRAINING, 1)
     protocol.finished()
-    assert (protocol.stage, protocol.vectors) == (protocols.MOVING, protocols.HELD)
-    protocol.moved()
+    assert (protocol.stage, protocol.vectors) == (protocols.REDUCING, protocols.HELD)
+    protocol.reduced()
     assert (protocol.operation, protocol.stage, protocol.ops) == (JOIN, protocols.AGREEING, 1)
 
 
@@ -291,8 +291,8 @@ def test_a_load_renumbers_the_versions():
     assert not protocol.is_synchronous()
     protocol.enter(protocols.LOAD)
     protocol.agreed([protocols.LOAD, 0] * 2, 2)
-    assert protocol.stage == protocols.MOVING
+    assert protocol.stage == protocols.REDUCING
     protocol.base = 9
-    protocol.moved()
+    protocol.reduced()
     assert (protocol.t, protocol.stage) == (0, protocols.OUTSIDE)
     assert protocol.is_synchronous()

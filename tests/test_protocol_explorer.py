@@ -32,7 +32,7 @@ from protocol_scenarios import (
 )
 from test_protocol_mutants import MUTANTS
 
-# Ranks, group size, activators, versions before the synchronisation: the numbers of states. Sets of
+# Ranks, group size, activators, versions before the synchronization: the numbers of states. Sets of
 # activators that differ only in the ranks' numbers are explored once. What takes longer is left to
 # `python -m tests.protocol_explorer`.
 
@@ -96,13 +96,13 @@ LONGER = {
 
 
 @pytest.mark.parametrize("arguments, states", COMPLETELY.items(), ids=str)
-def test_versions_and_a_synchronisation_keep_every_invariant(arguments, states):
+def test_versions_and_a_synchronization_keep_every_invariant(arguments, states):
     explored = explore_completely(case(*arguments))
     assert tuple(len(explorer.seen) for explorer in explored) == states
 
 
 @pytest.mark.parametrize("arguments, states", LONGER.items(), ids=str)
-def test_more_versions_and_a_synchronisation_keep_every_invariant(arguments, states):
+def test_more_versions_and_a_synchronization_keep_every_invariant(arguments, states):
     assert len(explored(case(*arguments), symmetric=True).seen) == states
 
 
@@ -113,12 +113,12 @@ def test_every_set_of_activators_is_explored():
 EVERY_INTERLEAVING = {
     "two ranks call": Scenario(2, 2, 9, ((CALL, CALL, CALL, CLOSE),) * 2),
     "their activations are delayed": Scenario(2, 2, 9, ((CALL, CALL, CLOSE),) * 2, sends=DELAYED),
-    "they synchronise": Scenario(2, 2, 2, ((CALL, CALL, CALL, CLOSE),) * 2),
+    "they synchronize": Scenario(2, 2, 2, ((CALL, CALL, CALL, CLOSE),) * 2),
     "their groups have one member": Scenario(2, 1, 2, ((CALL, CALL, CALL, CLOSE),) * 2),
     "they average between calls": Scenario(2, 2, 9, ((CALL, AVERAGE, CALL, CLOSE),) * 2),
     "they publish between calls": Scenario(2, 2, 9, ((CALL, PUBLISH, CALL, CLOSE),) * 2),
     "one closes earlier": Scenario(2, 2, 3, ((CALL, CALL, CALL, CLOSE), (CALL, CLOSE))),
-    "one does not synchronise": Scenario(
+    "one does not synchronize": Scenario(
         2, 2, 9, ((CALL, SYNCHRONIZE, CALL, CLOSE), (CALL, CALL, CLOSE))
     ),
     "one is interrupted": Scenario(2, 2, 9, ((INTERRUPTED_CALL, CALL, CLOSE), (CALL, CALL, CLOSE))),
@@ -136,7 +136,7 @@ EVERY_INTERLEAVING = {
     "one joins earlier, and they go on": Scenario(
         2, 2, 9, ((CALL, CALL, JOIN, CALL, CLOSE), (CALL, JOIN, CALL, CLOSE))
     ),
-    "one joins earlier, the other synchronises": Scenario(
+    "one joins earlier, the other synchronizes": Scenario(
         2, 2, 3, ((CALL, CALL, CALL, CALL, JOIN, CLOSE), (CALL, JOIN, CLOSE))
     ),
     "one joins earlier, the other averages": Scenario(
@@ -145,7 +145,7 @@ EVERY_INTERLEAVING = {
     "one joins earlier, the other averages and closes": Scenario(
         2, 2, 9, ((CALL, CALL, AVERAGE, CALL, CLOSE), (CALL, JOIN, CLOSE))
     ),
-    "one joins later than the other synchronises": Scenario(
+    "one joins later than the other synchronizes": Scenario(
         2, 2, 9, ((CALL, SYNCHRONIZE, CALL, CLOSE), (CALL, CALL, JOIN, CLOSE))
     ),
     "one joins, the other loads": Scenario(2, 2, 9, ((CALL, Load(0), CLOSE), (CALL, JOIN, CLOSE))),
@@ -173,12 +173,12 @@ EVERY_INTERLEAVING = {
 ALL_STATES = {
     "two ranks call": 2515,
     "their activations are delayed": 1700,
-    "they synchronise": 881,
+    "they synchronize": 881,
     "their groups have one member": 94,
     "they average between calls": 881,
     "they publish between calls": 1329,
     "one closes earlier": 389,
-    "one does not synchronise": 389,
+    "one does not synchronize": 389,
     "one is interrupted": 1550,
     "nobody is passive": 441,
     "nobody is passive, one closes earlier": 53,
@@ -186,10 +186,10 @@ ALL_STATES = {
     "nobody is passive, one is interrupted": 689,
     "two of three ranks call": 4126,
     "one joins earlier, and they go on": 787,
-    "one joins earlier, the other synchronises": 547,
+    "one joins earlier, the other synchronizes": 547,
     "one joins earlier, the other averages": 313,
     "one joins earlier, the other averages and closes": 528,
-    "one joins later than the other synchronises": 413,
+    "one joins later than the other synchronizes": 413,
     "one joins, the other loads": 235,
     "one joins after an interrupted call": 490,
     "nobody is passive, one joins earlier": 202,
@@ -231,10 +231,10 @@ def test_every_interleaving_of_loads_and_failures_keeps_every_invariant(name):
 DRAWN = [
     "two ranks call",
     "their activations are delayed",
-    "they synchronise",
+    "they synchronize",
     "they average between calls",
     "one closes earlier",
-    "one does not synchronise",
+    "one does not synchronize",
     "one is interrupted",
     "one joins earlier, the other averages and closes",
     "one joins after an interrupted call",
@@ -243,7 +243,7 @@ DRAWN_OF_MORE = {
     "one of three ranks calls, all join": Scenario(
         3, 3, 9, ((CALL, JOIN, CLOSE), (JOIN, CLOSE), (JOIN, CLOSE))
     ),
-    "three ranks synchronise": Scenario(3, 3, 3, ((CALL, CALL, CALL, CLOSE),) * 3),
+    "three ranks synchronize": Scenario(3, 3, 3, ((CALL, CALL, CALL, CLOSE),) * 3),
     "one of two ranks is interrupted, the other closes": Scenario(
         2, 2, 9, ((INTERRUPTED_CALL, CALL, CLOSE), (CLOSE,))
     ),
@@ -312,11 +312,11 @@ def test_of_states_that_differ_in_the_ranks_numbers_one_is_explored(arguments):
 
 CAUGHT_IN = {
     "TimelyUntilExecuted": "two ranks call",
-    "SilentSynchronisation": "they synchronise",
-    "NoGate": "they synchronise",
-    "BlockingSynchronisation": "one of three ranks calls, all join",
+    "SilentSynchronization": "they synchronize",
+    "NoGate": "they synchronize",
+    "BlockingSynchronization": "one of three ranks calls, all join",
     "LeavesWithoutFin": "one closes earlier",
-    "LateWithoutWaiting": "they synchronise",
+    "LateWithoutWaiting": "they synchronize",
     "PublishesWhileRunning": "they publish between calls",
     "GroupMembersServeOnlyWhenClosing": "nobody is passive, one averages",
     "InterruptedMemberServesNobody": "nobody is passive, one is interrupted",
@@ -326,7 +326,7 @@ CAUGHT_IN = {
     "FinishesAtItsOwnVersion": "one joins earlier, and they go on",
     "JoinsOneOperation": "one joins earlier, the other averages",
     "JoinedServesNobody": "one joins earlier, and they go on",
-    "OvertakenByWhoHasJoined": "one joins later than the other synchronises",
+    "OvertakenByWhoHasJoined": "one joins later than the other synchronizes",
     "TrainsAfterJoining": "one joins earlier, and they go on",
 }
 VARIANTS = {mutant.variant.__name__: mutant.variant for mutant in MUTANTS}

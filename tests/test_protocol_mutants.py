@@ -22,10 +22,10 @@ from protocol_scenarios import (
     random_scenario,
 )
 
-WaitAvoiding = protocols.WaitAvoiding
+WaitAvoidingProtocol = protocols.WaitAvoidingProtocol
 
 
-class ForwardsOnlyTheFirst(WaitAvoiding):
+class ForwardsOnlyTheFirst(WaitAvoidingProtocol):
     """A version is forwarded only when it is first heard of."""
 
     def __init__(self, *arguments):
@@ -39,7 +39,7 @@ class ForwardsOnlyTheFirst(WaitAvoiding):
         super().tell(version, ops, dimension)
 
 
-class TimelyUntilExecuted(WaitAvoiding):
+class TimelyUntilExecuted(WaitAvoidingProtocol):
     """A call is timely while its version has not been executed, although it may be running."""
 
     def call(self):
@@ -47,17 +47,17 @@ class TimelyUntilExecuted(WaitAvoiding):
         self.timely = self.next == self.t
 
 
-class NoGate(WaitAvoiding):
-    """Versions are executed also before the synchronisation that they came after has ended."""
+class NoGate(WaitAvoidingProtocol):
+    """Versions are executed also before the synchronization that they came after has ended."""
 
     def run(self):
         self.told_ops = min(self.told_ops, self.ops)
-        if self.stage == protocols.MOVING and self.vectors == protocols.HELD:
+        if self.stage == protocols.REDUCING and self.vectors == protocols.HELD:
             self.vectors = protocols.IDLE
         super().run()
 
 
-class VersionFromTag(WaitAvoiding):
+class VersionFromTag(WaitAvoidingProtocol):
     """The version of an activation is the one nearest to the last that has its tag modulo 16."""
 
     def tell(self, version, ops, dimension):
@@ -66,7 +66,7 @@ class VersionFromTag(WaitAvoiding):
         super().tell(version, ops, dimension)
 
 
-class LeavesWithoutFin(WaitAvoiding):
+class LeavesWithoutFin(WaitAvoidingProtocol):
     """A rank leaves when it has executed everything, whatever is still under way to it."""
 
     def agreed(self, records, size):
@@ -76,7 +76,7 @@ class LeavesWithoutFin(WaitAvoiding):
             self.fin_seen = (1 << self.dimensions) - 1
 
 
-class LateWithoutWaiting(WaitAvoiding):
+class LateWithoutWaiting(WaitAvoidingProtocol):
     """A late call returns at once, with whatever result there is."""
 
     def call(self):
@@ -86,7 +86,7 @@ class LateWithoutWaiting(WaitAvoiding):
             self.vectors = protocols.HELD
 
 
-class GroupMembersServeOnlyWhenClosing(WaitAvoiding):
+class GroupMembersServeOnlyWhenClosing(WaitAvoidingProtocol):
     """Where nobody is passive, a rank in another operation lets its group wait for a call."""
 
     def run(self):
@@ -94,7 +94,7 @@ class GroupMembersServeOnlyWhenClosing(WaitAvoiding):
             super().run()
 
 
-class InterruptedMemberServesNobody(WaitAvoiding):
+class InterruptedMemberServesNobody(WaitAvoidingProtocol):
     """Where nobody is passive, a group waits for a member whose call was interrupted."""
 
     def run(self):
@@ -102,19 +102,19 @@ class InterruptedMemberServesNobody(WaitAvoiding):
             super().run()
 
 
-class MovesWithoutDraining(WaitAvoiding):
+class MovesWithoutDraining(WaitAvoidingProtocol):
     """A rank that has joined averages at once, whatever it has not executed yet."""
 
     def drain(self, t):
         if self.vectors == protocols.IDLE:
             self.t = t
-            self.stage = protocols.MOVING
+            self.stage = protocols.REDUCING
             self.vectors = protocols.HELD
         else:
             super().drain(t)
 
 
-class SkipsWhatIsOutstanding(WaitAvoiding):
+class SkipsWhatIsOutstanding(WaitAvoidingProtocol):
     """All have joined: versions that a rank has not begun by then are not executed there."""
 
     def drain(self, t):
@@ -123,31 +123,31 @@ class SkipsWhatIsOutstanding(WaitAvoiding):
         super().drain(t)
 
 
-class FinishesAtItsOwnVersion(WaitAvoiding):
+class FinishesAtItsOwnVersion(WaitAvoidingProtocol):
     """After all have joined, each rank goes on from the number of calls that it has made."""
 
     def agreed(self, records, size):
         self.calls = self.t
         super().agreed(records, size)
 
-    def moved(self):
+    def reduced(self):
         finishing = self.operation == protocols.FINISH
-        super().moved()
+        super().reduced()
         if finishing:
             self.t = self.calls
 
 
-class JoinsOneOperation(WaitAvoiding):
+class JoinsOneOperation(WaitAvoidingProtocol):
     """A rank that has joined takes part in one operation of the others, and in no more."""
 
-    def moved(self):
-        super().moved()
+    def reduced(self):
+        super().reduced()
         if self.joined:
             self.operation = protocols.NONE
             self.stage = protocols.OUTSIDE
 
 
-class JoinedServesNobody(WaitAvoiding):
+class JoinedServesNobody(WaitAvoidingProtocol):
     """A rank that has joined lets its groups wait until it moves."""
 
     def run(self):
@@ -155,7 +155,7 @@ class JoinedServesNobody(WaitAvoiding):
             super().run()
 
 
-class ClosesWithWhoHasJoined(WaitAvoiding):
+class ClosesWithWhoHasJoined(WaitAvoidingProtocol):
     """Ranks that have joined do not keep the others from closing."""
 
     def agreed(self, records, size):
@@ -164,7 +164,7 @@ class ClosesWithWhoHasJoined(WaitAvoiding):
         super().agreed(records, size)
 
 
-class OvertakenByWhoHasJoined(WaitAvoiding):
+class OvertakenByWhoHasJoined(WaitAvoidingProtocol):
     """A rank may join after more calls than the others have made when they average."""
 
     def agreed(self, records, size):
@@ -174,38 +174,38 @@ class OvertakenByWhoHasJoined(WaitAvoiding):
         super().agreed([number for pair in zip(kinds, versions) for number in pair], size)
 
 
-class KeepsResultOverLoad(WaitAvoiding):
+class KeepsResultOverLoad(WaitAvoidingProtocol):
     """A result from before a LOAD may be used after it."""
 
-    def moved(self):
+    def reduced(self):
         loading, source = self.operation == protocols.LOAD, self.source
-        super().moved()
+        super().reduced()
         if loading:
             self.source = source
 
 
-class ForwardsOnlyTheFirstNotice(WaitAvoiding):
+class ForwardsOnlyTheFirstNotice(WaitAvoidingProtocol):
     """Only who has not heard of a failure forwards the notice."""
 
     def notice(self, rank, dimension):
         super().notice(rank, dimension if self.failed < 0 else self.dimensions)
 
 
-class NoNoticeInOperations(WaitAvoiding):
+class NoNoticeInOperations(WaitAvoidingProtocol):
     """A rank in a synchronous operation forwards no notice."""
 
     def notice(self, rank, dimension):
         super().notice(rank, dimension if self.operation == protocols.NONE else self.dimensions)
 
 
-class ForwardsNoNotice(WaitAvoiding):
+class ForwardsNoNotice(WaitAvoidingProtocol):
     """A rank sends its own notice on every dimension, and others' on none."""
 
     def notice(self, rank, dimension):
         super().notice(rank, -1 if dimension < 0 else self.dimensions)
 
 
-class NeverFrees(WaitAvoiding):
+class NeverFrees(WaitAvoidingProtocol):
     """A rank in an operation does not let others start what it may be drawn for."""
 
     def enter(self, operation):
@@ -213,15 +213,15 @@ class NeverFrees(WaitAvoiding):
         self.freed_due = 0
 
 
-class JoinedFreesOnce(WaitAvoiding):
+class JoinedFreesOnce(WaitAvoidingProtocol):
     """A rank that has joined lets others start versions until their next operation, no longer."""
 
-    def moved(self):
-        super().moved()
+    def reduced(self):
+        super().reduced()
         self.freed_due = 0
 
 
-class InterruptedStartsNothing(WaitAvoiding):
+class InterruptedStartsNothing(WaitAvoidingProtocol):
     """A version whose call was interrupted is not started when it is free."""
 
     def start_awaited(self):
@@ -229,7 +229,7 @@ class InterruptedStartsNothing(WaitAvoiding):
             super().start_awaited()
 
 
-class FreesWhatCameBefore(WaitAvoiding):
+class FreesWhatCameBefore(WaitAvoidingProtocol):
     """What is free stays so after the operation."""
 
     def may_start(self, version):
@@ -270,14 +270,14 @@ class TrainsAfterJoining(Rank):
         super().begin_operation()
 
 
-class SilentSynchronisation(Rank):
-    """A synchronisation does not publish the common average."""
+class SilentSynchronization(Rank):
+    """A synchronization does not publish the common average."""
 
     def adopt(self, mean):
         self.rule.model = self.rule.returned = mean
 
 
-class BlockingSynchronisation(Rank):
+class BlockingSynchronization(Rank):
     """A rank that waits in a synchronous operation does nothing else."""
 
     def events(self):
@@ -304,7 +304,7 @@ class Impatient(Application):
 
 
 def long_periods(generator):
-    """Many versions without a synchronisation, so that an activation can become very old."""
+    """Many versions without a synchronization, so that an activation can become very old."""
     world_size = generator.randint(4, 9)
     return Scenario(
         world_size,
@@ -344,8 +344,8 @@ def stopped_applications(generator):
     )
 
 
-def joined_and_synchronising(generator):
-    """Some ranks synchronise, others only join, before or after that."""
+def joined_and_synchronizing(generator):
+    """Some ranks synchronize, others only join, before or after that."""
     world_size = generator.randint(2, 9)
     joins = [(*[CALL] * calls, JOIN, CLOSE) for calls in range(8)]
     programs = [(*[CALL] * 4, SYNCHRONIZE, CALL, JOIN, CLOSE)] * 8
@@ -398,10 +398,10 @@ class Mutant:
 MUTANTS = [
     Mutant(ForwardsOnlyTheFirst, {Invariant.ENDS}, 500, several_activators),
     Mutant(TimelyUntilExecuted, {Invariant.TIMELY}, 50),
-    Mutant(SilentSynchronisation, {Invariant.EPOCH}, 50),
+    Mutant(SilentSynchronization, {Invariant.EPOCH}, 50),
     Mutant(NoGate, {Invariant.EPOCH}, 50),
     Mutant(VersionFromTag, {Invariant.IN_ORDER}, 500, long_periods),
-    Mutant(BlockingSynchronisation, {Invariant.WAIT_AVOIDING}, 100, stopped_applications),
+    Mutant(BlockingSynchronization, {Invariant.WAIT_AVOIDING}, 100, stopped_applications),
     Mutant(LeavesWithoutFin, {Invariant.DRAINED}, 100),
     Mutant(LateWithoutWaiting, {Invariant.LATE}, 50),
     Mutant(PublishesWhileRunning, {Invariant.BETWEEN_VERSIONS}, 50),
@@ -414,7 +414,7 @@ MUTANTS = [
     Mutant(JoinsOneOperation, {Invariant.ENDS}, 100),
     Mutant(JoinedServesNobody, {Invariant.ENDS}, 100),
     Mutant(ClosesWithWhoHasJoined, {Invariant.AGREED}, 100),
-    Mutant(OvertakenByWhoHasJoined, {Invariant.AGREED}, 100, joined_and_synchronising),
+    Mutant(OvertakenByWhoHasJoined, {Invariant.AGREED}, 100, joined_and_synchronizing),
     Mutant(KeepsResultOverLoad, {Invariant.EPOCH}, 100),
     Mutant(ForwardsOnlyTheFirstNotice, {Invariant.HEARD}, 200, several_failures),
     Mutant(NoNoticeInOperations, {Invariant.HEARD}, 100),

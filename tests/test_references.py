@@ -15,7 +15,7 @@ PAIRS = {
 
 
 def gradients(model, optimizer, rank, step):
-    """Compute the gradients of this rank's batch with what the optimiser has for it."""
+    """Compute the gradients of this rank's batch with what the optimizer has for it."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     batch = torch.randn(16, 4, generator=generator)
     optimizer.zero_grad()

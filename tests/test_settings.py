@@ -197,7 +197,7 @@ def test_the_log_level_is_the_arguments_else_the_variables(
 def test_the_stall_limit_is_the_arguments_else_the_variables(
     comm, monkeypatch, caplog, variable, argument, said
 ):
-    """Rank 0 comes to a synchronisation half a second late, or once all others have said so."""
+    """Rank 0 comes to a synchronization half a second late, or once all others have said so."""
     others = range(1, comm.size)
     if variable:
         monkeypatch.setenv("WAGMA_STALL", variable)

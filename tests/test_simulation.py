@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peer_network import neighbor_average, pairwise_average, parameter_server, push_sum
 from protocol_messages import load_source, schedules
-from simulation_reference import LetterReference, Reference
+from simulation_reference import MessageReference, Reference
 
 from collectives import graphs
 from collectives.topology import default_group_size
@@ -370,7 +370,7 @@ def test_local_sgd_waits_for_the_slowest_of_every_period(period):
 
 @pytest.mark.parametrize("ranks", (1, 2, 3, 7, 16, 64))
 @pytest.mark.parametrize("period", (1, 4, 10))
-def test_wagma_waits_for_nobody_between_synchronisations(ranks, period):
+def test_wagma_waits_for_nobody_between_synchronizations(ranks, period):
     times = uneven(40, ranks, seed=ranks)
     result = simulate("wagma", times, FREE, Settings(1 << 22, sync_period=period))
     assert result.wall == pytest.approx(slowest_in_each_period(times, period))
@@ -458,7 +458,7 @@ def test_staleness_and_timeliness_of_two_ranks_by_hand():
     """Rank 1 is late for versions 0, 1 and 2, which rank 0 starts while it makes its first step.
 
     It contributes to them what was there before any call. When rank 0 starts version 3, rank 1 has
-    published in its call 0; version 4 synchronises.
+    published in its call 0; version 4 synchronizes.
     """
     times = np.array([[1.0, 3.5]] * 5)
     times[3, 0] = 2.0
@@ -476,7 +476,7 @@ def ring_neighbors(rank, size):
     return sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
 
 
-def letters_of(method, chosen, size):
+def messages_of(method, chosen, size):
     """Return the function that makes a method's protocol, of its source, for the reference."""
     phases = graphs.exponential_phases(size, chosen.neighbors)
 
@@ -484,28 +484,30 @@ def letters_of(method, chosen, size):
         if method == "d-psgd":
             near = graphs.sources(graphs.ring(size), rank)
             shares = [1 / (1 + len(near))] * len(near)
-            return neighbor_average.NeighborAverage(
+            return neighbor_average.NeighborAverageProtocol(
                 port, rank, size, near, shares, 0.5, near, chosen.clock == "global"
             )
         if method == "sgp":
             to = [graphs.destinations(edges, rank) for edges in phases]
             into = [graphs.sources(edges, rank) for edges in phases]
-            return push_sum.PushSum(port, rank, size, to, into, 1)
+            return push_sum.PushSumProtocol(port, rank, size, to, into, 1)
         if method == "ad-psgd":
             others = sorted(set(range(size)) - {rank})
-            return pairwise_average.PairwiseAverage(port, rank, size, others, chosen.seed)
-        return parameter_server.ParameterServer(port, rank, size, chosen.mode, 0, chosen.backups)
+            return pairwise_average.PairwiseAverageProtocol(port, rank, size, others, chosen.seed)
+        return parameter_server.ParameterServerProtocol(
+            port, rank, size, chosen.mode, 0, chosen.backups
+        )
 
     return make
 
 
 @given(machines() | st.just(FREE), st.integers(1, 9), st.integers(1, 9), st.data())
 @settings(max_examples=100, deadline=None)
-def test_methods_of_letters_decide_and_take_as_long_as_the_reference(machine, ranks, count, data):
+def test_methods_of_messages_decide_and_take_as_long_as_the_reference(machine, ranks, count, data):
     method = data.draw(st.sampled_from(("d-psgd", "sgp", "ad-psgd", "parameter-server")))
     chosen = Settings(
         nbytes=data.draw(st.sampled_from((1, 4096, 10**7 + 3))),
-        clock=data.draw(st.sampled_from(("neighbours", "global"))),
+        clock=data.draw(st.sampled_from(("neighbors", "global"))),
         neighbors=data.draw(st.integers(1, max(1, (ranks - 1).bit_length()))),
         mode=data.draw(st.sampled_from(sorted(parameter_server.MODES))),
         backups=data.draw(st.integers(0, ranks - 1)),
@@ -516,7 +518,7 @@ def test_methods_of_letters_decide_and_take_as_long_as_the_reference(machine, ra
     if data.draw(st.booleans()):
         times *= np.exp(generator.standard_normal(times.shape))
     result = simulate(method, times, machine, chosen)
-    expected = LetterReference(times, machine, chosen, letters_of(method, chosen, ranks)).run()
+    expected = MessageReference(times, machine, chosen, messages_of(method, chosen, ranks)).run()
     assert result.wall == expected.wall
     assert result.waited.tolist() == [rank.waited for rank in expected.ranks]
     assert result.messages == expected.messages
@@ -555,7 +557,7 @@ def test_who_waits_for_whom_where_nothing_else_takes_time(ranks):
 
     slowest, own = times.max(axis=1).sum(), times.sum(axis=0).max()
     expected = {
-        ("d-psgd", "clock", "neighbours"): ends(times, sent_before).max(),
+        ("d-psgd", "clock", "neighbors"): ends(times, sent_before).max(),
         ("d-psgd", "clock", "global"): slowest,
         ("sgp", "neighbors", 1): ends(times, sent_now).max(),
         ("ad-psgd", "seed", 7): own,
@@ -579,12 +581,12 @@ def test_a_round_does_not_wait_for_its_backups():
     assert result.waited == pytest.approx([5.0, 0.0, 0.0])
 
 
-def test_what_a_letter_costs_by_hand():
+def test_what_a_message_costs_by_hand():
     """Rank 1 sends its change of 1000 bytes to the server, which has come before, and gets a model.
 
     Of 10 s each: o. A pass through the vector takes 1 s, and staging 0.5 s. The engine of rank 1
-    stages and writes the letter; the server's, which has added its own, adds it, gets its model and
-    writes rank 1 a letter, which that copies twice.
+    stages and writes the message; the server's, which has added its own, adds it, gets its model
+    and writes rank 1 a message, which that copies twice.
     """
     machine = dataclasses.replace(SLOW, memory=1000.0, staging=2000.0, ranks_per_node=1)
     result = simulate("parameter-server", np.array([[0.0, 100.0]]), machine, Settings(1000))
@@ -595,7 +597,7 @@ def test_what_a_letter_costs_by_hand():
 
 
 @pytest.mark.parametrize("method", ("d-psgd", "sgp", "ad-psgd", "parameter-server"))
-def test_letters_of_a_thousand_ranks(method):
+def test_messages_of_a_thousand_ranks(method):
     times = steps.log_normal(10, 1024, 0.5, 0.05, seed=0)
     result = simulate(method, times, MACHINES["aries"], Settings(1 << 20, mode="asp"))
     assert result.messages > 10 * 1023
@@ -611,7 +613,7 @@ def test_the_same_arguments_give_the_same_result(method):
 
 
 def test_a_method_can_be_written_in_python_and_adds_itself(monkeypatch):
-    """Gossip in a ring: a rank goes on once its left neighbour's last message is there."""
+    """Gossip in a ring: a rank goes on once its left neighbor's last message is there."""
 
     class Ring(Method):
         def __init__(self, nbytes):
@@ -679,7 +681,7 @@ def test_a_group_must_fit_into_the_job(group_size):
         ({"sync_period": -6}, "nbytes and sync_period must be 1 or more, not 8, -6"),
         ({"groups": "none"}, 'groups must be "changing" or "fixed", not \'none\''),
         ({"wait": "everybody"}, 'wait must be "nobody" or "group", not \'everybody\''),
-        ({"clock": "none"}, 'clock must be "neighbours" or "global", not \'none\''),
+        ({"clock": "none"}, 'clock must be "neighbors" or "global", not \'none\''),
         ({"mode": "sync"}, 'mode must be "bsp" or "backup" or "asp" or "hete", not \'sync\''),
         ({"neighbors": 0}, "neighbors must be 1 or more, and backups 0 or more, not 0, 0"),
     ),

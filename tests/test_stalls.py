@@ -58,7 +58,7 @@ def reports(comm):
 @pytest.mark.parametrize(
     ("given", "operation"),
     [
-        ("variable", "a periodic synchronisation"),
+        ("variable", "a periodic synchronization"),
         ("argument", "average()"),
         ("argument", "load()"),
     ],
@@ -284,7 +284,7 @@ def job(mpirun_text):
 @pytest.mark.launch
 @pytest.mark.parametrize("group_size", [1, 3])
 def test_a_stopped_process_is_named_and_the_job_goes_on_when_it_does(job, group_size):
-    """In a synchronisation, and as a member of a group; where no logging was set up."""
+    """In a synchronization, and as a member of a group; where no logging was set up."""
     result = job(
         f"""
         with GroupAllreduce(comm, x, group_size={group_size}, sync_period=50) as average:
@@ -308,7 +308,7 @@ def test_a_stopped_process_is_named_and_the_job_goes_on_when_it_does(job, group_
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("where", ["a periodic synchronisation after 2 calls", "close()"])
+@pytest.mark.parametrize("where", ["a periodic synchronization after 2 calls", "close()"])
 def test_the_abort_limit_ends_the_job(job, where):
     """Rank 2 never comes, and is named; the others wait, or left their block by an exception."""
     result = job(

@@ -192,7 +192,7 @@ def test_without_metrics_the_test_loss_is_reported():
 # --- scripts
 
 GOOD = """
-from neighbour import loss
+from neighbor import loss
 def model(): ...
 def data(rank, size, batch_size, seed): ...
 """
@@ -213,15 +213,15 @@ def load(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_script_s_functions_are_a_task_and_it_finds_its_neighbours(load, tmp_path):
-    (tmp_path / "neighbour.py").write_text("def loss(model, batch): ...")
+def test_a_script_s_functions_are_a_task_and_it_finds_its_neighbors(load, tmp_path):
+    (tmp_path / "neighbor.py").write_text("def loss(model, batch): ...")
     task = load(GOOD)
     assert task.name == "my_task.py"
     assert (task.model.__name__, task.data.__name__) == ("model", "data")
-    assert task.loss.__module__ == "neighbour"
+    assert task.loss.__module__ == "neighbor"
     assert task.metrics is None
     assert sys.modules["my_task"].model is task.model
-    text = GOOD.replace("neighbour import loss", "math import sin as loss, cos as metrics")
+    text = GOOD.replace("neighbor import loss", "math import sin as loss, cos as metrics")
     assert callable(load(text, "another-task.py").metrics)
 
 
@@ -330,7 +330,7 @@ def test_folders_that_are_no_data_set_are_refused(directory):
     assert message() == f"{directory} has a folder val, but none named train"
 
 
-def test_an_image_is_its_middle_square_in_colour(tmp_path):
+def test_an_image_is_its_middle_square_in_color(tmp_path):
     image = pytest.importorskip("PIL.Image")
     pixels = np.zeros((10, 30, 3), np.uint8)
     pixels[:, 10:20] = (255, 0, 51)
@@ -340,7 +340,7 @@ def test_an_image_is_its_middle_square_in_colour(tmp_path):
         decoded = images.decode(path, 8)
         assert decoded.shape == (3, 8, 8)
         assert decoded.dtype == torch.float32
-        if mode != "P":  # whose palette lacks the colour
+        if mode != "P":  # whose palette lacks the color
             middle = decoded[:, 4, 4].tolist()
             assert middle == pytest.approx([1, -1, -0.6])
 

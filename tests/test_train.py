@@ -23,7 +23,7 @@ from wagma import data, imbalance, progress
 from wagma import train as train_module
 from wagma.algorithms import all_wait_after
 from wagma.cli import ALGORITHMS
-from wagma.runs import POINTS, Curve, JsonLines, Tally, summarise
+from wagma.runs import POINTS, Curve, JsonLines, Tally, summarize
 from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
 from wagma.train import log_end, outcome_in_words
@@ -77,18 +77,18 @@ def no_bound(seconds):
 def test_the_bound_is_the_sum_over_periods_of_the_slowest_rank_s_own_time():
     first = tally_of([record(1.0), record(1.0, 2.0), record(1.0, elapsed_s=10.0)])
     second = tally_of([record(1.5), record(1.5), record(1.5, 0.5, elapsed_s=9.0)])
-    summary = summarise([first, second], lambda seconds: all_wait_after(seconds, 2))
+    summary = summarize([first, second], lambda seconds: all_wait_after(seconds, 2))
     assert summary["bound_s"] == 4.0 + 2.0
     assert summary["wall_s"] == 10.0
     assert summary["bound_over_wall"] == 0.6
     assert summary["samples_per_s"] == 2 * 3 * 8 / 10.0
 
 
-def test_synchronisations_are_no_timely_contributions():
+def test_synchronizations_are_no_timely_contributions():
     late, timely, synchronized = record(timely=False), record(), record(synchronized=True)
     first = tally_of([late, timely, synchronized, record(elapsed_s=1.0)])
     second = tally_of([late, late, synchronized, record(timely=False, elapsed_s=1.0)])
-    summary = summarise([first, second], no_bound)
+    summary = summarize([first, second], no_bound)
     assert summary["timely_share"] == 2 / 6
     assert summary["timely_share_of_rank"] == [2 / 3, 0.0]
 
@@ -98,7 +98,7 @@ def test_a_rank_s_time_is_shared_out_without_a_rest():
     tally.add_averaging(STATISTICS._replace(waiting=2.0, communicating=0.25))
     expected = {"compute": 2, "delay": 0.5, "waiting": 2, "communicating": 0.25, "other": 1.25}
     assert tally.seconds == expected
-    assert summarise([tally], no_bound)["seconds_of_rank"] == [expected]
+    assert summarize([tally], no_bound)["seconds_of_rank"] == [expected]
 
 
 def test_waiting_before_and_after_the_local_step_is_averaging():
@@ -120,10 +120,10 @@ def test_waiting_before_and_after_the_local_step_is_averaging():
 
 def test_the_collectives_counts_are_put_together():
     tallies = [tally_of([record(elapsed_s=4.0)]) for _ in range(2)]
-    assert summarise(tallies, no_bound)["mean_staleness"] is None
+    assert summarize(tallies, no_bound)["mean_staleness"] is None
     for tally, staleness in zip(tallies, ((3, 1), (0, 0, 4))):
         tally.add_averaging(STATISTICS._replace(waiting=1.0, bytes_sent=8, staleness=staleness))
-    summary = summarise(tallies, no_bound)
+    summary = summarize(tallies, no_bound)
     assert summary["waiting_share"] == 0.25
     assert summary["bytes_sent_of_rank"] == [8, 8]
     assert summary["mean_staleness"] == (1 + 2 * 4) / 8

@@ -141,7 +141,7 @@ def test_a_late_list_gets_what_the_rule_says(comm, late):
 
 @pytest.mark.ranks(3, 4, 8)
 @each_rule
-def test_lists_are_never_torn_and_equal_after_synchronisations(comm, late):
+def test_lists_are_never_torn_and_equal_after_synchronizations(comm, late):
     """All arrays of a list hold one number; timely, late and passive ranks contribute them."""
     chance = random.Random(comm.rank)
     lengths, group_size = [40_000, 1, 30_001], (comm.size + 1) // 2

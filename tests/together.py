@@ -58,7 +58,7 @@ class Interrupted(Exception):
 def signalled(handle, seconds, once=None):
     """Call this from a signal handler after so many seconds of the block, or of `once` being true.
 
-    Where a rank must have come so far, wait for that: a crowded machine takes its time.
+    Where a rank must have come so far, wait for that: a oversubscribed machine takes its time.
     """
     previous = signal.signal(signal.SIGALRM, lambda *_: handle())
     over = threading.Event()

@@ -1,6 +1,6 @@
 """WAGMA-SGD for PyTorch, on wait-avoiding collectives over MPI.
 
-``wagma.WAGMA`` wraps any torch optimiser; the command ``wagma`` trains an example. Importing the
+``wagma.WAGMA`` wraps any torch optimizer; the command ``wagma`` trains an example. Importing the
 package loads neither torch nor MPI: what needs them is loaded when it is first asked for.
 """
 

@@ -37,7 +37,7 @@ DEFAULTS = {
     "trigger": "solo",
     "transport": None,
     "overlap": False,
-    "clock": "neighbours",
+    "clock": "neighbors",
     "neighbors": 1,
     "mode": "bsp",
     "backups": 0,
@@ -73,7 +73,7 @@ class Algorithm:
         comm: MPI.Comm,
         settings: argparse.Namespace,
     ) -> Averaging:
-        """Make the optimiser that the command line asks for, around a local one; collective."""
+        """Make the optimizer that the command line asks for, around a local one; collective."""
         module = importlib.import_module(self.module)  # not at the top: it loads torch
         given = {name: getattr(settings, name) for name in self.options}
         if self.seeded:
@@ -109,8 +109,8 @@ def nobody(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
     return float(seconds.sum(axis=1).max())
 
 
-def neighbours(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
-    """Return the bound where a step waits for the two neighbours in a ring to have begun theirs."""
+def neighbors(seconds: np.ndarray, settings: Mapping[str, Any]) -> float:
+    """Return the bound where a step waits for the two neighbors in a ring to have begun theirs."""
     import numpy as np  # not at the top: --help needs none
 
     if settings["clock"] == "global":
@@ -233,7 +233,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         when_triggered,
     ),
     "d-psgd": Algorithm(
-        "DPSGD", "models with both neighbours in a ring", ("clock", "transport"), neighbours
+        "DPSGD", "models with both neighbors in a ring", ("clock", "transport"), neighbors
     ),
     "sgp": Algorithm(
         "SGP",

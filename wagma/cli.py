@@ -146,14 +146,14 @@ examples:
 
 
 def help_formatter() -> type[argparse.HelpFormatter]:
-    """Return what lays help out: in colour on a terminal, where rich-argparse is installed."""
+    """Return what lays help out: in color on a terminal, where rich-argparse is installed."""
     output = progress.terminal()
     if output is None or importlib.util.find_spec("rich_argparse") is None:
         return argparse.RawDescriptionHelpFormatter
     from rich.console import Console
     from rich_argparse import RawDescriptionRichHelpFormatter
 
-    class Coloured(RawDescriptionRichHelpFormatter):
+    class Colored(RawDescriptionRichHelpFormatter):
         group_name_formatter = str
         help_markup = text_markup = False
         highlights = [
@@ -165,7 +165,7 @@ def help_formatter() -> type[argparse.HelpFormatter]:
         def __init__(self, *arguments, **options) -> None:
             super().__init__(*arguments, console=Console(file=output), **options)
 
-    return Coloured
+    return Colored
 
 
 class Parser(argparse.ArgumentParser):
@@ -576,8 +576,8 @@ def add_peer_options(group) -> None:
     add = group.add_argument
     add(
         "--clock",
-        choices=("neighbours", "global"),
-        help="whom a step waits for with neighbours in a ring: these, or all ranks "
+        choices=("neighbors", "global"),
+        help="whom a step waits for with neighbors in a ring: these, or all ranks "
         f"(default: {algorithms.DEFAULTS['clock']})",
     )
     add(

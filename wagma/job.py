@@ -141,7 +141,7 @@ def together(function: Callable[[], T], comm) -> T:
     every rank raises: its own, else RankFailedError.
     """
     from collectives import RankFailedError  # not at the top: it loads numpy
-    from collectives.agreement import raise_together
+    from collectives.agreement import raise_collectively
 
     result = usage = failure = None
     try:
@@ -154,7 +154,7 @@ def together(function: Callable[[], T], comm) -> T:
     failed = comm.allgather(failure is not None)
     if any(failed):
         raise failure or RankFailedError(f"rank {failed.index(True)} failed")
-    raise_together(comm, usage)
+    raise_collectively(comm, usage)
     return result
 
 

@@ -23,7 +23,7 @@ LEGEND_RANKS = 8  # more get one common entry
 MOST_TICKS = 10
 LABEL_WIDTH = 36  # characters of a line of a label
 LINE_STYLES, MARKERS = ("-", "--", ":", "-."), ("o", "s", "^")
-COLOURS = {  # Okabe and Ito's, which the colour-blind can tell apart
+COLOURS = {  # Okabe and Ito's, which the color-blind can tell apart
     "compute": "#0072B2",
     "delay": "#E69F00",
     "waiting": "#D55E00",
@@ -38,7 +38,7 @@ LABELS = {
     "other": "other",
 }
 
-METHOD_COLOURS = {  # a method's colour in every picture; Okabe and Ito's, and three of Paul Tol's
+METHOD_COLOURS = {  # a method's color in every picture; Okabe and Ito's, and three of Paul Tol's
     "wagma": "#D55E00",
     "allreduce": "#000000",
     "local-sgd": "#0072B2",
@@ -54,19 +54,19 @@ METHOD_COLOURS = {  # a method's colour in every picture; Okabe and Ito's, and t
 log = logging.getLogger(__name__)
 
 
-def colour_of(label: str) -> str:
-    """Return the colour of a method, also of "wagma:group_size=2" or "eager-sgd-solo"."""
-    return next(colour for name, colour in METHOD_COLOURS.items() if label.startswith(name))
+def color_of(label: str) -> str:
+    """Return the color of a method, also of "wagma:group_size=2" or "eager-sgd-solo"."""
+    return next(color for name, color in METHOD_COLOURS.items() if label.startswith(name))
 
 
 def styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return each label's colour, line style and marker; those of one method share the colour."""
+    """Return each label's color, line style and marker; those of one method share the color."""
     drawn: dict[str, dict[str, str]] = {}
     for label in labels:
-        colour = colour_of(label)
-        before = sum(style["color"] == colour for style in drawn.values())
+        color = color_of(label)
+        before = sum(style["color"] == color for style in drawn.values())
         line, marker = LINE_STYLES[before % len(LINE_STYLES)], MARKERS[before % len(MARKERS)]
-        drawn[label] = {"color": colour, "linestyle": line, "marker": marker}
+        drawn[label] = {"color": color, "linestyle": line, "marker": marker}
     return drawn
 
 
@@ -125,9 +125,9 @@ def draw_loss(path: Path, curves: Sequence[Curve], title: str) -> None:
     many = len(curves) > LEGEND_RANKS
     for axes, row in ((over_steps, 0), (over_time, 1)):
         for rank, curve in enumerate(points):
-            colour = "0.6" if many else f"C{rank}"
+            color = "0.6" if many else f"C{rank}"
             label = f"rank {rank}" if not many else "each rank" if rank == 0 else None
-            axes.plot(curve[row], curve[2], color=colour, alpha=0.6, lw=1, label=label)
+            axes.plot(curve[row], curve[2], color=color, alpha=0.6, lw=1, label=label)
         axes.plot(*mean_curve(points, row), color="black", lw=2, label="mean")
         axes.grid(alpha=0.3)
         axes.set_xlim(left=0)
@@ -168,10 +168,10 @@ def draw_time(path: Path, seconds: Sequence[dict[str, float]], title: str) -> No
     figure = Figure(figsize=(9, 2.2 + min(8, 0.28 * len(ranks))), dpi=120, layout="constrained")
     axes = figure.subplots()
     left = np.zeros(len(ranks))
-    for kind, colour in COLOURS.items():
+    for kind, color in COLOURS.items():
         width = np.array([of_rank[kind] for of_rank in seconds])
         if width.any():
-            axes.barh(ranks, width, left=left, color=colour, label=LABELS[kind])
+            axes.barh(ranks, width, left=left, color=color, label=LABELS[kind])
             left += width
     axes.set(xlabel="time in s", ylabel="rank", ylim=(len(ranks) - 0.4, -0.6))
     axes.yaxis.get_major_locator().set_params(integer=True)
@@ -252,7 +252,7 @@ def draw_rates(axes: Axes, rates: dict[str, Sequence[float]]) -> None:
     """Draw the algorithms' throughput as bars; the argument is `draw_comparison`'s."""
     names = [wrapped(label) for label in rates]
     middle = np.array([np.median(of) for of in rates.values()])
-    axes.barh(names, middle, color=[colour_of(label) for label in rates])
+    axes.barh(names, middle, color=[color_of(label) for label in rates])
     title = "throughput"
     if max(map(len, rates.values())) > 1:
         title = "throughput\nmedian of the seeds, line: lowest to highest"
@@ -341,7 +341,7 @@ def draw_staleness(axes: dict[str, Axes], results: dict[str, Result]) -> None:
     }
     highest = max(map(len, shares.values()), default=1) - 1
     for name, of in shares.items():
-        axes[name].bar(range(len(of)), of, color=colour_of(name))
+        axes[name].bar(range(len(of)), of, color=color_of(name))
         ranks = counted(results[name].ranks, "rank")
         axes[name].set_title(f"{name}, {ranks}", fontsize="medium")
         axes[name].set(

@@ -52,7 +52,7 @@ class Counts(NamedTuple):
 
 
 class Reference:
-    """An optimiser of torch's that averages over all ranks, on a process group of its own.
+    """An optimizer of torch's that averages over all ranks, on a process group of its own.
 
     Attributes:
         module: what the loss is to be computed with.
@@ -80,7 +80,7 @@ class Reference:
         return 0.0
 
     def step(self) -> None:
-        """Take a step of the optimiser, and what the method does with it."""
+        """Take a step of the optimizer, and what the method does with it."""
         self.take_step()
         synchronized = (self.steps + 1) % self.period == 0
         group = tuple(range(self.comm.size)) if synchronized else (self.comm.rank,)
@@ -143,7 +143,7 @@ class DDP(Reference):
         return waited
 
     def take_step(self) -> None:
-        """Take the optimiser's step, with the mean gradients."""
+        """Take the optimizer's step, with the mean gradients."""
         self.optimizer.step()
 
 
@@ -171,7 +171,7 @@ class PostLocalSGD(Reference):
         self.done = time.perf_counter()
 
     def take_step(self) -> None:
-        """Take the local optimiser's step; average the models if a period ends."""
+        """Take the local optimizer's step; average the models if a period ends."""
         with closed_by_others():
             self.periodic.step()
         self.seconds += time.perf_counter() - self.done

@@ -183,7 +183,7 @@ class Tally:
 
     @property
     def timely_share(self) -> float:
-        """The share of the group averages that this rank's vector was in; no synchronisations."""
+        """The share of the group averages that this rank's vector was in; no synchronizations."""
         return share(self.timely_calls, self.group_calls)
 
     @property
@@ -210,7 +210,7 @@ def share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def summarise(tallies: list[Tally], bound: Callable[[np.ndarray], float]) -> dict:
+def summarize(tallies: list[Tally], bound: Callable[[np.ndarray], float]) -> dict:
     """Return what the ranks' tallies say about the job.
 
     ``bound_s`` is what the job would take if averaging were free, and ranks waited for whom they

@@ -10,7 +10,7 @@ import torch
 class Stopwatch:
     """What a step spends its time on, in seconds; a sleep counts for as long as it really took.
 
-    The local optimiser's own step counts as compute: hooks on it tell where averaging, which may
+    The local optimizer's own step counts as compute: hooks on it tell where averaging, which may
     be before it as well, ends and begins.
     """
 

@@ -27,7 +27,7 @@ from wagma import algorithms, imbalance, plots, progress
 from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept, mean_over_ranks
 from wagma.info import versions
 from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, meet, together
-from wagma.runs import JsonLines, Tally, summarise, write_json
+from wagma.runs import JsonLines, Tally, summarize, write_json
 from wagma.stopwatch import Stopwatch
 from wagma.tasks import contract
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One rank's model, optimiser and data, as the settings say; making it is collective."""
+    """One rank's model, optimizer and data, as the settings say; making it is collective."""
 
     def __init__(self, settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
         self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
@@ -217,7 +217,7 @@ def make_run(
         measured, tallies = comm.gather(measured), comm.gather(tally)
         if comm.rank == 0:
             measured = contract.all_ranks(measured)
-            summary = {**measured, **summarise(tallies, trainer.bound)}
+            summary = {**measured, **summarize(tallies, trainer.bound)}
             last = {"step": tally.steps, "elapsed_s": summary["wall_s"], **measured}
             summary["metrics"] = list(measured)
             summary["evaluations"] = [*evaluations, last]

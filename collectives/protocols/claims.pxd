@@ -12,13 +12,13 @@ cdef unsigned long long word_of(unsigned long long number, unsigned long long st
 cdef unsigned long long number_of(unsigned long long word) noexcept nogil
 cdef unsigned long long state_of(unsigned long long word) noexcept nogil
 
-cdef class Claims:
+cdef class ClaimsProtocol:
     cdef unsigned long long **words
     cdef readonly int missing
 
-    cdef unsigned long long load(self, int rank, Py_ssize_t place) noexcept nogil
+    cdef unsigned long long load(self, int rank, Py_ssize_t offset) noexcept nogil
     cdef bint swap(
-        self, int rank, Py_ssize_t place, unsigned long long old, unsigned long long new
+        self, int rank, Py_ssize_t offset, unsigned long long old, unsigned long long new
     ) noexcept nogil
     cdef unsigned long long state(self, int rank) noexcept nogil
     cdef unsigned long long number(self, int rank) noexcept nogil
@@ -32,7 +32,7 @@ cdef class Claims:
         self, unsigned long long number, const int *members, int size, unsigned long long blocks
     ) noexcept nogil
     cdef long long handed_out(self, unsigned long long number, int first) noexcept nogil
-    cdef long long take(
+    cdef long long claim(
         self, unsigned long long number, int first, unsigned long long blocks) noexcept nogil
     cdef bint end(
         self, unsigned long long number, int first, Py_ssize_t block, unsigned long long blocks,

@@ -19,7 +19,7 @@ TAKEN = 2  # begun; when the exchange ends, the next number is OPEN
 KEPT = 3  # begun; when it ends, the next number is CLOSED, since the rank waits for it
 FLOWING = 4  # the same, but what the rank contributes is published block by block meanwhile
 
-# A word's place, each in a cache line of its own; from BLOCKS on there is one for every block.
+# A word's offset, each in a cache line of its own; from BLOCKS on there is one for every block.
 PART = 0
 HANDED_OUT = 16
 ENDED = 32
@@ -57,7 +57,7 @@ def state_of(word):
     return word & ((1 << STATE_BITS) - 1)
 
 
-class Claims:
+class ClaimsProtocol:
     """The words of a node's ranks, as one of them sees and changes them.
 
     Attributes:
@@ -69,21 +69,21 @@ class Claims:
         if not cython.compiled:
             self.words = words
 
-    def load(self, rank, place):
+    def load(self, rank, offset):
         """Return a word."""
         if cython.compiled:
-            return atomic_load(self.words[rank] + place)  # noqa: F821 (of the .pxd)
+            return atomic_load(self.words[rank] + offset)  # noqa: F821 (of the .pxd)
         else:
-            return self.words[rank][place]
+            return self.words[rank][offset]
 
-    def swap(self, rank, place, old, new):
+    def swap(self, rank, offset, old, new):
         """Make a word `new` if it is `old`; return whether it was."""
         if cython.compiled:
-            return atomic_swap(self.words[rank] + place, old, new)  # noqa: F821
+            return atomic_swap(self.words[rank] + offset, old, new)  # noqa: F821
         else:
-            same = self.words[rank][place] == old
+            same = self.words[rank][offset] == old
             if same:
-                self.words[rank][place] = new
+                self.words[rank][offset] = new
             return same
 
     def state(self, rank):
@@ -167,7 +167,7 @@ class Claims:
             return 0
         return word - (number << BLOCK_BITS)
 
-    def take(self, number, first, blocks):
+    def claim(self, number, first, blocks):
         """Return the next of so many blocks that is to be averaged, −1 if there is none."""
         while True:
             old: cython.ulonglong = self.load(first, HANDED_OUT)

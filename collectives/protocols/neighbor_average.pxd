@@ -1,8 +1,8 @@
-from collectives.protocols.peers cimport Peers
+from collectives.protocols.peers cimport PeerProtocol
 
 cdef int AVERAGED, CLOCK
 
-cdef class NeighborAverage(Peers):
+cdef class NeighborAverageProtocol(PeerProtocol):
     cdef int[::1] sources, destinations
     cdef double[::1] shares
     cdef double own

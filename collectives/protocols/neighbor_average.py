@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False
-"""D-PSGD's average of neighbours: x_{k+1} = Σ_j W_ij x_k^j + change.
+"""D-PSGD's average of neighbors: x_{k+1} = Σ_j W_ij x_k^j + change.
 
 Every rank sends its model when it has it, while its application computes the change, and waits in
 its call only for the models of the ranks that it has edges from.
@@ -12,18 +12,18 @@ import array
 
 import cython
 
-from collectives.protocols.peers import Peers
+from collectives.protocols.peers import PeerProtocol
 
-# The kinds of letters: a model, and from CLOCK on the rounds of a barrier.
+# The kinds of messages: a model, and from CLOCK on the rounds of a barrier.
 AVERAGED = 2
 CLOCK = 3
 
 
-class NeighborAverage(Peers):
+class NeighborAverageProtocol(PeerProtocol):
     """One rank of it.
 
     Args:
-        port, rank, size: see `Peers`.
+        port, rank, size: see `PeerProtocol`.
         sources, shares: the ranks whose models this one averages, and their weights.
         own: the weight of its own.
         destinations: the ranks that average this one's model.
@@ -31,10 +31,10 @@ class NeighborAverage(Peers):
     """
 
     def __init__(self, port, rank, size, sources, shares, own, destinations, global_clock):
-        # The barrier's rounds, by dissemination: how many letters of each have come.
+        # The barrier's rounds, by dissemination: how many messages of each have come.
         self.rounds = (size - 1).bit_length() if global_clock else 0
         before = [(rank - (1 << number)) % size for number in range(self.rounds)]
-        Peers.__init__(self, port, rank, size, {*sources, *before})
+        PeerProtocol.__init__(self, port, rank, size, {*sources, *before})
         self.follows = True
         self.sources = array.array("i", sources)
         self.shares = array.array("d", shares)
@@ -70,7 +70,7 @@ class NeighborAverage(Peers):
 
     def received(self, source, kind, number, weight):
         if kind == AVERAGED:
-            self.letters[self.place(source)] += 1
+            self.messages[self.index_of(source)] += 1
             self.heard = max(self.heard, number)
         else:
             self.ticks[kind - CLOCK] += 1
@@ -92,11 +92,11 @@ class NeighborAverage(Peers):
         if self.round < self.rounds:
             return
         for i in range(len(self.sources)):
-            if self.letters[self.place(self.sources[i])] == 0:
+            if self.messages[self.index_of(self.sources[i])] == 0:
                 return
         for i in range(len(self.sources)):
             source = self.sources[i]
-            self.letters[self.place(source)] -= 1
+            self.messages[self.index_of(source)] -= 1
             self.port.mix(source, keep, self.shares[i])
             keep = 1
         self.port.publish(1)
@@ -104,7 +104,7 @@ class NeighborAverage(Peers):
         self.calls += 1
         self.calling = False
         self.distribute()
-        self.port.take(1)
+        self.port.return_model(1)
 
     def is_waited_for_by(self, rank):
         i: cython.int
@@ -124,5 +124,5 @@ class NeighborAverage(Peers):
             return True
         for i in range(len(self.sources)):
             if self.sources[i] == rank:
-                return self.letters[self.place(rank)] == 0
+                return self.messages[self.index_of(rank)] == 0
         return False

@@ -1,9 +1,9 @@
-from collectives.protocols.peers cimport Peers
+from collectives.protocols.peers cimport PeerProtocol
 
 cdef int ASK, GRANT, REFUSE, HALF
 cdef int FREE, ASKING, GRANTED
 
-cdef class PairwiseAverage(Peers):
+cdef class PairwiseAverageProtocol(PeerProtocol):
     cdef int[::1] neighbors, waiting
     cdef long long random
     cdef public int state, peer, attempts

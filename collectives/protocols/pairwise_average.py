@@ -1,14 +1,14 @@
 # cython: boundscheck=False, wraparound=False
-"""AD-PSGD's average of pairs: a rank and a random neighbour both get the mean of their models.
+"""AD-PSGD's average of pairs: a rank and a random neighbor both get the mean of their models.
 
-The averages go on beside the applications, and no call waits for one. A rank asks a neighbour; one
+The averages go on beside the applications, and no call waits for one. A rank asks a neighbor; one
 that is free grants it, with its model, and then takes part in nothing else until it has got back
 half of the difference, which it adds, and the other one subtracts. Changes by the applications may
 come in between: they are added to either model, and lost to none.
 
 Nothing waits in a circle, on any graph: a rank that is asked while it asks itself lets lower ranks
 wait and refuses higher ones, so whoever waits, waits for a higher rank, or for one that has been
-granted an average and needs nobody. Who was refused asks another neighbour.
+granted an average and needs nobody. Who was refused asks another neighbor.
 
 Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018,
 Algorithm 1, which avoids deadlocks by allowing bipartite graphs only (its appendix).
@@ -17,9 +17,9 @@ Algorithm 1, which avoids deadlocks by allowing bipartite graphs only (its appen
 import array
 import hashlib
 
-from collectives.protocols.peers import Peers
+from collectives.protocols.peers import PeerProtocol
 
-# The kinds of letters.
+# The kinds of messages.
 ASK = 2
 GRANT = 3
 REFUSE = 4
@@ -31,13 +31,13 @@ ASKING = 1
 GRANTED = 2
 
 
-class PairwiseAverage(Peers):
+class PairwiseAverageProtocol(PeerProtocol):
     """One rank of it.
 
     Args:
-        port, rank, size: see `Peers`.
+        port, rank, size: see `PeerProtocol`.
         neighbors: the ranks that it may ask, which may ask it in turn.
-        seed: of the neighbours that it draws.
+        seed: of the neighbors that it draws.
 
     Attributes:
         state: FREE, ASKING or GRANTED.
@@ -46,7 +46,7 @@ class PairwiseAverage(Peers):
     """
 
     def __init__(self, port, rank, size, neighbors, seed):
-        Peers.__init__(self, port, rank, size, [])
+        PeerProtocol.__init__(self, port, rank, size, [])
         self.neighbors = array.array("i", neighbors)
         digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
         self.random = 1 + int.from_bytes(digest, "little") % 2147483646
@@ -72,7 +72,7 @@ class PairwiseAverage(Peers):
         elif len(self.neighbors) > 0:
             self.attempts = len(self.neighbors)
         self.advance()
-        self.port.take(1)
+        self.port.return_model(1)
 
     def received(self, source, kind, number, weight):
         if kind == ASK:
@@ -115,7 +115,7 @@ class PairwiseAverage(Peers):
             self.answer(self.peer, ASK)
 
     def answer(self, rank, kind):
-        """Send a letter without a vector."""
+        """Send a message without a vector."""
         self.port.write(kind, self.calls)
         self.port.post(rank)
 

@@ -1,15 +1,15 @@
-from collectives.protocols.peers cimport Peers
+from collectives.protocols.peers cimport PeerProtocol
 
 cdef int PUSH, PULL, LAST
 cdef int BSP, BACKUP, ASP, HETE
 
-cdef class ParameterServer(Peers):
+cdef class ParameterServerProtocol(PeerProtocol):
     cdef int[::1] waiting
     cdef int mode, server, backups, came
     cdef double share
     cdef public long long version, held, dropped, lag
 
-    cdef void take_in(self, int source, long long number) noexcept nogil
+    cdef void absorb(self, int source, long long number) noexcept nogil
     cdef void reply(self, int rank) noexcept nogil
     cdef void pulled(self, long long version) noexcept nogil
     cdef void settle(self, int source) noexcept nogil

@@ -22,9 +22,9 @@ import array
 
 import cython
 
-from collectives.protocols.peers import Peers
+from collectives.protocols.peers import PeerProtocol
 
-# The kinds of letters. LAST: a change that no call sends, since its rank joins or synchronises, or
+# The kinds of messages. LAST: a change that no call sends, since its rank joins or synchronizes, or
 # the server's answer to it.
 PUSH = 2
 PULL = 3
@@ -37,11 +37,11 @@ HETE = 3
 MODES = {"bsp": BSP, "backup": BACKUP, "asp": ASP, "hete": HETE}
 
 
-class ParameterServer(Peers):
+class ParameterServerProtocol(PeerProtocol):
     """One rank of it.
 
     Args:
-        port, rank, size: see `Peers`.
+        port, rank, size: see `PeerProtocol`.
         mode: its name among `MODES`.
         server: the rank that holds the model.
         backups: b, of BACKUP.
@@ -54,7 +54,7 @@ class ParameterServer(Peers):
     """
 
     def __init__(self, port, rank, size, mode, server, backups):
-        Peers.__init__(self, port, rank, size, range(size) if rank == server else [])
+        PeerProtocol.__init__(self, port, rank, size, range(size) if rank == server else [])
         self.mode = MODES[mode]
         self.server = server
         # BACKUP's are those that a round does not wait for.
@@ -80,7 +80,7 @@ class ParameterServer(Peers):
         """Send the change to the server, and wait for its model."""
         self.calling = True
         if self.rank == self.server:
-            self.take_in(self.rank, self.held)
+            self.absorb(self.rank, self.held)
         else:
             self.port.write_change(PUSH, self.held)
             self.port.post(self.server)
@@ -89,14 +89,14 @@ class ParameterServer(Peers):
         if kind == PUSH:
             # Who was away and calls again has met all others: they will call as well.
             self.came_back = max(self.came_back, self.away[source])
-            self.take_in(source, number)
+            self.absorb(source, number)
         elif kind == LAST:
             self.settle(source)
         else:
             self.port.mix(source, 0, 1)
             self.pulled(number)
 
-    def take_in(self, source, number):
+    def absorb(self, source, number):
         """The server has a change that was made on the model of this version."""
         rounds: cython.bint = self.mode == BSP or self.mode == BACKUP
         if rounds and number != self.version:
@@ -134,7 +134,7 @@ class ParameterServer(Peers):
     def join(self):
         self.hand_in()
         self.pause()
-        Peers.join(self)
+        PeerProtocol.join(self)
 
     def settle(self, source):
         """The server has such a change, or a rank knows that it has."""
@@ -179,20 +179,20 @@ class ParameterServer(Peers):
             self.version = version
         self.calls += 1
         self.calling = False
-        self.port.take(1)
+        self.port.return_model(1)
 
     def is_waited_for_by(self, rank):
         return rank == self.server
 
     def leave(self):
-        Peers.leave(self)
+        PeerProtocol.leave(self)
         if self.rank == self.server:
             self.left[self.rank] = True
             self.proceed()
 
     def pause(self):
         """Let rounds end without this rank, until all go on."""
-        Peers.pause(self)
+        PeerProtocol.pause(self)
         if self.rank == self.server:
             self.away[self.rank] = self.pauses
             self.proceed()

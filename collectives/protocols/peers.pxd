@@ -11,15 +11,15 @@ cdef class Port:
     cdef void drop(self, int source) noexcept nogil
     cdef void scale(self, double factor) noexcept nogil
     cdef void publish(self, double scale) noexcept nogil
-    cdef void take(self, double scale) noexcept nogil
+    cdef void return_model(self, double scale) noexcept nogil
 
-cdef class Peers:
+cdef class PeerProtocol:
     cdef Port port
     cdef public int rank, size, missing
     cdef public long long calls, heard, averagings, passive, pauses, came_back
     cdef public bint calling, leaving, paused, joined, follows
     cdef int[::1] awaited
-    cdef long long[::1] letters, left, away
+    cdef long long[::1] messages, left, away
 
     cdef void restart(self, long long calls) noexcept nogil
     cdef void begin(self) noexcept nogil
@@ -29,7 +29,7 @@ cdef class Peers:
         self, int source, int kind, long long number, double weight) noexcept nogil
     cdef void received(
         self, int source, int kind, long long number, double weight) noexcept nogil
-    cdef int place(self, int rank) noexcept nogil
+    cdef int index_of(self, int rank) noexcept nogil
     cdef void advance(self) noexcept nogil
     cdef void proceed(self) noexcept nogil
     cdef void look_for_missing(self) noexcept nogil

@@ -2,15 +2,15 @@
 """What the methods have in common in which ranks send each other vectors, one rank to another.
 
 Each rank has a model X, which its application changes between two calls and gets in each. A
-protocol is told of calls and letters, and says by its port's methods what becomes of the model and
-what is sent. Letters from one rank to another come in the order in which they were sent.
+protocol is told of calls and messages, and says by its port's methods what becomes of the model and
+what is sent. MessageList from one rank to another come in the order in which they were sent.
 """
 
 import array
 
 import cython
 
-# The kinds of letters with which a rank says that it makes no calls: for good, or until all have
+# The kinds of messages with which a rank says that it makes no calls: for good, or until all have
 # done something together, for the time that is its number. Methods have others, from 2 on.
 LEAVE = 0
 AWAY = 1
@@ -20,12 +20,12 @@ class Port:
     """What a protocol can do: the driver does it, over MPI, in a test or in simulated time.
 
     X is the rank's model. D is the change that the application made since it last got a model, as
-    of its last call. A letter that holds a vector is kept until `mix`, `halve` or `drop` uses it;
+    of its last call. A message that holds a vector is kept until `mix`, `halve` or `drop` uses it;
     these mean the oldest one of its source.
     """
 
     def write(self, kind, number):
-        """Write the letter that `post` sends: a kind and a number."""
+        """Write the message that `post` sends: a kind and a number."""
         raise NotImplementedError
 
     def write_model(self, kind, number, scale, weight):
@@ -37,19 +37,19 @@ class Port:
         raise NotImplementedError
 
     def post(self, destination):
-        """Send the letter last written; to several ranks, call after call."""
+        """Send the message last written; to several ranks, call after call."""
         raise NotImplementedError
 
     def mix(self, source, keep, share):
-        """X = keep · X + share · the letter from this rank; return the letter's weight."""
+        """X = keep · X + share · the message from this rank; return the message's weight."""
         raise NotImplementedError
 
     def halve(self, source, kind, number):
-        """Send half of what X is more than the letter back, and take it from X."""
+        """Send half of what X is more than the message back, and take it from X."""
         raise NotImplementedError
 
     def drop(self, source):
-        """The letter from this rank is of no use."""
+        """The message from this rank is of no use."""
         raise NotImplementedError
 
     def scale(self, factor):
@@ -60,12 +60,12 @@ class Port:
         """X += scale · D"""
         raise NotImplementedError
 
-    def take(self, scale):
+    def return_model(self, scale):
         """The application gets scale · X, and its call returns."""
         raise NotImplementedError
 
 
-class Peers:
+class PeerProtocol:
     """One rank of a method in which ranks send each other vectors.
 
     Args:
@@ -73,9 +73,9 @@ class Peers:
         awaited: the ranks that this one may wait for.
 
     Attributes:
-        calls: how many calls the application has completed; where letters are numbered, by this.
-        calling: whether the application is in a call, which ends with `Port.take`.
-        leaving: whether the application makes no more calls; letters are still answered.
+        calls: how many calls the application has completed; where messages are numbered, by this.
+        calling: whether the application is in a call, which ends with `Port.return_model`.
+        leaving: whether the application makes no more calls; messages are still answered.
         paused: whether nothing new is to be begun.
         joined: whether the application makes no more calls before all have joined, and this rank
             makes those that others need, without a change, where the method `follows`.
@@ -102,9 +102,9 @@ class Peers:
         self.averagings = 0
         self.passive = 0
         self.awaited = array.array("i", sorted(awaited))
-        # Of each of these: how many of its letters are there and not yet used; whether it has left;
-        # which time it was that it was last away for.
-        self.letters = array.array("q", [0]) * len(self.awaited)
+        # Of each of these: how many of its messages are there and not yet used; whether it has
+        # left; which time it was that it was last away for.
+        self.messages = array.array("q", [0]) * len(self.awaited)
         self.left = array.array("q", [0]) * len(self.awaited)
         self.away = array.array("q", [0]) * len(self.awaited)
         self.pauses = 0
@@ -119,8 +119,8 @@ class Peers:
         self.paused = False
         self.joined = False
         self.came_back = self.pauses
-        for i in range(len(self.letters)):
-            self.letters[i] = 0
+        for i in range(len(self.messages)):
+            self.messages[i] = 0
         self.begin()
 
     def begin(self):
@@ -136,20 +136,20 @@ class Peers:
         self.calling = True
 
     def arrived(self, source, kind, number, weight):
-        """A letter has come."""
+        """A message has come."""
         if kind == LEAVE:
-            self.left[self.place(source)] = True
+            self.left[self.index_of(source)] = True
         elif kind == AWAY:
-            self.away[self.place(source)] = number
+            self.away[self.index_of(source)] = number
         else:
             self.received(source, kind, number, weight)
         self.advance()
 
     def received(self, source, kind, number, weight):
-        """A letter of one of the method's own kinds has come."""
-        self.letters[self.place(source)] += 1
+        """A message of one of the method's own kinds has come."""
+        self.messages[self.index_of(source)] += 1
 
-    def place(self, rank):
+    def index_of(self, rank):
         """Where a rank is among those awaited; −1: it is none of them."""
         first: cython.int = 0
         last: cython.int = len(self.awaited)

@@ -1,8 +1,8 @@
-from collectives.protocols.peers cimport Peers
+from collectives.protocols.peers cimport PeerProtocol
 
 cdef int SHARE
 
-cdef class PushSum(Peers):
+cdef class PushSumProtocol(PeerProtocol):
     cdef int[::1] destinations, sources, first_destination, first_source
     cdef int phases, phase
     cdef public double weight

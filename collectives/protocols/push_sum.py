@@ -14,17 +14,17 @@ import itertools
 
 import cython
 
-from collectives.protocols.peers import Peers
+from collectives.protocols.peers import PeerProtocol
 
-# The kind of a letter with a share of a numerator and of a weight.
+# The kind of a message with a share of a numerator and of a weight.
 SHARE = 2
 
 
-class PushSum(Peers):
+class PushSumProtocol(PeerProtocol):
     """One rank of it.
 
     Args:
-        port, rank, size: see `Peers`.
+        port, rank, size: see `PeerProtocol`.
         destinations, sources: lists of the ranks that this one sends to and receives from, one list
             for each of the phases through which the graph goes, call by call.
         weight: w at the start, when X is w times the model.
@@ -34,7 +34,7 @@ class PushSum(Peers):
     """
 
     def __init__(self, port, rank, size, destinations, sources, weight):
-        Peers.__init__(self, port, rank, size, set().union(*sources))
+        PeerProtocol.__init__(self, port, rank, size, set().union(*sources))
         self.follows = True
         self.phases = len(destinations)
         self.destinations = array.array("i", [peer for phase in destinations for peer in phase])
@@ -67,7 +67,7 @@ class PushSum(Peers):
         self.calling = True
 
     def received(self, source, kind, number, weight):
-        self.letters[self.place(source)] += 1
+        self.messages[self.index_of(source)] += 1
         self.heard = max(self.heard, number + 1)
 
     def proceed(self):
@@ -79,17 +79,17 @@ class PushSum(Peers):
         first: cython.int = self.first_source[self.phase]
         last: cython.int = self.first_source[self.phase + 1]
         for i in range(first, last):
-            if self.letters[self.place(self.sources[i])] == 0:
+            if self.messages[self.index_of(self.sources[i])] == 0:
                 return
         for i in range(first, last):
             source = self.sources[i]
-            self.letters[self.place(source)] -= 1
+            self.messages[self.index_of(source)] -= 1
             self.weight += self.port.mix(source, self.kept, 1)
             self.kept = 1
         self.averagings += 1
         self.calls += 1
         self.calling = False
-        self.port.take(self.factor())
+        self.port.return_model(self.factor())
 
     def factor(self):
         """1 / w; in a call w is split at once, and X with the first share that comes."""
@@ -108,7 +108,7 @@ class PushSum(Peers):
             return False
         for i in range(self.first_source[self.phase], self.first_source[self.phase + 1]):
             if self.sources[i] == rank:
-                return self.letters[self.place(rank)] == 0
+                return self.messages[self.index_of(rank)] == 0
         return False
 
 

@@ -1,11 +1,11 @@
 cdef int IDLE, HELD, RUNNING, SHARED
 cdef int NONE, SYNC, AVERAGE, SYNCHRONIZE, CLOSE, LOAD, JOIN, FINISH
-cdef int OUTSIDE, AGREEING, DRAINING, MOVING, LEAVING
+cdef int OUTSIDE, AGREEING, DRAINING, REDUCING, LEAVING
 cdef unsigned long long WORD, GAMMA, MIX_1, MIX_2
 
 cpdef int drawn(unsigned long long seed, unsigned long long version, int size) noexcept nogil
 
-cdef class WaitAvoiding:
+cdef class WaitAvoidingProtocol:
     cdef public long long t, next, told, told_ops, ops, running, source, fin_at, base
     cdef public int vectors, operation, stage, failed, fin_seen
     cdef public bint timely, waiting, joined, broken, shares
@@ -25,7 +25,7 @@ cdef class WaitAvoiding:
     cdef void run(self) noexcept nogil
     cdef void execute(self) noexcept nogil
     cdef void executed(self, long long version) noexcept nogil
-    cdef void take_back(self, bint running) noexcept nogil
+    cdef void reclaim(self, bint running) noexcept nogil
     cdef void heard(self, long long version) noexcept nogil
     cdef void finished(self) noexcept nogil
     cdef void notice(self, int rank, int dimension) noexcept nogil
@@ -45,6 +45,6 @@ cdef class WaitAvoiding:
     cdef void agreed(self, long long *records, int size) noexcept nogil
     cdef void drain(self, long long t) noexcept nogil
     cdef void settle(self) noexcept nogil
-    cdef void moved(self) noexcept nogil
+    cdef void reduced(self) noexcept nogil
     cdef void fin(self, int dimension) noexcept nogil
     cdef bint may_leave(self) noexcept nogil

@@ -34,7 +34,7 @@ FINISH = 7
 OUTSIDE = 0
 AGREEING = 1
 DRAINING = 2
-MOVING = 3
+REDUCING = 3
 LEAVING = 4
 
 # Of the numbers that are drawn.
@@ -56,15 +56,15 @@ def drawn(seed, version, size):
     return (z ^ (z >> 31)) % size
 
 
-class WaitAvoiding:
+class WaitAvoidingProtocol:
     """The state of one rank: told of events by its methods, it says in attributes what to do.
 
     The driver executes version `running` while `vectors` is RUNNING, sends the activation
     ``(sent[k], sent_ops[k])`` on every dimension k whose bit in `due` is set, and a FIN after it
     where the bit in `fin_due` is set; it clears the bits. A later activation may overtake one that
     is still due, since a message covers every lower version. While `stage` is AGREEING it gathers
-    the pair ``(operation, t)`` from every rank; while it is MOVING it averages over all ranks, but
-    for LOAD, in which each rank replaces its own vectors. Where a bit in `notice_due` is set it
+    the pair ``(operation, t)`` from every rank; while it is REDUCING it averages over all ranks,
+    but for LOAD, in which each rank replaces its own vectors. Where a bit in `notice_due` is set it
     sends on that dimension that rank `failed` has failed, and where one in `freed_due` is set, that
     versions after `freed` operations are free.
 
@@ -74,7 +74,7 @@ class WaitAvoiding:
     Attributes:
         t: the application's next version; `next`: the next version to be executed here.
         base: what to add to any version for the number that users see, and that chooses groups and
-            synchronisations; versions themselves only grow, also where a LOAD goes back.
+            synchronizations; versions themselves only grow, also where a LOAD goes back.
         told, told_ops: the highest version heard of, and after how many operations it was started.
         sent, sent_ops: the highest version sent on each dimension, likewise.
         ops: synchronous operations completed.
@@ -175,7 +175,7 @@ class WaitAvoiding:
         """Start the next version here, if it may be executed now.
 
         A version is held back until this rank has completed every operation that came before it,
-        so that no contribution crosses a synchronisation. Where nobody is passive it also waits
+        so that no contribution crosses a synchronization. Where nobody is passive it also waits
         for the application's call, unless that will never come.
         """
         if self.vectors != IDLE or self.next > self.told or self.told_ops > self.ops:
@@ -193,7 +193,7 @@ class WaitAvoiding:
             self.source = version - 1
             self.heard(version - 1)
 
-    def take_back(self, running):
+    def reclaim(self, running):
         """The vectors are open to others no longer; one of them may have begun version `next`."""
         self.vectors = IDLE
         if running:
@@ -347,7 +347,7 @@ class WaitAvoiding:
             self.joined = True
         self.operation = operation
         self.stage = AGREEING
-        # Before a periodic synchronisation every rank has started what it was drawn for.
+        # Before a periodic synchronization every rank has started what it was drawn for.
         if self.size > 0 and operation != SYNC:
             self.free(self.ops, -1)
         self.run()
@@ -425,10 +425,10 @@ class WaitAvoiding:
     def settle(self):
         """Begin to move once everything before has been executed."""
         if self.stage == DRAINING and self.vectors == IDLE and self.next >= self.t:
-            self.stage = MOVING
+            self.stage = REDUCING
             self.vectors = HELD
 
-    def moved(self):
+    def reduced(self):
         """The average over all ranks is there, and the application has taken it.
 
         It is published everywhere by all of them but AVERAGE, which changes nothing. A rank that
@@ -451,7 +451,7 @@ class WaitAvoiding:
     # Closing
 
     def fin(self, dimension):
-        """The neighbour on this dimension sends nothing any more."""
+        """The neighbor on this dimension sends nothing any more."""
         self.fin_seen |= 1 << dimension
 
     def may_leave(self):

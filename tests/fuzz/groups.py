@@ -233,7 +233,7 @@ class Average:
     def _tolerance(self):
         """Return how far numbers may be from what they would be without rounding."""
         size, group_size = self.size, self.settings["group_size"]
-        # Every average appends so many binary digits, up to the next synchronisation.
+        # Every average appends so many binary digits, up to the next synchronization.
         digits = (self.rounds + 1) * math.log2(group_size) + 2 * math.log2(size)
         wire = {None: 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[self.settings["wire_dtype"]]
         evenly = self.ledger.divides_evenly and is_power_of_two(group_size)

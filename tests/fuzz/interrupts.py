@@ -106,7 +106,7 @@ class InterruptedGroups(InterruptedScenario):
             "late": plan.choice(("conserving", "conserving", "conserving", "paper")),
         }
         self.rounds = plan.choice((3, 4))
-        # Where there are other synchronisations, who has joined counts no more after them.
+        # Where there are other synchronizations, who has joined counts no more after them.
         self.joins = self.given["sync_period"] == NEVER and plan.random() < 0.5
         kinds = [None] * 5 + ["average", "synchronize", "load"]
         drawn = [[plan.choice(kinds) for _ in range(self.rounds)] for _ in range(SEGMENTS)]
@@ -124,7 +124,7 @@ class InterruptedGroups(InterruptedScenario):
             [(script.random() < 0.2, self.shape.draw_change(script)) for _ in range(16)]
             for script in self.scripts
         ]
-        # Every average appends so many binary digits, up to the next synchronisation.
+        # Every average appends so many binary digits, up to the next synchronization.
         digits = (self.rounds + 1) * np.log2(self.given["group_size"]) + 2 * np.log2(size) + 12
         exact = size in powers_of_two and digits <= 53
         self.tolerance = 0.0 if exact else 2.0**-53 * 1000 * SEGMENTS * self.rounds
@@ -223,7 +223,7 @@ class InterruptedGroups(InterruptedScenario):
             self.attempt(lambda: self.collective.publish(x))
         synchronous = (self.version + 1) % self.given["sync_period"] == 0
         if synchronous:
-            name = "a periodic synchronisation"
+            name = "a periodic synchronization"
             result, _ = self.attempt_within(name, lambda: self.collective(x), waits)
         elif self.chance.random() < 0.6:
             result, _ = self.attempt(lambda: self.collective(x), waits=waits)
@@ -253,7 +253,7 @@ class InterruptedGroups(InterruptedScenario):
 class InterruptedPeers(InterruptedScenario):
     """One of the collectives whose ranks send each other vectors; all join in the end."""
 
-    KINDS = {"neighbours": NeighborAverage, "push-sum": PushSum, "pairs": PairwiseAverage}
+    KINDS = {"neighbors": NeighborAverage, "push-sum": PushSum, "pairs": PairwiseAverage}
 
     def __init__(self, comm, seed, options):
         super().__init__(comm, seed, options)

@@ -19,7 +19,7 @@ from .sums import Sums
 from .vectors import Shape, copied, digest, is_finite
 
 KINDS = {
-    "neighbours": NeighborAverage,
+    "neighbors": NeighborAverage,
     "push-sum": PushSum,
     "pairs": PairwiseAverage,
     "server": ParameterServer,
@@ -38,7 +38,7 @@ def connected(plan, size, directed):
     return graph
 
 
-class Peers(Scenario):
+class PeerProtocol(Scenario):
     """One of them: every rank calls, changes its vector, and all do something together."""
 
     def __init__(self, comm, seed, options):
@@ -81,8 +81,8 @@ class Peers(Scenario):
         """Return the arguments of the collective, and all ranks' weights."""
         plan, size, weights = self.plan, self.size, [1.0] * self.size
         drawn = plan.random() < 0.5
-        if self.kind == "neighbours":
-            clock = plan.choice(("neighbours", "global"))
+        if self.kind == "neighbors":
+            clock = plan.choice(("neighbors", "global"))
             graph = connected(plan, size, directed=False) if drawn else None
             return {"clock": clock, "graph": graph}, weights
         if self.kind == "pairs":
@@ -200,10 +200,10 @@ class Peers(Scenario):
         if self.synchronizes_changes:
             self.shape.add(self.x, self.steps[self.rank][epoch * self.rounds + t][1])
         shown = copied(self.x)
-        if self.kind in ("neighbours", "push-sum"):
+        if self.kind in ("neighbors", "push-sum"):
             self.collective.average(self.shape.given(shown))
         self.collective.synchronize(self.shape.given(self.x))
-        if self.kind in ("neighbours", "push-sum"):
+        if self.kind in ("neighbors", "push-sum"):
             same = digest(shown) == digest(self.x)
             self.require(same, epoch, t, operation, "is not what average() said")
         self.check_mean(self.x, epoch, t, operation)
@@ -254,5 +254,5 @@ class Peers(Scenario):
 
 def make(comm, seed, options):
     """Make a scenario of one of these collectives, or of sums over all ranks."""
-    kind = Sums if random.Random(seed).random() < 0.2 else Peers
+    kind = Sums if random.Random(seed).random() < 0.2 else PeerProtocol
     return kind(comm, seed, options)

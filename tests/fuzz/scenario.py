@@ -14,7 +14,7 @@ from .vectors import digest
 
 MOST_PROBLEMS = 3  # of one rank that are printed
 STALL = 20.0  # seconds after which a collective says who is missing
-# What a synchronisation gives where all ranks' weights are 0: finite vectors count alike, so that
+# What a synchronization gives where all ranks' weights are 0: finite vectors count alike, so that
 # all ranks are equal after it. Else each rank keeps its own.
 WEIGHTLESS_COUNT_ALIKE = True
 

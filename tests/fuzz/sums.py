@@ -1,4 +1,4 @@
-"""`PartialAllreduce`: what ranks put in comes out once on each, up to every synchronisation."""
+"""`PartialAllreduce`: what ranks put in comes out once on each, up to every synchronization."""
 
 from __future__ import annotations
 

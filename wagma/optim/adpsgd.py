@@ -9,16 +9,16 @@ import torch
 import collectives
 from wagma.optim.peers import PeerAveraging
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     import networkx
     from mpi4py import MPI
 
 
 class ADPSGD(PeerAveraging):
-    """Average the model with a random neighbour's while the next gradient is computed.
+    """Average the model with a random neighbor's while the next gradient is computed.
 
-    A step adds the local optimiser's update to this rank's model, takes it as others' averages have
-    left it, and begins an average with a random neighbour; it waits for nobody.
+    A step adds the local optimizer's update to this rank's model, takes it as others' averages have
+    left it, and begins an average with a random neighbor; it waits for nobody.
 
     Example:
         >>> optimizer = ADPSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -41,12 +41,12 @@ class ADPSGD(PeerAveraging):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer, model, comm: as for `Averaging`.
             graph: connected networkx graph of the ranks, bipartite or not; None: all may meet.
-            seed: of the neighbours drawn.
+            seed: of the neighbors drawn.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
@@ -72,5 +72,5 @@ class ADPSGD(PeerAveraging):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The seed of the neighbours drawn."""
+        """The seed of the neighbors drawn."""
         return {"seed": self._seed}

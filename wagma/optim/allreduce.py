@@ -10,12 +10,12 @@ import torch
 import collectives
 from wagma.optim.gradients import FlatGradients, GradientAveraging
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
 
 class Allreduce(GradientAveraging):
-    """Average the gradients over all ranks in every step, before the local optimiser's.
+    """Average the gradients over all ranks in every step, before the local optimizer's.
 
     All ranks wait for each other, take the same step, and have the same parameters, bit for bit:
     to rounding, those that one process has which trains on all ranks' batches. What holds for
@@ -37,7 +37,7 @@ class Allreduce(GradientAveraging):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
@@ -72,7 +72,7 @@ class Allreduce(GradientAveraging):
         )
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Average the gradients over all ranks, then take a step of the wrapped optimiser."""
+        """Average the gradients over all ranks, then take a step of the wrapped optimizer."""
         loss = self._compute_gradients(closure)
         result = self.collective(self._gradients.vectors, weight=weight)
         self._note(result)

@@ -1,4 +1,4 @@
-"""What all methods of this package share: an optimiser that averages between ranks."""
+"""What all methods of this package share: an optimizer that averages between ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 import collectives
-from collectives.agreement import raise_together
+from collectives.agreement import raise_collectively
 from collectives.group_allreduce import check_comm
 from collectives.meeting import meet
 from collectives.settings import checked_weight, difference, limits
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.wrapper import Wrapper
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
 _made: weakref.WeakSet[Averaging] = weakref.WeakSet()
@@ -29,7 +29,7 @@ class _JoinBlocks(threading.local):
     """The `join` blocks that a thread is in, and what it has begun to join in the inner ones.
 
     It waits for other ranks only at the end of the outermost: these may need it in the steps of
-    any other optimiser until then.
+    any other optimizer until then.
     """
 
     begun: ExitStack | None = None
@@ -51,15 +51,15 @@ _join_blocks = _JoinBlocks()
 
 
 class Averaging(Wrapper):
-    """An optimiser around the user's, whose steps average models or gradients between ranks.
+    """An optimizer around the user's, whose steps average models or gradients between ranks.
 
     The model's parameters and floating-point buffers become parts of one vector for each dtype
     (`FlatModel` says which) and start from rank 0's values on every rank, integer buffers too. The
-    parameter objects stay the same, so the wrapped optimiser and schedulers go on working; `close`
+    parameter objects stay the same, so the wrapped optimizer and schedulers go on working; `close`
     gives them memory of their own again. All ranks make the same number of steps, unless they
     `join`; one that a `GradScaler` skips on some rank for its infinite gradients counts there too.
 
-    Step hooks, here or on the wrapped optimiser, run around its step. A parameter that was frozen
+    Step hooks, here or on the wrapped optimizer, run around its step. A parameter that was frozen
     when the model was wrapped can be trained later. One that is new to the model cannot, nor is a
     new persistent floating-point buffer averaged: all methods but `step` that do something with the
     model raise RuntimeError for them. Where DataLoader workers are spawned, not forked, they import
@@ -72,7 +72,7 @@ class Averaging(Wrapper):
     meaning that they have in `collectives.GroupAllreduce`.
 
     Attributes:
-        optimizer: the wrapped optimiser, which holds the parameter groups and the state.
+        optimizer: the wrapped optimizer, which holds the parameter groups and the state.
         collective: what averages.
         comm: the communicator of the ranks that train together, as given.
         flat: the `FlatModel` that is trained.
@@ -94,7 +94,7 @@ class Averaging(Wrapper):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters.
@@ -109,7 +109,7 @@ class Averaging(Wrapper):
                 parameter), or models, methods or settings that differ between ranks (it names the
                 ranks); the same on every rank.
         """
-        from mpi4py import MPI  # here, because it initialises MPI
+        from mpi4py import MPI  # here, because it initializes MPI
 
         if comm is None:
             comm = MPI.COMM_WORLD
@@ -121,8 +121,8 @@ class Averaging(Wrapper):
             own = self._check_settings(optimizer, **arguments)
         except (TypeError, ValueError) as problem:
             error = problem
-        raise_together(comm, error)
-        raise_together(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
+        raise_collectively(comm, error)
+        raise_collectively(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         broadcast(comm, tensors)
         self.comm = comm
@@ -159,7 +159,7 @@ class Averaging(Wrapper):
         """Return the settings that must not differ between ranks and that no collective compares.
 
         Raises:
-            TypeError, ValueError: one of them is wrong here, or the optimiser is none for the
+            TypeError, ValueError: one of them is wrong here, or the optimizer is none for the
                 method.
         """
         return {}
@@ -169,7 +169,7 @@ class Averaging(Wrapper):
         raise NotImplementedError
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Do what the method does in one step, and return the wrapped optimiser's loss."""
+        """Do what the method does in one step, and return the wrapped optimizer's loss."""
         raise NotImplementedError
 
     @property
@@ -186,20 +186,20 @@ class Averaging(Wrapper):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called: the wrapped optimiser may then be stepped on its own."""
+        """Whether `close` was called: the wrapped optimizer may then be stepped on its own."""
         return self.collective.closed
 
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
-        """Take one step of the method, which has one of the wrapped optimiser in it.
+        """Take one step of the method, which has one of the wrapped optimizer in it.
 
         Args:
-            closure: function that evaluates the model and returns the loss, for the optimisers
+            closure: function that evaluates the model and returns the loss, for the optimizers
                 that want one.
             weight: how much this rank counts beside others of weight 1, such as its batch's size
                 divided by the mean size; finite, at least 0.
 
         Returns:
-            What the wrapped optimiser's step returned; None where a `GradScaler` skips it.
+            What the wrapped optimizer's step returned; None where a `GradScaler` skips it.
 
         Raises:
             RuntimeError: a parameter's memory was replaced after wrapping, this is inside
@@ -254,8 +254,8 @@ class Averaging(Wrapper):
 
         A rank that leaves the block takes part in what the others do until all have left it, so
         that nobody waits for it in vain and what it did is not lost. Afterwards all ranks have the
-        same model, and the same number of steps. Of nested blocks, of several optimisers, that is
-        so after the outermost; an optimiser cannot be used between its block's end and that.
+        same model, and the same number of steps. Of nested blocks, of several optimizers, that is
+        so after the outermost; an optimizer cannot be used between its block's end and that.
 
         Example:
             >>> with generator.join(), discriminator.join():
@@ -305,7 +305,7 @@ class Averaging(Wrapper):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimiser's state, and the averaging's counter beside it.
+        """Return the wrapped optimizer's state, and the averaging's counter beside it.
 
         Its key "averaging" holds {"version": steps made}. Each rank's model and local state are its
         own: save them on every rank to go on without losing anything, or one rank's inside
@@ -340,7 +340,7 @@ class Averaging(Wrapper):
         Load the model's state first. What a method has left outstanding is dropped.
 
         Args:
-            state_dict: this rank's; one of the wrapped optimiser alone counts as of this version.
+            state_dict: this rank's; one of the wrapped optimizer alone counts as of this version.
 
         Raises:
             collectives.DisagreementError: the ranks load different versions.
@@ -354,7 +354,7 @@ class Averaging(Wrapper):
         self._go_on_from(averaging["version"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the wrapped optimiser.
+        """Add a parameter group to the wrapped optimizer.
 
         Raises:
             ValueError: it has a parameter that was not in the model when that was wrapped, or
@@ -435,7 +435,7 @@ class Averaging(Wrapper):
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[Tensor]:
-    """Return the tensors, unless they or the optimiser are in the hands of another one already."""
+    """Return the tensors, unless they or the optimizer are in the hands of another one already."""
     if isinstance(optimizer, Wrapper):
         kind = type(optimizer).__name__
         raise TypeError(f"optimizer is a {kind} optimizer already: pass the one that it wraps")

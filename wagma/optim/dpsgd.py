@@ -1,4 +1,4 @@
-"""D-PSGD: each rank averages its model with its neighbours' (Lian et al., NeurIPS 2017)."""
+"""D-PSGD: each rank averages its model with its neighbors' (Lian et al., NeurIPS 2017)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 import collectives
 from wagma.optim.peers import PeerAveraging
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     import networkx
     from mpi4py import MPI
 
 
 class DPSGD(PeerAveraging):
-    """Average the model with the neighbours' in a graph in every step: x_{k+1} = x_k W + update.
+    """Average the model with the neighbors' in a graph in every step: x_{k+1} = x_k W + update.
 
-    The update is the local optimiser's, of the gradient at x_k, while the neighbours' models x_k
-    are on their way: a step waits only for neighbours that are a step behind.
+    The update is the local optimizer's, of the gradient at x_k, while the neighbors' models x_k
+    are on their way: a step waits only for neighbors that are a step behind.
 
     Example:
         >>> optimizer = DPSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -35,7 +35,7 @@ class DPSGD(PeerAveraging):
         *,
         graph: networkx.Graph | None = None,
         mixing: np.ndarray | None = None,
-        clock: str = "neighbours",
+        clock: str = "neighbors",
         comm: MPI.Intracomm | None = None,
         engine: str | None = None,
         transport: str | None = None,
@@ -43,14 +43,14 @@ class DPSGD(PeerAveraging):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer, model, comm: as for `Averaging`.
             graph: networkx graph of the ranks, (strongly) connected; None: the ring.
             mixing: W, doubly stochastic, of shape (P, P); None: Metropolis's weights, on the ring
                 1/3 each.
-            clock: "neighbours", or "global" to wait for all ranks in every step.
+            clock: "neighbors", or "global" to wait for all ranks in every step.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:

@@ -12,7 +12,7 @@ import torch
 import collectives
 from wagma.optim.gradients import FlatGradients, GradientAveraging
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
 
@@ -22,7 +22,7 @@ class EagerSGD(GradientAveraging):
     A rank that is late gets the newest average, and its gradient goes in with the next; none is
     lost, and none counts twice. Where nothing new has come the gradient is 0. After every τ-th step
     all gradients have come in, and all ranks have the average of their models. A weight multiplies
-    the gradient. The local optimiser's state stays each rank's own. What holds for all methods that
+    the gradient. The local optimizer's state stays each rank's own. What holds for all methods that
     average gradients is said in `GradientAveraging` and `Averaging`.
 
     A checkpoint is exact after a τ-th step: gradients that others have not yet got are not in it.
@@ -51,7 +51,7 @@ class EagerSGD(GradientAveraging):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
@@ -86,7 +86,7 @@ class EagerSGD(GradientAveraging):
         return {"trigger": self.collective.trigger, "sync_period": self.collective.sync_period}
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Put the gradient in, and take a step of the wrapped optimiser with what has come."""
+        """Put the gradient in, and take a step of the wrapped optimizer with what has come."""
         loss = self._compute_gradients(closure)
         own = self._gradients.present > 0  # nothing is where gradients are not finite
         for vector in self._gradients.vectors if weight != 1 else ():

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from collectives.agreement import raise_together
+from collectives.agreement import raise_collectively
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
 ALIGNMENT = 64  # bytes, at which torch and BLAS expect a tensor of its own to start
@@ -54,10 +54,10 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
         A list of `Tensor`.
 
     Raises:
-        TypeError: not a module or an optimiser; a module that averages by itself (DDP, FSDP); a
+        TypeError: not a module or an optimizer; a module that averages by itself (DDP, FSDP); a
             tensor of another dtype, layout or device, of a class like DTensor, or made in
             inference mode.
-        ValueError: a lazy parameter without a shape, a parameter of the optimiser that is not
+        ValueError: a lazy parameter without a shape, a parameter of the optimizer that is not
             the model's, elements that share memory without being of the same object, or a model
             without any floating-point parameter.
     """
@@ -200,7 +200,7 @@ def numbered(param_groups: list[dict]) -> Iterator[tuple[int, int, torch.Tensor]
 
 
 def place(number: int, index: int, parameter: torch.Tensor) -> str:
-    """Return where a parameter is in an optimiser, and its shape, for a message."""
+    """Return where a parameter is in an optimizer, and its shape, for a message."""
     lazy = torch.nn.parameter.is_lazy(parameter)
     shape = "without a shape" if lazy else f"shape {tuple(parameter.shape)}"
     return f"parameter {index} of group {number}, {shape},"
@@ -230,7 +230,7 @@ def agree(comm: MPI.Intracomm, find: Callable[[], list]) -> list:
     reference = comm.bcast(mine, root=0)
     if error is None and reference is not None and mine != reference:
         error = ValueError(difference(reference, mine))
-    raise_together(comm, error)
+    raise_collectively(comm, error)
     return found
 
 
@@ -254,7 +254,7 @@ class FlatModel:
     """A model whose averaged tensors are parts of one contiguous vector for each dtype.
 
     Averaged are all floating-point parameters, the frozen ones included (so that they can join
-    the optimiser later), and all floating-point buffers, such as BatchNorm's running statistics.
+    the optimizer later), and all floating-point buffers, such as BatchNorm's running statistics.
     Not averaged are integer tensors, and buffers and frozen parameters that hold a non-finite
     value: an attention mask of -inf is a constant, and would make every average non-finite.
 

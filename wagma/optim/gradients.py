@@ -1,4 +1,4 @@
-"""What methods share that average gradients, before a step of the local optimiser."""
+"""What methods share that average gradients, before a step of the local optimizer."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class GradientAveraging(Averaging):
-    """Average gradients between ranks, then take a step of the local optimiser with the mean.
+    """Average gradients between ranks, then take a step of the local optimizer with the mean.
 
     A parameter that has no gradient here gets the mean if any rank has one for it, and is left
     alone if none has, so that models which are the same on all ranks stay so. BatchNorm's
     statistics stay each rank's own, and are averaged in `averaged()` and `synchronize()`.
 
-    A closure is called once, before the gradients are averaged; the wrapped optimiser's step is
-    taken without it. An optimiser that evaluates it several times a step is refused.
+    A closure is called once, before the gradients are averaged; the wrapped optimizer's step is
+    taken without it. An optimizer that evaluates it several times a step is refused.
 
     A rank whose gradients are not finite, which a `GradScaler` finds or not, is left out of the
     mean, and takes the others' like every rank; where no rank's are finite nobody takes a step.
@@ -119,10 +119,10 @@ class GradientAveraging(Averaging):
         """Let ranks make different numbers of steps inside, as `Averaging.join` does; collective.
 
         With the model, the ranks that made fewer steps get the state and the settings of the local
-        optimiser of one that made the most: who takes the same steps needs the same momentum.
+        optimizer of one that made the most: who takes the same steps needs the same momentum.
 
         Raises:
-            RuntimeError: MPI was initialised without the thread level MULTIPLE.
+            RuntimeError: MPI was initialized without the thread level MULTIPLE.
         """
         from mpi4py import MPI
 

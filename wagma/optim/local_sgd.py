@@ -10,15 +10,15 @@ import torch
 import collectives
 from wagma.optim.averaging import Averaging
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
 
 class LocalSGD(Averaging):
-    """Average the model over all ranks after every τ-th step of a local optimiser.
+    """Average the model over all ranks after every τ-th step of a local optimizer.
 
     In between each rank trains alone; after the average, for which all wait, all have the same
-    model, bit for bit. What holds for all methods is said in `Averaging`. The local optimiser's
+    model, bit for bit. What holds for all methods is said in `Averaging`. The local optimizer's
     state, such as its momentum, stays each rank's own. A model that is not finite is left out of
     an average, and gets it. What a rank that has left `join` did before is in the next average.
 
@@ -43,7 +43,7 @@ class LocalSGD(Averaging):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer, model, comm: as for `Averaging`.
@@ -77,7 +77,7 @@ class LocalSGD(Averaging):
         return {"sync_period": self.collective.sync_period}
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Take a step of the wrapped optimiser, then average the model if this is a τ-th step."""
+        """Take a step of the wrapped optimizer, then average the model if this is a τ-th step."""
         loss = self._local_step(closure)
         self._average_model(weight=weight)  # in groups of one but for every τ-th call
         return loss

@@ -9,14 +9,14 @@ import torch
 import collectives
 from wagma.optim.peers import PeerAveraging
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
 
 class ParameterServer(PeerAveraging):
     """Send every step's update to one rank, which keeps the model, and get the model from there.
 
-    The update is the local optimiser's, so that its state, such as its momentum, is each rank's
+    The update is the local optimizer's, so that its state, such as its momentum, is each rank's
     own; with plain SGD that is as if gradients were sent. What holds for all methods is said in
     `Averaging`; `averaged()` holds the server's model.
 
@@ -43,7 +43,7 @@ class ParameterServer(PeerAveraging):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer, model, comm: as for `Averaging`.

@@ -9,15 +9,15 @@ from wagma.optim.averaging import Averaging
 
 
 class PeerAveraging(Averaging):
-    """Take the local optimiser's step, then let a `collectives.PeerCollective` mix the models.
+    """Take the local optimizer's step, then let a `collectives.PeerCollective` mix the models.
 
-    What holds for all methods is said in `Averaging`. The local optimiser's state stays each
+    What holds for all methods is said in `Averaging`. The local optimizer's state stays each
     rank's own, all ranks' models count the same, and a step after which the model is not finite
     changes nothing. What travels is parameters and floating-point buffers alike.
     """
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Take a step of the wrapped optimiser, then call the collective with the model."""
+        """Take a step of the wrapped optimizer, then call the collective with the model."""
         if weight != 1:
             raise ValueError(
                 f"weight is {weight:g}, but all ranks count the same in {type(self).__name__}"

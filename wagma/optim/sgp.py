@@ -9,7 +9,7 @@ import torch
 import collectives
 from wagma.optim.peers import PeerAveraging
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
 
@@ -17,7 +17,7 @@ class SGP(PeerAveraging):
     """Push shares of the model along a directed exponential graph after every step.
 
     The model that a rank has is the de-biased one, numerator ÷ push-sum weight: the gradient is
-    computed at it, the local optimiser's update is added to the numerator, and `averaged()` holds
+    computed at it, the local optimizer's update is added to the numerator, and `averaged()` holds
     Σ numerators ÷ Σ weights. A step waits for the same step of the ranks that send to this one.
 
     Example:
@@ -40,7 +40,7 @@ class SGP(PeerAveraging):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer, model, comm: as for `Averaging`.
@@ -70,5 +70,5 @@ class SGP(PeerAveraging):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The number of neighbours."""
+        """The number of neighbors."""
         return {"neighbors": self._neighbors}

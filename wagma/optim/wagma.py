@@ -11,14 +11,14 @@ import collectives
 from wagma.optim.averaging import Averaging
 from wagma.optim.overlap import Overlap
 
-if TYPE_CHECKING:  # importing it initialises MPI
+if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
 
 class WAGMA(Averaging):
-    """Average the model with a changing group of ranks after every step of a local optimiser.
+    """Average the model with a changing group of ranks after every step of a local optimizer.
 
-    Algorithm 2 of the paper: each rank applies its local optimiser to its own batch's gradient,
+    Algorithm 2 of the paper: each rank applies its local optimizer to its own batch's gradient,
     then averages the resulting model in this iteration's group without waiting for ranks that
     are late, whose last models stand in for them; every `sync_period` steps all ranks average.
     What holds for all methods is said in `Averaging`.
@@ -32,7 +32,7 @@ class WAGMA(Averaging):
 
     With `overlap`, which goes beyond the paper, `step` returns while its average is under way, and
     the next gradient is computed meanwhile. The next step waits for the average, puts it into the
-    model and takes the local optimiser's step from there: a gradient is then of the model as it
+    model and takes the local optimizer's step from there: a gradient is then of the model as it
     was before its last average, one step staler. At most one call is outstanding; whatever else
     needs the average completes it, and the average over all ranks every `sync_period` steps is
     waited for as ever. A closure's gradients are of the model with the average: nothing overlaps
@@ -73,7 +73,7 @@ class WAGMA(Averaging):
         abort: float | None = None,
         log_level: str | None = None,
     ):
-        """Wrap an optimiser and its model; collective.
+        """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer, model, comm: as for `Averaging`.
@@ -130,7 +130,7 @@ class WAGMA(Averaging):
         return {**{name: getattr(self.collective, name) for name in names}, "overlap": self.overlap}
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Take a step of the wrapped optimiser, then average the model (Algorithm 2)."""
+        """Take a step of the wrapped optimizer, then average the model (Algorithm 2)."""
         loss = self._local_step(closure)
         if self.overlap and (self.collective.version + 1) % self.collective.sync_period:
             self.flat.check_places()

@@ -1,4 +1,4 @@
-"""An optimiser around the user's optimiser, for methods that add communication to it."""
+"""An optimizer around the user's optimizer, for methods that add communication to it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 
 class Wrapper(torch.optim.Optimizer):
-    """The wrapped optimiser seen through an object whose `step` a method replaces.
+    """The wrapped optimizer seen through an object whose `step` a method replaces.
 
-    Parameter groups, state, defaults and hooks *are* the wrapped optimiser's, not copies, so that
+    Parameter groups, state, defaults and hooks *are* the wrapped optimizer's, not copies, so that
     learning-rate schedulers and checkpoints work with either object. Only this one makes steps,
-    also for `GradScaler.step`: until it is closed, the wrapped optimiser's own `step` raises.
+    also for `GradScaler.step`: until it is closed, the wrapped optimizer's own `step` raises.
 
     Attributes:
-        optimizer: the wrapped optimiser.
-        closed: whether the method has ended, so that the wrapped optimiser is free again.
+        optimizer: the wrapped optimizer.
+        closed: whether the method has ended, so that the wrapped optimizer is free again.
     """
 
     # GradScaler then calls `step` even where it found infinite gradients, because ranks that count
@@ -45,7 +45,7 @@ class Wrapper(torch.optim.Optimizer):
     defaults = property(lambda self: self.optimizer.defaults)
 
     def __getattr__(self, name: str) -> Any:
-        """What else an optimiser has, such as its hooks, is the wrapped one's."""
+        """What else an optimizer has, such as its hooks, is the wrapped one's."""
         if name == "optimizer":  # not yet set: looking it up would recurse
             raise AttributeError(name)
         return getattr(self.optimizer, name)
@@ -58,12 +58,12 @@ class Wrapper(torch.optim.Optimizer):
         )
 
     def _local_step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the wrapped optimiser's step, unless a GradScaler says that it must be skipped.
+        """Take the wrapped optimizer's step, unless a GradScaler says that it must be skipped.
 
         Gradients that the GradScaler has not unscaled yet are unscaled first, in place.
 
         Args:
-            closure: for the wrapped optimiser's `step`; none beside a GradScaler.
+            closure: for the wrapped optimizer's `step`; none beside a GradScaler.
 
         Returns:
             What that `step` returned, None where it was skipped.
@@ -89,7 +89,7 @@ class Wrapper(torch.optim.Optimizer):
         return True
 
     def _bare_step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the wrapped optimiser's step as it is, and return what that returns."""
+        """Take the wrapped optimizer's step as it is, and return what that returns."""
         self._stepping = True
         try:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
@@ -101,20 +101,20 @@ class Wrapper(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimiser's state."""
+        """Return the wrapped optimizer's state."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimiser's state, as returned by `state_dict`."""
+        """Load the wrapped optimizer's state, as returned by `state_dict`."""
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the wrapped optimiser."""
+        """Add a parameter group to the wrapped optimizer."""
         self.optimizer.add_param_group(param_group)
 
 
 def refuse_alone(optimizer: torch.optim.Optimizer, wrapper: weakref.ref[Wrapper]) -> None:
-    """Make the optimiser's step raise where its wrapper, while open, does not take it."""
+    """Make the optimizer's step raise where its wrapper, while open, does not take it."""
 
     def refuse(*_: Any) -> None:
         outside = wrapper()

@@ -27,10 +27,10 @@ class Settings:
         sync_period: τ.
         wait: whom a group average waits for, "nobody" or the "group".
         doubling: whether group averages go by recursive doubling, whatever the model's length.
-        clock: whom D-PSGD's ranks wait for, their "neighbours" on the ring, or all ("global").
+        clock: whom D-PSGD's ranks wait for, their "neighbors" on the ring, or all ("global").
         neighbors: how many ranks each of SGP's sends to in a step.
         mode, backups: of `collectives.ParameterServer`.
-        seed: of the neighbours that AD-PSGD draws.
+        seed: of the neighbors that AD-PSGD draws.
         groups: whether they are "changing" with every version, or "fixed".
     """
 
@@ -39,7 +39,7 @@ class Settings:
     sync_period: int = 10
     wait: str = "nobody"
     doubling: bool = False
-    clock: str = "neighbours"
+    clock: str = "neighbors"
     neighbors: int = 1
     mode: str = "bsp"
     backups: int = 0
@@ -59,7 +59,7 @@ class Settings:
         for name, known in (
             ("wait", ("nobody", "group")),
             ("groups", ("changing", "fixed")),
-            ("clock", ("neighbours", "global")),
+            ("clock", ("neighbors", "global")),
             ("mode", tuple(MODES)),
         ):
             if getattr(self, name) not in known:

@@ -1,26 +1,26 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The methods whose ranks send each other vectors, in simulated time.
 
-What `collectives._mailbox` does over MPI is done here at the times that the machine's model says;
+What `collectives.engine.mailbox` does over MPI is done here at the times of the machine's model;
 all decisions are those of the protocols of `collectives.protocols.peers`.
 """
 
 from collections import deque
 
 from collectives import graphs
-from collectives.protocols.neighbor_average import NeighborAverage
-from collectives.protocols.pairwise_average import PairwiseAverage
-from collectives.protocols.parameter_server import ParameterServer
-from collectives.protocols.push_sum import PushSum
+from collectives.protocols.neighbor_average import NeighborAverageProtocol
+from collectives.protocols.pairwise_average import PairwiseAverageProtocol
+from collectives.protocols.parameter_server import ParameterServerProtocol
+from collectives.protocols.push_sum import PushSumProtocol
 
-from collectives.protocols.peers cimport Peers, Port
+from collectives.protocols.peers cimport PeerProtocol, Port
 from wagma.simulation.core cimport Method, Simulation
 
 cdef enum:
-    # What happens: an application's vector is in the engine's memory; a letter has come.
+    # What happens: an application's vector is in the engine's memory; a message has come.
     STAGED
     CAME
-    # Bytes of a letter without a vector.
+    # Bytes of a message without a vector.
     SHORT = 64
 
 
@@ -28,15 +28,15 @@ cdef class SimulatedPort(Port):
     """What one rank's engine does, and how long that takes it.
 
     Copying a vector, and adding one to another, each take as long as the machine's memory says.
-    The letters that the engine sends and the model that its application gets come after that.
+    The messages that the engine sends and the model that its application gets come after that.
     """
 
     cdef Simulation simulation
-    cdef readonly Peers protocol
+    cdef readonly PeerProtocol protocol
     cdef int rank, kind
     cdef long long number, nbytes, length
     cdef double weight, pass_time, staging_time
-    # By source, oldest first: the letters on their way, and the weights of those not mixed yet.
+    # By source, oldest first: the messages on their way, and the weights of those not mixed yet.
     cdef dict coming, weights
 
     def __init__(self, Simulation simulation, int rank, long long nbytes):
@@ -68,9 +68,9 @@ cdef class SimulatedPort(Port):
             self.send(destination)
 
     cdef void send(self, int destination):
-        cdef SimulatedPort other = (<Letters>self.simulation.method).ports[destination]
-        letter = self.kind, self.number, self.weight
-        other.coming.setdefault(self.rank, deque()).append(letter)
+        cdef SimulatedPort other = (<MessageList>self.simulation.method).ports[destination]
+        message = self.kind, self.number, self.weight
+        other.coming.setdefault(self.rank, deque()).append(message)
         self.simulation.send(self.rank, destination, self.nbytes, CAME, self.rank)
 
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
@@ -96,7 +96,7 @@ cdef class SimulatedPort(Port):
     cdef void publish(self, double scale) noexcept nogil:
         self.take_time(1)
 
-    cdef void take(self, double scale) noexcept nogil:
+    cdef void return_model(self, double scale) noexcept nogil:
         """The application gets the model once all that is done, and goes on."""
         cdef double ready
         self.take_time(1)
@@ -105,7 +105,7 @@ cdef class SimulatedPort(Port):
             self.simulation.returns(self.rank, ready + self.staging_time)
 
 
-cdef class Letters(Method):
+cdef class MessageList(Method):
     """Ranks of a protocol of `collectives.protocols.peers`.
 
     Args:
@@ -160,9 +160,9 @@ def d_psgd(settings, ranks):
         share = 1 / (1 + len(sources))
         shares = [share] * len(sources)
         everybody = settings.clock == "global"
-        return NeighborAverage(port, rank, size, sources, shares, share, sources, everybody)
+        return NeighborAverageProtocol(port, rank, size, sources, shares, share, sources, everybody)
 
-    return Letters(make, settings.nbytes)
+    return MessageList(make, settings.nbytes)
 
 
 def sgp(settings, ranks):
@@ -176,9 +176,9 @@ def sgp(settings, ranks):
             sources[destination][phase].append(source)
 
     def make(port, rank, size):
-        return PushSum(port, rank, size, destinations[rank], sources[rank], 1)
+        return PushSumProtocol(port, rank, size, destinations[rank], sources[rank], 1)
 
-    return Letters(make, settings.nbytes)
+    return MessageList(make, settings.nbytes)
 
 
 def ad_psgd(settings, ranks):
@@ -186,9 +186,9 @@ def ad_psgd(settings, ranks):
 
     def make(port, rank, size):
         others = [other for other in range(size) if other != rank]
-        return PairwiseAverage(port, rank, size, others, settings.seed)
+        return PairwiseAverageProtocol(port, rank, size, others, settings.seed)
 
-    return Letters(make, settings.nbytes)
+    return MessageList(make, settings.nbytes)
 
 
 def parameter_server(settings, ranks):
@@ -197,6 +197,6 @@ def parameter_server(settings, ranks):
         raise ValueError(f"backups is {settings.backups}, not between 0 and {ranks - 1}")
 
     def make(port, rank, size):
-        return ParameterServer(port, rank, size, settings.mode, 0, settings.backups)
+        return ParameterServerProtocol(port, rank, size, settings.mode, 0, settings.backups)
 
-    return Letters(make, settings.nbytes)
+    return MessageList(make, settings.nbytes)

@@ -1,20 +1,20 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
 
-What `collectives._engine` does when messages come in and exchanges end is done here at the times
-that the machine's model says; all decisions are `collectives.protocols.wait_avoiding`'s.
+What `collectives.engine.engine` does when messages come in and exchanges end is done here at the
+times that the machine's model says; all decisions are `collectives.protocols.wait_avoiding`'s.
 """
 
 import numpy as np
 
 from collectives.topology import activation_peers, propagation_bound
 
-from collectives._groups cimport Groups
-from collectives.protocols.wait_avoiding cimport HELD, MOVING, RUNNING, SYNC, WaitAvoiding
+from collectives.protocols.groups cimport Groups
+from collectives.protocols.wait_avoiding cimport HELD, REDUCING, RUNNING, SYNC, WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, allreduce_time
 
 # What happens: an activation comes in; a publication or what a late call takes has been copied; a
-# group has averaged; all ranks have agreed on a synchronisation; they have averaged.
+# group has averaged; all ranks have agreed on a synchronization; they have averaged.
 cdef enum:
     ACTIVATED
     PUBLISHED
@@ -73,12 +73,12 @@ cdef class GroupAveraging(Method):
         self.peers = np.array(peers, dtype=np.intc).reshape(ranks, -1)
         self.dimensions = self.peers.shape[1]
         self.protocols = [
-            WaitAvoiding(self.dimensions, self.group_size, self.sync_period, self.passive)
+            WaitAvoidingProtocol(self.dimensions, self.group_size, self.sync_period, self.passive)
             for _ in range(ranks)
         ]
         if self.drawing:
             for rank in range(ranks):
-                (<WaitAvoiding>self.protocols[rank]).draw(rank, ranks, 0)
+                (<WaitAvoidingProtocol>self.protocols[rank]).draw(rank, ranks, 0)
         gap = propagation_bound(ranks, self.group_size) if self.group_size > 1 else 0
         self.window = gap + 2
         self.present = np.zeros((self.window, ranks), dtype=np.intc)
@@ -99,7 +99,7 @@ cdef class GroupAveraging(Method):
             self.exchange_time[size] = allreduce_time(machine, size, self.nbytes, self.doubling)
 
     cpdef arrives(self, int rank):
-        cdef WaitAvoiding protocol = <WaitAvoiding>self.protocols[rank]
+        cdef WaitAvoidingProtocol protocol = <WaitAvoidingProtocol>self.protocols[rank]
         self.calling[rank] = True
         if not protocol.is_synchronous():
             protocol.call()
@@ -113,7 +113,7 @@ cdef class GroupAveraging(Method):
             self._later_for_all(self.agreement_time, AGREED)
 
     cpdef happens(self, int kind, int rank, long long a, long long b):
-        cdef WaitAvoiding protocol = <WaitAvoiding>self.protocols[rank]
+        cdef WaitAvoidingProtocol protocol = <WaitAvoidingProtocol>self.protocols[rank]
         cdef long long[2] common
         if kind == ACTIVATED:
             protocol.tell(a, b >> 8, b & 255)
@@ -135,24 +135,24 @@ cdef class GroupAveraging(Method):
         else:
             self.moving[rank] = False
             self.published_version[rank] = protocol.t
-            protocol.moved()
+            protocol.reduced()
             self.calling[rank] = False
             self.simulation.returns(rank)
         self._react(rank, protocol)
 
-    cdef void _react(self, int rank, WaitAvoiding protocol):
+    cdef void _react(self, int rank, WaitAvoidingProtocol protocol):
         """Do what the protocol says is to be done, as the engine does."""
         self._send_activations(rank, protocol)
         if protocol.vectors == RUNNING and self.begun[rank] < protocol.running:
             self._begin_version(rank, protocol.running)
         elif self.copying[rank]:
             return
-        elif self.calling[rank] and protocol.vectors == HELD and protocol.stage != MOVING:
+        elif self.calling[rank] and protocol.vectors == HELD and protocol.stage != REDUCING:
             self._serve_call(rank, protocol)
-        elif protocol.stage == MOVING and not self.moving[rank]:
+        elif protocol.stage == REDUCING and not self.moving[rank]:
             self._begin_moving(rank)
 
-    cdef void _send_activations(self, int rank, WaitAvoiding protocol):
+    cdef void _send_activations(self, int rank, WaitAvoidingProtocol protocol):
         cdef int k
         for k in range(self.dimensions):
             if protocol.due >> k & 1:
@@ -161,7 +161,7 @@ cdef class GroupAveraging(Method):
                     protocol.sent[k], protocol.sent_ops[k] << 8 | k)
         protocol.due = 0
 
-    cdef void _serve_call(self, int rank, WaitAvoiding protocol):
+    cdef void _serve_call(self, int rank, WaitAvoidingProtocol protocol):
         """Let a call publish, and return once its version has run.
 
         A late one publishes and takes the newest result in one go. The mean of a timely one is
@@ -175,7 +175,7 @@ cdef class GroupAveraging(Method):
         else:
             self.simulation.later(self.staging_time, TAKEN, rank)
 
-    cdef void _return(self, int rank, WaitAvoiding protocol):
+    cdef void _return(self, int rank, WaitAvoidingProtocol protocol):
         self.calls += 1
         self.timely += protocol.timely
         if not protocol.timely:

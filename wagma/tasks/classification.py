@@ -20,6 +20,6 @@ def cross_entropy(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def accuracy(model: nn.Module, batch: Batch) -> dict[str, float]:
-    """Return the share of a batch's images that the model recognises."""
+    """Return the share of a batch's images that the model recognizes."""
     images, labels = batch
     return {"accuracy": (model(images).argmax(1) == labels).double().mean().item()}

@@ -81,7 +81,7 @@ class BatchIndices:
 def network(classes: int) -> nn.Module:
     """Return a network for RGB images of any size from 8 × 8 on.
 
-    Blocks of convolution, batch normalisation and pooling, then the mean over the image.
+    Blocks of convolution, batch normalization and pooling, then the mean over the image.
     """
     blocks = [
         layer

@@ -15,7 +15,7 @@ def load(path: Path) -> Task:
     """Import a script and return its functions as a task.
 
     Its directory is put on the module search path, as Python does with a script's, and it is
-    known by its own name, so that it can import its neighbours and DataLoader workers can find it.
+    known by its own name, so that it can import its neighbors and DataLoader workers can find it.
 
     Raises:
         UsageError: It cannot be read, or lacks a function. What it raises itself passes through.

@@ -33,79 +33,79 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives._memory cimport LINE, allocate, try_to_allocate
-from collectives._mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
-from collectives._vectors cimport HEADER, Layout, Opened
-from collectives.protocols.peers cimport LEAVE, Peers
+from collectives.memory.allocation cimport LINE, allocate, try_to_allocate
+from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.layout cimport HEADER, Layout, UserVector
+from collectives.protocols.peers cimport LEAVE, PeerProtocol
 
 cdef enum:
-    # What is in a letter's header, eight bytes each.
+    # What is in a message's header, eight bytes each.
     KIND
     NUMBER
     EPOCH
     WEIGHT
-    # Letters begun to be received at one look: those of a fast rank do not keep others waiting.
+    # MessageList begun to be received at one look: those of a fast rank do not keep others waiting.
     MOST_AT_ONCE = 16
     TAG = 0
 
 
-cdef inline long long *header(Letter *letter) noexcept nogil:
-    return <long long *>letter.memory
+cdef inline long long *header(Message *message) noexcept nogil:
+    return <long long *>message.memory
 
 
-cdef inline double *weight_in(Letter *letter) noexcept nogil:
-    return <double *>letter.memory + WEIGHT
+cdef inline double *weight_in(Message *message) noexcept nogil:
+    return <double *>message.memory + WEIGHT
 
 
-cdef void append(Letters *letters, Letter *letter) noexcept nogil:
-    letter.next = NULL
-    if letters.first == NULL:
-        letters.first = letter
+cdef void append(MessageList *messages, Message *message) noexcept nogil:
+    message.next = NULL
+    if messages.first == NULL:
+        messages.first = message
     else:
-        letters.last.next = letter
-    letters.last = letter
+        messages.last.next = message
+    messages.last = message
 
 
-cdef void remove(Letters *letters, Letter *letter) noexcept nogil:
-    cdef Letter *before = NULL
-    cdef Letter *each = letters.first
-    while each != letter:
+cdef void remove(MessageList *messages, Message *message) noexcept nogil:
+    cdef Message *before = NULL
+    cdef Message *each = messages.first
+    while each != message:
         before = each
         each = each.next
     if before == NULL:
-        letters.first = letter.next
+        messages.first = message.next
     else:
-        before.next = letter.next
-    if letters.last == letter:
-        letters.last = before
+        before.next = message.next
+    if messages.last == message:
+        messages.last = before
 
 
-cdef void free_all(Letters *letters) noexcept nogil:
-    cdef Letter *letter = letters.first
-    cdef Letter *following
-    while letter != NULL:
-        following = letter.next
-        free(letter.memory)
-        free(letter)
-        letter = following
-    letters.first = NULL
+cdef void free_all(MessageList *messages) noexcept nogil:
+    cdef Message *message = messages.first
+    cdef Message *following
+    while message != NULL:
+        following = message.next
+        free(message.memory)
+        free(message)
+        message = following
+    messages.first = NULL
 
 
 cdef class Mailbox(Port):
-    """One rank's model, letters and protocol.
+    """One rank's model, messages and protocol.
 
     Args:
         comm: a communicator of its own.
         like: list of float32 or float64 arrays, the model at the start.
 
     Attributes:
-        protocol: the `Peers` that it drives, once `attach` was called.
-        moves: how many letters have come; `bytes_sent`: bytes of vectors sent.
+        protocol: the `PeerProtocol` that it drives, once `attach` was called.
+        progress_count: how many messages have come; `bytes_sent`: bytes of vectors sent.
         nonfinite: changes that were left out because they were not finite.
     """
 
     def __init__(self, Comm comm, like):
-        cdef Opened opened
+        cdef UserVector opened
         cdef int count
         self.communicator = comm
         self.comm = comm.ob_mpi
@@ -120,20 +120,20 @@ cdef class Mailbox(Port):
         self.expected = self.posted + self.size
         self.gather = MPI_REQUEST_NULL
         self.change_arrays = self.model_arrays + count
-        self.letter_arrays = self.change_arrays + count
+        self.message_arrays = self.change_arrays + count
         self.model = allocate(self.layout.size)
         self.change = allocate(self.layout.size)
         memset(self.model, 0, self.layout.size)
-        self.layout.place(self.model_arrays, self.model)
-        self.layout.place(self.change_arrays, self.change)
+        self.layout.locate(self.model_arrays, self.model)
+        self.layout.locate(self.change_arrays, self.change)
         self._check(MPI_Type_contiguous(LINE, MPI_BYTE, &self.line))
         self._check(MPI_Type_commit(&self.line))
-        opened = Opened(like, self.layout, 0)
+        opened = UserVector(like, self.layout, 0)
         self.layout.copy(self.model_arrays, opened.arrays)
         memcpy(self.change, self.model, self.layout.size)
         self.untouched = True
 
-    def attach(self, Peers protocol):
+    def attach(self, PeerProtocol protocol):
         """Let this protocol say what happens."""
         self.protocol = protocol
 
@@ -165,29 +165,29 @@ cdef class Mailbox(Port):
         return self.count > 0
 
     cdef bint _receive(self) noexcept nogil:
-        """Begin to receive a letter that is on its way, if there is one; the MPI mutex is held."""
+        """Begin to receive a message that is on its way, if there is one; the MPI mutex is held."""
         cdef MPI_Status status
-        cdef MPI_Message message = MPI_MESSAGE_NULL
-        cdef Letter *letter
+        cdef MPI_Message arriving = MPI_MESSAGE_NULL
+        cdef Message *message
         cdef int found = 0, lines = 0
-        self._check(MPI_Improbe(MPI_ANY_SOURCE, TAG, self.comm, &found, &message, &status))
+        self._check(MPI_Improbe(MPI_ANY_SOURCE, TAG, self.comm, &found, &arriving, &status))
         if not found:
             return False
         self._check(MPI_Get_count(&status, self.line, &lines))
-        letter = self._take_letter(lines > 1)
-        if letter == NULL or not self._add_request(letter):
+        message = self._allocate_message(lines > 1)
+        if message == NULL or not self._add_request(message):
             return False
-        letter.source = status.MPI_SOURCE
-        letter.complete = False
-        append(&self.coming, letter)
+        message.source = status.MPI_SOURCE
+        message.complete = False
+        append(&self.coming, message)
         self._check(MPI_Imrecv(
-            letter.memory, lines, self.line, &message, &self.requests[self.count - 1]))
+            message.memory, lines, self.line, &arriving, &self.requests[self.count - 1]))
         return True
 
     cdef void _test(self) noexcept nogil:
         """See what has been sent and received; the MPI mutex is held."""
         cdef int done = 0, i, kept = 0
-        cdef Letter *letter
+        cdef Message *message
         if self.count == 0:
             return
         self._check(MPI_Testsome(
@@ -195,13 +195,13 @@ cdef class Mailbox(Port):
         if done == MPI_UNDEFINED or done == 0:
             return
         for i in range(done):
-            letter = self.carried[self.indices[i]]
-            if letter.uses > 0:
-                letter.uses -= 1
-                if letter.uses == 0:
-                    self._recycle(letter)
+            message = self.carried[self.indices[i]]
+            if message.uses > 0:
+                message.uses -= 1
+                if message.uses == 0:
+                    self._recycle(message)
             else:
-                letter.complete = True
+                message.complete = True
         for i in range(self.count):
             if self.requests[i] != MPI_REQUEST_NULL:
                 self.requests[kept] = self.requests[i]
@@ -210,76 +210,76 @@ cdef class Mailbox(Port):
         self.count = kept
 
     cdef void _deliver(self) noexcept nogil:
-        """Hand the protocol what is there, each source's letters in their order."""
-        cdef Letter *letter = self.coming.first
-        cdef Letter *following
-        while letter != NULL:
-            following = letter.next
-            if (letter.complete and (header(letter)[EPOCH] <= self.epoch or self.ending)
-                    and self._is_first_of_its_source(letter)):
-                remove(&self.coming, letter)
+        """Hand the protocol what is there, each source's messages in their order."""
+        cdef Message *message = self.coming.first
+        cdef Message *following
+        while message != NULL:
+            following = message.next
+            if (message.complete and (header(message)[EPOCH] <= self.epoch or self.ending)
+                    and self._is_first_of_its_source(message)):
+                remove(&self.coming, message)
                 self.received += 1
-                self.moves += 1
+                self.progress_count += 1
                 # Who leaves does so for good, whatever others have done together meanwhile.
-                if header(letter)[EPOCH] != self.epoch and header(letter)[KIND] != LEAVE:
-                    self._recycle(letter)
+                if header(message)[EPOCH] != self.epoch and header(message)[KIND] != LEAVE:
+                    self._recycle(message)
                 else:
-                    self._open(letter)
-            letter = following
+                    self._open(message)
+            message = following
 
-    cdef bint _is_first_of_its_source(self, Letter *letter) noexcept nogil:
-        cdef Letter *each = self.coming.first
-        while each.source != letter.source:
+    cdef bint _is_first_of_its_source(self, Message *message) noexcept nogil:
+        cdef Message *each = self.coming.first
+        while each.source != message.source:
             each = each.next
-        return each == letter
+        return each == message
 
-    cdef void _open(self, Letter *letter) noexcept nogil:
-        cdef int kind = <int>header(letter)[KIND]
-        cdef long long number = header(letter)[NUMBER]
-        cdef double weight = weight_in(letter)[0]
-        cdef int source = letter.source
-        if letter.holds_vector:
-            append(&self.kept, letter)
+    cdef void _open(self, Message *message) noexcept nogil:
+        cdef int kind = <int>header(message)[KIND]
+        cdef long long number = header(message)[NUMBER]
+        cdef double weight = weight_in(message)[0]
+        cdef int source = message.source
+        if message.holds_vector:
+            append(&self.kept, message)
         else:
-            self._recycle(letter)
+            self._recycle(message)
         self.protocol.arrived(source, kind, number, weight)
 
-    # Letters
+    # MessageList
 
-    cdef Letter *_take_letter(self, bint holds_vector) noexcept nogil:
-        """A letter to write or to receive; NULL and an error where there is no memory."""
-        cdef Letters *pool = &self.free_long if holds_vector else &self.free_short
-        cdef Letter *letter = pool.first
-        if letter != NULL:
-            remove(pool, letter)
-            return letter
-        letter = <Letter *>calloc(1, sizeof(Letter))
-        if letter != NULL:
-            letter.holds_vector = holds_vector
-            letter.memory = try_to_allocate(self.layout.size if holds_vector else HEADER)
-            if letter.memory != NULL:
+    cdef Message *_allocate_message(self, bint holds_vector) noexcept nogil:
+        """A message to write or to receive; NULL and an error where there is no memory."""
+        cdef MessageList *pool = &self.free_long if holds_vector else &self.free_short
+        cdef Message *message = pool.first
+        if message != NULL:
+            remove(pool, message)
+            return message
+        message = <Message *>calloc(1, sizeof(Message))
+        if message != NULL:
+            message.holds_vector = holds_vector
+            message.memory = try_to_allocate(self.layout.size if holds_vector else HEADER)
+            if message.memory != NULL:
                 # What is between arrays travels too.
-                memset(letter.memory, 0, self.layout.size if holds_vector else HEADER)
-                return letter
-            free(letter)
+                memset(message.memory, 0, self.layout.size if holds_vector else HEADER)
+                return message
+            free(message)
         self.error = MPI_ERR_NO_MEM
         return NULL
 
-    cdef void _recycle(self, Letter *letter) noexcept nogil:
-        letter.uses = 0
-        append(&self.free_long if letter.holds_vector else &self.free_short, letter)
+    cdef void _recycle(self, Message *message) noexcept nogil:
+        message.uses = 0
+        append(&self.free_long if message.holds_vector else &self.free_short, message)
 
-    cdef Letter *_kept_from(self, int source) noexcept nogil:
-        """The oldest letter with a vector from this rank, no longer kept."""
-        cdef Letter *letter = self.kept.first
-        while letter.source != source:
-            letter = letter.next
-        remove(&self.kept, letter)
-        self.layout.place(self.letter_arrays, letter.memory)
-        return letter
+    cdef Message *_kept_from(self, int source) noexcept nogil:
+        """The oldest message with a vector from this rank, no longer kept."""
+        cdef Message *message = self.kept.first
+        while message.source != source:
+            message = message.next
+        remove(&self.kept, message)
+        self.layout.locate(self.message_arrays, message.memory)
+        return message
 
-    cdef bint _add_request(self, Letter *letter) noexcept nogil:
-        """Make room for a request that carries this letter; return whether there is memory."""
+    cdef bint _add_request(self, Message *message) noexcept nogil:
+        """Make room for a request that carries this message; return whether there is memory."""
         cdef int room
         cdef void *requests
         cdef void *carried
@@ -289,9 +289,9 @@ cdef class Mailbox(Port):
             requests = realloc(self.requests, room * sizeof(MPI_Request))
             if requests != NULL:
                 self.requests = <MPI_Request *>requests
-            carried = realloc(self.carried, room * sizeof(Letter *))
+            carried = realloc(self.carried, room * sizeof(Message *))
             if carried != NULL:
-                self.carried = <Letter **>carried
+                self.carried = <Message **>carried
             indices = realloc(self.indices, room * sizeof(int))
             if indices != NULL:
                 self.indices = <int *>indices
@@ -300,22 +300,22 @@ cdef class Mailbox(Port):
                 return False
             self.room = room
         self.requests[self.count] = MPI_REQUEST_NULL
-        self.carried[self.count] = letter
+        self.carried[self.count] = message
         self.count += 1
         return True
 
-    cdef void _send(self, Letter *letter, int destination) noexcept nogil:
-        cdef int lines = <int>((self.layout.size if letter.holds_vector else HEADER) // LINE)
+    cdef void _send(self, Message *message, int destination) noexcept nogil:
+        cdef int lines = <int>((self.layout.size if message.holds_vector else HEADER) // LINE)
         if self.ending:
             return
         pthread_mutex_lock(&mpi_mutex)
-        if self._add_request(letter):
-            letter.uses += 1
-            self._check(MPI_Isend(letter.memory, lines, self.line, destination, TAG, self.comm,
+        if self._add_request(message):
+            message.uses += 1
+            self._check(MPI_Isend(message.memory, lines, self.line, destination, TAG, self.comm,
                                   &self.requests[self.count - 1]))
         pthread_mutex_unlock(&mpi_mutex)
         self.posted[destination] += 1
-        if letter.holds_vector:
+        if message.holds_vector:
             self.bytes_sent += self.layout.size - HEADER
 
     cdef void _scale(self, char **to, char **source, double scale) noexcept nogil:
@@ -330,41 +330,41 @@ cdef class Mailbox(Port):
     # The port
 
     cdef void write(self, int kind, long long number) noexcept nogil:
-        self._begin_letter(kind, number, 0, False)
+        self._begin_message(kind, number, 0, False)
 
     cdef void write_model(
         self, int kind, long long number, double scale, double weight
     ) noexcept nogil:
-        if self._begin_letter(kind, number, weight, True):
-            self._scale(self.letter_arrays, self.model_arrays, scale)
+        if self._begin_message(kind, number, weight, True):
+            self._scale(self.message_arrays, self.model_arrays, scale)
 
     cdef void write_change(self, int kind, long long number) noexcept nogil:
-        if self._begin_letter(kind, number, 0, True):
+        if self._begin_message(kind, number, 0, True):
             if self.changed:
-                self.layout.copy(self.letter_arrays, self.change_arrays)
+                self.layout.copy(self.message_arrays, self.change_arrays)
             else:
-                self.layout.zero(self.letter_arrays)
+                self.layout.zero(self.message_arrays)
 
-    cdef bint _begin_letter(
+    cdef bint _begin_message(
         self, int kind, long long number, double weight, bint holds_vector
     ) noexcept nogil:
-        """Begin to write another letter; return whether there is memory for it."""
-        cdef Letter *letter = self.written
-        if letter != NULL:
-            letter.uses -= 1
-            if letter.uses == 0:
-                self._recycle(letter)
-        letter = self._take_letter(holds_vector)
-        self.written = letter
-        if letter == NULL:
+        """Begin to write another message; return whether there is memory for it."""
+        cdef Message *message = self.written
+        if message != NULL:
+            message.uses -= 1
+            if message.uses == 0:
+                self._recycle(message)
+        message = self._allocate_message(holds_vector)
+        self.written = message
+        if message == NULL:
             return False
-        letter.uses = 1
-        header(letter)[KIND] = kind
-        header(letter)[NUMBER] = number
-        header(letter)[EPOCH] = self.epoch
-        weight_in(letter)[0] = weight
+        message.uses = 1
+        header(message)[KIND] = kind
+        header(message)[NUMBER] = number
+        header(message)[EPOCH] = self.epoch
+        weight_in(message)[0] = weight
         if holds_vector:
-            self.layout.place(self.letter_arrays, letter.memory)
+            self.layout.locate(self.message_arrays, message.memory)
         return True
 
     cdef void post(self, int destination) noexcept nogil:
@@ -372,27 +372,27 @@ cdef class Mailbox(Port):
             self._send(self.written, destination)
 
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
-        cdef Letter *letter = self._kept_from(source)
-        cdef double weight = weight_in(letter)[0]
+        cdef Message *message = self._kept_from(source)
+        cdef double weight = weight_in(message)[0]
         self.untouched = False
         if keep == 0 and share == 1:
-            self.layout.copy(self.model_arrays, self.letter_arrays)
+            self.layout.copy(self.model_arrays, self.message_arrays)
         else:
-            self.layout.combine(self.model_arrays, keep, self.letter_arrays, share)
-        self._recycle(letter)
+            self.layout.combine(self.model_arrays, keep, self.message_arrays, share)
+        self._recycle(message)
         return weight
 
     cdef void halve(self, int source, int kind, long long number) noexcept nogil:
-        cdef Letter *letter = self._kept_from(source)
+        cdef Message *message = self._kept_from(source)
         self.untouched = False
-        self.layout.combine(self.letter_arrays, -0.5, self.model_arrays, 0.5)
-        self.layout.combine(self.model_arrays, 1, self.letter_arrays, -1)
-        header(letter)[KIND] = kind
-        header(letter)[NUMBER] = number
-        header(letter)[EPOCH] = self.epoch
-        self._send(letter, source)
-        if letter.uses == 0:
-            self._recycle(letter)
+        self.layout.combine(self.message_arrays, -0.5, self.model_arrays, 0.5)
+        self.layout.combine(self.model_arrays, 1, self.message_arrays, -1)
+        header(message)[KIND] = kind
+        header(message)[NUMBER] = number
+        header(message)[EPOCH] = self.epoch
+        self._send(message, source)
+        if message.uses == 0:
+            self._recycle(message)
 
     cdef void drop(self, int source) noexcept nogil:
         self._recycle(self._kept_from(source))
@@ -410,7 +410,7 @@ cdef class Mailbox(Port):
             self.untouched = False
         self.changed = False
 
-    cdef void take(self, double scale) noexcept nogil:
+    cdef void return_model(self, double scale) noexcept nogil:
         self._scale(self.change_arrays, self.model_arrays, scale)
         self.unreturned = self.user == NULL
         self.untouched = scale == 1 and not self.unreturned
@@ -421,11 +421,11 @@ cdef class Mailbox(Port):
 
     cdef void begin_call(self, char **user) noexcept nogil:
         """The application calls with these arrays."""
-        self.take_in(user)
+        self.record_change(user)
         self.user = user
         self.protocol.call()
 
-    cdef void take_in(self, char **user) noexcept nogil:
+    cdef void record_change(self, char **user) noexcept nogil:
         """Note what the application has changed, in place of what it last got."""
         self.changed = False
         if self.unreturned:
@@ -437,7 +437,7 @@ cdef class Mailbox(Port):
 
     cdef void publish_change(self, char **user) noexcept nogil:
         """Put what the application has changed into the model; it goes on from what it has."""
-        self.take_in(user)
+        self.record_change(user)
         self.publish(1)
         self.layout.copy(self.change_arrays, user)
         self.unreturned = False
@@ -454,7 +454,7 @@ cdef class Mailbox(Port):
 
     cdef void restart(self, char **model, long long calls) noexcept nogil:
         """All ranks go on from new models, which their applications have."""
-        cdef Letter *letter
+        cdef Message *message
         self.layout.copy(self.model_arrays, model)
         self.layout.copy(self.change_arrays, model)
         self.changed = False
@@ -462,9 +462,9 @@ cdef class Mailbox(Port):
         self.untouched = True
         self.epoch += 1
         while self.kept.first != NULL:
-            letter = self.kept.first
-            remove(&self.kept, letter)
-            self._recycle(letter)
+            message = self.kept.first
+            remove(&self.kept, message)
+            self._recycle(message)
         self.protocol.restart(calls)
 
     # The end

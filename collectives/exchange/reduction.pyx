@@ -4,11 +4,11 @@
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from collectives._kernels cimport choose_codec, copy_away
-from collectives._memory cimport allocate
-from collectives._vectors cimport Layout
+from collectives.memory.kernels cimport choose_codec, copy_away
+from collectives.memory.allocation cimport allocate
+from collectives.memory.layout cimport Layout
 
-from collectives._vectors import CODES
+from collectives.memory.layout import CODES
 
 WIDE = ("float32", "float64")
 
@@ -19,7 +19,7 @@ cdef enum:
     LONG = 8 * 1024 * 1024
 
 
-cdef class Task:
+cdef class Reduction:
     """An allreduce's source and targets, and its result's weight; reused by the next one.
 
     Args:
@@ -57,7 +57,7 @@ cdef class Task:
         if self.compressed:
             memcpy(self.reference, vector, self.layout.size)
 
-    cdef char *place(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+    cdef char *contiguous(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
         """Return where these bytes of a vector are in one piece, or NULL.
 
         In our own memory they always are; the application's arrays may be anywhere.
@@ -83,7 +83,7 @@ cdef class Task:
         if not self.compressed and not self.given:
             return self.source + low
         if not self.compressed and not self.keeps:
-            to = self.place(self.user, low, high)
+            to = self.contiguous(self.user, low, high)
             if to != NULL:
                 return to
         for i in range(self.wire.count):
@@ -105,7 +105,7 @@ cdef class Task:
                 memcpy(to, source, bytes)
         return space if self.compressed or not self.keeps else self.source + low
 
-    cdef void take_over(self, bint whole) noexcept nogil:
+    cdef void adopt(self, bint whole) noexcept nogil:
         """Put what is left of the application's arrays into the source, and go on from there.
 
         Or put the `whole` arrays there, also what has been averaged.
@@ -128,14 +128,14 @@ cdef class Task:
         """Return where the mean of these bytes can be received, or NULL; save what is there."""
         cdef char *to = NULL
         if not self.compressed and self.weight > 0:
-            to = self.place(self.target, low, high)
+            to = self.contiguous(self.target, low, high)
         if to != NULL and self.saved != NULL:
             self._copy_target(self.saved, low, high)
         return to
 
     cdef void finish(self, Py_ssize_t low, Py_ssize_t high, char *mean) noexcept nogil:
         """Put the mean of these bytes where it belongs and is not yet."""
-        if self.compressed or self.place(self.target, low, high) != mean:
+        if self.compressed or self.contiguous(self.target, low, high) != mean:
             self.write(low, high, mean, 1, NULL, 0)
         elif self.copy != NULL:
             self._copy_target(self.copy, low, high)

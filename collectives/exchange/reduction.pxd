@@ -1,7 +1,7 @@
-from collectives._kernels cimport Codec
-from collectives._vectors cimport Layout
+from collectives.memory.kernels cimport Codec
+from collectives.memory.layout cimport Layout
 
-cdef class Task:
+cdef class Reduction:
     cdef Layout layout
     # What travels: `layout` itself unless it is compressed.
     cdef Layout wire
@@ -23,14 +23,14 @@ cdef class Task:
     cdef char **saved
     cdef double weight
     # busy_ns: nanoseconds spent on messages that had come.
-    cdef long long bytes_sent, moves, busy_ns
+    cdef long long bytes_sent, progress_count, busy_ns
 
     cdef void remember(self, const char *vector) noexcept nogil
     cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef void write_source(self) noexcept nogil
     cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
-    cdef void take_over(self, bint whole) noexcept nogil
-    cdef char *place(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil
+    cdef void adopt(self, bint whole) noexcept nogil
+    cdef char *contiguous(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef void finish(self, Py_ssize_t low, Py_ssize_t high, char *mean) noexcept nogil
     cdef void write(

@@ -48,23 +48,23 @@ cdef class Segment:
 
     Args:
         size: bytes, of which the token takes the first `LINE`.
-        place: that of a segment of another process; None makes a new one.
+        handle: that of a segment of another process; None makes a new one.
 
     Raises:
         OSError: there is no memory left, or none can be shared with that process.
     """
 
-    def __init__(self, Py_ssize_t size, place=None):
+    def __init__(self, Py_ssize_t size, handle=None):
         cdef void *address
         self.size = size
         self.descriptor = -1
-        if place is None:
+        if handle is None:
             self.descriptor = os.memfd_create("wagma")
             # Now, not at a first touch that the kernel cannot serve and answers with a signal.
             os.posix_fallocate(self.descriptor, 0, size)
             self.token = os.urandom(TOKEN)
         else:
-            process, descriptor, self.token = place
+            process, descriptor, self.token = handle
             self.descriptor = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
             if os.fstat(self.descriptor).st_size != size:
                 raise OSError(f"descriptor {descriptor} of process {process} is something else")
@@ -74,7 +74,7 @@ cdef class Segment:
         if address == MAP_FAILED:
             raise OSError(f"no {size} bytes of shared memory can be mapped")
         self.address = <char *>address
-        if place is None:
+        if handle is None:
             memcpy(self.address, <char *>self.token, TOKEN)
         else:
             self.close()
@@ -88,7 +88,7 @@ cdef class Segment:
             os.close(self.descriptor)
 
     @property
-    def place(self):
+    def handle(self):
         """What another process of this node maps the same memory by, until it is closed."""
         return os.getpid(), self.descriptor, self.token
 

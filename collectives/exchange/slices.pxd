@@ -1,7 +1,7 @@
 from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 
-from collectives._task cimport Task
-from collectives._vectors cimport Layout
+from collectives.exchange.reduction cimport Reduction
+from collectives.memory.layout cimport Layout
 from collectives.protocols.slicing cimport Slicing
 
 cdef enum:
@@ -28,7 +28,7 @@ cdef struct Block:
 
 cdef class Slices:
     cdef MPI_Comm comm
-    cdef Task task
+    cdef Reduction reduction
     cdef Layout wire
     cdef Slicing slicing
     cdef char *memory

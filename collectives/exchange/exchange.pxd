@@ -1,10 +1,10 @@
-from collectives._doubling cimport Doubling
-from collectives._shared cimport Shared
-from collectives._slices cimport Slices
-from collectives._task cimport Task
+from collectives.exchange.doubling cimport Doubling
+from collectives.exchange.shared cimport Shared
+from collectives.exchange.slices cimport Slices
+from collectives.exchange.reduction cimport Reduction
 
 cdef class Exchange:
-    cdef Task task
+    cdef Reduction reduction
     cdef Doubling doubling
     cdef Slices slices
     cdef Shared shared
@@ -22,6 +22,6 @@ cdef class Exchange:
     cdef void resume_in_memory(self, char **target) noexcept nogil
     cdef void _note(self, char **target, char **copy) noexcept nogil
     cdef bint progress(self) noexcept nogil
-    cdef void take_over(self, char **kept) noexcept nogil
+    cdef void adopt(self, char **kept) noexcept nogil
     cdef void divert(self) noexcept nogil
     cdef bint uses(self, char **user) noexcept nogil

@@ -19,11 +19,11 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives._memory cimport LINE, allocate, round_up
-from collectives._mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
-from collectives._rhythm cimport now
-from collectives._task cimport Task
-from collectives._vectors cimport HEADER, weight_of
+from collectives.memory.allocation cimport LINE, allocate, round_up
+from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.exchange.clock cimport now
+from collectives.exchange.reduction cimport Reduction
+from collectives.memory.layout cimport HEADER, weight_of
 from collectives.protocols.schedule cimport ADD, NOTHING, TAKE, Schedule
 
 cdef enum:
@@ -31,15 +31,15 @@ cdef enum:
 
 
 cdef class Doubling:
-    """The task's allreduce; its members' schedule says who exchanges with whom."""
+    """The reduction's allreduce; its members' schedule says who exchanges with whom."""
 
-    def __init__(self, Comm comm, Task task):
+    def __init__(self, Comm comm, Reduction reduction):
         cdef Py_ssize_t space
         self.comm = comm.ob_mpi
         self.schedule = Schedule()
-        self.task = task
-        self.layout = task.layout
-        self.block = min(task.layout.size, HEADER + BLOCK_BYTES)
+        self.reduction = reduction
+        self.layout = reduction.layout
+        self.block = min(reduction.layout.size, HEADER + BLOCK_BYTES)
         space = round_up(self.block, LINE)
         self.memory = allocate(2 * space)
         self.partial = self.memory
@@ -50,64 +50,66 @@ cdef class Doubling:
 
     cdef void begin(self) noexcept nogil:
         self.low = 0
-        self.schedule.begin(self.task.size, self.task.me)
+        self.schedule.begin(self.reduction.size, self.reduction.me)
         self._begin_block()
 
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
         cdef int arrived, rc
         cdef long long began
-        while self.low < self.layout.size and self.task.error == 0:
+        while self.low < self.layout.size and self.reduction.error == 0:
             pthread_mutex_lock(&mpi_mutex)
             rc = MPI_Testall(2, self.requests, &arrived, MPI_STATUSES_IGNORE)
             pthread_mutex_unlock(&mpi_mutex)
             if rc != MPI_SUCCESS:
-                self.task.error = rc
+                self.reduction.error = rc
                 return False
             if not arrived:
                 return False
             began = now()
-            self.task.moves += 1
+            self.reduction.progress_count += 1
             self._receive()
-            self.task.busy_ns += now() - began
-        return self.task.error == 0
+            self.reduction.busy_ns += now() - began
+        return self.reduction.error == 0
 
     cdef void _begin_block(self) noexcept nogil:
         self.high = min(self.layout.size, self.low + self.block)
         self.summed = False
         if self.low == 0:
-            self.task.weight = weight_of(self.task.source)[0]
+            self.reduction.weight = weight_of(self.reduction.source)[0]
         if self.schedule.done:
             self.high = self.layout.size
-            self._finish_block(self.task.source + self.low, 1, NULL, 0)
+            self._finish_block(self.reduction.source + self.low, 1, NULL, 0)
         else:
             self._post()
 
     cdef char *_mean(self) noexcept nogil:
         """This block of the mean of what has come together here so far."""
-        return self.partial if self.summed else self.task.source + self.low
+        return self.partial if self.summed else self.reduction.source + self.low
 
     cdef void _post(self) noexcept nogil:
         cdef int count = <int>(self.high - self.low)
-        cdef int peer = self.task.members[self.schedule.peer]
+        cdef int peer = self.reduction.members[self.schedule.peer]
         cdef int rc = MPI_SUCCESS
         self.requests[0] = MPI_REQUEST_NULL
         self.requests[1] = MPI_REQUEST_NULL
         pthread_mutex_lock(&mpi_mutex)
         if self.schedule.receives != NOTHING:
             rc = MPI_Irecv(
-                self.incoming, count, MPI_BYTE, peer, self.task.tag + self.schedule.phase, self.comm,
+                self.incoming, count, MPI_BYTE, peer, self.reduction.tag + self.schedule.phase,
+                self.comm,
                 &self.requests[0],
             )
         if self.schedule.sends and rc == MPI_SUCCESS:
             rc = MPI_Isend(
-                self._mean(), count, MPI_BYTE, peer, self.task.tag + self.schedule.phase, self.comm,
+                self._mean(), count, MPI_BYTE, peer, self.reduction.tag + self.schedule.phase,
+                self.comm,
                 &self.requests[1],
             )
-            self.task.bytes_sent += count
+            self.reduction.bytes_sent += count
         pthread_mutex_unlock(&mpi_mutex)
         if rc != MPI_SUCCESS:
-            self.task.error = rc
+            self.reduction.error = rc
 
     cdef void _receive(self) noexcept nogil:
         """The messages of the present step are through: average, and go on to the next."""
@@ -115,11 +117,11 @@ cdef class Doubling:
         cdef int phase = self.schedule.phase
         cdef double share_ours = 0, share_theirs = 0, total
         if self.low == 0 and received == ADD:
-            self.ours[phase] = self.task.weight
+            self.ours[phase] = self.reduction.weight
             self.theirs[phase] = weight_of(self.incoming)[0]
-            self.task.weight += self.theirs[phase]
+            self.reduction.weight += self.theirs[phase]
         elif self.low == 0 and received == TAKE:
-            self.task.weight = weight_of(self.incoming)[0]
+            self.reduction.weight = weight_of(self.incoming)[0]
         if received == ADD:
             total = self.ours[phase] + self.theirs[phase]
             if total > 0:
@@ -141,7 +143,7 @@ cdef class Doubling:
         cdef Py_ssize_t begin, first, count
         cdef int i
         if self.low == 0:
-            weight_of(self.partial)[0] = self.task.weight
+            weight_of(self.partial)[0] = self.reduction.weight
         for i in range(self.layout.count):
             count = self.layout.part(i, self.low, self.high, &first)
             begin = self.layout.begin[i] + first * self.layout.kernels[i].itemsize - self.low
@@ -153,8 +155,8 @@ cdef class Doubling:
         self, const char *a, double share_a, const char *b, double share_b
     ) noexcept nogil:
         """Write this block of the result, from `a` and, unless NULL, `b`; begin the next block."""
-        self.task.write(self.low, self.high, a, share_a, b, share_b)
+        self.reduction.write(self.low, self.high, a, share_a, b, share_b)
         self.low = self.high
         if self.low < self.layout.size:
-            self.schedule.begin(self.task.size, self.task.me)
+            self.schedule.begin(self.reduction.size, self.reduction.me)
             self._begin_block()

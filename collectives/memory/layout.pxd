@@ -1,6 +1,6 @@
 from cpython.buffer cimport Py_buffer
 
-from collectives._kernels cimport Kernels
+from collectives.memory.kernels cimport Kernels
 
 cdef enum:
     # Bytes before the data of a vector in our memory; they begin with its weight, a double.
@@ -24,7 +24,7 @@ cdef class Layout:
 
     cdef Py_ssize_t part(
         self, int i, Py_ssize_t low, Py_ssize_t high, Py_ssize_t *first) noexcept nogil
-    cdef void place(self, char **arrays, char *vector) noexcept nogil
+    cdef void locate(self, char **arrays, char *vector) noexcept nogil
     cdef void copy(self, char **to, char **source) noexcept nogil
     cdef void zero(self, char **arrays) noexcept nogil
     cdef void zero_vector(self, char *vector) noexcept nogil
@@ -34,7 +34,7 @@ cdef class Layout:
     cdef bint all_finite(self, char **x) noexcept nogil
     cdef bint finite_change(self, char **snapshot, char **x, char **returned) noexcept nogil
 
-cdef class Opened:
+cdef class UserVector:
     cdef char **arrays
     cdef Py_buffer *views
     cdef int count

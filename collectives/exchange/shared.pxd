@@ -1,22 +1,22 @@
-from collectives._groups cimport Groups
-from collectives._memory cimport Segment
-from collectives._task cimport Task
-from collectives._vectors cimport Layout
-from collectives.protocols.claims cimport Claims
+from collectives.protocols.groups cimport Groups
+from collectives.memory.allocation cimport Segment
+from collectives.exchange.reduction cimport Reduction
+from collectives.memory.layout cimport Layout
+from collectives.protocols.claims cimport ClaimsProtocol
 
 cdef struct Part:
     # What its rank will weigh after an exchange, and the weight of all members of the last one.
     double weight_after, total
-    # Whether the mean replaces the snapshot rather than the second vector, what was in the snapshot
-    # is then to be in the second vector, and a mean has replaced it since; or whether both what is
+    # Whether the mean replaces the snapshot rather than the result vector, what was in the snapshot
+    # is then to be in the result vector, and a mean has replaced it since; or whether both what is
     # averaged and the mean are in its ring, and neither vector is touched.
     bint in_place, saves, replaced, ringed
 
 cdef class Shared:
-    cdef Task task
+    cdef Reduction reduction
     cdef Layout layout
     cdef Groups groups
-    cdef Claims claims
+    cdef ClaimsProtocol claims
     cdef int rank, size
     cdef Py_ssize_t length, begin_of_vectors, begin_of_ring
     # By rank, NULL on other nodes.
@@ -42,7 +42,7 @@ cdef class Shared:
     cdef const char **vectors
 
     cdef char *snapshot(self, int rank) noexcept nogil
-    cdef char *second(self, int rank) noexcept nogil
+    cdef char *result(self, int rank) noexcept nogil
     cdef char *_in_ring(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
@@ -59,7 +59,7 @@ cdef class Shared:
     cdef bint _publish_block(self) noexcept nogil
     cdef bint _return_block(self) noexcept nogil
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
-    cdef void take_over(self, char **kept) noexcept nogil
+    cdef void adopt(self, char **kept) noexcept nogil
     cdef bint uses(self) noexcept nogil
     cdef bint needs_messages(self, long long number) noexcept nogil
     cdef bint help(self, int rank, long long number) noexcept nogil

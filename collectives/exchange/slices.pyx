@@ -20,25 +20,25 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives._memory cimport LINE, allocate, round_up
-from collectives._mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
-from collectives._rhythm cimport now
-from collectives._task cimport Task
-from collectives._vectors cimport HEADER, weight_of
+from collectives.memory.allocation cimport LINE, allocate, round_up
+from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.exchange.clock cimport now
+from collectives.exchange.reduction cimport Reduction
+from collectives.memory.layout cimport HEADER, weight_of
 from collectives.protocols.slicing cimport BLOCKS, LONGEST_BLOCK, Slicing
 
 
 cdef class Slices:
-    """The task's allreduce. Slice j of each block is averaged by member j."""
+    """The reduction's allreduce. Slice j of each block is averaged by member j."""
 
-    def __init__(self, Comm comm, Task task):
+    def __init__(self, Comm comm, Reduction reduction):
         cdef int most = comm.Get_size()
-        cdef Py_ssize_t length = task.wire.size - HEADER
+        cdef Py_ssize_t length = reduction.wire.size - HEADER
         cdef int k
         cdef char *memory
         self.comm = comm.ob_mpi
-        self.task = task
-        self.wire = task.wire
+        self.reduction = reduction
+        self.wire = reduction.wire
         self.slicing = Slicing()
         self.room = round_up(
             min(length, max(LONGEST_BLOCK, length // BLOCKS)), LINE) + most * LINE
@@ -62,40 +62,40 @@ cdef class Slices:
         free(self.vectors)
 
     cdef void begin(self) noexcept nogil:
-        cdef int others = self.task.size - 1
+        cdef int others = self.reduction.size - 1
         cdef int k, other, member
-        self.slicing.begin(self.wire.size - HEADER, self.task.size)
+        self.slicing.begin(self.wire.size - HEADER, self.reduction.size)
         self.left = self.slicing.blocks
         self.weighed = False
-        self.weights[self.task.me] = weight_of(self.task.source)[0]
+        self.weights[self.reduction.me] = weight_of(self.reduction.source)[0]
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
-            member = (self.task.me + 1 + other) % self.task.size
+            member = (self.reduction.me + 1 + other) % self.reduction.size
             self._receive(<char *>&self.weights[member], sizeof(double), member, 0,
                           &self.requests[other])
-            self._send(<char *>&self.weights[self.task.me], sizeof(double), member, 0,
+            self._send(<char *>&self.weights[self.reduction.me], sizeof(double), member, 0,
                        &self.requests[others + other])
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
-        cdef bint moved = True
+        cdef bint progressed = True
         cdef int k
         cdef long long began
-        if not self.weighed and self._arrived(self.requests, 2 * (self.task.size - 1)):
+        if not self.weighed and self._arrived(self.requests, 2 * (self.reduction.size - 1)):
             self._weigh()
-            self.task.moves += 1
+            self.reduction.progress_count += 1
             began = now()
             for k in range(DEPTH):
                 # At all members the same, in whatever order blocks end: their tags tell them.
                 self.blocks[k].number = k
                 self._begin_block(k)
-            self.task.busy_ns += now() - began
-        while self.weighed and moved and self.left > 0 and self.task.error == 0:
-            moved = False
+            self.reduction.busy_ns += now() - began
+        while self.weighed and progressed and self.left > 0 and self.reduction.error == 0:
+            progressed = False
             for k in range(DEPTH):
-                moved |= self._step(k)
-        return self.left == 0 and self.task.error == 0
+                progressed |= self._step(k)
+        return self.left == 0 and self.reduction.error == 0
 
     cdef void divert(self) noexcept nogil:
         """Receive means that have not been asked for yet into our own memory."""
@@ -115,7 +115,7 @@ cdef class Slices:
     cdef bint _step(self, int k) noexcept nogil:
         """Take a block one step on; return whether that was possible."""
         cdef Block *block = &self.blocks[k]
-        cdef int others = self.task.size - 1
+        cdef int others = self.reduction.size - 1
         cdef int other
         cdef long long began
         if block.number >= self.slicing.blocks:
@@ -133,13 +133,13 @@ cdef class Slices:
             if not self._arrived(block.requests, 2 * others):
                 return False
             began = now()
-            self.task.finish(HEADER + self.slicing.bound(block.number, 0),
+            self.reduction.finish(HEADER + self.slicing.bound(block.number, 0),
                              HEADER + self.slicing.end(block.number), block.mean)
             self.left -= 1
             block.number += DEPTH
             self._begin_block(k)
-        self.task.moves += 1
-        self.task.busy_ns += now() - began
+        self.reduction.progress_count += 1
+        self.reduction.busy_ns += now() - began
         return True
 
     cdef bint _arrived(self, MPI_Request *requests, int count) noexcept nogil:
@@ -147,23 +147,23 @@ cdef class Slices:
         pthread_mutex_lock(&mpi_mutex)
         self._check(MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE))
         pthread_mutex_unlock(&mpi_mutex)
-        return done and self.task.error == 0
+        return done and self.reduction.error == 0
 
     cdef void _weigh(self) noexcept nogil:
         """All weights are there: what share has each member?"""
         cdef int member
-        self.task.weight = 0
-        for member in range(self.task.size):
-            self.task.weight += self.weights[member]
-        for member in range(self.task.size):
-            if self.task.weight > 0:
-                self.shares[member] = self.weights[member] / self.task.weight
+        self.reduction.weight = 0
+        for member in range(self.reduction.size):
+            self.reduction.weight += self.weights[member]
+        for member in range(self.reduction.size):
+            if self.reduction.weight > 0:
+                self.shares[member] = self.weights[member] / self.reduction.weight
         self.weighed = True
 
     cdef void _begin_block(self, int k) noexcept nogil:
         """Send every other member its slice of this place's next block, if there is one."""
         cdef Block *block = &self.blocks[k]
-        cdef int others = self.task.size - 1
+        cdef int others = self.reduction.size - 1
         cdef Py_ssize_t number = block.number
         cdef Py_ssize_t low, begin, end, mine, count
         cdef int other, member
@@ -172,17 +172,18 @@ cdef class Slices:
         block.stage = PARTS
         low = self.slicing.bound(number, 0)
         end = self.slicing.end(number)
-        mine = self._slice_of(number, self.task.me, &begin)
-        block.outgoing = self.task.outgoing(block.outgoing_space, HEADER + low, HEADER + end)
-        block.mean = self.task.incoming(HEADER + low, HEADER + end)
+        mine = self._slice_of(number, self.reduction.me, &begin)
+        block.outgoing = self.reduction.outgoing(block.outgoing_space, HEADER + low, HEADER + end)
+        block.mean = self.reduction.incoming(HEADER + low, HEADER + end)
         if block.mean == NULL:
             block.mean = block.mean_space
-        block.lent = block.mean != block.mean_space and self.task.target == self.task.user
-        if self.task.given and not self.task.keeps and block.outgoing != block.outgoing_space:
+        block.lent = block.mean != block.mean_space and self.reduction.target == self.reduction.user
+        if (self.reduction.given and not self.reduction.keeps
+                and block.outgoing != block.outgoing_space):
             block.lent = True
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
-            member = (self.task.me + 1 + other) % self.task.size
+            member = (self.reduction.me + 1 + other) % self.reduction.size
             count = self._slice_of(number, member, &begin)
             self._receive(block.parts + other * mine, mine, member, 1 + k,
                           &block.requests[other])
@@ -193,10 +194,10 @@ cdef class Slices:
     cdef void _average(self, int k) noexcept nogil:
         """Average this member's slice of a block, send the mean to the others, and get theirs."""
         cdef Block *block = &self.blocks[k]
-        cdef int others = self.task.size - 1
+        cdef int others = self.reduction.size - 1
         cdef Py_ssize_t low = self.slicing.bound(block.number, 0)
         cdef Py_ssize_t begin, first, count, offset
-        cdef Py_ssize_t mine = self._slice_of(block.number, self.task.me, &begin)
+        cdef Py_ssize_t mine = self._slice_of(block.number, self.reduction.me, &begin)
         cdef char *own = block.outgoing + (begin - low)
         cdef char *mean = block.mean + (begin - low)
         cdef int i, other, member
@@ -205,16 +206,16 @@ cdef class Slices:
             if count == 0:
                 continue
             offset = self.wire.begin[i] + first * self.wire.kernels[i].itemsize - HEADER - begin
-            self.vectors[self.task.me] = own + offset
+            self.vectors[self.reduction.me] = own + offset
             for other in range(others):
-                self.vectors[(self.task.me + 1 + other) % self.task.size] = (
+                self.vectors[(self.reduction.me + 1 + other) % self.reduction.size] = (
                     block.parts + other * mine + offset)
             self.wire.kernels[i].mean(
-                mean + offset, self.vectors, self.shares, self.task.size, count)
+                mean + offset, self.vectors, self.shares, self.reduction.size, count)
         block.stage = MEANS
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
-            member = (self.task.me + 1 + other) % self.task.size
+            member = (self.reduction.me + 1 + other) % self.reduction.size
             count = self._slice_of(block.number, member, &begin)
             self._receive(block.mean + (begin - low), count, member, 1 + DEPTH + k,
                           &block.requests[other])
@@ -234,8 +235,8 @@ cdef class Slices:
         """Begin to receive from a member, unless that is nothing; the MPI mutex is held."""
         request[0] = MPI_REQUEST_NULL
         if count > 0:
-            self._check(MPI_Irecv(to, <int>count, MPI_BYTE, self.task.members[member],
-                                  self.task.tag + tag, self.comm, request))
+            self._check(MPI_Irecv(to, <int>count, MPI_BYTE, self.reduction.members[member],
+                                  self.reduction.tag + tag, self.comm, request))
 
     cdef void _send(
         self, const char *source, Py_ssize_t count, int member, int tag, MPI_Request *request
@@ -243,10 +244,10 @@ cdef class Slices:
         """Begin to send to a member, unless that is nothing; the MPI mutex is held."""
         request[0] = MPI_REQUEST_NULL
         if count > 0:
-            self._check(MPI_Isend(source, <int>count, MPI_BYTE, self.task.members[member],
-                                  self.task.tag + tag, self.comm, request))
-            self.task.bytes_sent += count
+            self._check(MPI_Isend(source, <int>count, MPI_BYTE, self.reduction.members[member],
+                                  self.reduction.tag + tag, self.comm, request))
+            self.reduction.bytes_sent += count
 
     cdef void _check(self, int rc) noexcept nogil:
         if rc != MPI_SUCCESS:
-            self.task.error = rc
+            self.reduction.error = rc

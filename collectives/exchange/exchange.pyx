@@ -3,11 +3,11 @@
 
 from mpi4py.MPI cimport Comm
 
-from collectives._doubling cimport Doubling
-from collectives._shared cimport Shared
-from collectives._slices cimport Slices
-from collectives._task cimport Task
-from collectives._vectors cimport HEADER, Layout, weight_of
+from collectives.exchange.doubling cimport Doubling
+from collectives.exchange.shared cimport Shared
+from collectives.exchange.slices cimport Slices
+from collectives.exchange.reduction cimport Reduction
+from collectives.memory.layout cimport HEADER, Layout, weight_of
 from collectives.protocols.slicing cimport suits
 
 
@@ -15,15 +15,15 @@ cdef class Exchange:
     """The engine's allreduce of vectors of one layout.
 
     Args:
-        wire_dtype: see `Task`; what is compressed goes in slices only, so that it is rounded once
-            on its way and once as a mean.
+        wire_dtype: see `Reduction`; what is compressed goes in slices only, so that it is rounded
+            once on its way and once as a mean.
     """
 
     def __init__(self, Comm comm, Layout layout, wire_dtype):
-        self.task = Task(layout, wire_dtype)
-        self.doubling = Doubling(comm, self.task)
-        self.slices = Slices(comm, self.task)
-        self.length = self.task.wire.size - HEADER
+        self.reduction = Reduction(layout, wire_dtype)
+        self.doubling = Doubling(comm, self.reduction)
+        self.slices = Slices(comm, self.reduction)
+        self.length = self.reduction.wire.size - HEADER
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
@@ -39,27 +39,27 @@ cdef class Exchange:
         and `saved` may be NULL: the mean goes to `copy` as well, and what was in `target` to
         `saved`.
         """
-        self.task.members = members
-        self.task.size = size
-        self.task.me = me
-        self.task.tag = tag
-        self.task.source = source
-        self.task.user = user
-        self.task.given = given
-        self.task.keeps = keeps
-        self.task.taken = 0
-        self.task.target = target
-        self.task.copy = copy
-        self.task.saved = saved
+        self.reduction.members = members
+        self.reduction.size = size
+        self.reduction.me = me
+        self.reduction.tag = tag
+        self.reduction.source = source
+        self.reduction.user = user
+        self.reduction.given = given
+        self.reduction.keeps = keeps
+        self.reduction.taken = 0
+        self.reduction.target = target
+        self.reduction.copy = copy
+        self.reduction.saved = saved
         self.in_memory = False
         # Members that share memory send what is to be rounded as an average in memory would be.
-        self.sliced = size > 1 and (self.task.compressed or suits(self.length, size)
+        self.sliced = size > 1 and (self.reduction.compressed or suits(self.length, size)
                                     or self.shares(members, size))
         if not self.sliced:
-            self.task.take_over(True)
+            self.reduction.adopt(True)
         if size == 1:
-            self.task.weight = weight_of(source)[0]
-            self.task.write_source()
+            self.reduction.weight = weight_of(source)[0]
+            self.reduction.write_source()
         elif self.sliced:
             self.slices.begin()
         else:
@@ -88,31 +88,31 @@ cdef class Exchange:
 
     cdef void _note(self, char **target, char **copy) noexcept nogil:
         self.in_memory = True
-        self.task.given = False
-        self.task.target = target
-        self.task.copy = copy
-        self.task.saved = NULL
+        self.reduction.given = False
+        self.reduction.target = target
+        self.reduction.copy = copy
+        self.reduction.saved = NULL
 
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
         if self.in_memory:
             return self.shared.progress()
-        if self.task.size == 1:
+        if self.reduction.size == 1:
             return True
         return self.slices.progress() if self.sliced else self.doubling.progress()
 
-    cdef void take_over(self, char **kept) noexcept nogil:
+    cdef void adopt(self, char **kept) noexcept nogil:
         """Publish what is left of the application's arrays: they are not to be used any longer.
 
         Where nothing else has what they have got so far, `kept` takes it: the arrays of the source,
         which are then to be the target. Else it is NULL.
         """
         if self.in_memory:
-            self.shared.take_over(kept)
+            self.shared.adopt(kept)
         elif self.sliced:
-            self.task.take_over(kept != NULL)
+            self.reduction.adopt(kept != NULL)
         elif kept != NULL:
-            self.task._copy_target(kept, 0, self.doubling.low)
+            self.reduction._copy_target(kept, 0, self.doubling.low)
 
     cdef void divert(self) noexcept nogil:
         """Receive nothing more into the application's memory, as far as that is possible."""
@@ -123,4 +123,4 @@ cdef class Exchange:
         """Whether an exchange under way uses the application's memory, or what it is kept in."""
         if self.in_memory:
             return self.shared.uses()
-        return self.task.user == user and self.sliced and self.slices.uses()
+        return self.reduction.user == user and self.sliced and self.slices.uses()

@@ -1,8 +1,5 @@
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, nanosleep, timespec
 
-cdef enum:
-    LONGEST_PAUSE = 1000000
-
 cdef inline long long now() noexcept nogil:
     """Nanoseconds on the monotonic clock."""
     cdef timespec time
@@ -14,10 +11,3 @@ cdef inline void sleep(long long nanoseconds) noexcept nogil:
     time.tv_sec = nanoseconds // 1000000000LL
     time.tv_nsec = nanoseconds % 1000000000LL
     nanosleep(&time, NULL)
-
-cdef class Rhythm:
-    cdef long long last
-    cdef double interval, deviation
-
-    cdef void beat(self, long long time) noexcept nogil
-    cdef long long pause(self, long long time) noexcept nogil

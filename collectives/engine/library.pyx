@@ -7,7 +7,7 @@ cdef extern from "mpi.h":
 
 
 def version() -> str:
-    """Return what this MPI library calls itself; MPI need not be initialised."""
+    """Return what this MPI library calls itself; MPI need not be initialized."""
     cdef bytearray text = bytearray(MPI_MAX_LIBRARY_VERSION_STRING)
     cdef int length = 0
     MPI_Get_library_version(text, &length)

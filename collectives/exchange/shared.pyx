@@ -10,11 +10,11 @@ cache.
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from collectives._groups cimport Groups
-from collectives._memory cimport LINE, PAGE, Segment, round_up
-from collectives._rhythm cimport now
-from collectives._task cimport Task
-from collectives._vectors cimport HEADER, weight_of
+from collectives.protocols.groups cimport Groups
+from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up
+from collectives.exchange.clock cimport now
+from collectives.exchange.reduction cimport Reduction
+from collectives.memory.layout cimport HEADER, weight_of
 from collectives.protocols.claims cimport (
     AVERAGED,
     BLOCKS,
@@ -27,7 +27,7 @@ from collectives.protocols.claims cimport (
     OPEN,
     PENDING,
     UNKNOWN,
-    Claims,
+    ClaimsProtocol,
     number_of,
     state_of,
 )
@@ -55,14 +55,14 @@ cdef class Shared:
         rings: whether to have a ring.
     """
 
-    def __init__(self, Task task, Groups groups, int size, bint rings):
+    def __init__(self, Reduction reduction, Groups groups, int size, bint rings):
         cdef Segment segment
-        self.task = task
-        self.layout = task.layout
+        self.reduction = reduction
+        self.layout = reduction.layout
         self.length = self.layout.size - HEADER
         self.groups = groups
         self.rank, self.size = groups.rank, size
-        self.claims = Claims(None)
+        self.claims = ClaimsProtocol(None)
         self.memory = <char **>calloc(3 * size, sizeof(char *))
         self.members = <int *>calloc(size, sizeof(int))
         self.shares = <double *>calloc(size, sizeof(double))
@@ -94,15 +94,15 @@ cdef class Shared:
         self.claims.words[rank] = <unsigned long long *>(segment.address + WORDS)
         self.parts[rank] = <Part *>(segment.address + PARTS)
 
-    def map(self, places):
+    def map(self, handles):
         """Map the memory of the node's other ranks, given by rank where it is."""
         cdef Segment own = self.segments[0]
-        for rank, place in places.items():
+        for rank, handle in handles.items():
             if rank != self.rank:
-                segment = Segment(own.size, place)
+                segment = Segment(own.size, handle)
                 self.segments.append(segment)
                 self._place(rank, segment)
-        self.everywhere = len(places) == self.size
+        self.everywhere = len(handles) == self.size
 
     def use(self):
         """All ranks of the node have mapped all: share from now on."""
@@ -112,7 +112,7 @@ cdef class Shared:
     cdef char *snapshot(self, int rank) noexcept nogil:
         return self.memory[rank] + self.begin_of_vectors
 
-    cdef char *second(self, int rank) noexcept nogil:
+    cdef char *result(self, int rank) noexcept nogil:
         return self.memory[rank] + self.begin_of_vectors + self.layout.size
 
     cdef char *_in_ring(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
@@ -128,7 +128,7 @@ cdef class Shared:
         """Return the vector in which a rank gets the mean of this block."""
         if self.parts[rank].ringed:
             return self._in_ring(rank, block, bytes)
-        return self.snapshot(rank) if self.parts[rank].in_place else self.second(rank)
+        return self.snapshot(rank) if self.parts[rank].in_place else self.result(rank)
 
     cdef bint joins(self, const int *members, int size) noexcept nogil:
         """Whether these ranks can exchange their vectors by way of their memory."""
@@ -192,16 +192,16 @@ cdef class Shared:
         """Do what can be done without waiting; return whether the mean is there."""
         cdef int count
         while self._publish_block():
-            self.task.moves += 1
+            self.reduction.progress_count += 1
         for count in range(AHEAD):
             if self.reached() != self.number or not self._advance():
                 break
-            self.task.moves += 1
+            self.reduction.progress_count += 1
         while self._return_block():
-            self.task.moves += 1
+            self.reduction.progress_count += 1
         if self.reached() == self.number or self.user != NULL and self.returned < self.own_blocks:
             return False
-        self.task.weight = self.parts[self.rank].total
+        self.reduction.weight = self.parts[self.rank].total
         return True
 
     cdef bint _advance(self) noexcept nogil:
@@ -234,7 +234,7 @@ cdef class Shared:
         return True
 
     cdef bint _return_block(self) noexcept nogil:
-        """Give the application its next block of the mean, if it is there; return whether it was."""
+        """Give the application its next block of the mean; return whether it was there."""
         cdef int fate
         if self.user == NULL or self.returned == self.own_blocks:
             return False
@@ -265,9 +265,9 @@ cdef class Shared:
                 memcpy(ours, self.user[i] + begin, count)
             else:
                 memcpy(self.user[i] + begin, ours, count)
-        self.task.busy_ns += now() - began
+        self.reduction.busy_ns += now() - began
 
-    cdef void take_over(self, char **kept) noexcept nogil:
+    cdef void adopt(self, char **kept) noexcept nogil:
         """Publish what is left of the application's arrays, and give nothing back to them.
 
         In a ring there is no room for that: the arrays `kept` go on in their place. NULL: they do.
@@ -286,7 +286,7 @@ cdef class Shared:
         self.user = NULL
 
     cdef bint uses(self) noexcept nogil:
-        """Whether an exchange under way still writes to the second vector beside the mean."""
+        """Whether an exchange under way still writes to the result vector beside the mean."""
         return self.parts[self.rank].saves and self.reached() == self.number
 
     # Exchanges
@@ -333,7 +333,7 @@ cdef class Shared:
         cdef double total
         self._divide(size)
         ready = self.claims.published(number, self.members, size, self.blocks)
-        block = self.claims.take(number, first, ready)
+        block = self.claims.claim(number, first, ready)
         if block < 0:
             return False
         total = self._weigh(size)
@@ -342,7 +342,7 @@ cdef class Shared:
         if self.claims.end(number, first, block, self.blocks, AVERAGED if total > 0 else EMPTY):
             self._finish(size, total)
             self.claims.release(number, self.members, size)
-        self.task.busy_ns += now() - began
+        self.reduction.busy_ns += now() - began
         return True
 
     cdef double _weigh(self, int size) noexcept nogil:
@@ -373,7 +373,7 @@ cdef class Shared:
                 for k in range(size):
                     self.vectors[k] = self._source(self.members[k], block, self.block) + begin
                     if self.parts[self.members[k]].saves:
-                        memcpy(self.second(self.members[k]) + begin, self.vectors[k], n * itemsize)
+                        memcpy(self.result(self.members[k]) + begin, self.vectors[k], n * itemsize)
                 mean = self._target(self.members[0], block, self.block) + begin
                 self.layout.kernels[i].mean(mean, self.vectors, self.shares, size, n)
                 for k in range(1, size):

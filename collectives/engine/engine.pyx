@@ -34,13 +34,13 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives._doubling cimport PHASES
-from collectives._exchange cimport Exchange
-from collectives._groups cimport Groups
-from collectives._inquiry cimport ANSWER, Inquiry
-from collectives._mailbox cimport Mailbox
-from collectives._memory cimport Segment, allocate
-from collectives._mutex cimport (
+from collectives.exchange.doubling cimport PHASES
+from collectives.exchange.exchange cimport Exchange
+from collectives.protocols.groups cimport Groups
+from collectives.engine.inquiry cimport ANSWER, Inquiry
+from collectives.engine.mailbox cimport Mailbox
+from collectives.memory.allocation cimport Segment, allocate
+from collectives.exchange.mutex cimport (
     mpi_mutex,
     pthread_mutex_init,
     pthread_mutex_lock,
@@ -48,11 +48,12 @@ from collectives._mutex cimport (
     pthread_mutex_trylock,
     pthread_mutex_unlock,
 )
-from collectives._rhythm cimport LONGEST_PAUSE, Rhythm, now, sleep
-from collectives._shared cimport Shared
-from collectives._task cimport Task
-from collectives._vectors cimport Layout, Opened, weight_of
-from collectives.protocols.peers cimport Peers
+from collectives.engine.rhythm cimport LONGEST_PAUSE, Rhythm
+from collectives.exchange.clock cimport now, sleep
+from collectives.exchange.shared cimport Shared
+from collectives.exchange.reduction cimport Reduction
+from collectives.memory.layout cimport Layout, UserVector, weight_of
+from collectives.protocols.peers cimport PeerProtocol
 from collectives.protocols.wait_avoiding cimport (
     AGREEING,
     AVERAGE,
@@ -63,14 +64,14 @@ from collectives.protocols.wait_avoiding cimport (
     JOIN,
     LEAVING,
     LOAD,
-    MOVING,
+    REDUCING,
     NONE,
     OUTSIDE,
     RUNNING,
     SHARED,
     SYNC,
     SYNCHRONIZE,
-    WaitAvoiding,
+    WaitAvoidingProtocol,
     drawn,
 )
 
@@ -140,7 +141,7 @@ cdef enum:
     SETTLED
     LEFT
     # Of a mailbox: the application's call is over; nothing is under way that this rank has begun,
-    # in close() and before; all letters have come.
+    # in close() and before; all messages have come.
     ANSWERED
     QUIET
     PAUSED
@@ -177,7 +178,7 @@ cdef long long ANSWERING = 3 * SECOND
 # The limits on waiting are counted in nanoseconds, of which no more than 292 years can be.
 cdef double LONGEST_LIMIT = 9e9
 
-OPERATIONS = {SYNC: "a periodic synchronisation", AVERAGE: "average()",
+OPERATIONS = {SYNC: "a periodic synchronization", AVERAGE: "average()",
               SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
               FINISH: "join()"}
 # Those that several operations together may be for.
@@ -243,7 +244,7 @@ cdef class Call:
     The vector given belongs to the collective until then.
     """
     cdef Collective collective
-    cdef Opened vector
+    cdef UserVector vector
     cdef double weight
     cdef object result, error
 
@@ -299,7 +300,7 @@ cdef class Guard:
 
 cdef struct Waiting:
     # When a caller began to wait, when something last moved, and when it looked for signals.
-    long long began, moved, looked
+    long long began, progressed, looked
     # When it asked who is missing (0: not yet), and after how long it looks for a circle.
     long long asked, circles
     # When it last said who is missing (0: not yet), and whether it has as a warning.
@@ -314,18 +315,18 @@ cdef class Collective:
     cdef readonly Layout layout
     # Why this rank has no memory that others can map.
     cdef readonly str not_shared
-    cdef WaitAvoiding protocol
+    cdef WaitAvoidingProtocol protocol
     cdef Exchange exchange
-    cdef Task task
+    cdef Reduction reduction
     cdef Groups groups
     cdef Inquiry inquiry
-    # Of a collective whose ranks send each other letters: its calls are the mailbox's.
+    # Of a collective whose ranks send each other messages: its calls are the mailbox's.
     cdef readonly Mailbox mailbox
     cdef Rhythm rhythm
     cdef Comm control, data
     cdef MPI_Comm control_comm
     cdef pthread_mutex_t lock
-    cdef bint conserving, crowded, lonely
+    cdef bint conserving, oversubscribed, no_progress_thread
     # What ranks contribute are sums that grow from 0 after each average over all ranks that is
     # published, and a late call gets the newest mean as it is.
     cdef bint summing
@@ -347,7 +348,7 @@ cdef class Collective:
     # moved data, which with the version makes the number of an exchange.
     cdef Shared shared
     cdef bint opened
-    cdef long long opened_for, moved
+    cdef long long opened_for, data_ops
     # What the application publishes is in its own memory, until the exchange has taken it over.
     cdef bint lent
     # An average over all ranks goes on with equal weights, since nobody's vector has any. What this
@@ -364,7 +365,7 @@ cdef class Collective:
     cdef bint has_x
     cdef Call pending
     # Until the next call: messages of an interrupted one may still be to and from its memory.
-    cdef Opened last_vector
+    cdef UserVector last_vector
     cdef int waiting_callers, error, disagreed
     cdef unsigned int polls
     cdef bint busy  # as the last poll left it
@@ -378,10 +379,10 @@ cdef class Collective:
     # once the snapshot is no longer `unchanged` since it was returned; what average() takes.
     cdef char *memory
     cdef char *snapshot
-    cdef char *third
+    cdef char *scratch
     cdef char **snapshot_arrays
-    cdef char **second
-    cdef char **third_arrays
+    cdef char **result_arrays
+    cdef char **scratch_arrays
     # The activation tree
     cdef int dimensions
     cdef int destination[MAX_DIMENSIONS]
@@ -417,10 +418,10 @@ cdef class Collective:
 
     def __init__(self, Comm control, Comm data, like, *, long long identity, bint single,
                  int group_size, sync_period, bint fixed, bint passive, bint conserving,
-                 bint summing, drawing_seed, bint crowded, double stall, double abort, wire_dtype,
-                 bint sharing):
+                 bint summing, drawing_seed, bint oversubscribed, double stall, double abort,
+                 wire_dtype, bint sharing):
         cdef int k
-        cdef Opened opened
+        cdef UserVector opened
         self.identity = identity
         self.guard = Guard()
         self.control = control
@@ -431,18 +432,18 @@ cdef class Collective:
         self.pid = getpid()
         self.conserving = conserving
         self.summing = summing
-        self.crowded = crowded
+        self.oversubscribed = oversubscribed
         self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
         self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
         self.layout = Layout(
             [array.dtype.name for array in like], [array.size for array in like], single)
         self.rhythm = Rhythm()
         self.exchange = Exchange(data, self.layout, wire_dtype)
-        self.task = self.exchange.task
+        self.reduction = self.exchange.reduction
         self.groups = Groups(self.rank, self.size, group_size, fixed)
         peers = activation_peers(self.rank, self.size)
         self.dimensions = len(peers)
-        self.protocol = WaitAvoiding(self.dimensions, group_size, sync_period, passive)
+        self.protocol = WaitAvoidingProtocol(self.dimensions, group_size, sync_period, passive)
         if drawing_seed is not None:
             self.protocol.draw(self.rank, self.size, drawing_seed)
         # Engines drift apart by no more than the bound, so tags further apart are never confused:
@@ -454,7 +455,7 @@ cdef class Collective:
         self._allocate_vectors(sharing)
         self.weight_given = 1
         self.published_version = -1
-        opened = Opened(like[0] if single else like, self.layout, 0)
+        opened = UserVector(like[0] if single else like, self.layout, 0)
         self._replace(opened.arrays)
         self._let_count_once()
         self.gather = MPI_REQUEST_NULL
@@ -466,18 +467,18 @@ cdef class Collective:
             self.source[k] = source
 
     @property
-    def place(self):
+    def handle(self):
         """Where other ranks of the node find this one's memory; None if none can be shared."""
-        return None if self.shared is None else (<Segment>self.shared.segments[0]).place
+        return None if self.shared is None else (<Segment>self.shared.segments[0]).handle
 
     @property
     def shares(self):
         """Whether this rank and others of its node use each other's memory."""
         return self.shared is not None and self.shared.works
 
-    def map(self, places):
-        """Map the memory of the node's ranks, a dict from them to their places; OSError if not."""
-        self.shared.map(places)
+    def map(self, handles):
+        """Map the memory of the node's ranks, a dict from them to their handles; OSError if not."""
+        self.shared.map(handles)
 
     def share(self):
         """Exchange vectors in the memory that all ranks of the node have mapped."""
@@ -485,7 +486,7 @@ cdef class Collective:
 
     def compress_from_initial(self):
         """All ranks have the same initial vector: compressed ones are told from it."""
-        self.task.remember(self.snapshot)
+        self.reduction.remember(self.snapshot)
 
     def listen(self):
         """Begin to listen for activations, once all ranks have come so far."""
@@ -508,18 +509,18 @@ cdef class Collective:
 
     def __dealloc__(self):
         free(self.memory)
-        free(self.third)
+        free(self.scratch)
         free(self.records)
         free(self.taken)
         free(self.snapshot_arrays)
 
     cdef int _allocate_vectors(self, bint sharing) except -1:
-        """Snapshot and second vector, in one piece of memory, which other ranks can map.
+        """Snapshot and result vector, in one piece of memory, which other ranks can map.
 
-        The third vector takes no memory before the first average() touches it.
+        The scratch vector takes no memory before the first average() touches it.
         """
         cdef Py_ssize_t vector = self.layout.size
-        cdef char *second
+        cdef char *result
         cdef int count = self.layout.count
         self.records = <long long *>calloc((RECORD + 2) * self.size, sizeof(long long))
         self.taken = <int *>calloc(self.size, sizeof(int))
@@ -527,29 +528,29 @@ cdef class Collective:
         if self.records == NULL or self.taken == NULL or self.snapshot_arrays == NULL:
             raise MemoryError
         self.pairs = self.records + RECORD * self.size
-        self.second = self.snapshot_arrays + count
-        self.third_arrays = self.second + count
+        self.result_arrays = self.snapshot_arrays + count
+        self.scratch_arrays = self.result_arrays + count
         if sharing:
             self._make_shared()
         if self.shared is not None:
             self.snapshot = self.shared.snapshot(self.rank)
-            second = self.shared.second(self.rank)
+            result = self.shared.result(self.rank)
         else:
             self.memory = allocate(2 * vector)
             memset(self.memory, 0, 2 * vector)
             self.snapshot = self.memory
-            second = self.memory + vector
-        self.third = allocate(vector)
-        self.layout.place(self.snapshot_arrays, self.snapshot)
-        self.layout.place(self.second, second)
-        self.layout.place(self.third_arrays, self.third)
+            result = self.memory + vector
+        self.scratch = allocate(vector)
+        self.layout.locate(self.snapshot_arrays, self.snapshot)
+        self.layout.locate(self.result_arrays, result)
+        self.layout.locate(self.scratch_arrays, self.scratch)
         return 0
 
     def _make_shared(self):
         """Make the memory for what this rank shares, unless the system has none that can be."""
         try:
             self.shared = Shared(
-                self.task, self.groups, self.size, rings=not self.protocol.passive)
+                self.reduction, self.groups, self.size, rings=not self.protocol.passive)
             self.exchange.shared = self.shared
         except (AttributeError, OSError) as error:  # memfd_create is Linux's
             self.not_shared = f"rank {self.rank} has no memory to share: {error}"
@@ -578,22 +579,22 @@ cdef class Collective:
         while self._step():
             pass
         self._open()
-        if self.task.error != 0:
-            self.error = self.task.error
+        if self.reduction.error != 0:
+            self.error = self.reduction.error
         self.busy = (self._serve_mailbox() or self.begun or self.protocol.stage == AGREEING
                      or self.protocol.due != 0 or self.calling or self._is_behind())
         return self.busy
 
     cdef bint _serve_mailbox(self) noexcept nogil:
-        """Advance the letters, if there are any; return whether some are under way."""
-        cdef long long moves
+        """Advance the messages, if there are any; return whether some are under way."""
+        cdef long long progress_count
         cdef bint busy
         if self.mailbox is None:
             return False
-        moves = self.mailbox.moves
+        progress_count = self.mailbox.progress_count
         busy = self.mailbox.progress()
-        if self.mailbox.moves != moves:
-            self.task.moves += 1
+        if self.mailbox.progress_count != progress_count:
+            self.reduction.progress_count += 1
             self.rhythm.beat(now())
         if self.mailbox.error != 0:
             self.error = self.mailbox.error
@@ -609,7 +610,7 @@ cdef class Collective:
             self._finish_version()
         elif not self._serve_application():
             return False
-        self.task.moves += 1
+        self.reduction.progress_count += 1
         return True
 
     # Vectors that other ranks of the node may use
@@ -621,9 +622,9 @@ cdef class Collective:
         self.opened = True
         self.opened_for = self.protocol.next
         self._describe(self.conserving, self.conserving and self.unchanged)
-        self.shared.open(self.protocol.next + self.moved)
+        self.shared.open(self.protocol.next + self.data_ops)
 
-    cdef void _take_back(self) noexcept nogil:
+    cdef void _reclaim(self) noexcept nogil:
         """Let others begin nothing more, and learn what has become of the vectors."""
         cdef bint running = False
         if self.protocol.vectors != SHARED:
@@ -631,19 +632,19 @@ cdef class Collective:
         if self.opened:
             self.opened = False
             running = self.shared.close()
-            self._note_executed(self.shared.number - self.moved)
+            self._note_executed(self.shared.number - self.data_ops)
             if self.protocol.next > self.opened_for:
                 self.groups.find(self.protocol.next - 1 + self.protocol.base)
                 self.weight = self.shared.parts[self.rank].total
                 if self.shared.parts[self.rank].replaced:
                     self.filled = True
                     self.unchanged = False
-        self.protocol.take_back(running)
+        self.protocol.reclaim(running)
         if running:
             self.begun = True
             self.groups.find(self.protocol.running + self.protocol.base)
             self.exchange.resume_in_memory(
-                self.snapshot_arrays if self.conserving else self.second)
+                self.snapshot_arrays if self.conserving else self.result_arrays)
 
     cdef void _note_executed(self, long long end) noexcept nogil:
         """Others have executed every version before this one."""
@@ -659,14 +660,14 @@ cdef class Collective:
             return
         # Read once: others may go on to a version that nobody has started.
         number = self.shared.reached()
-        if not self._is_started(number - self.moved):
+        if not self._is_started(number - self.data_ops):
             return
         if self.shared.needs_messages(number):
-            self._take_back()
+            self._reclaim()
             if self.protocol.vectors == IDLE:
                 self.protocol.execute()
         elif self.shared.help(self.rank, number):
-            self.task.moves += 1
+            self.reduction.progress_count += 1
 
     cdef inline bint _is_behind(self) noexcept nogil:
         """Whether a version has been started that shared vectors are still to be used for."""
@@ -679,7 +680,7 @@ cdef class Collective:
     cdef inline long long _next(self) noexcept nogil:
         """The next version to be executed for this rank."""
         if self.opened:
-            return self.shared.reached() - self.moved
+            return self.shared.reached() - self.data_ops
         return self.protocol.next
 
     cdef void _describe(self, bint in_place, bint saves) noexcept nogil:
@@ -700,11 +701,11 @@ cdef class Collective:
     cdef void _renumber(self) noexcept nogil:
         """Let exchanges be numbered on from the last operation."""
         if self.shared is not None:
-            self.shared.oldest = self.protocol.t + self.moved
-            self.shared.shift = self.protocol.base - self.moved
+            self.shared.oldest = self.protocol.t + self.data_ops
+            self.shared.shift = self.protocol.base - self.data_ops
 
     cdef inline long long _busy_ns(self) noexcept nogil:
-        return self.task.busy_ns + self.copying_ns
+        return self.reduction.busy_ns + self.copying_ns
 
     cdef inline void _check(self, int rc) noexcept nogil:
         if rc != MPI_SUCCESS:
@@ -840,7 +841,7 @@ cdef class Collective:
         cdef int done
         self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
         if done:
-            self.task.moves += 1
+            self.reduction.progress_count += 1
             self._agreed()
             if self.protocol.stage == AGREEING:
                 self._contribute()
@@ -876,7 +877,7 @@ cdef class Collective:
 
     cdef void _begin_operation(self, int operation) noexcept nogil:
         self.done = False
-        self._take_back()
+        self._reclaim()
         if operation != CLOSE:  # which leaves a call that was started its result
             self.taken_version = self.protocol.t
         self.protocol.enter(operation)
@@ -893,7 +894,7 @@ cdef class Collective:
         cdef int tag = <int>(version % self.window) * PHASES
         cdef bint timely = self.calling and self.published and self.protocol.timely
         cdef bint bypasses = self._bypasses_snapshot()
-        cdef char **target = self.x if timely else self.second
+        cdef char **target = self.x if timely else self.result_arrays
         cdef char **copy = NULL
         cdef char **saved = NULL
         self.begun = True
@@ -902,14 +903,14 @@ cdef class Collective:
             self._describe(self.conserving and not bypasses,
                            self.conserving and self.unchanged and not timely)
             self.exchange.begin_in_memory(
-                version + self.moved, False, self.groups.members, self.groups.count,
+                version + self.data_ops, False, self.groups.members, self.groups.count,
                 self.x if timely else NULL, self.lent, bypasses,
-                self.snapshot_arrays if self.conserving else self.second, NULL)
+                self.snapshot_arrays if self.conserving else self.result_arrays, NULL)
             return
         if self.conserving:
             target = self.x if timely else self.snapshot_arrays
             copy = self.snapshot_arrays if timely and not bypasses else NULL
-            saved = self.second if self.unchanged and not timely else NULL
+            saved = self.result_arrays if self.unchanged and not timely else NULL
         self.exchange.begin(self.groups.members, self.groups.count, me, tag,
                             self.snapshot, self.x, self.lent, not (self.conserving or bypasses),
                             target, copy, saved)
@@ -942,14 +943,14 @@ cdef class Collective:
 
     cdef void _end_exchange(self) noexcept nogil:
         self.begun = False
-        self.weight = self.task.weight
+        self.weight = self.reduction.weight
         if (self.lent and self.weight == 0 and self.protocol.operation != AVERAGE
                 and not self._bypasses_snapshot()):
             self.layout.copy(self.snapshot_arrays, self.x)
         self.lent = False
 
-    cdef void _begin_moving(self) noexcept nogil:
-        """Begin an average over all ranks, from what the application publishes now if it is there."""
+    cdef void _begin_reducing(self) noexcept nogil:
+        """Begin an average over all ranks, from what the application publishes now, if it does."""
         cdef bint publishes = self.has_x and not self.protocol.joined
         if self.protocol.operation == AVERAGE:
             if not self.contributed:
@@ -962,9 +963,9 @@ cdef class Collective:
             self._set_weight(self.weight_published)
         if self.protocol.operation != AVERAGE:
             self.gives = self.filled
-        self._move()
+        self._reduce()
 
-    cdef void _move(self) noexcept nogil:
+    cdef void _reduce(self) noexcept nogil:
         """Begin the exchange of an average over all ranks."""
         cdef int tag = self.sync_tag + <int>(self.protocol.ops % 2) * PHASES
         cdef bint publishes = self.has_x and not self.protocol.joined
@@ -974,44 +975,44 @@ cdef class Collective:
         cdef char **saved = NULL
         self.begun = True
         if self.protocol.operation == AVERAGE:
-            source = self.third
-            target = self.third_arrays
+            source = self.scratch
+            target = self.scratch_arrays
             if self.lent:
                 target = self.x
                 copy = NULL
         elif not publishes and self.unchanged:
-            saved = self.second
+            saved = self.result_arrays
         if (self.protocol.operation != AVERAGE
                 and self.exchange.shares(self.groups.everyone, self.size)):
             self._describe(True, saved != NULL)
             self.exchange.begin_in_memory(
-                self.protocol.t + self.moved, True, self.groups.everyone, self.size,
+                self.protocol.t + self.data_ops, True, self.groups.everyone, self.size,
                 copy, self.lent, False, target, copy)
             return
         self.exchange.begin(self.groups.everyone, self.size, self.rank, tag,
                             source, self.x, self.lent, False, target, copy, saved)
 
-    cdef void _move_with_equal_weights(self) noexcept nogil:
+    cdef void _reduce_with_equal_weights(self) noexcept nogil:
         """Nobody's vector has weight: begin again, and let all that are finite count alike."""
         cdef bint averages = self.protocol.operation == AVERAGE
         self.weightless = True
-        self.moved += 1
+        self.data_ops += 1
         self._renumber()
         if averages:
-            weight_of(self.third)[0] = self.gives
+            weight_of(self.scratch)[0] = self.gives
             self.lent = self.gives_own
         else:
             self._set_weight(self.gives)
-        self._move()
+        self._reduce()
 
     cdef inline bint _is_finishing(self) noexcept nogil:
         return self.has_x and self.protocol.operation == FINISH
 
-    cdef void _finish_moving(self) noexcept nogil:
+    cdef void _finish_reducing(self) noexcept nogil:
         cdef int operation = self.protocol.operation
         self._end_exchange()
         if self.weight == 0 and not self.weightless:
-            self._move_with_equal_weights()
+            self._reduce_with_equal_weights()
             return
         if operation != AVERAGE:
             self.synchronizations += 1
@@ -1023,10 +1024,10 @@ cdef class Collective:
             self.out = self.protocol.joined and operation != FINISH
             if self.weight != 0:
                 self._unlock_to_copy()
-                self.task.remember(self.snapshot)
+                self.reduction.remember(self.snapshot)
                 self._lock_after_copy()
                 self.filled = True
-                self.unchanged = self.task.copy != NULL
+                self.unchanged = self.reduction.copy != NULL
                 self.unreturned = self.unreturned and not self.unchanged
                 self._set_weight(0 if self.out else self.weight_published)
             if self.summing:
@@ -1043,10 +1044,10 @@ cdef class Collective:
         self.weightless = False
         self.published = False
         averages = self.protocol.operation == AVERAGE
-        self.protocol.moved()
+        self.protocol.reduced()
         if not averages:
             self._let_count_once()
-        self.moved += 1
+        self.data_ops += 1
         self._renumber()
         if self.protocol.stage != AGREEING:
             self.done = True
@@ -1069,21 +1070,21 @@ cdef class Collective:
                 self.protocol.published()
             else:
                 self._complete_call()
-        elif self.protocol.stage != MOVING:
+        elif self.protocol.stage != REDUCING:
             return False
         elif self.protocol.operation == LOAD:
             self._load()
         elif not self.begun:
-            self._begin_moving()
+            self._begin_reducing()
         elif self.exchange.progress():
-            self._finish_moving()
+            self._finish_reducing()
         else:
             return False
         return True
 
     cdef void _begin_call(self) noexcept nogil:
         self.done = False
-        self._take_back()
+        self._reclaim()
         self.taken_version = self.protocol.t
         self.calling = True
         self.protocol.call()
@@ -1093,9 +1094,9 @@ cdef class Collective:
         if not self.protocol.timely:
             self._publish_unlocked()
         if self.conserving:
-            self._take_snapshot()
+            self._return_snapshot()
         elif not self.protocol.timely:
-            self._take_late()
+            self._absorb_late()
         memcpy(self.taken, self.groups.members, self.groups.count * sizeof(int))
         self.taken_count = self.groups.count
         self.taken_weight = self.weight
@@ -1193,17 +1194,18 @@ cdef class Collective:
             if self.finite:
                 self.layout.copy(self.snapshot_arrays, x)
         else:
-            self.finite = self.layout.finite_change(self.snapshot_arrays, x, self.second)
+            self.finite = self.layout.finite_change(self.snapshot_arrays, x, self.result_arrays)
             if self.finite:
-                self.layout.add_change(self.snapshot_arrays, self.snapshot_arrays, x, self.second)
+                self.layout.add_change(
+                    self.snapshot_arrays, self.snapshot_arrays, x, self.result_arrays)
         if self.finite:
             self.weight_published = self.weight_given
             self._set_weight(self.weight_given)
         else:
             self.nonfinite += 1
 
-    cdef void _take_snapshot(self) noexcept nogil:
-        """Return the snapshot, unless nobody has contributed to it; a timely call has it already."""
+    cdef void _return_snapshot(self) noexcept nogil:
+        """Return the snapshot, unless nobody has contributed; a timely call has it already."""
         if not self.filled:
             return
         if not self.protocol.timely or self.weight == 0:
@@ -1213,7 +1215,7 @@ cdef class Collective:
         self.unchanged = True
         self.unreturned = False
 
-    cdef void _take_late(self) noexcept nogil:
+    cdef void _absorb_late(self) noexcept nogil:
         """Late under the paper's rule: x = (W·m + w·x') / (W + w), or m if x' is not finite.
 
         And m where x' is a sum, of which some is in m already.
@@ -1223,16 +1225,16 @@ cdef class Collective:
             return
         self._unlock_to_copy()
         if own == 0:
-            self.layout.copy(self.x, self.second)
+            self.layout.copy(self.x, self.result_arrays)
         else:
             self.layout.combine(self.x, own / (self.weight + own),
-                                self.second, self.weight / (self.weight + own))
+                                self.result_arrays, self.weight / (self.weight + own))
         self._lock_after_copy()
 
     cdef void _contribute_to_average(self, bint publishes) noexcept nogil:
-        """Fill the third vector with what a synchronisation would take from this rank now.
+        """Fill the scratch vector with what a synchronization would take from this rank now.
 
-        Where that is the application's vector, lend it: the third then takes no memory.
+        Where that is the application's vector, lend it: the scratch then takes no memory.
         The cases are those of `_publish`. A sum is none of an average of something else.
         """
         cdef double weight = self.weight_given
@@ -1244,24 +1246,24 @@ cdef class Collective:
             self.lent = True
             self.gives_own = True
         elif replaces and (publishes or self.summing):
-            self.layout.zero(self.third_arrays)
+            self.layout.zero(self.scratch_arrays)
             self.gives = False
             weight = 0
         elif (publishes and not self.unreturned and not self.unchanged
-                and self.layout.finite_change(self.snapshot_arrays, self.x, self.second)):
+                and self.layout.finite_change(self.snapshot_arrays, self.x, self.result_arrays)):
             self.layout.add_change(
-                self.third_arrays, self.snapshot_arrays, self.x, self.second)
+                self.scratch_arrays, self.snapshot_arrays, self.x, self.result_arrays)
         else:
-            self.layout.copy(self.third_arrays, self.snapshot_arrays)
+            self.layout.copy(self.scratch_arrays, self.snapshot_arrays)
             self.gives = self.filled
             weight = weight_of(self.snapshot)[0]
-        weight_of(self.third)[0] = weight
+        weight_of(self.scratch)[0] = weight
         self._lock_after_copy()
 
     cdef int _publish_between_calls(self) except -1 nogil:
         """Publish as soon as no exchange is under way."""
         self.holding = True
-        self._take_back()
+        self._reclaim()
         self.protocol.hold()
         self._wait(VECTORS_HELD)
         self._unlock_to_copy()
@@ -1276,14 +1278,14 @@ cdef class Collective:
         cdef bint remembers = self.conserving and not (self.unchanged or self.unreturned)
         self._publish(x)
         if remembers and self.finite:
-            self.layout.copy(self.second, x)
+            self.layout.copy(self.result_arrays, x)
 
     cdef int _join(self) except -1 nogil:
         """Share what the application has, and enter what the others do."""
         self._publish_between_calls()
         self.joined_at = self.protocol.t
         if not (self.conserving or self.summing):
-            # Under other rules what was not yet shared goes into the next synchronisation first.
+            # Under other rules what was not yet shared goes into the next synchronization first.
             self._set_weight(0)
         self.protocol.release()
         self._begin_operation(JOIN)
@@ -1318,8 +1320,8 @@ cdef class Collective:
         """
         cdef Waiting waiting
         global joining, joining_in
-        cdef long long moves, busy
-        cdef bint yields = self.crowded and self.layout.size >= LONG
+        cdef long long progress_count, busy
+        cdef bint yields = self.oversubscribed and self.layout.size >= LONG
         if self._reached(goal):
             return 0
         self.progress()
@@ -1328,7 +1330,7 @@ cdef class Collective:
         busy = self._busy_ns()
         memset(&waiting, 0, sizeof(waiting))
         waiting.began = now()
-        waiting.moved = waiting.began
+        waiting.progressed = waiting.began
         waiting.looked = waiting.began
         waiting.circles = SECOND
         self.waiting_callers += 1
@@ -1340,11 +1342,11 @@ cdef class Collective:
             while not self._reached(goal):
                 if self.error != 0 or self._is_failed(goal) or self._misses(goal):
                     self._give_up(goal)
-                moves = self.task.moves
+                progress_count = self.reduction.progress_count
                 self._pause(goal, &waiting)
                 self.progress()
-                if self.task.moves != moves:
-                    waiting.moved = now()
+                if self.reduction.progress_count != progress_count:
+                    waiting.progressed = now()
         finally:
             if yields:
                 _set_slice(0)
@@ -1372,9 +1374,9 @@ cdef class Collective:
     cdef int _pause(self, int goal, Waiting *waiting) except -1 nogil:
         """Let others run between two polls of a waiting caller."""
         cdef long long time = now()
-        cdef long long waited = time - waiting.moved
+        cdef long long waited = time - waiting.progressed
         cdef bint look = time - waiting.looked > LOOK_FOR_SIGNALS
-        if waited < SPIN_BEFORE_SLEEP and not self.crowded and not look:
+        if waited < SPIN_BEFORE_SLEEP and not self.oversubscribed and not look:
             return 0
         if look:
             self.waiting_callers -= 1  # as in `_give_up`
@@ -1421,9 +1423,10 @@ cdef class Collective:
         All are told of it, but where that rank has closed: they will see that themselves, as this
         one leaves too. In join() it could not, for what it is in is everybody's.
         """
-        cdef Peers protocol = self.mailbox.protocol
-        text = f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, which "
-        if protocol.left[protocol.place(protocol.missing)]:
+        cdef PeerProtocol protocol = self.mailbox.protocol
+        text = (f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, "
+                "which ")
+        if protocol.left[protocol.index_of(protocol.missing)]:
             error = ClosedError(f"{text}has closed: all ranks make the same calls")
             if self.purpose != JOIN:
                 return error
@@ -1449,7 +1452,7 @@ cdef class Collective:
         In close() and join(), where it is normal that others still compute, that is information;
         a warning only if those have made no call for as long again.
         """
-        cdef long long waited = time - waiting.moved
+        cdef long long waited = time - waiting.progressed
         cdef bint stalls = self.stall and waited >= self.stall and not waiting.warned
         cdef bint aborts = self.abort and waited > self.abort
         cdef bint circles = waited >= waiting.circles and (<Engine>the_engine).count > 1
@@ -1493,7 +1496,7 @@ cdef class Collective:
         waiting.warned = not normal or waiting.said and missing == self.said
         if waiting.warned or not waiting.said:
             level = logging.WARNING if waiting.warned else logging.INFO
-            log.log(level, "%s", self._describe_stall((time - waiting.moved) * 1e-9, missing))
+            log.log(level, "%s", self._describe_stall((time - waiting.progressed) * 1e-9, missing))
         waiting.said = time
         self.said = missing
         return 0
@@ -1622,7 +1625,7 @@ cdef class Collective:
         shares = self.conserving and (self.published or self._is_finishing() and self.begun)
         kept = self.snapshot_arrays if self._bypasses_snapshot() else NULL
         if self.begun:
-            self.exchange.take_over(kept)
+            self.exchange.adopt(kept)
         elif self.lent:
             # Its version has not been started.
             self.layout.copy(self.snapshot_arrays, self.x)
@@ -1631,7 +1634,7 @@ cdef class Collective:
             if self.protocol.operation == AVERAGE:
                 self._contribute_to_average(True)
                 if self.lent:
-                    self.layout.copy(self.third_arrays, self.x)
+                    self.layout.copy(self.scratch_arrays, self.x)
                 self.contributed = True
             else:
                 self._publish_between(self.x)
@@ -1639,13 +1642,13 @@ cdef class Collective:
         # Of what it gave part may be nowhere any more.
         self.gives = self.gives and not self.begun
         self.gives_own = False
-        if self.begun and self.task.target == self.x:
-            self.task.target = self.snapshot_arrays if self.conserving else self.second
+        if self.begun and self.reduction.target == self.x:
+            self.reduction.target = self.snapshot_arrays if self.conserving else self.result_arrays
             if self.protocol.operation == AVERAGE:
-                self.task.target = self.third_arrays
-        self.task.copy = NULL
+                self.reduction.target = self.scratch_arrays
+        self.reduction.copy = NULL
         if shares:
-            self.task.saved = NULL
+            self.reduction.saved = NULL
             self.unchanged = False
         self.published = False
         if self.calling:
@@ -1659,7 +1662,7 @@ cdef class Collective:
         self.has_x = False
         ended = self._drain()
         if shares:
-            self.layout.copy(self.second, self.x)
+            self.layout.copy(self.result_arrays, self.x)
             self.unreturned = self.unreturned or not ended
         self._open()
         pthread_mutex_unlock(&self.lock)
@@ -1703,7 +1706,7 @@ cdef class Collective:
         return 0
 
     def start(self, vector, weight):
-        """Begin this rank's next call, a version or a synchronisation, and return the `Call`."""
+        """Begin this rank's next call, a version or a synchronization, and return the `Call`."""
         return self._start(CALL, vector, PyBUF_WRITABLE, weight)
 
     def call(self, vector, weight):
@@ -1752,7 +1755,7 @@ cdef class Collective:
         cdef Call call = Call.__new__(Call)
         call.collective = self
         try:
-            call.vector = Opened(vector, self.layout, flags)
+            call.vector = UserVector(vector, self.layout, flags)
             call.weight = self.weight_published
             if what == CALL or what == PUBLISH or weight is not None:
                 call.weight = checked_weight(weight)
@@ -1800,7 +1803,7 @@ cdef class Collective:
 
     cdef void _serve_others(self) noexcept nogil:
         """Where there is no progress thread, advance the process's other collectives too."""
-        if self.lonely:
+        if self.no_progress_thread:
             (<Engine>the_engine).serve_once()
 
     cdef int _enter(self) except -1:
@@ -1840,22 +1843,22 @@ cdef class Collective:
 
     def check(self, vector):
         """Raise, and tell all ranks, where this vector cannot be averaged here or now."""
-        if self.lonely:
+        if self.no_progress_thread:
             with nogil:
-                self._catch_up_with_letters()
+                self._catch_up_with_messages()
         self._check_usable()
         try:
-            Opened(vector, self.layout, PyBUF_WRITABLE)
+            UserVector(vector, self.layout, PyBUF_WRITABLE)
         except (TypeError, ValueError) as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
 
-    cdef void _catch_up_with_letters(self) noexcept nogil:
+    cdef void _catch_up_with_messages(self) noexcept nogil:
         """Without a progress thread, take in what has come: a call need not wait for any of it."""
-        cdef long long moves = -1
+        cdef long long progress_count = -1
         pthread_mutex_lock(&self.lock)
-        while self.task.moves != moves:
-            moves = self.task.moves
+        while self.reduction.progress_count != progress_count:
+            progress_count = self.reduction.progress_count
             self.progress()
         pthread_mutex_unlock(&self.lock)
 
@@ -1877,13 +1880,13 @@ cdef class Collective:
 
     def go_on_from(self, vector):
         """Note that the application has this vector, which is what it got but for rounding."""
-        cdef Opened opened = Opened(vector, self.mailbox.layout, 0)
+        cdef UserVector opened = UserVector(vector, self.mailbox.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)
             self.mailbox.go_on_from(opened.arrays)
             pthread_mutex_unlock(&self.lock)
 
-    def begin_together(self, str what):
+    def begin_collectively(self, str what):
         """All ranks enter operations for this purpose, "join()" or so; "": for their own."""
         self.purpose = PURPOSES[what] if what else NONE
 
@@ -1907,13 +1910,13 @@ cdef class Collective:
 
     cdef int _use_mailbox(self, int what, vector=None, long long calls=0) except -1:
         """Do what the application wants of the mailbox, and wait for it."""
-        cdef Opened opened = None
+        cdef UserVector opened = None
         cdef char **arrays = NULL
         cdef long long began = now()
         self._enter()
         try:
             if vector is not None:
-                opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
+                opened = UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
                 arrays = opened.arrays
             with nogil:
                 pthread_mutex_lock(&self.lock)
@@ -1940,7 +1943,7 @@ cdef class Collective:
         elif what == PUBLISH:
             self.mailbox.publish_change(arrays)
         elif what == HAND_IN:
-            self.mailbox.take_in(arrays)
+            self.mailbox.record_change(arrays)
             self.mailbox.protocol.hand_in()
             self._wait(ANSWERED)
         elif what == PAUSE:
@@ -1949,7 +1952,7 @@ cdef class Collective:
         elif what == RESUME:
             self.mailbox.protocol.resume()
         elif what == JOIN:
-            self.mailbox.take_in(arrays)
+            self.mailbox.record_change(arrays)
             self.mailbox.protocol.join()
             if not self.mailbox.protocol.follows:
                 self._wait(ANSWERED)
@@ -1962,7 +1965,7 @@ cdef class Collective:
 
     def read_model(self, vector):
         """Overwrite the vector by the model, as calls return it."""
-        cdef Opened opened = Opened(vector, self.mailbox.layout, PyBUF_WRITABLE)
+        cdef UserVector opened = UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
         with nogil:
             pthread_mutex_lock(&self.lock)
             self.mailbox._scale(opened.arrays, self.mailbox.model_arrays,
@@ -1971,7 +1974,7 @@ cdef class Collective:
 
     def restart(self, vector, long long calls):
         """Go on from this vector after so many calls, as all ranks do at the same time."""
-        cdef Opened opened = Opened(vector, self.mailbox.layout, 0)
+        cdef UserVector opened = UserVector(vector, self.mailbox.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)
             self.mailbox.restart(opened.arrays, calls)
@@ -2136,7 +2139,7 @@ cdef class Collective:
         return 0
 
     def statistics(self):
-        """Return the counts and times of `statistics.Statistics`, in its order, times in seconds."""
+        """Return the counts and times (in seconds) of `statistics.Statistics`, in its order."""
         cdef int staleness, last = 0
         if forked:
             check_owner(self.pid)
@@ -2155,7 +2158,7 @@ cdef class Collective:
             self.passive,
             tuple([self.staleness[staleness] for staleness in range(last)]),
             self.nonfinite,
-            self.task.bytes_sent,
+            self.reduction.bytes_sent,
             self.waiting_ns * 1e-9,
             (self.calls_ns - self.waiting_ns) * 1e-9,
             self._busy_ns() * 1e-9,
@@ -2201,7 +2204,7 @@ cdef class Collective:
 
     @property
     def failure(self):
-        """The rank of whose failure this one has heard, and the error of that; (−1, None): none."""
+        """The rank of whose failure this one has heard, and its error; (−1, None): none."""
         return self.protocol.failed, self._failure() if self.protocol.failed >= 0 else None
 
     @property
@@ -2226,7 +2229,7 @@ cdef void _set_slice(unsigned long long length) noexcept nogil:
 
 
 cdef void _ask_for_short_slices() noexcept nogil:
-    """Let this thread run soon after it wakes, and sleep precisely: it needs little, but at once."""
+    """Let this thread run soon after it wakes, and sleep precisely: it needs little, at once."""
     _set_slice(SLICE)
     prctl(PR_SET_TIMERSLACK, 1)
 
@@ -2243,7 +2246,7 @@ cdef class Engine:
     cdef pthread_mutex_t lock
     cdef bint spinning
     # Of the last round: what has moved, and how long the thread may sleep.
-    cdef long long moves, pause
+    cdef long long progress_count, pause
     cdef list collectives  # keeps those served alive
     cdef object thread
     cdef Stop stop
@@ -2256,7 +2259,7 @@ cdef class Engine:
         """Serve a collective; the first one starts the thread, unless the mode is "none"."""
         cdef void *pointer = <void *>collective
         cdef Stop stop = Stop()
-        collective.lonely = mode == "none"
+        collective.no_progress_thread = mode == "none"
         self.collectives.append(collective)
         # Not with the GIL held in between: the thread that serves all collectives takes this lock.
         with nogil:
@@ -2303,7 +2306,7 @@ cdef class Engine:
         cdef int i
         cdef bint busy = False
         pthread_mutex_lock(&self.lock)
-        self.moves = 0
+        self.progress_count = 0
         self.pause = LONGEST_PAUSE
         for i in range(self.count):
             busy |= self._look_after(<Collective>self.served[i])
@@ -2313,13 +2316,13 @@ cdef class Engine:
     cdef void _loop(self, Stop stop) noexcept nogil:
         cdef int polls = 0
         cdef bint busy
-        cdef long long pause, moves = 0
+        cdef long long pause, progress_count = 0
         while not stop.asked:
             busy = self.serve_once()
             pause = self.pause
-            if not busy or self.moves != moves:
+            if not busy or self.progress_count != progress_count:
                 polls = 0
-            moves = self.moves
+            progress_count = self.progress_count
             if self.spinning:
                 # Whoever wants the lock, or this core, gets it.
                 sched_yield()
@@ -2337,7 +2340,7 @@ cdef class Engine:
         if collective.waiting_callers or pthread_mutex_trylock(&collective.lock) != 0:
             return False
         busy = not collective.closed and collective.progress()
-        self.moves += collective.task.moves
+        self.progress_count += collective.reduction.progress_count
         self.pause = min(self.pause, collective.rhythm.pause(now()))
         pthread_mutex_unlock(&collective.lock)
         return busy

@@ -14,8 +14,8 @@ from cpython.buffer cimport (
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from collectives._kernels cimport choose_kernels
-from collectives._memory cimport LINE, round_up
+from collectives.memory.kernels cimport choose_kernels
+from collectives.memory.allocation cimport LINE, round_up
 
 # What Python's struct module and our kernels call the dtypes. Numpy knows bfloat16 from ml_dtypes,
 # whose arrays lend their memory as integers only.
@@ -69,7 +69,7 @@ cdef class Layout:
         first[0] = (begin - self.begin[i]) // self.kernels[i].itemsize
         return max(0, end - begin) // self.kernels[i].itemsize
 
-    cdef void place(self, char **arrays, char *vector) noexcept nogil:
+    cdef void locate(self, char **arrays, char *vector) noexcept nogil:
         """Fill in where the arrays of a vector in our memory are."""
         cdef int i
         for i in range(self.count):
@@ -118,7 +118,7 @@ cdef class Layout:
         return True
 
 
-cdef class Opened:
+cdef class UserVector:
     """A user's vector, checked, its memory kept open as long as this object lives.
 
     Raises:

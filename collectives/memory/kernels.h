@@ -1,4 +1,4 @@
-/* The passes over vectors, once for each dtype. Plain loops that the compiler vectorises; where it
+/* The passes over vectors, once for each dtype. Plain loops that the compiler vectorizes; where it
    can, it makes a version for each generation of x86 and the loader chooses. Halves are computed
    with in single precision, and converted by integer arithmetic that needs no instruction of its
    own. */
@@ -105,7 +105,7 @@ static inline uint16_t saturate_bfloat16(float value)
    mean: out = Σ share_j · vector_j, in the order of j, less those with share 0; out may be one.
    add_change: out = snapshot + (x − returned).
    all_finite, finite_change: whether x, or what add_change gives, is; value − value is 0 unless it
-   is infinite or NaN, and a reduction of integers vectorises where one of floats does not. */
+   is infinite or NaN, and a reduction of integers vectorizes where one of floats does not. */
 #define KERNELS(type, real)                                                                       \
                                                                                                   \
 KERNEL void combine_##type(void *out, const void *a, double share_a, const void *b,               \

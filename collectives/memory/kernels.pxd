@@ -1,12 +1,14 @@
-"""The passes over vectors: see _kernels.h."""
+"""The passes over vectors: see kernels.h."""
 
-cdef extern from "_kernels.h" nogil:
+cdef extern from "kernels.h" nogil:
     ctypedef struct Kernels:
         int itemsize
-        void (*combine)(void *, const void *, double, const void *, double, Py_ssize_t) noexcept nogil
+        void (*combine)(
+            void *, const void *, double, const void *, double, Py_ssize_t) noexcept nogil
         void (*mean)(
             void *, const char *const *, const double *, int, Py_ssize_t) noexcept nogil
-        void (*add_change)(void *, const void *, const void *, const void *, Py_ssize_t) noexcept nogil
+        void (*add_change)(
+            void *, const void *, const void *, const void *, Py_ssize_t) noexcept nogil
         bint (*all_finite)(const void *, Py_ssize_t) noexcept nogil
         bint (*finite_change)(const void *, const void *, const void *, Py_ssize_t) noexcept nogil
 

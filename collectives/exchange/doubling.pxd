@@ -1,7 +1,7 @@
 from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 
-from collectives._task cimport Task
-from collectives._vectors cimport Layout
+from collectives.exchange.reduction cimport Reduction
+from collectives.memory.layout cimport Layout
 from collectives.protocols.schedule cimport Schedule
 
 cdef enum:
@@ -11,7 +11,7 @@ cdef enum:
 cdef class Doubling:
     cdef MPI_Comm comm
     cdef Schedule schedule
-    cdef Task task
+    cdef Reduction reduction
     cdef Layout layout
     cdef MPI_Request requests[2]
     cdef bint summed
