@@ -11,7 +11,7 @@ class DisagreementError(CollectiveError):
     """The ranks entered different synchronous operations; the collective can only be closed now."""
 
 
-class ClosedError(DisagreementError):
+class ClosedError(CollectiveError):
     """The collective is closed, here or by ranks that this one waited for."""
 
 

@@ -119,13 +119,15 @@ class GroupAllreduce(Described):
             log_level=log_level,
         )
 
-    def _construct(self, comm, like, **given):
+    def _construct(self, comm, like, *, summing=False, draws=False, **given):
         """Agree with the other ranks on what is given, and build this rank's part.
 
         Args:
-            given: the constructor's arguments; for sums of what ranks put in (`PartialAllreduce`)
-                also `trigger` and `seed`.
+            summing: whether vectors are sums of what ranks put in (`PartialAllreduce`).
+            draws: whether one rank, drawn with `seed`, starts each version.
+            given: the constructor's arguments, and those by which other classes differ.
         """
+        self._summing, self._draws = summing, draws
         check_comm(comm)
         native, error = _native()
         if given["group_size"] is None:
@@ -201,8 +203,8 @@ class GroupAllreduce(Described):
                 fixed=self.groups == "fixed",
                 passive=self.wait == "nobody",
                 conserving=self.late == "conserving",
-                summing="trigger" in given,
-                drawing_seed=given["seed"] if given.get("trigger") == "majority" else None,
+                summing=self._summing,
+                drawing_seed=given["seed"] if self._draws else None,
                 oversubscribed=node.oversubscribed,
                 stall=given["stall"],
                 abort=given["abort"],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collectives import graphs
-from collectives.peers import PeerCollective, PeerResult
+from collectives.peers import PeerCollective
+from collectives.result import Result
 
 __all__ = ["NeighborAverage"]
 
@@ -84,5 +85,5 @@ class NeighborAverage(PeerCollective):
             log_level=log_level,
         )
 
-    def _result(self, version: int) -> PeerResult:
-        return PeerResult(version, True, version, self._group, len(self._group), False)
+    def _result(self, version: int) -> Result:
+        return Result(version, True, version, self._group, len(self._group), False)

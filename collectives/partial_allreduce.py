@@ -286,10 +286,13 @@ class PartialAllreduce(Described):
 class _Sums(GroupAllreduce):
     """The average of the ranks' sums over all of them, in which late calls get the newest one."""
 
-    def __init__(self, comm, zeros, **given):
+    def __init__(self, comm, zeros, *, trigger, **given):
         self._construct(
             comm,
             zeros,
+            summing=True,
+            draws=trigger == "majority",
+            trigger=trigger,
             group_size=getattr(comm, "size", None),
             groups="changing",
             wait="nobody",

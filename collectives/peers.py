@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,32 +12,13 @@ from collectives.agreement import raise_collectively
 from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce, check_comm
 from collectives.meeting import meet
+from collectives.result import Result
 from collectives.statistics import Statistics
 
-__all__ = ["PeerCollective", "PeerResult"]
+__all__ = ["PeerCollective"]
 
 NEVER = 2**60  # calls between two averages of the collective that does what all ranks do together
 HALVES = ("float16", "bfloat16")
-
-
-class PeerResult(NamedTuple):
-    """What a call did.
-
-    Attributes:
-        version: number of this call, from 0.
-        timely: True: what this rank changed is in its model, and goes to others from there.
-        source: the same as `version`.
-        group: the ranks whose models went into the one returned, as far as the method says it.
-        weight: number of models averaged, where the method says it, else 1.
-        synchronized: False: the ranks' models may differ.
-    """
-
-    version: int
-    timely: bool
-    source: int
-    group: tuple[int, ...]
-    weight: float
-    synchronized: bool
 
 
 class PeerCollective(Described):
@@ -99,14 +79,14 @@ class PeerCollective(Described):
         mailbox.attach(make_protocol(mailbox))
         return mailbox
 
-    def __call__(self, vector) -> PeerResult:
+    def __call__(self, vector) -> Result:
         """Publish what the application has changed in `vector`, and overwrite it by a model.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
 
         Returns:
-            A `PeerResult`.
+            A `Result`.
 
         Raises:
             ValueError, TypeError: the vector is not such; all ranks are told, and only close() is
@@ -127,8 +107,8 @@ class PeerCollective(Described):
                 self._native.go_on_from(self._wider(self._listed(vector)))
             return self._result(self.version - 1)
 
-    def _result(self, version: int) -> PeerResult:
-        return PeerResult(version, True, version, (self.rank,), 1.0, False)
+    def _result(self, version: int) -> Result:
+        return Result(version, True, version, (self.rank,), 1.0, False)
 
     def average(self, vector) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.

@@ -15,6 +15,7 @@ from together import interrupted, signalled, wait_until
 from collectives import (
     ClosedError,
     CollectiveError,
+    DisagreementError,
     GroupAllreduce,
     NeighborAverage,
     PairwiseAverage,
@@ -511,3 +512,11 @@ def test_no_call_is_made_while_a_vector_is_read(comm, kind):
         collective(sneaky)
         assert sneaky.refused
         assert collective.version == 1
+
+
+def test_a_closed_collective_is_no_disagreement():
+    """So that who retries after a disagreement does not go on with what is closed."""
+    assert not issubclass(ClosedError, DisagreementError)
+    assert issubclass(ClosedError, CollectiveError) and issubclass(
+        DisagreementError, CollectiveError
+    )

@@ -85,6 +85,7 @@ from collectives.errors import (
     RankFailedError,
 )
 from collectives.process import check_owner, end_job
+from collectives.result import Result
 from collectives.settings import checked_weight
 from collectives.topology import activation_peers, propagation_bound
 
@@ -212,30 +213,6 @@ def _operation(kind, calls, detail):
     """Return what a rank has entered, after how many calls, in words."""
     what = f"load() of version {detail}" if kind == LOAD else OPERATIONS[detail or kind]
     return f"{what} after {_calls(calls)}"
-
-
-cdef class Result:
-    """What a call of a collective did.
-
-    Attributes:
-        version: number of this call, from 0.
-        timely: whether this call's vector is in the average of its own version: that had not begun
-            with an older one of this rank, and the vector is finite.
-        source: the version whose result was used; later than `version` if this rank was overtaken.
-        group: the ranks that averaged in `source`, sorted.
-        weight: the total weight of their vectors, not counting non-finite ones.
-        synchronized: whether it was the average over all ranks.
-    """
-    cdef readonly long long version, source
-    cdef readonly bint timely, synchronized
-    cdef readonly tuple group
-    cdef readonly double weight
-
-    def __repr__(self):
-        return (
-            f"Result(version={self.version}, timely={self.timely}, source={self.source}, "
-            f"group={self.group}, weight={self.weight:g}, synchronized={self.synchronized})"
-        )
 
 
 cdef class Call:
@@ -2044,20 +2021,15 @@ cdef class Collective:
         return 0
 
     def _result(self):
-        cdef Result result = Result.__new__(Result)
         cdef int k
-        result.version = self.taken_version + self.protocol.base
-        result.synchronized = self.taken_count == 0
-        result.weight = self.taken_weight
-        if result.synchronized:
-            result.timely = self.finite
-            result.source = result.version
-            result.group = tuple(range(self.size))
-        else:
-            result.timely = self.protocol.timely and self.finite
-            result.source = self.taken_source + self.protocol.base
-            result.group = tuple(sorted([self.taken[k] for k in range(self.taken_count)]))
-        return result
+        cdef long long base = self.protocol.base
+        version = self.taken_version + base
+        if self.taken_count == 0:
+            everyone = tuple(range(self.size))
+            return Result(version, self.finite, version, everyone, self.taken_weight, True)
+        group = tuple(sorted([self.taken[k] for k in range(self.taken_count)]))
+        timely = self.protocol.timely and self.finite
+        return Result(version, timely, self.taken_source + base, group, self.taken_weight, False)
 
     def fail(self, text):
         """Let all ranks know that this one has failed; only close() is left."""
