@@ -573,7 +573,8 @@ METHODS = {
 }
 for name, (kind, settings) in METHODS.items():
     weigh = kind in (optim.WAGMA, optim.Allreduce, optim.LocalSGD)
-    add(f"train {name}", train, kind, weigh, transports=SHARED, **settings)
+    transports = MESSAGES if "wire_dtype" in settings else SHARED
+    add(f"train {name}", train, kind, weigh, transports=transports, **settings)
 for name, kind, steps, settings in (
     ("WAGMA", optim.WAGMA, 9, {"sync_period": 4}),
     ("EagerSGD", optim.EagerSGD, 12, {"sync_period": 4}),
