@@ -435,11 +435,11 @@ def server(**settings):
 
 
 for graph, clock in (
-    ("ring", "neighbours"),
+    ("ring", "neighbors"),
     ("ring", "global"),
-    ("star", "neighbours"),
+    ("star", "neighbors"),
     ("path", "global"),
-    ("one way", "neighbours"),
+    ("one way", "neighbors"),
 ):
     add_peers(f"neighbors, {graph}, clock {clock}", neighbors(graph, clock=clock))
 add_peers("neighbors, long", neighbors("ring"), size=LONG, calls=3)

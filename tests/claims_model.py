@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from protocol_messages import (
     ROOT,
+    all_ranks,
     load_source,
     protocols,
     replay,
@@ -324,7 +325,7 @@ class World:
         idle = all(ghost.released == set(ghost.members) for ghost in self.exchanges.values())
         # Where versions wait, one that has closed has weight 0 in those of the others.
         counts = not self.scenario.waits or len({rank.protocol.t for rank in self.ranks}) == 1
-        if self.scenario.conserving and idle and counts and protocols.JOIN not in kinds:
+        if self.scenario.conserving and idle and counts and all_ranks.JOIN not in kinds:
             self.check_conserved()
 
     def fingerprint(self):
@@ -479,7 +480,7 @@ class Rank:
             what, detail = item if isinstance(item, tuple) else (item, 1)
             self.doing = what
             yield from self.carry_out(what, detail)
-            if what == protocols.CLOSE:
+            if what == all_ranks.CLOSE:
                 self.over = self.left = True
                 return
         self.over = True
@@ -505,29 +506,29 @@ class Rank:
         self.has_x = True
         self.given_x = list(self.x)
         self.done = False
-        if what == protocols.LOAD:
+        if what == all_ranks.LOAD:
             self.loading = detail
         elif what in (CALL, INTERRUPTED, PUBLISH):
             self.weight_given = detail
-        if self.world.scenario.waits and what != protocols.CLOSE:
+        if self.world.scenario.waits and what != all_ranks.CLOSE:
             yield from self.wait(lambda: self.protocol.next >= self.protocol.t)
         if what == PUBLISH:
             yield from self.publish_between_calls()
             self.protocol.release()
             self.done = True
-        elif what == protocols.JOIN:
+        elif what == all_ranks.JOIN:
             yield from self.publish_between_calls()
             self.joined_at = self.protocol.t
             if not self.conserving:
                 self.put("weight", 0)
             self.protocol.release()
-            yield from self.begin_operation(protocols.JOIN)
+            yield from self.begin_operation(all_ranks.JOIN)
         elif what in (CALL, INTERRUPTED) and not self.protocol.is_synchronous():
             yield from self.begin_call()
         else:
             calls = what in (CALL, INTERRUPTED)
-            yield from self.begin_operation(protocols.SYNC if calls else what)
-        if what == protocols.CLOSE:
+            yield from self.begin_operation(all_ranks.SYNC if calls else what)
+        if what == all_ranks.CLOSE:
             yield from self.wait(self.may_leave)
         else:
             yield from self.progress()
@@ -537,7 +538,7 @@ class Rank:
 
     def may_leave(self):
         protocol = self.protocol
-        at_end = protocol.stage == protocols.LEAVING and protocol.next >= protocol.fin_at
+        at_end = protocol.stage == all_ranks.LEAVING and protocol.next >= protocol.fin_at
         return at_end and protocol.vectors != protocols.RUNNING and protocol.due == 0
 
     def wait(self, reached):
@@ -575,7 +576,7 @@ class Rank:
     def progress(self):
         self.receive()
         self.send()
-        if self.protocol.stage == protocols.AGREEING:
+        if self.protocol.stage == all_ranks.AGREEING:
             self.agree()
             self.send()
         if self.protocol.vectors == protocols.SHARED:
@@ -618,7 +619,7 @@ class Rank:
         self.protocol.agreed(records, self.world.size)
         assert not self.protocol.broken, f"the programs disagree: {records}"
         self.world.met.add("an operation")
-        if self.protocol.stage == protocols.DRAINING:
+        if self.protocol.stage == all_ranks.DRAINING:
             self.world.met.add("draining")
 
     def contribute(self):
@@ -776,14 +777,14 @@ class Rank:
     def end_exchange(self):
         self.begun = False
         self.weight = self.task_weight
-        moves = self.protocol.operation != protocols.AVERAGE and not self.bypasses_snapshot()
+        moves = self.protocol.operation != all_ranks.AVERAGE and not self.bypasses_snapshot()
         if self.lent and self.weight == 0 and moves:
             self.copy_to_snapshot(self.x)
         self.lent = False
 
     def begin_reducing(self):
         protocol = self.protocol
-        if protocol.operation == protocols.AVERAGE:
+        if protocol.operation == all_ranks.AVERAGE:
             self.begun, self.exchange, self.copy = True, "average", False
             self.world.averages.setdefault(protocol.ops, {})[self.me] = list(self.x)
             self.world.changes += 1
@@ -796,7 +797,7 @@ class Rank:
         yield from self.move()
 
     def is_finishing(self):
-        return self.has_x and self.protocol.operation == protocols.FINISH
+        return self.has_x and self.protocol.operation == all_ranks.FINISH
 
     def move(self):
         publishes = self.has_x and not self.protocol.joined
@@ -809,7 +810,7 @@ class Rank:
     def finish_reducing(self):
         operation = self.protocol.operation
         self.end_exchange()
-        if operation == protocols.AVERAGE:
+        if operation == all_ranks.AVERAGE:
             return self.end_operation()
         if self.weight == 0 and not self.weightless:
             self.weightless = True
@@ -818,7 +819,7 @@ class Rank:
             self.put("weight", int(self.gives))
             yield from self.move()
             return
-        self.out = self.protocol.joined and operation != protocols.FINISH
+        self.out = self.protocol.joined and operation != all_ranks.FINISH
         if self.weight != 0:
             self.filled = True
             self.unchanged = self.copy
@@ -834,13 +835,13 @@ class Rank:
 
     def end_operation(self):
         self.published = self.weightless = False
-        averages = self.protocol.operation == protocols.AVERAGE
+        averages = self.protocol.operation == all_ranks.AVERAGE
         self.protocol.reduced()
         if not averages:
             self.let_count_once()
         self.data_ops += 1
         self.renumber()
-        if self.protocol.stage == protocols.AGREEING:
+        if self.protocol.stage == all_ranks.AGREEING:
             self.contribute()
         else:
             self.done = True
@@ -855,9 +856,9 @@ class Rank:
                 protocol.published()
             else:
                 self.complete_call()
-        elif protocol.stage != protocols.REDUCING:
+        elif protocol.stage != all_ranks.REDUCING:
             return False
-        elif protocol.operation == protocols.LOAD:
+        elif protocol.operation == all_ranks.LOAD:
             self.load()
         elif not self.begun:
             yield from self.begin_reducing()
@@ -1351,8 +1352,8 @@ def random_scenario(generator):
     programs = [[] for _ in range(size)]
     for _ in range(generator.randint(1, 2)):
         calls = generator.randint(0, 3)
-        operations = (protocols.SYNCHRONIZE, protocols.SYNCHRONIZE, protocols.AVERAGE)
-        last = protocols.JOIN if joining else generator.choice(operations)
+        operations = (all_ranks.SYNCHRONIZE, all_ranks.SYNCHRONIZE, all_ranks.AVERAGE)
+        last = all_ranks.JOIN if joining else generator.choice(operations)
         for program in programs:
             made = generator.randint(0, calls) if joining else calls
             for _ in range(made):
@@ -1362,12 +1363,12 @@ def random_scenario(generator):
                 program.append((CALL, weight))
             program.append(last)
     for program in programs:
-        program += [CALL] * generator.randint(0, 2) + [protocols.CLOSE]
+        program += [CALL] * generator.randint(0, 2) + [all_ranks.CLOSE]
     period = 100 if joining else generator.choice((100, 100, 2, 3))
     if period < 100:
         calls = min(program.count(CALL) for program in programs)
         programs = [[p for p in program if p != CALL] for program in programs]
-        programs = [program[:-1] + [CALL] * calls + [protocols.CLOSE] for program in programs]
+        programs = [program[:-1] + [CALL] * calls + [all_ranks.CLOSE] for program in programs]
     return Scenario(
         size,
         generator.randint(2, size),
@@ -1412,7 +1413,7 @@ def waiting_scenario(generator):
     size = generator.choice((2, 3, 3, 4))
     conserving = generator.random() < 0.5
     programs = [[] for _ in range(size)]
-    operations = (None, protocols.SYNCHRONIZE, protocols.AVERAGE)
+    operations = (None, all_ranks.SYNCHRONIZE, all_ranks.AVERAGE)
     for operation in generator.sample(operations, generator.randint(1, 2)):
         calls = generator.randint(1, 3)
         for program in programs:
@@ -1426,7 +1427,7 @@ def waiting_scenario(generator):
     fewer = generator.random() < 0.3
     calls = generator.randint(0, 2)
     for program in programs:
-        program += [CALL] * (generator.randint(0, calls) if fewer else calls) + [protocols.CLOSE]
+        program += [CALL] * (generator.randint(0, calls) if fewer else calls) + [all_ranks.CLOSE]
     return Scenario(
         size,
         generator.randint(2, size),

@@ -54,6 +54,7 @@ from protocol_messages import (
     Network,
     Sum,
     Violation,
+    all_ranks,
     protocols,
     require,
 )
@@ -804,7 +805,7 @@ def calls_next(rank):
         return following == PUBLISH
     t = protocol.t + protocol.base
     if application.stage in (Stage.HANDING_OVER, Stage.COLLECTING) or (
-        application.stage == Stage.REDUCING and protocol.operation == protocols.SYNC
+        application.stage == Stage.REDUCING and protocol.operation == all_ranks.SYNC
     ):
         t += 1
     return (t + 1) % rank.world.scenario.sync_period != 0

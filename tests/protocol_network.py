@@ -33,6 +33,7 @@ from protocol_messages import (
     Invariant,
     Network,
     Sum,
+    all_ranks,
     protocols,
     replay,
     require,
@@ -50,10 +51,10 @@ from protocol_scenarios import (
 
 # What to call the operations that a run meets.
 OPERATIONS = {
-    protocols.SYNC: "synchronization",
-    protocols.SYNCHRONIZE: "synchronization",
-    protocols.LOAD: "load",
-    protocols.FINISH: "finish",
+    all_ranks.SYNC: "synchronization",
+    all_ranks.SYNCHRONIZE: "synchronization",
+    all_ranks.LOAD: "load",
+    all_ranks.FINISH: "finish",
 }
 
 
@@ -76,16 +77,16 @@ def agreement(entered):
     numbers of calls, and ranks that have joined take part in the averages of others, as many as
     those have made calls.
     """
-    joined = {t for operation, t in entered if operation == protocols.JOIN}
-    others = {pair for pair in entered if pair[0] != protocols.JOIN}
+    joined = {t for operation, t in entered if operation == all_ranks.JOIN}
+    others = {pair for pair in entered if pair[0] != all_ranks.JOIN}
     if not others:
-        return protocols.FINISH, max(joined)
-    if not joined and {operation for operation, _ in others} == {protocols.CLOSE}:
-        return protocols.CLOSE, max(t for _, t in others)
+        return all_ranks.FINISH, max(joined)
+    if not joined and {operation for operation, _ in others} == {all_ranks.CLOSE}:
+        return all_ranks.CLOSE, max(t for _, t in others)
     operation, t = min(others)
-    averages = operation not in (protocols.CLOSE, protocols.LOAD)
+    averages = operation not in (all_ranks.CLOSE, all_ranks.LOAD)
     if len(others) > 1 or (joined and (not averages or max(joined) > t)):
-        return protocols.NONE, -1
+        return all_ranks.NONE, -1
     return operation, t
 
 
@@ -109,7 +110,7 @@ class Application:
         if self.stage in (Stage.COLLECTING, Stage.PUBLISHING):
             return protocol.vectors == protocols.HELD and not protocol.waiting
         if self.stage == Stage.AGREEING:
-            return protocol.stage == protocols.REDUCING
+            return protocol.stage == all_ranks.REDUCING
         if self.stage == Stage.REDUCING:
             return self.rank.average is None or self.rank.average.done
         return self.stage == Stage.HANDING_OVER
@@ -117,7 +118,7 @@ class Application:
     def is_closing(self):
         """Whether the application closes next, as it does once it heeds a failure."""
         heeded = self.rank.world.scenario.heeds and self.rank.protocol.failed >= 0
-        return heeded or self.program[0] == protocols.CLOSE
+        return heeded or self.program[0] == all_ranks.CLOSE
 
     def caught_up(self):
         """Whether the version of an interrupted call, if there was one, has been executed since."""
@@ -134,7 +135,7 @@ class Application:
 
     def step(self):
         if self.stage == Stage.COMPUTING:
-            self.begin(protocols.CLOSE if self.is_closing() else self.program.pop(0))
+            self.begin(all_ranks.CLOSE if self.is_closing() else self.program.pop(0))
         elif self.stage == Stage.HANDING_OVER:
             self.hand_over()
         elif self.stage == Stage.COLLECTING:
@@ -158,17 +159,17 @@ class Application:
             self.stage = Stage.PUBLISHING
         elif isinstance(operation, Load):
             self.load = operation
-            self.enter(protocols.LOAD)
+            self.enter(all_ranks.LOAD)
         elif operation not in (CALL, INTERRUPTED_CALL):
             self.enter(operation)
         elif self.rank.protocol.is_synchronous():
-            self.enter(protocols.SYNC)
+            self.enter(all_ranks.SYNC)
         else:
             self.interruptible = operation == INTERRUPTED_CALL
             self.call()
 
     def enter(self, operation):
-        self.stage = Stage.CLOSED if operation == protocols.CLOSE else Stage.AGREEING
+        self.stage = Stage.CLOSED if operation == all_ranks.CLOSE else Stage.AGREEING
         self.rank.enter(operation)
 
     def call(self):
@@ -213,7 +214,7 @@ class Application:
     def fail(self):
         """The operation did not agree: the application can only close."""
         self.rank.world.met.add("disagreement")
-        self.program = [protocols.CLOSE]
+        self.program = [all_ranks.CLOSE]
         self.stage = Stage.COMPUTING
 
 
@@ -260,7 +261,7 @@ class Rank:
             events.append((self.number, "receive"))
         if self.average is not None and self.average.can_receive():
             events.append((self.number, "receive_average"))
-        if protocol.stage == protocols.AGREEING and self.all_entered():
+        if protocol.stage == all_ranks.AGREEING and self.all_entered():
             events.append((self.number, "agree"))
         if protocol.due or protocol.notice_due or protocol.freed_due or protocol.fin_due:
             events += [(self.number, "send", k) for k in dimensions if self.can_send(k)]
@@ -355,24 +356,24 @@ class Rank:
         protocol, entered = self.protocol, self.world.entered[self.protocol.ops]
         records = [number for rank in sorted(entered) for number in entered[rank]]
         operation, t = agreement(entered.values())
-        closing, broken = protocol.operation == protocols.CLOSE, protocol.broken
+        closing, broken = protocol.operation == all_ranks.CLOSE, protocol.broken
         protocol.agreed(records, len(entered))
-        if operation == protocols.CLOSE:
-            stages = (protocols.LEAVING,)
-        elif operation != protocols.NONE:
-            stages = (protocols.DRAINING, protocols.REDUCING)
+        if operation == all_ranks.CLOSE:
+            stages = (all_ranks.LEAVING,)
+        elif operation != all_ranks.NONE:
+            stages = (all_ranks.DRAINING, all_ranks.REDUCING)
             require(protocol.operation == operation, Invariant.AGREED, self, entered)
             require(protocol.t == t, Invariant.AGREED, self, entered)
         else:
-            stages = (protocols.AGREEING if closing else protocols.OUTSIDE,)
+            stages = (all_ranks.AGREEING if closing else all_ranks.OUTSIDE,)
             broken = broken or not closing
         agreed = protocol.stage in stages and protocol.broken == broken
         require(agreed, Invariant.AGREED, self, f"broken={protocol.broken}", entered)
-        if protocol.stage == protocols.OUTSIDE:
+        if protocol.stage == all_ranks.OUTSIDE:
             self.application.fail()
-        elif protocol.stage == protocols.AGREEING:
+        elif protocol.stage == all_ranks.AGREEING:
             self.contribute_to_agreement()
-        elif protocol.stage == protocols.DRAINING:
+        elif protocol.stage == all_ranks.DRAINING:
             self.world.met.add("draining")
 
     def leave(self):
@@ -495,7 +496,7 @@ class Rank:
     # Synchronous operations
 
     def enter(self, operation):
-        if operation == protocols.JOIN:
+        if operation == all_ranks.JOIN:
             self.updates_until_join = self.updates
         self.may_start(self.protocol.enter, operation)
         self.contribute_to_agreement()
@@ -510,15 +511,15 @@ class Rank:
     def begin_operation(self):
         """Contribute to the average over all ranks, if it is one, and publish by most of them."""
         operation = self.protocol.operation
-        if operation == protocols.LOAD:
+        if operation == all_ranks.LOAD:
             return
         value = self.rule.snapshot + self.rule.unpublished()
-        if operation == protocols.AVERAGE:
+        if operation == all_ranks.AVERAGE:
             self.world.unpublished += self.rule.unpublished()
         else:
             self.publish()
         self.check_joined()
-        counts = operation == protocols.FINISH or not self.protocol.joined
+        counts = operation == all_ranks.FINISH or not self.protocol.joined
         weight = 1 if counts else self.rule.joined_weight
         network = self.world.network
         self.average = Exchange(
@@ -534,22 +535,22 @@ class Rank:
         """Take the average over all ranks, or what is loaded."""
         protocol, average, self.average = self.protocol, self.average, None
         operation, ops = protocol.operation, protocol.ops
-        published = operation not in (protocols.AVERAGE, protocols.LOAD)
+        published = operation not in (all_ranks.AVERAGE, all_ranks.LOAD)
         if average is not None:
             self.world.check_sum(average, average.sum)
             epochs = {part.epoch for part in average.sum.parts}
             require(epochs == {self.epoch}, Invariant.EPOCH, f"{average.label}: {average.sum}")
-        if operation != protocols.AVERAGE:
+        if operation != all_ranks.AVERAGE:
             self.epoch += 1
             self.world.met.add(OPERATIONS[operation])
             self.adopt(average.sum.mean) if published else self.load(load)
         self.move()
-        fresh = operation == protocols.AVERAGE or protocol.source < 0
+        fresh = operation == all_ranks.AVERAGE or protocol.source < 0
         require(fresh, Invariant.EPOCH, f"{self} keeps the result of {protocol.source}")
         state = (protocol.t, protocol.next, protocol.base, self.rule.model if published else None)
         first = self.world.left.setdefault(ops, state)
         require(state == first, Invariant.TOGETHER, self, state, "and", first)
-        if protocol.stage == protocols.AGREEING:
+        if protocol.stage == all_ranks.AGREEING:
             self.contribute_to_agreement()
 
     def move(self):
@@ -694,7 +695,7 @@ class World:
     def start(self, version, rank):
         """Note that a rank starts a version, if it is the first."""
         if version not in self.started:
-            freed = any(each.protocol.operation != protocols.NONE for each in self.ranks)
+            freed = any(each.protocol.operation != all_ranks.NONE for each in self.ranks)
             drawn = self.drawn_for(version, rank)
             require(freed or drawn in (None, rank.number), Invariant.DRAWN, version, drawn, rank)
             self.started[version] = rank.epoch

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from protocol_messages import protocols
+from protocol_messages import all_ranks
 
 # What an application's program consists of, besides the operations AVERAGE, SYNCHRONIZE, JOIN and
 # CLOSE, and a `Load`.
 CALL = "call"
 INTERRUPTED_CALL = "interrupted call"
 PUBLISH = "publish"
-AVERAGE = protocols.AVERAGE
-SYNCHRONIZE = protocols.SYNCHRONIZE
-JOIN = protocols.JOIN
-CLOSE = protocols.CLOSE
+AVERAGE = all_ranks.AVERAGE
+SYNCHRONIZE = all_ranks.SYNCHRONIZE
+JOIN = all_ranks.JOIN
+CLOSE = all_ranks.CLOSE
 
 
 class Load(NamedTuple):

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter, defaultdict
 
 from peer_network import peers
-from protocol_messages import protocols
+from protocol_messages import all_ranks, protocols
 
 from collectives.topology import activation_peers, groups, propagation_bound
 from wagma.simulation.core import allreduce_time
@@ -132,7 +132,7 @@ class Reference(Network):
             rank.protocol.call()
             self.react(rank)
             return
-        rank.protocol.enter(protocols.SYNC)
+        rank.protocol.enter(all_ranks.SYNC)
         self.react(rank)
         self.entered += 1
         if self.entered == len(self.ranks):
@@ -160,7 +160,7 @@ class Reference(Network):
             self.begin(rank)
         elif rank.copying:
             return
-        elif protocol.stage == protocols.REDUCING:
+        elif protocol.stage == all_ranks.REDUCING:
             self.begin_moving(rank)
         elif rank.calling and protocol.vectors == protocols.HELD:
             self.serve(rank)
@@ -223,7 +223,7 @@ class Reference(Network):
         self.react(rank)
 
     def agreed(self, rank):
-        records = [(protocols.SYNC, each.protocol.t) for each in self.ranks]
+        records = [(all_ranks.SYNC, each.protocol.t) for each in self.ranks]
         rank.protocol.agreed([value for pair in records for value in pair], len(records))
         self.react(rank)
 

@@ -18,6 +18,7 @@ from claims_model import (
     Scenario,
     Script,
     World,
+    all_ranks,
     claims,
     explore,
     frozen_scenario,
@@ -31,8 +32,8 @@ from claims_model import (
 from protocol_messages import ROOT, Violation
 
 WaitAvoidingProtocol = protocols.WaitAvoidingProtocol
-CLOSE = protocols.CLOSE
-SYNCHRONIZE = protocols.SYNCHRONIZE
+CLOSE = all_ranks.CLOSE
+SYNCHRONIZE = all_ranks.SYNCHRONIZE
 
 SEEDS_PER_BLOCK = 100
 

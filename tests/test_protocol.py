@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol_messages import protocols
+from protocol_messages import all_ranks, protocols
 from protocol_network import (
     ListedChooser,
     RandomChooser,
@@ -228,11 +228,11 @@ def test_a_group_of_one_announces_nothing():
 
 def test_a_version_waits_for_the_operations_that_came_before_it():
     protocol = protocol_of()
-    protocol.enter(protocols.AVERAGE)
+    protocol.enter(all_ranks.AVERAGE)
     protocol.tell(0, 1, 0)
     assert protocol.due == 0b110
     assert protocol.vectors == protocols.IDLE
-    protocol.agreed([protocols.AVERAGE, 0] * 5, 5)
+    protocol.agreed([all_ranks.AVERAGE, 0] * 5, 5)
     assert protocol.vectors == protocols.HELD
     protocol.reduced()
     assert (protocol.vectors, protocol.running) == (protocols.RUNNING, 0)
@@ -251,18 +251,18 @@ def test_a_rank_that_has_joined_executes_what_it_missed_before_it_moves():
     protocol = protocol_of()
     protocol.enter(JOIN)
     protocol.agreed([JOIN, 0, AVERAGE, 2], 2)
-    assert (protocol.stage, protocol.running, protocol.t) == (protocols.DRAINING, 0, 2)
+    assert (protocol.stage, protocol.running, protocol.t) == (all_ranks.DRAINING, 0, 2)
     protocol.finished()
-    assert (protocol.stage, protocol.running) == (protocols.DRAINING, 1)
+    assert (protocol.stage, protocol.running) == (all_ranks.DRAINING, 1)
     protocol.finished()
-    assert (protocol.stage, protocol.vectors) == (protocols.REDUCING, protocols.HELD)
+    assert (protocol.stage, protocol.vectors) == (all_ranks.REDUCING, protocols.HELD)
     protocol.reduced()
-    assert (protocol.operation, protocol.stage, protocol.ops) == (JOIN, protocols.AGREEING, 1)
+    assert (protocol.operation, protocol.stage, protocol.ops) == (JOIN, all_ranks.AGREEING, 1)
 
 
 @pytest.mark.parametrize(
     "joined_at, operation, t",
-    ((3, CLOSE, 3), (3, protocols.LOAD, 3), (-1, protocols.LOAD, 3), (3, AVERAGE, 2)),
+    ((3, CLOSE, 3), (3, all_ranks.LOAD, 3), (-1, all_ranks.LOAD, 3), (3, AVERAGE, 2)),
 )
 def test_a_rank_that_has_joined_does_not_agree_with(joined_at, operation, t):
     """Nobody else may close or load, nor average after fewer calls than it has made.
@@ -274,7 +274,7 @@ def test_a_rank_that_has_joined_does_not_agree_with(joined_at, operation, t):
     protocol.enter(JOIN)
     protocol.agreed([JOIN, joined_at, operation, t], 2)
     assert protocol.broken and not protocol.joined
-    assert (protocol.operation, protocol.stage) == (protocols.NONE, protocols.OUTSIDE)
+    assert (protocol.operation, protocol.stage) == (all_ranks.NONE, all_ranks.OUTSIDE)
 
 
 def test_a_notice_is_sent_once_on_each_dimension():
@@ -289,10 +289,10 @@ def test_a_notice_is_sent_once_on_each_dimension():
 def test_a_load_renumbers_the_versions():
     protocol = protocol_of(sync_period=5)
     assert not protocol.is_synchronous()
-    protocol.enter(protocols.LOAD)
-    protocol.agreed([protocols.LOAD, 0] * 2, 2)
-    assert protocol.stage == protocols.REDUCING
+    protocol.enter(all_ranks.LOAD)
+    protocol.agreed([all_ranks.LOAD, 0] * 2, 2)
+    assert protocol.stage == all_ranks.REDUCING
     protocol.base = 9
     protocol.reduced()
-    assert (protocol.t, protocol.stage) == (0, protocols.OUTSIDE)
+    assert (protocol.t, protocol.stage) == (0, all_ranks.OUTSIDE)
     assert protocol.is_synchronous()

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
-from protocol_messages import ROOT, Invariant, Violation, protocols
+from protocol_messages import ROOT, Invariant, Violation, all_ranks, protocols
 from protocol_network import Application, Rank, Stage, print_event, run_seed, types_of
 from protocol_scenarios import (
     AT_ONCE,
@@ -52,7 +52,7 @@ class NoGate(WaitAvoidingProtocol):
 
     def run(self):
         self.told_ops = min(self.told_ops, self.ops)
-        if self.stage == protocols.REDUCING and self.vectors == protocols.HELD:
+        if self.stage == all_ranks.REDUCING and self.vectors == protocols.HELD:
             self.vectors = protocols.IDLE
         super().run()
 
@@ -71,7 +71,7 @@ class LeavesWithoutFin(WaitAvoidingProtocol):
 
     def agreed(self, records, size):
         super().agreed(records, size)
-        if self.stage == protocols.LEAVING:
+        if self.stage == all_ranks.LEAVING:
             self.fin_due = 0
             self.fin_seen = (1 << self.dimensions) - 1
 
@@ -98,7 +98,7 @@ class InterruptedMemberServesNobody(WaitAvoidingProtocol):
     """Where nobody is passive, a group waits for a member whose call was interrupted."""
 
     def run(self):
-        if self.passive or self.waiting or self.operation != protocols.NONE or self.broken:
+        if self.passive or self.waiting or self.operation != all_ranks.NONE or self.broken:
             super().run()
 
 
@@ -108,7 +108,7 @@ class MovesWithoutDraining(WaitAvoidingProtocol):
     def drain(self, t):
         if self.vectors == protocols.IDLE:
             self.t = t
-            self.stage = protocols.REDUCING
+            self.stage = all_ranks.REDUCING
             self.vectors = protocols.HELD
         else:
             super().drain(t)
@@ -118,7 +118,7 @@ class SkipsWhatIsOutstanding(WaitAvoidingProtocol):
     """All have joined: versions that a rank has not begun by then are not executed there."""
 
     def drain(self, t):
-        if self.operation == protocols.FINISH and self.vectors == protocols.IDLE:
+        if self.operation == all_ranks.FINISH and self.vectors == protocols.IDLE:
             self.next = t
         super().drain(t)
 
@@ -131,7 +131,7 @@ class FinishesAtItsOwnVersion(WaitAvoidingProtocol):
         super().agreed(records, size)
 
     def reduced(self):
-        finishing = self.operation == protocols.FINISH
+        finishing = self.operation == all_ranks.FINISH
         super().reduced()
         if finishing:
             self.t = self.calls
@@ -143,15 +143,15 @@ class JoinsOneOperation(WaitAvoidingProtocol):
     def reduced(self):
         super().reduced()
         if self.joined:
-            self.operation = protocols.NONE
-            self.stage = protocols.OUTSIDE
+            self.operation = all_ranks.NONE
+            self.stage = all_ranks.OUTSIDE
 
 
 class JoinedServesNobody(WaitAvoidingProtocol):
     """A rank that has joined lets its groups wait until it moves."""
 
     def run(self):
-        if self.operation != protocols.JOIN:
+        if self.operation != all_ranks.JOIN:
             super().run()
 
 
@@ -178,7 +178,7 @@ class KeepsResultOverLoad(WaitAvoidingProtocol):
     """A result from before a LOAD may be used after it."""
 
     def reduced(self):
-        loading, source = self.operation == protocols.LOAD, self.source
+        loading, source = self.operation == all_ranks.LOAD, self.source
         super().reduced()
         if loading:
             self.source = source
@@ -195,7 +195,7 @@ class NoNoticeInOperations(WaitAvoidingProtocol):
     """A rank in a synchronous operation forwards no notice."""
 
     def notice(self, rank, dimension):
-        super().notice(rank, dimension if self.operation == protocols.NONE else self.dimensions)
+        super().notice(rank, dimension if self.operation == all_ranks.NONE else self.dimensions)
 
 
 class ForwardsNoNotice(WaitAvoidingProtocol):

@@ -54,23 +54,25 @@ from collectives.exchange.shared cimport Shared
 from collectives.exchange.reduction cimport Reduction
 from collectives.memory.layout cimport Layout, UserVector, weight_of
 from collectives.protocols.peers cimport PeerProtocol
-from collectives.protocols.wait_avoiding cimport (
+from collectives.protocols.all_ranks cimport (
     AGREEING,
     AVERAGE,
     CLOSE,
     FINISH,
-    HELD,
-    IDLE,
     JOIN,
     LEAVING,
     LOAD,
     REDUCING,
     NONE,
     OUTSIDE,
-    RUNNING,
-    SHARED,
     SYNC,
     SYNCHRONIZE,
+)
+from collectives.protocols.wait_avoiding cimport (
+    HELD,
+    IDLE,
+    RUNNING,
+    SHARED,
     WaitAvoidingProtocol,
     drawn,
 )

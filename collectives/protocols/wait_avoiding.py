@@ -2,16 +2,19 @@
 
 Any rank may start a version; it then reaches all others along the activation tree, and each takes
 part with what its application last published, wherever that application is. Versions are executed
-one at a time and in order. A synchronous operation first agrees on what all ranks are about to do;
-data moves only after that, and no version crosses it.
+one at a time and in order, and none crosses a synchronous operation of all ranks.
 
-Source: WAGMA-SGD, section III-A (activation, versions, asynchronous execution) and Algorithm 2;
-synchronous operations other than its periodic one, and closing, go beyond the paper. Versions that
-one rank starts, drawn for each: eager-SGD (Li et al., PPoPP 2020), majority collectives; what
-happens when that rank does not come goes beyond it.
+Source: WAGMA-SGD, section III-A (activation, versions, asynchronous execution) and Algorithm 2.
+Versions that one rank starts, drawn for each: eager-SGD (Li et al., PPoPP 2020), majority
+collectives; what happens when that rank does not come goes beyond it.
 """
 
 import cython
+
+from collectives.protocols.all_ranks import AllRanksProtocol
+
+if not cython.compiled:  # else the .pxd declares them
+    from collectives.protocols.all_ranks import AVERAGE, LEAVING, NONE, OUTSIDE, SYNC
 
 # Who has the vectors (snapshot and result): nobody, the application, or the running version; or
 # they are open to other ranks, which execute versions for this one (see `claims`).
@@ -19,23 +22,6 @@ IDLE = 0
 HELD = 1
 RUNNING = 2
 SHARED = 3
-
-# The synchronous operations.
-NONE = 0
-SYNC = 1
-AVERAGE = 2
-SYNCHRONIZE = 3
-CLOSE = 4
-LOAD = 5
-JOIN = 6
-FINISH = 7
-
-# How far a synchronous operation has come.
-OUTSIDE = 0
-AGREEING = 1
-DRAINING = 2
-REDUCING = 3
-LEAVING = 4
 
 # Of the numbers that are drawn.
 WORD = 0xFFFFFFFFFFFFFFFF
@@ -56,17 +42,14 @@ def drawn(seed, version, size):
     return (z ^ (z >> 31)) % size
 
 
-class WaitAvoidingProtocol:
+class WaitAvoidingProtocol(AllRanksProtocol):
     """The state of one rank: told of events by its methods, it says in attributes what to do.
 
-    The driver executes version `running` while `vectors` is RUNNING, sends the activation
-    ``(sent[k], sent_ops[k])`` on every dimension k whose bit in `due` is set, and a FIN after it
-    where the bit in `fin_due` is set; it clears the bits. A later activation may overtake one that
-    is still due, since a message covers every lower version. While `stage` is AGREEING it gathers
-    the pair ``(operation, t)`` from every rank; while it is REDUCING it averages over all ranks,
-    but for LOAD, in which each rank replaces its own vectors. Where a bit in `notice_due` is set it
-    sends on that dimension that rank `failed` has failed, and where one in `freed_due` is set, that
-    versions after `freed` operations are free.
+    The driver executes version `running` while `vectors` is RUNNING, and sends the activation
+    ``(sent[k], sent_ops[k])`` on every dimension k whose bit in `due` is set, before a FIN; it
+    clears the bit. A later activation may overtake one that is still due, since a message covers
+    every lower version. Where a bit in `freed_due` is set it sends on that dimension that versions
+    after `freed` operations are free. The operations are `AllRanksProtocol`'s.
 
     A driver whose rank `shares` its vectors opens them where `vectors` has become SHARED, and takes
     them back before it tells of anything that the application does. Meanwhile `next` stands still.
@@ -77,7 +60,6 @@ class WaitAvoidingProtocol:
             synchronizations; versions themselves only grow, also where a LOAD goes back.
         told, told_ops: the highest version heard of, and after how many operations it was started.
         sent, sent_ops: the highest version sent on each dimension, likewise.
-        ops: synchronous operations completed.
         vectors: IDLE, HELD by the application, RUNNING, or SHARED with other ranks.
         shares: whether they are shared while the application computes.
         timely: whether the vector of the application's last call is in that call's version.
@@ -87,16 +69,10 @@ class WaitAvoidingProtocol:
         freed: after how many operations versions are free: anybody may start them, since a rank is
             in the next operation already, and may be the one that is drawn; −1: after none.
         source: the newest version whose result may be used; −1 where there is none.
-        operation, stage: the synchronous operation that this rank is in, and how far it has come.
-        joined: whether the application has no more steps to make, and this rank takes part in
-            the others' operations until all have joined (JOIN, and FINISH for the end of it).
-        broken: whether an operation did not agree, after which only CLOSE may follow.
-        failed: the first rank of whose failure this one has heard; −1 where there is none.
-        fin_at: the version before which all ranks leave, once all are closing; else −1.
     """
 
     def __init__(self, dimensions, group_size, sync_period, passive):
-        self.dimensions = dimensions
+        AllRanksProtocol.__init__(self, dimensions)
         self.exchanges = group_size > 1
         self.sync_period = sync_period
         self.passive = passive
@@ -114,28 +90,15 @@ class WaitAvoidingProtocol:
         for k in range(dimensions):
             self.sent[k] = -1
             self.sent_ops[k] = 0
-        self.t = 0
         self.next = 0
         self.told = -1
         self.told_ops = 0
-        self.ops = 0
         self.vectors = IDLE
         self.running = -1
         self.timely = False
         self.waiting = False
         self.source = -1
-        self.operation = NONE
-        self.stage = OUTSIDE
-        self.joined = False
-        self.broken = False
-        self.failed = -1
-        self.fin_at = -1
-        self.base = 0
         self.due = 0
-        self.notice_due = 0
-        self.noticed = 0
-        self.fin_due = 0
-        self.fin_seen = 0
 
     def draw(self, rank, size, seed):
         """Let each version be started only by the one of so many ranks that is drawn for it."""
@@ -217,21 +180,6 @@ class WaitAvoidingProtocol:
             self.vectors = HELD
         self.run()
         self.settle()
-
-    def notice(self, rank, dimension):
-        """A rank has failed, as came in on this dimension (−1: this rank itself): spread it.
-
-        It is forwarded as an activation is.
-        """
-        j: cython.int
-        if self.fin_at >= 0:
-            return
-        if self.failed < 0:
-            self.failed = rank
-        for j in range(dimension + 1, self.dimensions):
-            if not self.noticed >> j & 1:
-                self.noticed |= 1 << j
-                self.notice_due |= 1 << j
 
     # The application's call of a version
 
@@ -342,127 +290,37 @@ class WaitAvoidingProtocol:
         return (self.t + self.base + 1) % self.sync_period == 0
 
     def enter(self, operation):
-        """The application enters a synchronous operation: gather (operation, t) from all ranks."""
-        if operation == JOIN:
-            self.joined = True
-        self.operation = operation
-        self.stage = AGREEING
+        AllRanksProtocol.enter(self, operation)
         # Before a periodic synchronization every rank has started what it was drawn for.
         if self.size > 0 and operation != SYNC:
             self.free(self.ops, -1)
-        self.run()
 
-    def agreed(self, records, size):
-        """Every rank has entered an operation; `records` holds each one's (operation, t).
-
-        If all are the same it begins. Ranks that have joined take part in any average of the
-        others, unless they had made more calls, and once all have joined, all finish. If all close,
-        the versions that anybody has started are executed, FIN is sent, and nothing is forwarded
-        any more. Otherwise whoever is not closing is broken, and who is closes anew.
-        """
-        r: cython.int
-        kind: cython.int
-        common: cython.int = JOIN
-        same: cython.bint = True
-        joins: cython.bint = False
-        joined_at: cython.longlong = 0
-        at: cython.longlong = 0
-        last: cython.longlong = 0
-        for r in range(size):
-            kind = records[2 * r]
-            if records[2 * r + 1] > last:
-                last = records[2 * r + 1]
-            if kind == JOIN:
-                joins = True
-                if records[2 * r + 1] > joined_at:
-                    joined_at = records[2 * r + 1]
-            elif common == JOIN:
-                common = kind
-                at = records[2 * r + 1]
-            elif kind != common or (records[2 * r + 1] != at and common != CLOSE):
-                same = False
-        averages: cython.bint = common != CLOSE and common != LOAD
-        if joins and common != JOIN and not (averages and joined_at <= at):
-            same = False
-        if not same:
-            self.ops += 1
-            if self.operation == CLOSE:
-                self.stage = AGREEING
-            else:
-                self.broken = True
-                self.joined = False
-                self.operation = NONE
-                self.stage = OUTSIDE
-            self.run()
-        elif common == CLOSE:
-            self.ops += 1
-            self.stage = LEAVING
-            self.fin_at = last
-            self.fin_due = (1 << self.dimensions) - 1
-            self.told = last - 1
-            self.told_ops = self.ops
-            self.run()
-        elif common == JOIN:
-            self.operation = FINISH
-            self.drain(last)
-        else:
-            self.operation = common
-            self.drain(at)
-
-    def drain(self, t):
-        """Execute what comes before version t, which a rank that has joined may have to, and move.
-
-        Every version before t has been started, since a rank that has made t calls is there.
-        """
-        self.t = t
-        self.stage = DRAINING
-        if self.told < t - 1:
+    def expect(self, t):
+        """Every version before t has been started, since a rank that has made t calls is there."""
+        if self.told < t - 1 or self.stage == LEAVING:
             self.told = t - 1
             self.told_ops = self.ops
-        self.run()
-        self.settle()
 
-    def settle(self):
-        """Begin to move once everything before has been executed."""
-        if self.stage == DRAINING and self.vectors == IDLE and self.next >= self.t:
-            self.stage = REDUCING
-            self.vectors = HELD
+    def is_drained(self):
+        return self.vectors == IDLE and self.next >= self.t
 
     def reduced(self):
-        """The average over all ranks is there, and the application has taken it.
-
-        It is published everywhere by all of them but AVERAGE, which changes nothing. A rank that
-        has joined waits for the next operation.
-        """
+        """All operations publish the average everywhere but AVERAGE, which changes nothing."""
         if self.operation != AVERAGE:
             self.source = -1
         if self.operation == SYNC:
             self.t += 1
             self.next = self.t
-        if self.operation == FINISH:
-            self.joined = False
-        self.operation = JOIN if self.joined else NONE
-        self.stage = AGREEING if self.joined else OUTSIDE
-        self.ops += 1
+        AllRanksProtocol.reduced(self)
         if self.size > 0 and self.joined:
             self.free(self.ops, -1)
-        self.release()
 
     # Closing
 
-    def fin(self, dimension):
-        """The neighbor on this dimension sends nothing any more."""
-        self.fin_seen |= 1 << dimension
-
-    def may_leave(self):
-        """Whether everything started has been executed and nothing is under way to this rank."""
+    def is_done(self):
         return (
-            self.stage == LEAVING
-            and self.next >= self.fin_at
+            self.next >= self.fin_at
             and self.vectors != RUNNING
             and self.due == 0
-            and self.notice_due == 0
             and self.freed_due == 0
-            and self.fin_due == 0
-            and self.fin_seen == (1 << self.dimensions) - 1
         )

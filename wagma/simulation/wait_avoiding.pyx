@@ -9,8 +9,9 @@ import numpy as np
 
 from collectives.topology import activation_peers, propagation_bound
 
+from collectives.protocols.all_ranks cimport REDUCING, SYNC
 from collectives.protocols.groups cimport Groups
-from collectives.protocols.wait_avoiding cimport HELD, REDUCING, RUNNING, SYNC, WaitAvoidingProtocol
+from collectives.protocols.wait_avoiding cimport HELD, RUNNING, WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, allreduce_time
 
 # What happens: an activation comes in; a publication or what a late call takes has been copied; a

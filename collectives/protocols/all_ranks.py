@@ -1,0 +1,211 @@
+"""What all ranks do together, as one of them sees it: they agree, meet, average, fail and close.
+
+A synchronous operation first agrees on what all ranks are about to do; data moves only after that.
+What ranks do beside these operations, and must have done before one, subclasses say.
+
+Source: WAGMA-SGD, section III-A and Algorithm 2, has the periodic synchronization alone; agreement,
+the other operations, failures and closing go beyond the paper.
+"""
+
+import cython
+
+# The synchronous operations.
+NONE = 0
+SYNC = 1
+AVERAGE = 2
+SYNCHRONIZE = 3
+CLOSE = 4
+LOAD = 5
+JOIN = 6
+FINISH = 7
+MEET = 8
+
+# How far a synchronous operation has come.
+OUTSIDE = 0
+AGREEING = 1
+DRAINING = 2
+REDUCING = 3
+LEAVING = 4
+
+
+class AllRanksProtocol:
+    """The state of one rank: told of events by its methods, it says in attributes what to do.
+
+    While `stage` is AGREEING the driver gathers the pair ``(operation, t)`` from every rank; while
+    it is REDUCING it averages over all ranks, but for LOAD, in which each rank replaces its own
+    vectors, and MEET, in which nothing moves. Where a bit in `notice_due` is set it sends on that
+    dimension of the control tree that rank `failed` has failed, and where one in `fin_due` is set,
+    that nothing more follows; it clears the bits.
+
+    Attributes:
+        t: how many calls that count as versions the application has made.
+        base: what to add to that for the number that users see.
+        ops: synchronous operations completed.
+        operation, stage: the synchronous operation that this rank is in, and how far it has come.
+        joined: whether the application has no more steps to make, and this rank takes part in
+            the others' operations until all have joined (JOIN, and FINISH for the end of it).
+        broken: whether an operation did not agree, after which only CLOSE may follow.
+        failed: the first rank of whose failure this one has heard; −1 where there is none.
+        fin_at: the version before which all ranks leave, once all are closing; else −1.
+    """
+
+    def __init__(self, dimensions):
+        self.dimensions = dimensions
+        self.t = 0
+        self.base = 0
+        self.ops = 0
+        self.operation = NONE
+        self.stage = OUTSIDE
+        self.joined = False
+        self.broken = False
+        self.failed = -1
+        self.fin_at = -1
+        self.notice_due = 0
+        self.noticed = 0
+        self.fin_due = 0
+        self.fin_seen = 0
+
+    # What subclasses do beside the operations
+
+    def run(self):
+        """An operation has come further: do what can be done now."""
+
+    def is_drained(self):
+        """Whether what comes before this rank's next operation has been done."""
+        return True
+
+    def expect(self, t):
+        """Everything before version t is to be done before the operation."""
+
+    def hold(self):
+        """The operation begins to move data."""
+
+    def release(self):
+        """The operation is over."""
+
+    def notice(self, rank, dimension):
+        """A rank has failed, as came in on this dimension (−1: this rank itself): spread it.
+
+        It is forwarded as an activation is.
+        """
+        j: cython.int
+        if self.fin_at >= 0:
+            return
+        if self.failed < 0:
+            self.failed = rank
+        for j in range(dimension + 1, self.dimensions):
+            if not self.noticed >> j & 1:
+                self.noticed |= 1 << j
+                self.notice_due |= 1 << j
+
+    # Operations
+
+    def enter(self, operation):
+        """The application enters a synchronous operation: gather (operation, t) from all ranks."""
+        if operation == JOIN:
+            self.joined = True
+        self.operation = operation
+        self.stage = AGREEING
+        self.run()
+
+    def agreed(self, records, size):
+        """Every rank has entered an operation; `records` holds each one's (operation, t).
+
+        If all are the same it begins. Ranks that have joined take part in any average of the
+        others, unless they had made more calls, and once all have joined, all finish. If all close,
+        what anybody has started is carried out, FIN is sent, and nothing is forwarded any more.
+        Otherwise whoever is not closing is broken, and who is closes anew.
+        """
+        r: cython.int
+        kind: cython.int
+        common: cython.int = JOIN
+        same: cython.bint = True
+        joins: cython.bint = False
+        joined_at: cython.longlong = 0
+        at: cython.longlong = 0
+        last: cython.longlong = 0
+        for r in range(size):
+            kind = records[2 * r]
+            if records[2 * r + 1] > last:
+                last = records[2 * r + 1]
+            if kind == JOIN:
+                joins = True
+                if records[2 * r + 1] > joined_at:
+                    joined_at = records[2 * r + 1]
+            elif common == JOIN:
+                common = kind
+                at = records[2 * r + 1]
+            elif kind != common or (records[2 * r + 1] != at and common != CLOSE):
+                same = False
+        averages: cython.bint = common != CLOSE and common != LOAD and common != MEET
+        if joins and common != JOIN and not (averages and joined_at <= at):
+            same = False
+        if not same:
+            self.ops += 1
+            if self.operation == CLOSE:
+                self.stage = AGREEING
+            else:
+                self.broken = True
+                self.joined = False
+                self.operation = NONE
+                self.stage = OUTSIDE
+            self.run()
+        elif common == CLOSE:
+            self.ops += 1
+            self.stage = LEAVING
+            self.fin_at = last
+            self.fin_due = (1 << self.dimensions) - 1
+            self.expect(last)
+            self.run()
+        elif common == JOIN:
+            self.operation = FINISH
+            self.drain(last)
+        else:
+            self.operation = common
+            self.drain(at)
+
+    def drain(self, t):
+        """Do what comes before version t, which a rank that has joined may have to, and begin."""
+        self.t = t
+        self.stage = DRAINING
+        self.expect(t)
+        self.run()
+        self.settle()
+
+    def settle(self):
+        """Begin to move data once everything before has been done."""
+        if self.stage == DRAINING and self.is_drained():
+            self.stage = REDUCING
+            self.hold()
+
+    def reduced(self):
+        """The average over all ranks is there, and the application has got it.
+
+        A rank that has joined waits for the next operation.
+        """
+        if self.operation == FINISH:
+            self.joined = False
+        self.operation = JOIN if self.joined else NONE
+        self.stage = AGREEING if self.joined else OUTSIDE
+        self.ops += 1
+        self.release()
+
+    # Closing
+
+    def fin(self, dimension):
+        """The neighbor on this dimension sends nothing any more."""
+        self.fin_seen |= 1 << dimension
+
+    def is_done(self):
+        """Whether nothing is left to do before leaving."""
+        return True
+
+    def may_leave(self):
+        """Whether everything started has been done and nothing is under way to this rank."""
+        return (
+            self.stage == LEAVING
+            and self.is_done()
+            and self.notice_due == 0
+            and self.fin_due == 0
+            and self.fin_seen == (1 << self.dimensions) - 1
+        )
