@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import secrets
 
-from collectives import process, settings
+from collectives import settings
 from collectives.agreement import raise_collectively
-from collectives.description import Described
-from collectives.errors import CollectiveError
-from collectives.meeting import meet
-from collectives.node import Node
+from collectives.collective import Collective
 from collectives.settings import DEFAULT_LATE
-from collectives.statistics import Statistics
 from collectives.topology import default_group_size
 
 __all__ = ["DEFAULT_LATE", "GroupAllreduce"]
 
 
-class GroupAllreduce(Described):
+class GroupAllreduce(Collective):
     """Averages a vector over a group of ranks that changes with every call; nobody is waited for.
 
     Any rank may start a version of the collective. It then reaches all other ranks, and each takes
@@ -128,46 +122,20 @@ class GroupAllreduce(Described):
             given: the constructor's arguments, and those by which other classes differ.
         """
         self._summing, self._draws = summing, draws
-        check_comm(comm)
-        native, error = _native()
         if given["group_size"] is None:
-            given["group_size"] = default_group_size(comm.size)
-        given = settings.resolve(like, **given)
-        where = f"the constructor of {type(self).__name__.lstrip('_')}"
-        meet(comm, where, *settings.limits(given["stall"], given["abort"]))
-        with process.interrupts_held():
-            error = error or settings.first_error(comm, like, given)
-            try:
-                raise_collectively(comm, error or process.reserve(self, given["engine"]))
-                raise_collectively(comm, settings.difference(comm, given))
-                self._build(native, comm, like, given)
-            except BaseException:
-                process.release(self)
-                raise
+            given["group_size"] = default_group_size(getattr(comm, "size", 1))
+        given["late"] = DEFAULT_LATE if given["late"] is None else given["late"]
+        given["wire_dtype"] = settings.name_of_dtype(given["wire_dtype"])
+        super()._construct(comm, like, **given)
+
+    def _argument_error(self, comm, given):
+        return settings.group_error(comm, given)
 
     def _build(self, native, comm, like, given):
-        self.comm = comm
-        self.rank, self.size = comm.rank, comm.size
         self.group_size, self.sync_period = int(given["group_size"]), int(given["sync_period"])
         self.groups, self.wait, self.late = given["groups"], given["wait"], given["late"]
-        self.engine = given["engine"]
         self.wire_dtype = given["wire_dtype"]
-        settings.set_log_level(given["log_level"])
-        node = Node(comm)
-        self._communicators = comm.Dup(), comm.Dup()
-        self._identity = comm.bcast(secrets.randbits(62))
-        self.native = None
-        try:
-            self._allocate(native, node, like, given)
-        except BaseException:
-            self.native = None  # not kept by the exception's traceback
-            for communicator in self._communicators:
-                communicator.Free()
-            raise
-        finally:
-            node.free()
-        self.native.listen()
-        process.add(self, self.engine)
+        super()._build(native, comm, like, given)
 
     def _allocate(self, native, node, like, given):
         """Make this rank's part, in memory that the ranks of its node share where they can."""
@@ -191,13 +159,9 @@ class GroupAllreduce(Described):
 
     def _make(self, native, node, like, given, sharing):
         """Make this rank's part; return the error where there is no memory for it."""
-        single = not isinstance(like, (list, tuple))
         try:
-            self.native = native.Collective(
-                *self._communicators,
-                [like] if single else list(like),
-                identity=self._identity,
-                single=single,
+            self.native = native.GroupVersions(
+                **self._common(node, like, given),
                 group_size=self.group_size,
                 sync_period=self.sync_period,
                 fixed=self.groups == "fixed",
@@ -205,9 +169,6 @@ class GroupAllreduce(Described):
                 conserving=self.late == "conserving",
                 summing=self._summing,
                 drawing_seed=given["seed"] if self._draws else None,
-                oversubscribed=node.oversubscribed,
-                stall=given["stall"],
-                abort=given["abort"],
                 wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
                 sharing=sharing,
             )
@@ -279,11 +240,7 @@ class GroupAllreduce(Described):
         For checkpoints; collective: all ranks call it between the same two calls, with the same
         version, else they raise DisagreementError.
         """
-        error = settings.version_error(version)
-        if error:
-            self.fail(error)
-            raise error
-        self.native.load(vector, version)
+        self._load(vector, version)
 
     def join(self, vector):
         """Make no more calls, but take part in those of the others until all ranks have joined.
@@ -307,26 +264,6 @@ class GroupAllreduce(Described):
         yield
         call.wait()
 
-    def statistics(self):
-        """Return the `collectives.statistics.Statistics` of this rank so far."""
-        return Statistics(*self.native.statistics())
-
-    def fail(self, error):
-        """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
-        if self._is_ours() and not (self.closed or self.native.broken):
-            self.native.fail(process.describe(error))
-
-    @contextlib.contextmanager
-    def failing_collectively(self):
-        """Tell all ranks of an error in the block, unless it is one that all are told of."""
-        try:
-            yield
-        except CollectiveError:
-            raise
-        except BaseException as error:
-            self.fail(error)
-            raise
-
     def close(self):
         """Execute every version that any rank has started, on all of them, and leave.
 
@@ -334,13 +271,7 @@ class GroupAllreduce(Described):
         this rank contributes what it did last; nothing if `wait` is "group". Closing twice does
         nothing.
         """
-        if not self._is_ours():
-            return
-        self.native.close()
-        with process.interrupts_held():
-            if process.remove(self):
-                for communicator in self._communicators:
-                    communicator.Free()
+        super().close()
 
     @property
     def transport(self):
@@ -348,33 +279,9 @@ class GroupAllreduce(Described):
         return "shared" if self.native.shares else "messages"
 
     @property
-    def closed(self):
-        """Whether this collective has been closed."""
-        return self.native.closed
-
-    @property
-    def version(self):
-        """The version of the next call: how many calls this rank has made."""
-        return self.native.version
-
-    @property
     def executed(self):
         """How many versions have been executed here, whoever started them."""
         return self.native.executed
-
-    def _is_ours(self):
-        """Whether this process made the collective, and no fork of it."""
-        return self.native.pid == os.getpid()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if _is_failure(error) and self.size > 1 and not self.closed and self._is_ours():
-            # Closing waits for the other ranks, and the interpreter prints only after that.
-            process.tell(error, self.rank)
-            process.fail(error)
-        self.close()
 
 
 def _digest(like) -> bytes:
@@ -383,31 +290,3 @@ def _digest(like) -> bytes:
     for array in like if isinstance(like, (list, tuple)) else [like]:
         digest.update(array.view("uint8"))
     return digest.digest()
-
-
-def _is_failure(error) -> bool:
-    """Whether a block that ends by this ends badly; sys.exit(0) and a generator's end do not."""
-    if isinstance(error, SystemExit):
-        return error.code not in (None, 0)
-    return error is not None and not isinstance(error, GeneratorExit)
-
-
-def _native():
-    """Return the engine's module, or None and the error of a rank that cannot load it."""
-    try:
-        return process.native(), None
-    except ImportError as error:
-        return None, error
-
-
-def check_comm(comm):
-    """Raise for what is no communicator to work on; ranks cannot meet there to raise together."""
-    from mpi4py import MPI
-
-    process.check_not_forked()
-    if MPI.Is_finalized():
-        raise RuntimeError("MPI has been finalized: collectives must be made before that")
-    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
-        raise ValueError("comm is COMM_NULL: this process is not in the communicator")
-    if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"comm is of type {type(comm).__name__}, not an mpi4py intracommunicator")

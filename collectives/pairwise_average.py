@@ -107,8 +107,8 @@ class PairwiseAverage(PeerCollective):
 
     def _begin_to_prepare(self, vector) -> None:
         """Put in what this rank has changed, and begin no pair any more."""
-        self._carry_out(self._native.publish_change, vector)
-        self._native.pause(True)
+        self._carry_out(self.native.publish_change, vector)
+        self.native.pause(True)
 
     def _end_preparing(self, vector) -> int:
         """Put this rank's model into `vector`, once no pair is being averaged; collective.
@@ -116,8 +116,8 @@ class PairwiseAverage(PeerCollective):
         Returns:
             How many calls the rank with the most has made.
         """
-        last = self._meet(vector)
+        last = self.native.meet()
         # Nobody begins a pair any more, and whoever had begun one has done its part.
-        self._native.pause(True)
+        self.native.pause(True)
         self._read_model(vector)
         return last

@@ -94,7 +94,7 @@ class ParameterServer(PeerCollective):
         A change counts 1/P, as in `join`.
         """
         with self._collectively("synchronize()"):
-            self._carry_out(self._native.hand_in, vector)
+            self._carry_out(self.native.hand_in, vector)
             self._prepare(vector)
             self._go_on(vector, self.version)
 
@@ -112,11 +112,10 @@ class ParameterServer(PeerCollective):
         super().join(vector)
 
     def _prepare(self, vector) -> None:
-        self._native.pause(True)  # rounds need not wait for this rank
-        self._meet(vector)  # the server has all changes once all are here
+        self.native.pause(True)  # rounds need not wait for this rank
+        self.native.meet()  # the server has all changes once all are here
         if self.rank == self.server:
             self._read_model(vector)
-        self._weigh(vector)
 
-    def _weigh(self, vector) -> None:
-        self._all.publish(vector, weight=float(self.rank == self.server))
+    def _weight(self) -> float:
+        return float(self.rank == self.server)

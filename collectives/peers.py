@@ -7,21 +7,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from collectives import process, settings
+from collectives import process
 from collectives.agreement import raise_collectively
-from collectives.description import Described
-from collectives.group_allreduce import GroupAllreduce, check_comm
-from collectives.meeting import meet
+from collectives.collective import Collective
 from collectives.result import Result
 from collectives.statistics import Statistics
 
 __all__ = ["PeerCollective"]
 
-NEVER = 2**60  # calls between two averages of the collective that does what all ranks do together
 HALVES = ("float16", "bfloat16")
 
 
-class PeerCollective(Described):
+class PeerCollective(Collective):
     """A collective whose ranks send each other vectors, as a protocol of theirs says.
 
     Its base class, not for use by itself: see `NeighborAverage`, `PushSum`, `PairwiseAverage` and
@@ -45,29 +42,40 @@ class PeerCollective(Described):
                 TypeError or ValueError.
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
         """
-        check_comm(comm)
-        limits = settings.limits(options.get("stall"), options.get("abort"))
-        meet(comm, f"the constructor of {type(self).__name__}", *limits)
-        make_protocol = _agree(comm, plan)
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self._plan = plan
         self._single = not isinstance(like, (list, tuple))
         self._wide = []
-        self._all = _AllRanks(
-            comm,
-            like,
-            lambda messages: self._make_mailbox(messages, like, make_protocol),
-            **options,
-        )
+        self._construct(comm, like, **options)
         self._guard = process.native().Guard()
 
-    def _make_mailbox(self, messages, like, make_protocol):
+    def _agree(self, comm, like, given, error):
+        described, problem = {}, None
+        try:
+            described, self._make_protocol = self._plan()
+        except (TypeError, ValueError) as caught:
+            problem = caught
+        raise_collectively(comm, problem)
+        super()._agree(comm, like, given | described, error)
+
+    def _allocate(self, native, node, like, given):
+        messages = self.comm.Dup()
+        self._communicators = (*self._communicators, messages)
+        mailbox = error = None
+        try:
+            self.native = native.PeerExchange(**self._common(node, like, given))
+            mailbox = self._make_mailbox(native, messages, like)
+        except (MemoryError, ValueError) as problem:
+            error = problem
+        del self._plan, self._make_protocol
+        raise_collectively(self.comm, error)
+        self.native.attach(mailbox)
+
+    def _make_mailbox(self, native, messages, like):
         """Make what sends and receives.
 
         Raises:
             ValueError: not all of `like` is finite.
         """
-        from collectives.engine.mailbox import Mailbox
-
         arrays = self._listed(like)
         self._wide = [
             np.empty(array.size, np.float32) if array.dtype.name in HALVES else None
@@ -75,8 +83,8 @@ class PeerCollective(Described):
         ]
         wider = self._wider(arrays)
         _check_finite("like", wider)
-        mailbox = Mailbox(messages, wider)
-        mailbox.attach(make_protocol(mailbox))
+        mailbox = native.Mailbox(messages, wider)
+        mailbox.attach(self._make_protocol(mailbox))
         return mailbox
 
     def __call__(self, vector) -> Result:
@@ -101,10 +109,10 @@ class PeerCollective(Described):
         what all ranks do together, such as `average`, leaves only close().
         """
         with self._guard:
-            self._carry_out(self._native.call_peers, vector)
+            self._carry_out(self.native.call_peers, vector)
             if any(wide is not None for wide in self._wide):
                 # What rounding has changed is no change by the application.
-                self._native.go_on_from(self._wider(self._listed(vector)))
+                self.native.go_on_from(self._wider(self._listed(vector)))
             return self._result(self.version - 1)
 
     def _result(self, version: int) -> Result:
@@ -117,8 +125,8 @@ class PeerCollective(Described):
         """
         with self._collectively("average()"):
             self._prepare(vector)
-            self._all.average(vector)
-            self._native.pause(False)
+            self.native.average(vector, self._weight())
+            self.native.pause(False)
 
     def synchronize(self, vector) -> None:
         """Average `vector` in place over all ranks, as the model of each; collective, no call."""
@@ -136,10 +144,10 @@ class PeerCollective(Described):
             ValueError: not all of `vector` is finite.
         """
         with self._collectively("load()"):
-            self._native.check(vector)
+            self.native.check(vector)
             _check_finite("the vector", self._wider(self._listed(vector)))
-            self._native.pause(True)
-            self._all.load(vector, version)
+            self.native.pause(True)
+            self._load(vector, version)
             self._restart(vector, version)
 
     def model(self, vector) -> None:
@@ -148,7 +156,7 @@ class PeerCollective(Described):
             self._read_model(vector)
 
     def _read_model(self, vector) -> None:
-        self._carry_out(self._native.read_model, vector)
+        self._carry_out(self.native.read_model, vector)
 
     def statistics(self) -> Statistics:
         """Return what this rank has done so far.
@@ -156,7 +164,7 @@ class PeerCollective(Described):
         `versions` counts the averages that its model went into, `passive` those of them that
         another rank asked for.
         """
-        mailbox, statistics = self._native.mailbox, self._all.statistics()
+        mailbox, statistics = self.native.mailbox, super().statistics()
         return statistics._replace(
             versions=mailbox.protocol.averagings,
             passive=mailbox.protocol.passive,
@@ -178,12 +186,11 @@ class PeerCollective(Described):
     def joining(self, vector):
         """Begin to join, and wait for the others only at the end of the block."""
         with self._collectively("join()"):
-            self._carry_out(self._native.join_peers, vector)
+            self._carry_out(self.native.join_peers, vector)
             yield
-            last = self._meet(vector)
-            self._native.catch_up(last)
+            last = self.native.meet()
+            self.native.catch_up(last)
             self._read_model(vector)
-            self._weigh(vector)
             self._go_on(vector, last)
 
     @contextlib.contextmanager
@@ -191,52 +198,29 @@ class PeerCollective(Described):
         """Do what takes all ranks several operations, or leave all with nothing but close()."""
         with self._guard:
             try:
-                with self._all.failing_collectively():
-                    self._native.settle()
-                    self._native.begin_collectively(what)
+                with self.failing_collectively():
+                    self.native.settle()
+                    self.native.begin_collectively(what)
                     yield
             finally:
-                self._native.begin_collectively("")
+                self.native.begin_collectively("")
 
     def _go_on(self, vector, version: int) -> None:
         """Average what all ranks have prepared, as the model of each after so many calls."""
-        self._all.synchronize(vector)
+        self.native.synchronize(vector, self._weight())
         self._restart(vector, version)
 
     def _prepare(self, vector) -> None:
         """Make `vector` what this rank gives to an average over all ranks."""
-        self._native.pause(True)  # who waits for this rank in a call would do so for good
-        self._weigh(vector)
+        self.native.pause(True)  # who waits for this rank in a call would do so for good
 
-    def _weigh(self, vector) -> None:
-        """Say how much it counts, if that is not 1."""
-
-    def _meet(self, vector) -> int:
-        """Wait until all ranks are here; return how many calls the one with the most has made."""
-        arrays = [np.copy(array) for array in self._listed(vector)]
-        self._all.average(arrays[0] if self._single else arrays)
-        return self._native.most_calls
-
-    def fail(self, error) -> None:
-        """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
-        self._all.fail(error)
-
-    def close(self) -> None:
-        """Leave, once nothing is under way any more; collective. Closing twice does nothing."""
-        self._all.close()
-
-    @property
-    def _native(self):
-        return self._all.native
+    def _weight(self) -> float:
+        """How much what this rank gives to an average over all counts."""
+        return 1.0
 
     @property
     def _protocol(self):
-        return self._native.mailbox.protocol
-
-    @property
-    def closed(self) -> bool:
-        """Whether this collective has been closed."""
-        return self._all.closed
+        return self.native.mailbox.protocol
 
     @property
     def version(self) -> int:
@@ -245,19 +229,8 @@ class PeerCollective(Described):
 
     @property
     def transport(self) -> str:
-        """How averages over all ranks are made; those between peers are always messages."""
-        return self._all.transport
-
-    @property
-    def engine(self) -> str:
-        """As given, or by default."""
-        return self._all.engine
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self._all.__exit__(*exception)
+        """ "messages", whatever was given: what ranks send each other is in no shared memory."""
+        return "messages"
 
     # Vectors of halves are single precision here
 
@@ -273,7 +246,7 @@ class PeerCollective(Described):
 
     def _carry_out(self, operation, vector):
         """Call one of the engine's methods with a vector as wide as it wants, and back."""
-        self._native.check(vector)
+        self.native.check(vector)
         arrays = self._listed(vector)
         operation(self._wider(arrays))
         for wide, array in zip(self._wide, arrays):
@@ -281,47 +254,9 @@ class PeerCollective(Described):
                 array[:] = wide
 
     def _restart(self, vector, version):
-        self._native.restart(self._wider(self._listed(vector)), version)
-
-
-class _AllRanks(GroupAllreduce):
-    """What all ranks do together, with a mailbox beside it.
-
-    Args:
-        make_mailbox: function of the messages' communicator; may raise MemoryError, ValueError.
-    """
-
-    def __init__(self, comm, like, make_mailbox: Callable, **options):
-        self._make_mailbox = make_mailbox
-        super().__init__(comm, like, group_size=1, sync_period=NEVER, wait="group", **options)
-
-    def _allocate(self, *arguments):
-        super()._allocate(*arguments)
-        messages = self.comm.Dup()
-        self._communicators = (*self._communicators, messages)
-        mailbox = error = None
-        try:
-            mailbox = self._make_mailbox(messages)
-        except (MemoryError, ValueError) as problem:
-            error = problem
-        del self._make_mailbox
-        raise_collectively(self.comm, error)
-        self.native.attach(mailbox)
+        self.native.restart(self._wider(self._listed(vector)), version)
 
 
 def _check_finite(name: str, arrays) -> None:
     if not all(np.isfinite(array).all() for array in arrays):
         raise ValueError(f"{name} is not finite: it would go into all ranks' models")
-
-
-def _agree(comm, plan: Callable):
-    """Return what makes the protocol, where all ranks have planned the same; collective."""
-    described, make_protocol, error = {}, None, None
-    try:
-        described, make_protocol = plan()
-    except (TypeError, ValueError) as problem:
-        error = problem
-    with process.interrupts_held():
-        raise_collectively(comm, error)
-        raise_collectively(comm, settings.difference(comm, described))
-    return make_protocol

@@ -99,9 +99,9 @@ def native():
         raise ImportError(
             f"wagma's extensions were built for {built}, but mpi4py runs on {used}; {remedy}"
         )
-    from collectives.engine import engine
+    from collectives.engine import native
 
-    return engine
+    return native
 
 
 def library_name(version: str) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from collectives.agreement import by_value, list_values, singleton_error
+from collectives.agreement import by_value, list_values
 
 __all__ = [
     "DEFAULT_LATE",
@@ -20,8 +20,10 @@ __all__ = [
     "checked_weight",
     "difference",
     "first_error",
+    "group_error",
     "level_name",
     "limits",
+    "name_of_dtype",
     "resolve",
     "set_log_level",
     "sharing_error",
@@ -61,8 +63,6 @@ def resolve(like, **given) -> dict:
     """Return the settings of a collective: arguments, else variables, else defaults."""
     for name in VARIABLES:
         given[name] = or_default(name, given[name])
-    given["late"] = DEFAULT_LATE if given["late"] is None else given["late"]
-    given["wire_dtype"] = name_of_dtype(given.get("wire_dtype"))
     for name in ("stall", "abort"):
         with contextlib.suppress(TypeError, ValueError):  # first_error says so
             given[name] = float(given[name])
@@ -106,14 +106,14 @@ def name_of_dtype(dtype):
     return name if name in WIRE_DTYPES else dtype
 
 
-def first_error(comm, like, settings: dict) -> Exception | None:
+def first_error(like, settings: dict) -> Exception | None:
     """Return what is wrong with this rank's arguments, or None."""
-    from mpi4py import MPI
+    return choice_error(settings) or vector_error(like) or process_error(settings)
 
+
+def group_error(comm, settings: dict) -> Exception | None:
+    """Return what is wrong with the arguments that say how groups average, or None."""
     group_size, sync_period = settings["group_size"], settings["sync_period"]
-    singleton = singleton_error(MPI.COMM_WORLD.size)
-    if singleton:
-        return singleton
     if not is_integer(group_size):
         return TypeError(f"group_size is {group_size!r}, not an integer")
     if not 1 <= group_size <= comm.size:
@@ -122,12 +122,14 @@ def first_error(comm, like, settings: dict) -> Exception | None:
         return TypeError(f"sync_period is {sync_period!r}, not an integer")
     if sync_period < 1:
         return ValueError(f"sync_period is {sync_period}, less than 1")
-    return (
-        seed_error(settings.get("seed", 0))
-        or choice_error(settings)
-        or vector_error(like)
-        or process_error(settings)
-    )
+    return seed_error(settings.get("seed", 0)) or wire_dtype_error(settings["wire_dtype"])
+
+
+def wire_dtype_error(wire_dtype) -> Exception | None:
+    """Return why vectors cannot be sent as this dtype, or None."""
+    if wire_dtype is None or (isinstance(wire_dtype, str) and wire_dtype in WIRE_DTYPES):
+        return None
+    return ValueError(f"wire_dtype is {wire_dtype!r}, not one of {', '.join(WIRE_DTYPES)}")
 
 
 def checked_weight(weight) -> float:
@@ -176,9 +178,6 @@ def choice_error(settings: dict) -> Exception | None:
         if name in settings and settings[name] not in allowed:
             words = ", ".join(filter(None, allowed))
             return ValueError(f"{name_of(name)} is {settings[name]!r}, not one of {words}")
-    wire_dtype = settings["wire_dtype"]
-    if wire_dtype is not None and not (isinstance(wire_dtype, str) and wire_dtype in WIRE_DTYPES):
-        return ValueError(f"wire_dtype is {wire_dtype!r}, not one of {', '.join(WIRE_DTYPES)}")
     for name in ("stall", "abort"):
         value = settings[name]
         if not (isinstance(value, float) and math.isfinite(value) and value >= 0):

@@ -1,0 +1,196 @@
+"""What all collectives have in common: how ranks make one, tell of failures, and close it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+
+from collectives import process, settings
+from collectives.agreement import raise_collectively, singleton_error
+from collectives.description import Described
+from collectives.errors import CollectiveError
+from collectives.meeting import meet
+from collectives.node import Node
+from collectives.statistics import Statistics
+
+__all__ = ["Collective"]
+
+
+class Collective(Described):
+    """A collective of the ranks of a communicator; not for use by itself.
+
+    A class says in `_allocate` how this rank's part is made.
+
+    Attributes:
+        comm, rank, size: the communicator given, this rank in it, and its number of ranks.
+        engine: as given or by default.
+        native: this rank's part, an `AllRanks` of the engine.
+    """
+
+    def _construct(self, comm, like, **given):
+        """Agree with the other ranks on what is given, and build this rank's part; collective.
+
+        Args:
+            like: array or list of arrays, as they are averaged.
+            given: the constructor's arguments, among them engine, transport, stall, abort and
+                log_level.
+        """
+        _check_comm(comm)
+        native, error = _native()
+        given = settings.resolve(like, **given)
+        where = f"the constructor of {type(self).__name__.lstrip('_')}"
+        meet(comm, where, *settings.limits(given["stall"], given["abort"]))
+        with process.interrupts_held():
+            try:
+                self._agree(comm, like, given, error)
+                self._build(native, comm, like, given)
+            except BaseException:
+                process.release(self)
+                raise
+
+    def _agree(self, comm, like, given, error):
+        """Raise, on all ranks alike, what is wrong with what any of them has given."""
+        from mpi4py import MPI
+
+        error = (
+            error
+            or singleton_error(MPI.COMM_WORLD.size)
+            or self._argument_error(comm, given)
+            or settings.first_error(like, given)
+            or process.reserve(self, given["engine"])
+        )
+        raise_collectively(comm, error)
+        raise_collectively(comm, settings.difference(comm, given))
+
+    def _argument_error(self, comm, given) -> Exception | None:
+        """Return what is wrong with the arguments that only this class has."""
+        return None
+
+    def _build(self, native, comm, like, given):
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.engine = given["engine"]
+        settings.set_log_level(given["log_level"])
+        node = Node(comm)
+        self._communicators = comm.Dup(), comm.Dup()
+        self._identity = comm.bcast(secrets.randbits(62))
+        self.native = None
+        try:
+            self._allocate(native, node, like, given)
+        except BaseException:
+            self.native = None  # not kept by the exception's traceback
+            for communicator in self._communicators:
+                communicator.Free()
+            raise
+        finally:
+            node.free()
+        self.native.listen()
+        process.add(self, self.engine)
+
+    def _allocate(self, native, node, like, given):
+        """Make this rank's part, or raise on all ranks; collective."""
+        raise NotImplementedError
+
+    def _common(self, node, like, given) -> dict:
+        """Return what every rank's part is made of."""
+        single = not isinstance(like, (list, tuple))
+        return {
+            "control": self._communicators[0],
+            "data": self._communicators[1],
+            "like": [like] if single else list(like),
+            "single": single,
+            "identity": self._identity,
+            "oversubscribed": node.oversubscribed,
+            "stall": given["stall"],
+            "abort": given["abort"],
+        }
+
+    def _load(self, vector, version):
+        """Let all ranks go on from another version; collective."""
+        error = settings.version_error(version)
+        if error:
+            self.fail(error)
+            raise error
+        self.native.load(vector, version)
+
+    def statistics(self):
+        """Return the `collectives.statistics.Statistics` of this rank so far."""
+        return Statistics(*self.native.statistics())
+
+    def fail(self, error):
+        """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
+        if self._is_ours() and not (self.closed or self.native.broken):
+            self.native.fail(process.describe(error))
+
+    @contextlib.contextmanager
+    def failing_collectively(self):
+        """Tell all ranks of an error in the block, unless it is one that all are told of."""
+        try:
+            yield
+        except CollectiveError:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def close(self):
+        """Leave, once nothing is under way any more; collective. Closing twice does nothing."""
+        if not self._is_ours():
+            return
+        self.native.close()
+        with process.interrupts_held():
+            if process.remove(self):
+                for communicator in self._communicators:
+                    communicator.Free()
+
+    @property
+    def closed(self):
+        """Whether this collective has been closed."""
+        return self.native.closed
+
+    @property
+    def version(self):
+        """The version of the next call: how many calls this rank has made."""
+        return self.native.version
+
+    def _is_ours(self):
+        """Whether this process made the collective, and no fork of it."""
+        return self.native.pid == os.getpid()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if _is_failure(error) and self.size > 1 and not self.closed and self._is_ours():
+            # Closing waits for the other ranks, and the interpreter prints only after that.
+            process.tell(error, self.rank)
+            process.fail(error)
+        self.close()
+
+
+def _is_failure(error) -> bool:
+    """Whether a block that ends by this ends badly; sys.exit(0) and a generator's end do not."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return error is not None and not isinstance(error, GeneratorExit)
+
+
+def _native():
+    """Return the engine's module, or None and the error of a rank that cannot load it."""
+    try:
+        return process.native(), None
+    except ImportError as error:
+        return None, error
+
+
+def _check_comm(comm):
+    """Raise for what is no communicator to work on; ranks cannot meet there to raise together."""
+    from mpi4py import MPI
+
+    process.check_not_forked()
+    if MPI.Is_finalized():
+        raise RuntimeError("MPI has been finalized: collectives must be made before that")
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError("comm is COMM_NULL: this process is not in the communicator")
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm is of type {type(comm).__name__}, not an mpi4py intracommunicator")

@@ -1,0 +1,33 @@
+from mpi4py.libmpi cimport MPI_Comm, MPI_Request
+
+from collectives.protocols.all_ranks cimport AllRanksProtocol
+
+cdef enum:
+    MAX_DIMENSIONS = 32
+    # Numbers in a message at most, and bytes of a failure's text in it.
+    MESSAGE = 32
+    TEXT = 8 * (MESSAGE - 2)
+
+cdef class ControlTree:
+    cdef MPI_Comm comm
+    cdef AllRanksProtocol protocol
+    cdef int window, error
+    cdef int destination[MAX_DIMENSIONS]
+    cdef int source[MAX_DIMENSIONS]
+    cdef MPI_Request receives[MAX_DIMENSIONS]
+    cdef MPI_Request sends[MAX_DIMENSIONS]
+    cdef long long received[MAX_DIMENSIONS][MESSAGE]
+    cdef long long sent[MAX_DIMENSIONS][MESSAGE]
+    cdef char failure[TEXT]
+
+    cdef void listen(self) noexcept nogil
+    cdef void free(self) noexcept nogil
+    cdef void receive(self) noexcept nogil
+    cdef void send_due(self) noexcept nogil
+    cdef bint all_sent(self) noexcept nogil
+    cdef void fail(self, int rank, const char *text) noexcept nogil
+    cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil
+    cdef unsigned int _due(self) noexcept nogil
+    cdef void _send_one(self, int k) noexcept nogil
+    cdef void _send(self, int k, long long number, long long detail) noexcept nogil
+    cdef void _check(self, int rc) noexcept nogil

@@ -1,0 +1,154 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The control tree: short messages from each rank to all, along the dimensions of a butterfly.
+
+Failures, and that nothing more follows (FIN). Subclasses send more.
+"""
+
+from libc.string cimport memcpy, strncpy
+from mpi4py.libmpi cimport (
+    MPI_ANY_TAG,
+    MPI_LONG_LONG,
+    MPI_REQUEST_NULL,
+    MPI_STATUS_IGNORE,
+    MPI_STATUSES_IGNORE,
+    MPI_SUCCESS,
+    MPI_UNDEFINED,
+    MPI_Isend,
+    MPI_Recv_init,
+    MPI_Request_free,
+    MPI_Start,
+    MPI_Test,
+    MPI_Testsome,
+)
+from mpi4py.MPI cimport Comm
+
+from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.protocols.all_ranks cimport AllRanksProtocol
+
+from collectives.topology import activation_peers
+
+cdef enum:
+    # What a message begins with where it is no version's number: no more comes from here; or a rank
+    # has failed, which rank, and its text in what is left.
+    FIN = -1
+    FAILED = -2
+
+
+cdef class ControlTree:
+    """One rank's part in it, for a protocol that says what is due.
+
+    Args:
+        comm: a communicator of its own.
+        protocol: told of what comes in.
+        window: the tag of messages that are no version's; below it are tags of versions.
+    """
+
+    def __init__(self, Comm comm, AllRanksProtocol protocol, int window):
+        cdef int k
+        self.comm = comm.ob_mpi
+        self.protocol = protocol
+        self.window = window
+        for k in range(MAX_DIMENSIONS):
+            self.receives[k] = MPI_REQUEST_NULL
+            self.sends[k] = MPI_REQUEST_NULL
+        for k, (destination, source) in enumerate(activation_peers(comm.rank, comm.size)):
+            self.destination[k] = destination
+            self.source[k] = source
+
+    cdef void listen(self) noexcept nogil:
+        """Begin to listen, once all ranks have come so far; the MPI mutex is held."""
+        cdef int k
+        for k in range(self.protocol.dimensions):
+            self._check(MPI_Recv_init(self.received[k], MESSAGE, MPI_LONG_LONG, self.source[k],
+                                      MPI_ANY_TAG, self.comm, &self.receives[k]))
+            self._check(MPI_Start(&self.receives[k]))
+
+    cdef void free(self) noexcept nogil:
+        """Listen no longer; the MPI mutex is held."""
+        cdef int k
+        for k in range(self.protocol.dimensions):
+            MPI_Request_free(&self.receives[k])
+
+    cdef void receive(self) noexcept nogil:
+        """Take in what has come; the MPI mutex is held."""
+        cdef int indices[MAX_DIMENSIONS]
+        cdef int count = 0
+        cdef int i, k
+        if self.protocol.dimensions == 0:
+            return
+        self._check(MPI_Testsome(
+            self.protocol.dimensions, self.receives, &count, indices, MPI_STATUSES_IGNORE))
+        if count == MPI_UNDEFINED:
+            return
+        for i in range(count):
+            k = indices[i]
+            if self.received[k][0] == FIN:
+                self.protocol.fin(k)
+                continue
+            if self.received[k][0] == FAILED:
+                if self.protocol.failed < 0:
+                    memcpy(self.failure, &self.received[k][2], TEXT)
+                self.protocol.notice(<int>self.received[k][1], k)
+            else:
+                self._deliver(k, self.received[k][0], self.received[k][1])
+            self._check(MPI_Start(&self.receives[k]))
+
+    cdef void send_due(self) noexcept nogil:
+        """Send what is due, one message at a time on each dimension, and a FIN last.
+
+        The MPI mutex is held.
+        """
+        cdef int k, done
+        if self._due() == 0:
+            return
+        for k in range(self.protocol.dimensions):
+            while self._due() >> k & 1:
+                self._check(MPI_Test(&self.sends[k], &done, MPI_STATUS_IGNORE))
+                if not done:
+                    break
+                self._send_one(k)
+
+    cdef bint all_sent(self) noexcept nogil:
+        """Whether everything has been sent; the MPI mutex is held."""
+        cdef int k, done
+        cdef bint all = True
+        for k in range(self.protocol.dimensions):
+            self._check(MPI_Test(&self.sends[k], &done, MPI_STATUS_IGNORE))
+            all = all and done
+        return all
+
+    cdef void fail(self, int rank, const char *text) noexcept nogil:
+        """Set out to let all ranks know that this one has failed."""
+        if self.protocol.failed < 0:
+            strncpy(self.failure, text, TEXT - 1)
+            self.protocol.notice(rank, -1)
+
+    cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil:
+        """Tell the protocol of a message of a subclass's."""
+
+    cdef unsigned int _due(self) noexcept nogil:
+        """The dimensions on which something is due."""
+        return self.protocol.notice_due | self.protocol.fin_due
+
+    cdef void _send_one(self, int k) noexcept nogil:
+        """Send the first of what is due on a dimension."""
+        if self.protocol.notice_due >> k & 1:
+            self.protocol.notice_due &= ~(1u << k)
+            self._send(k, FAILED, self.protocol.failed)
+        else:
+            self.protocol.fin_due &= ~(1u << k)
+            self._send(k, FIN, 0)
+
+    cdef void _send(self, int k, long long number, long long detail) noexcept nogil:
+        self.sent[k][0] = number
+        self.sent[k][1] = detail
+        if number == FAILED:
+            memcpy(&self.sent[k][2], self.failure, TEXT)
+        self._check(MPI_Isend(
+            self.sent[k], MESSAGE if number == FAILED else 2, MPI_LONG_LONG, self.destination[k],
+            <int>(number % self.window) if number >= 0 else self.window,
+            self.comm, &self.sends[k]))
+
+    cdef void _check(self, int rc) noexcept nogil:
+        if rc != MPI_SUCCESS:
+            self.error = rc

@@ -1,0 +1,9 @@
+"""What Python uses of the native engine; importing it initializes MPI."""
+
+from collectives.engine.all_ranks import Guard
+from collectives.engine.mailbox import Mailbox
+from collectives.engine.peers import PeerExchange
+from collectives.engine.progress import engine
+from collectives.engine.versions import GroupVersions
+
+__all__ = ["GroupVersions", "Guard", "Mailbox", "PeerExchange", "engine"]

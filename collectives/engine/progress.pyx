@@ -1,0 +1,201 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The progress thread: it advances what is served, where no caller does.
+
+It knows of a collective only that it has a lock, `progress()`, and when it wants to be looked at.
+"""
+
+import threading
+
+from libc.string cimport memset
+
+from collectives.engine.rhythm cimport LONGEST_PAUSE, Rhythm
+from collectives.exchange.clock cimport now, sleep
+from collectives.exchange.mutex cimport (
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_trylock,
+    pthread_mutex_unlock,
+)
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+    unsigned int SCHED_OTHER
+
+cdef extern from "<sys/prctl.h>" nogil:
+    int prctl(int, unsigned long)
+    int PR_SET_TIMERSLACK
+
+cdef extern from "<sys/syscall.h>" nogil:
+    long SYS_sched_getattr, SYS_sched_setattr
+
+cdef extern from "<unistd.h>" nogil:
+    long syscall(long, ...)
+
+cdef struct sched_attr:
+    unsigned int size, policy
+    unsigned long long flags
+    int nice
+    unsigned int priority
+    unsigned long long runtime, deadline, period
+
+cdef enum:
+    # With work in flight, how often it looks without a pause, and by how much the pauses grow.
+    BUSY_POLLS = 50
+    BUSY_PAUSE = 200
+
+
+cdef class Served:
+    """What the progress thread serves: whoever holds the lock advances it."""
+
+    def __cinit__(self, *arguments, **options):
+        pthread_mutex_init(&self.lock, NULL)
+        self.rhythm = Rhythm()
+
+    cdef bint progress(self) noexcept nogil:
+        """Do all that can be done without waiting; return whether work is in flight."""
+        return False
+
+    cdef long long progressed(self) noexcept nogil:
+        """A count that grows with whatever gets done."""
+        return 0
+
+
+cdef void set_slice(unsigned long long length) noexcept nogil:
+    """Let this thread run for so many nanoseconds at a time, or as long as others (0).
+
+    Linux 6.12 and later takes a thread with a shorter slice earlier, and one that yields gives up
+    no more than a slice: without this, a caller that has yielded often is not run for as many times
+    3 ms once others compute. An older kernel ignores the length.
+    """
+    cdef sched_attr attributes
+    memset(&attributes, 0, sizeof(attributes))
+    if (syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) == 0
+            and attributes.policy == SCHED_OTHER):
+        attributes.runtime = length
+        syscall(SYS_sched_setattr, 0, &attributes, 0)
+
+
+cdef void _ask_for_short_slices() noexcept nogil:
+    """Let this thread run soon after it wakes, and sleep precisely: it needs little, at once."""
+    set_slice(SLICE)
+    prctl(PR_SET_TIMERSLACK, 1)
+
+
+cdef class Stop:
+    """Tells one progress thread to end."""
+
+
+cdef class Engine:
+    """The process's progress thread, which serves all its collectives."""
+
+    def __init__(self):
+        pthread_mutex_init(&self.lock, NULL)
+        self.collectives = []
+
+    def add(self, Served collective, str mode):
+        """Serve a collective; the first one starts the thread, unless the mode is "none"."""
+        cdef void *pointer = <void *>collective
+        cdef Stop stop = Stop()
+        collective.no_progress_thread = mode == "none"
+        self.collectives.append(collective)
+        # Not with the GIL held in between: the thread that serves all collectives takes this lock.
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.served[self.count] = pointer
+            self.count += 1
+            pthread_mutex_unlock(&self.lock)
+        self.spinning = mode == "dedicated"
+        if mode == "none" or collective.size == 1:
+            return
+        thread = threading.Thread(
+            target=self._serve, args=[stop], name="wagma-engine", daemon=True)
+        # Nothing here lets go of the GIL, so of several threads that open one only one starts it.
+        if self.thread is None:
+            self.thread, self.stop = thread, stop
+            thread.start()
+
+    def remove(self, Served collective):
+        """Serve a closed collective no longer; the last one stops the thread."""
+        cdef void *pointer = <void *>collective
+        cdef int i, kept = 0
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            for i in range(self.count):
+                if self.served[i] != pointer:
+                    self.served[kept] = self.served[i]
+                    kept += 1
+            self.count = kept
+            pthread_mutex_unlock(&self.lock)
+        self.collectives.remove(collective)
+        # Another thread may have added one by now; what it adds later is served by a new thread.
+        if self.count == 0 and self.thread is not None:
+            thread, self.thread = self.thread, None
+            self.stop.asked = True
+            thread.join()
+
+    def _serve(self, Stop stop):
+        with nogil:
+            _ask_for_short_slices()
+            self._loop(stop)
+
+    cdef bint serve_once(self) noexcept nogil:
+        """Advance each collective that no caller drives; return whether work is in flight."""
+        cdef int i
+        cdef bint busy = False
+        pthread_mutex_lock(&self.lock)
+        self.progress_count = 0
+        self.pause = LONGEST_PAUSE
+        for i in range(self.count):
+            busy |= self._look_after(<Served>self.served[i])
+        pthread_mutex_unlock(&self.lock)
+        return busy
+
+    cdef void _loop(self, Stop stop) noexcept nogil:
+        cdef int polls = 0
+        cdef bint busy
+        cdef long long pause, progress_count = 0
+        while not stop.asked:
+            busy = self.serve_once()
+            pause = self.pause
+            if not busy or self.progress_count != progress_count:
+                polls = 0
+            progress_count = self.progress_count
+            if self.spinning:
+                # Whoever wants the lock, or this core, gets it.
+                sched_yield()
+                continue
+            if busy:
+                # Whom it waits for may need this core.
+                polls += 1
+                pause = 0 if polls < BUSY_POLLS else min(polls * BUSY_PAUSE, LONGEST_PAUSE)
+            if pause:
+                sleep(pause)
+
+    cdef bint _look_after(self, Served collective) noexcept nogil:
+        """Advance one collective, unless a caller does; shorten the pause if it wants that."""
+        cdef bint busy
+        if collective.waiting_callers or pthread_mutex_trylock(&collective.lock) != 0:
+            return False
+        busy = not collective.closed and collective.progress()
+        self.progress_count += collective.progressed()
+        self.pause = min(self.pause, collective.rhythm.pause(now()))
+        pthread_mutex_unlock(&collective.lock)
+        return busy
+
+
+engine = Engine()
+cdef void *the_engine = <void *>engine
+
+
+cdef void serve_all_once() noexcept nogil:
+    """Advance all collectives of this process that no caller drives."""
+    (<Engine>the_engine).serve_once()
+
+
+cdef int count_served() noexcept nogil:
+    return (<Engine>the_engine).count
+
+
+def all_served():
+    """Return the collectives that are served."""
+    return list(engine.collectives)
