@@ -14,7 +14,7 @@ from collectives.meeting import meet
 from collectives.node import Node
 from collectives.statistics import Statistics
 
-__all__ = ["Collective"]
+__all__ = ["Collective", "check_comm"]
 
 
 class Collective(Described):
@@ -36,7 +36,7 @@ class Collective(Described):
             given: the constructor's arguments, among them engine, transport, stall, abort and
                 log_level.
         """
-        _check_comm(comm)
+        check_comm(comm)
         native, error = _native()
         given = settings.resolve(like, **given)
         where = f"the constructor of {type(self).__name__.lstrip('_')}"
@@ -183,7 +183,7 @@ def _native():
         return None, error
 
 
-def _check_comm(comm):
+def check_comm(comm):
     """Raise for what is no communicator to work on; ranks cannot meet there to raise together."""
     from mpi4py import MPI
 

@@ -382,7 +382,7 @@ def send_to_peers(comm, make, kinds, size, calls, bits, ends_only):
 
 
 def add_peers(name, make, kinds=EVERY_KIND, size=SHORT, calls=13, bits=FINE, ends_only=False):
-    add(name, send_to_peers, make, kinds, size, calls, bits, ends_only, transports=SHARED)
+    add(name, send_to_peers, make, kinds, size, calls, bits, ends_only, transports=MESSAGES)
 
 
 def join_peers(comm, make, kinds):
@@ -444,7 +444,7 @@ for graph, clock in (
     add_peers(f"neighbors, {graph}, clock {clock}", neighbors(graph, clock=clock))
 add_peers("neighbors, long", neighbors("ring"), size=LONG, calls=3)
 add_peers("neighbors, mixing given", mixing, MIXED)
-add("neighbors, join", join_peers, mixing, ["float64"], transports=SHARED)
+add("neighbors, join", join_peers, mixing, ["float64"], transports=MESSAGES)
 for count, weigh in ((1, False), (2, True), (4, False)):
     add_peers(f"push-sum to {count}", push_sum(count, weigh))
 add_peers("push-sum, long", push_sum(1), size=LONG, calls=3)
@@ -452,7 +452,7 @@ add_peers("push-sum, star", push_sum_along("star"))
 for rank in (0, 2):
     add_peers(f"server on {rank}", server(server=rank), ["float64"], bits=COARSE)
 add_peers("server, long", server(), ["float64"], LONG, 3, COARSE)
-add("server, join", join_peers, server(), ["float64", "float32"], transports=SHARED)
+add("server, join", join_peers, server(), ["float64", "float32"], transports=MESSAGES)
 for name, make in (("asynchronous server", server(mode="asp")), ("pairs", PairwiseAverage)):
     add_peers(name, make, ["float64"], SHORT, 4, COARSE, ends_only=True)
 
@@ -571,9 +571,12 @@ METHODS = {
     "SGP 2": (optim.SGP, {"neighbors": 2}),
     "EagerSGD": (optim.EagerSGD, {"sync_period": 1}),
 }
+# What always sends messages, whatever the transport.
+PEERS = (optim.DPSGD, optim.SGP, optim.ParameterServer, optim.ADPSGD)
 for name, (kind, settings) in METHODS.items():
     weigh = kind in (optim.WAGMA, optim.Allreduce, optim.LocalSGD)
-    transports = MESSAGES if "wire_dtype" in settings else SHARED
+    by_messages = "wire_dtype" in settings or kind in PEERS
+    transports = MESSAGES if by_messages else SHARED
     add(f"train {name}", train, kind, weigh, transports=transports, **settings)
 for name, kind, steps, settings in (
     ("WAGMA", optim.WAGMA, 9, {"sync_period": 4}),
@@ -583,7 +586,8 @@ for name, kind, steps, settings in (
     ("ParameterServer asp", optim.ParameterServer, 12, {"mode": "asp"}),
     ("ADPSGD", optim.ADPSGD, 4, {}),
 ):
-    add(f"train {name}, exact", train_exactly, kind, steps, transports=SHARED, **settings)
+    transports = MESSAGES if kind in PEERS else SHARED
+    add(f"train {name}, exact", train_exactly, kind, steps, transports=transports, **settings)
 
 
 # The fixture

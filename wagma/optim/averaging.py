@@ -13,7 +13,7 @@ import torch
 
 import collectives
 from collectives.agreement import raise_collectively
-from collectives.group_allreduce import check_comm
+from collectives.collective import check_comm
 from collectives.meeting import meet
 from collectives.settings import checked_weight, difference, limits
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
