@@ -40,7 +40,8 @@ class PeerCollective(Collective):
             plan: function that checks the arguments of a method, and returns what must not differ
                 between ranks, by name, and what makes the protocol from a `Mailbox`. It may raise
                 TypeError or ValueError.
-            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`; the transport
+                has no effect, since peers send messages.
         """
         self._plan = plan
         self._single = not isinstance(like, (list, tuple))

@@ -2,7 +2,7 @@
 
 The words are those of `collectives.protocols.claims`, changed by its source, and each rank's state
 is `WaitAvoidingProtocol`; what drives them, `collectives.exchange.shared` and
-`collectives.engine.engine` in C, is modelled here in the same order of steps. Whoever is to make
+`collectives.engine.versions` in C, is modelled here in the same order of steps. Whoever is to make
 the next step is chosen from outside.
 Vectors are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises
 a `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks

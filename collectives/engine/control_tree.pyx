@@ -22,7 +22,6 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.protocols.all_ranks cimport AllRanksProtocol
 
 from collectives.topology import activation_peers

@@ -42,8 +42,8 @@ cdef class Mailbox(Port):
     cdef bint changed, unreturned
     # The model is still what the application last got.
     cdef bint untouched
-    # Messages without and with a vector that are not in use; those on their way here, in the order in
-    # which their sources sent them; and those that the protocol keeps.
+    # Messages without and with a vector that are not in use; those on their way here, in the order
+    # in which their sources sent them; and those that the protocol keeps.
     cdef MessageList free_short, free_long, coming, kept
     cdef Message *written
     # What is under way: requests, and each one's message.

@@ -90,8 +90,8 @@ cdef class PeerExchange(AllRanks):
                 and self.mailbox.protocol.missing >= 0)
 
     cdef _missing(self):
-        """All are told of it, but where that rank has closed: they will see that themselves, as this
-        one leaves too. In join() it could not, for what it is in is everybody's.
+        """All are told of it, but where that rank has closed: they will see that themselves, as
+        this one leaves too. In join() it could not, for what it is in is everybody's.
         """
         cdef PeerProtocol protocol = self.mailbox.protocol
         text = (f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, "

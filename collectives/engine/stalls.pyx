@@ -6,7 +6,6 @@ An engine answers for a rank that computes, so that is told from one that is sto
 
 import logging
 
-from mpi4py.MPI cimport Comm
 
 from collectives.engine.inquiry cimport ANSWER
 from collectives.engine.progress cimport count_served

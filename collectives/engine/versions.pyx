@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Wait-avoiding averages of groups: the versions that any rank starts, and all execute.
 
-It drives `WaitAvoidingProtocol` and the exchanges. A rank whose application computes takes part with
-what it last published, in the progress thread, or in the memory that the ranks of its node share.
+It drives `WaitAvoidingProtocol` and the exchanges. A rank whose application computes takes part
+with what it last published, in the progress thread, or in the memory that the ranks of its node share.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE
@@ -30,13 +30,10 @@ from collectives.memory.allocation cimport Segment, allocate
 from collectives.memory.layout cimport UserVector, weight_of
 from collectives.protocols.all_ranks cimport (
     AVERAGE,
-    CLOSE,
     FINISH,
     JOIN,
-    NONE,
     OUTSIDE,
     SYNC,
-    SYNCHRONIZE,
 )
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport (

@@ -12,7 +12,6 @@ from mpi4py.libmpi cimport (
     MPI_REQUEST_NULL,
     MPI_STATUSES_IGNORE,
     MPI_SUCCESS,
-    MPI_Comm,
     MPI_Irecv,
     MPI_Isend,
     MPI_Testall,

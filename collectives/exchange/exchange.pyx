@@ -4,7 +4,6 @@
 from mpi4py.MPI cimport Comm
 
 from collectives.exchange.doubling cimport Doubling
-from collectives.exchange.shared cimport Shared
 from collectives.exchange.slices cimport Slices
 from collectives.exchange.reduction cimport Reduction
 from collectives.memory.layout cimport HEADER, Layout, weight_of

@@ -1,5 +1,4 @@
 from collectives.protocols.groups cimport Groups
-from collectives.memory.allocation cimport Segment
 from collectives.exchange.reduction cimport Reduction
 from collectives.memory.layout cimport Layout
 from collectives.protocols.claims cimport ClaimsProtocol

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
 
-What `collectives.engine.engine` does when messages come in and exchanges end is done here at the
+What `collectives.engine.versions` does when messages come in and exchanges end is done here at the
 times that the machine's model says; all decisions are `collectives.protocols.wait_avoiding`'s.
 """
 

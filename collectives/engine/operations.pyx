@@ -1,0 +1,381 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Operations that all ranks enter: agreement on what each is in, and averages over all of them.
+
+Each collective has a lock, held while its state advances; one mutex is around all MPI calls, held
+for nothing else. No MPI call blocks.
+"""
+
+from libc.stdlib cimport calloc, free
+from mpi4py.libmpi cimport (
+    MPI_LONG_LONG,
+    MPI_REQUEST_NULL,
+    MPI_STATUS_IGNORE,
+    MPI_SUCCESS,
+    MPI_Iallgather,
+    MPI_Test,
+)
+from mpi4py.MPI cimport Comm
+
+from collectives.engine.control_tree cimport ControlTree
+from collectives.engine.inquiry cimport Inquiry
+from collectives.engine.stalls cimport StallReporter
+from collectives.engine.waiting cimport SECOND
+from collectives.exchange.clock cimport now
+from collectives.exchange.doubling cimport PHASES
+from collectives.exchange.exchange cimport Exchange
+from collectives.exchange.mutex cimport (
+    mpi_mutex,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
+from collectives.memory.allocation cimport allocate
+from collectives.memory.layout cimport Layout, weight_of
+from collectives.protocols.all_ranks cimport (
+    AGREEING,
+    AVERAGE,
+    CLOSE,
+    FINISH,
+    LEAVING,
+    LOAD,
+    MEET,
+    NONE,
+    OUTSIDE,
+    REDUCING,
+    AllRanksProtocol,
+)
+
+cdef enum:
+    # Bytes of a vector whose average takes so long that a caller yields often.
+    LONG = 524288
+    # How often it looks for questions while it is busy: they are rare and not urgent.
+    POLLS_TO_ANSWER = 16
+
+# The limits on waiting are counted in nanoseconds, of which no more than 292 years can be.
+cdef double LONGEST_LIMIT = 9e9
+
+
+cdef class Operations(StallReporter):
+    """One rank's part in the operations of all ranks.
+
+    Args:
+        control, data: communicators of its own.
+        like: list of arrays as they are averaged; `single`: users give one rather than a list.
+        identity: what tells this collective from others, the same on all ranks.
+        oversubscribed: whether ranks and their progress threads outnumber the cores.
+        stall, abort: seconds without progress after which a caller says who is missing, and ends
+            the job; 0: never.
+    """
+
+    def __init__(self, Comm control, Comm data, like, *, identity, bint single,
+                 bint oversubscribed, double stall, double abort, wire_dtype=None):
+        cdef int rank
+        self.identity = identity
+        self.control = control
+        self.data = data
+        self.rank = control.Get_rank()
+        self.size = control.Get_size()
+        self.oversubscribed = oversubscribed
+        self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
+        self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
+        self.layout = Layout(
+            [array.dtype.name for array in like], [array.size for array in like], single)
+        self.yields_often = oversubscribed and self.layout.size >= LONG
+        self.exchange = Exchange(data, self.layout, wire_dtype)
+        self.reduction = self.exchange.reduction
+        self.gather = MPI_REQUEST_NULL
+        self.weight_given = 1
+        self.weight_published = 1
+        self.finite = True
+        self.records = <long long *>calloc((RECORD + 2) * self.size, sizeof(long long))
+        self.everyone = <int *>calloc(self.size, sizeof(int))
+        self.scratch_arrays = <char **>calloc(self.layout.count, sizeof(char *))
+        if self.records == NULL or self.everyone == NULL or self.scratch_arrays == NULL:
+            raise MemoryError
+        for rank in range(self.size):
+            self.everyone[rank] = rank
+        self.pairs = self.records + RECORD * self.size
+        # It takes no memory before the first average() that touches it.
+        self.scratch = allocate(self.layout.size)
+        self.layout.locate(self.scratch_arrays, self.scratch)
+
+    cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree) except -1:
+        """Have this protocol, and tags beside those of its versions."""
+        self.protocol = protocol
+        self.tree = tree
+        self.sync_tag = tree.window * PHASES
+        self.inquiry = Inquiry(self.data, self.sync_tag + 2 * PHASES)
+        return 0
+
+    def __dealloc__(self):
+        free(self.scratch)
+        free(self.scratch_arrays)
+        free(self.records)
+        free(self.everyone)
+
+    # What subclasses have beside
+
+    cdef void _advance(self) noexcept nogil:
+        """Do all that can be done without waiting, once messages have been taken in."""
+        while self._step():
+            pass
+
+    cdef bint _is_busy(self) noexcept nogil:
+        """Whether work is in flight."""
+        return self.begun or self.protocol.stage == AGREEING
+
+    cdef bint _step(self) noexcept nogil:
+        """Take what goes on one step on; return whether it did."""
+        if not self._serve_operation():
+            return False
+        self.reduction.progress_count += 1
+        return True
+
+    cdef void _before_operation(self) noexcept nogil:
+        """The application enters an operation."""
+
+    cdef void _after_operation(self, bint averages) noexcept nogil:
+        """The operation is over; one that only `averages` has published nothing."""
+
+    cdef void _publish_average(self) noexcept nogil:
+        """The average over all ranks is there."""
+        if self.protocol.operation != AVERAGE:
+            self.synchronizations += 1
+
+    cdef void _renumber(self) noexcept nogil:
+        """An operation has moved data."""
+
+    # Progress: whoever holds the lock advances the collective's state
+
+    cdef bint progress(self) noexcept nogil:
+        if self.size > 1:
+            pthread_mutex_lock(&mpi_mutex)
+            self.tree.receive()
+            self.tree.send_due()
+            self.polls += 1
+            if not self.busy or self.polls % POLLS_TO_ANSWER == 0:
+                self._answer()
+            if self.protocol.stage == AGREEING:
+                self._agree()
+            elif self.counting:
+                self._count_questions()
+            pthread_mutex_unlock(&mpi_mutex)
+            if self.tree.error != 0:
+                self.error = self.tree.error
+        elif self.protocol.stage == AGREEING:
+            self._record(self.records)
+            self._agreed()
+        self._advance()
+        if self.reduction.error != 0:
+            self.error = self.reduction.error
+        self.busy = self._is_busy()
+        return self.busy
+
+    cdef long long progressed(self) noexcept nogil:
+        return self.reduction.progress_count
+
+    cdef long long _busy_ns(self) noexcept nogil:
+        return self.reduction.busy_ns + self.copying_ns
+
+    cdef void _check(self, int rc) noexcept nogil:
+        if rc != MPI_SUCCESS:
+            self.error = rc
+
+    cdef bint _all_sent(self) noexcept nogil:
+        cdef bint all
+        pthread_mutex_lock(&mpi_mutex)
+        all = self.tree.all_sent()
+        pthread_mutex_unlock(&mpi_mutex)
+        return all
+
+    cdef bint _all_answered(self) noexcept nogil:
+        """Whether every question has been answered."""
+        cdef long long asked = 0
+        cdef int rank
+        if self.counting:
+            return False
+        for rank in range(self.size):
+            if rank != self.rank:
+                asked += self.records[RECORD * rank + 3]
+        return self.inquiry.received == asked and self.inquiry.quiet()
+
+    # Agreements
+
+    cdef void _record(self, long long *record) noexcept nogil:
+        record[0] = self.protocol.operation
+        record[1] = self.protocol.t
+        record[2] = self.purpose if self.protocol.operation != CLOSE else NONE
+        if self.protocol.operation == LOAD:
+            record[2] = self.loading
+        record[3] = self.inquiry.asked
+        record[4] = self.protocol.failed
+        record[5] = self._calls_made()
+
+    cdef void _contribute(self) noexcept nogil:
+        """Gather what operation every rank is in; the MPI mutex is held."""
+        self._record(self.record)
+        self._check(MPI_Iallgather(self.record, RECORD, MPI_LONG_LONG, self.records, RECORD,
+                                   MPI_LONG_LONG, self.control.ob_mpi, &self.gather))
+
+    cdef void _agree(self) noexcept nogil:
+        """See whether every rank has come; the MPI mutex is held."""
+        cdef int done
+        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
+        if done:
+            self.reduction.progress_count += 1
+            self._agreed()
+            if self.protocol.stage == AGREEING:
+                self._contribute()
+            elif self.protocol.stage == LEAVING:
+                self.counting = True
+                self._contribute()
+            self.tree.send_due()
+
+    cdef void _count_questions(self) noexcept nogil:
+        """Learn how many questions each rank has asked that leaves; it asks no more."""
+        cdef int done
+        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
+        self.counting = not done
+
+    cdef void _agreed(self) noexcept nogil:
+        cdef int operation = self.protocol.operation
+        cdef bint same = True
+        cdef bint failed = False
+        cdef int rank
+        for rank in range(self.size):
+            failed = failed or self.records[RECORD * rank + 4] >= 0
+            self.pairs[2 * rank] = self.records[RECORD * rank]
+            self.pairs[2 * rank + 1] = self.records[RECORD * rank + 1]
+            same = same and self.records[RECORD * rank + 2] == self.records[2]
+        if not same:
+            # Different versions to load are different operations, and so are different purposes.
+            self.pairs[1] = -1
+        self.protocol.agreed(self.pairs, self.size)
+        if self.protocol.stage == OUTSIDE:
+            self.disagreed = operation
+            # A failure that made others close is on its way here too, and says why.
+            self.done = not failed
+
+    cdef void _begin_operation(self, int operation) noexcept nogil:
+        self.done = False
+        self._before_operation()
+        if operation != CLOSE:  # which leaves a call that was started its result
+            self.taken_version = self.protocol.t
+        self.protocol.enter(operation)
+        if self.size > 1:
+            pthread_mutex_lock(&mpi_mutex)
+            self._contribute()
+            pthread_mutex_unlock(&mpi_mutex)
+
+    # Averages over all ranks
+
+    cdef bint _serve_operation(self) noexcept nogil:
+        """Take the operation that all ranks are in one step on; return whether it did."""
+        if self.copying or self.protocol.stage != REDUCING:
+            return False
+        if self.protocol.operation == LOAD:
+            self._load()
+        elif self.protocol.operation == MEET:
+            self._end_operation()
+        elif not self.begun:
+            self._begin_reducing()
+        elif self.exchange.progress():
+            self._finish_reducing()
+        else:
+            return False
+        return True
+
+    cdef void _begin_reducing(self) noexcept nogil:
+        """Begin to average what the application gives, if it does."""
+        if not self.contributed:
+            self._contribute_to_average(self.has_x and not self.protocol.joined)
+        self.contributed = False
+        self._reduce()
+
+    cdef void _contribute_to_average(self, bint publishes) noexcept nogil:
+        """Lend the application's vector, which takes no memory, or fill the scratch vector."""
+        self._unlock_to_copy()
+        self.lent = publishes and self.layout.all_finite(self.x)
+        if not self.lent:
+            self.layout.zero(self.scratch_arrays)
+        self.gives = self.lent
+        self.gives_own = self.lent
+        weight_of(self.scratch)[0] = self.weight_given if self.lent else 0
+        self._lock_after_copy()
+
+    cdef void _reduce(self) noexcept nogil:
+        """Begin the exchange of an average that is not published."""
+        cdef bint gets = self.has_x and not self.protocol.joined or self._is_finishing()
+        cdef char **target = self.x if self.lent else self.scratch_arrays
+        cdef char **copy = self.x if gets and not self.lent else NULL
+        self.begun = True
+        self.exchange.begin(self.everyone, self.size, self.rank, self._tag(), self.scratch,
+                            self.x, self.lent, False, target, copy, NULL)
+
+    cdef int _tag(self) noexcept nogil:
+        """The tag of this operation's exchange."""
+        return self.sync_tag + <int>(self.protocol.ops % 2) * PHASES
+
+    cdef void _reduce_with_equal_weights(self) noexcept nogil:
+        """Nobody's vector has weight: begin again, and let all that are finite count alike."""
+        self.weightless = True
+        self.data_ops += 1
+        self._renumber()
+        self._give_equally()
+        self._reduce()
+
+    cdef void _give_equally(self) noexcept nogil:
+        """Give a finite vector with weight 1."""
+        weight_of(self.scratch)[0] = self.gives
+        self.lent = self.gives_own
+
+    cdef bint _is_finishing(self) noexcept nogil:
+        return self.has_x and self.protocol.operation == FINISH
+
+    cdef void _finish_reducing(self) noexcept nogil:
+        self._end_exchange()
+        if self.weight == 0 and not self.weightless:
+            self._reduce_with_equal_weights()
+            return
+        self._publish_average()
+        self._end_operation()
+
+    cdef void _end_exchange(self) noexcept nogil:
+        self.begun = False
+        self.lent = False
+        self.weight = self.reduction.weight
+
+    cdef void _end_operation(self) noexcept nogil:
+        """What every rank does has been done; one that has joined enters the next operation."""
+        cdef bint averages = self.protocol.operation == AVERAGE
+        self.taken_count = 0
+        self.taken_weight = 0 if self.weightless else self.weight
+        self.weightless = False
+        self.protocol.reduced()
+        self._after_operation(averages)
+        self.data_ops += 1
+        self._renumber()
+        if self.protocol.stage != AGREEING:
+            self.done = True
+        elif self.size > 1:
+            pthread_mutex_lock(&mpi_mutex)
+            self._contribute()
+            pthread_mutex_unlock(&mpi_mutex)
+
+    cdef void _load(self) noexcept nogil:
+        """Go on at another version: the one that all have agreed on, whatever this rank wanted."""
+        self.protocol.base = self.records[2] - self.protocol.t
+        self._end_operation()
+
+    cdef void _unlock_to_copy(self) noexcept nogil:
+        """Let others drive the collective while this thread is at vectors that may be long.
+
+        The application holds the vectors, so nothing else reads or writes them.
+        """
+        self.copying = True
+        self.copy_began = now()
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void _lock_after_copy(self) noexcept nogil:
+        self.copying_ns += now() - self.copy_began
+        pthread_mutex_lock(&self.lock)
+        self.copying = False
