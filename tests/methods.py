@@ -57,6 +57,12 @@ def momentum_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+OPTIMIZERS = {
+    "sgd": momentum_sgd,
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+}
+
+
 def make_model(seed=0, dtype=torch.float32):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3))
@@ -71,6 +77,21 @@ def backward(model, rank, step):
     loss = (model(batch) - rank).square().mean()
     loss.backward()
     return loss
+
+
+def floats(model):
+    """Return the floating-point tensors of the model as one new array."""
+    values = [v for v in model.state_dict().values() if v.is_floating_point()]
+    return torch.cat([value.flatten() for value in values]).numpy()
+
+
+def set_floats(model, vector):
+    start = 0
+    for value in model.state_dict().values():
+        if value.is_floating_point():
+            part = vector[start : start + value.numel()]
+            value.copy_(torch.from_numpy(part).view(value.shape))
+            start += value.numel()
 
 
 def bits(values) -> bytes:
@@ -89,10 +110,6 @@ def local_bits(optimizer) -> bytes:
     return bits(value for entry in entries for value in entry.values() if value is not None)
 
 
-def same_everywhere(comm, thing) -> bool:
-    return len(set(comm.allgather(thing))) == 1
-
-
 def checkpoint(model, optimizer):
     """Return what a file with the optimizer's and the model's state would give back."""
     file = io.BytesIO()
@@ -100,3 +117,21 @@ def checkpoint(model, optimizer):
     torch.save(state, file)
     file.seek(0)
     return torch.load(file)
+
+
+def train(
+    comm,
+    steps,
+    each_step=lambda optimizer: None,
+    make=momentum_sgd,
+    dtype=torch.float32,
+    **settings,
+):
+    """Train a model of this rank's with WAGMA, call `each_step` after each step, and return it."""
+    model = make_model(comm.rank, dtype)
+    with optim.WAGMA(make(model.parameters()), model, comm=comm, **settings) as optimizer:
+        for step in range(steps):
+            backward(model, comm.rank, step)
+            optimizer.step()
+            each_step(optimizer)
+    return model

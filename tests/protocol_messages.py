@@ -7,6 +7,8 @@ import contextlib
 import enum
 import importlib.util
 import pkgutil
+import shlex
+import subprocess
 import sys
 from collections import deque
 from fractions import Fraction
@@ -127,6 +129,14 @@ def telling_how_to_replay(module, seed, scenario, scenarios, types):
 
 def _name_of(thing):
     return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def run_again(message):
+    """Run the command that a message of `telling_how_to_replay` ends with."""
+    program, *arguments = shlex.split(message.rpartition("replayed by: ")[2])
+    assert program == "python"
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 def replay(module, scenarios):

@@ -12,16 +12,13 @@ from together import (
     bytes_of,
     compute_until,
     interrupted,
+    vector_of,
     wait_until,
 )
 
 from collectives import ClosedError, CollectiveError, DisagreementError, GroupAllreduce
 
 pytestmark = pytest.mark.mpi
-
-
-def vector_of(rank, t, length=10):
-    return np.random.default_rng((rank, t)).normal(size=length)
 
 
 def poll(handle, seconds=20):

@@ -3,9 +3,6 @@
 The invariants themselves are in `claims_model`, which checks them throughout every run.
 """
 
-import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -29,7 +26,7 @@ from claims_model import (
     types_of,
     waiting_scenario,
 )
-from protocol_messages import ROOT, Violation
+from protocol_messages import Violation, run_again
 
 WaitAvoidingProtocol = protocols.WaitAvoidingProtocol
 CLOSE = all_ranks.CLOSE
@@ -346,10 +343,7 @@ def test_the_command_of_a_failing_seed_replays_it(capsys):
             capsys.readouterr()
             run_seed(seed, random_scenario, print_event, **types_of(SharesInOperations))
     steps = capsys.readouterr().out
-    command = shlex.split(str(caught.value).rpartition("replayed by: ")[2])
-    replayed = subprocess.run(
-        [sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    replayed = run_again(str(caught.value))
     assert (replayed.returncode, replayed.stdout) == (1, steps)
     assert replayed.stderr.rstrip().endswith(str(caught.value))
 

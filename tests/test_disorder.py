@@ -3,21 +3,17 @@
 import contextlib
 import itertools
 import random
-import signal
 import time
 
 import numpy as np
 import pytest
+from together import NEVER, RULES, Interrupted, interrupt, signalled
 
 from collectives import ClosedError, CollectiveError, GroupAllreduce, RankFailedError
 
 pytestmark = pytest.mark.mpi
 
 ENDS = ("close", "early", "join", "fail", "fail twice", "interrupt")
-
-
-class Interrupted(Exception):
-    """What the handler of a signal raises."""
 
 
 class Plan:
@@ -30,9 +26,9 @@ class Plan:
         self.length = chance.choice([1, 100, 100_000])
         self.settings = {
             "group_size": chance.randint(1, size),
-            "sync_period": chance.choice([1, 2, 5, 10**9]),
+            "sync_period": chance.choice([1, 2, 5, NEVER]),
             "wait": chance.choice(["nobody", "group"]),
-            "late": chance.choice(["paper", "conserving"]),
+            "late": chance.choice(RULES),
         }
         operations = [None, None, None, "average", "synchronize", "load"]
         self.operations = [chance.choice(operations) for _ in range(self.steps)]
@@ -108,21 +104,6 @@ class Rank:
             self.average.join(self.mine)
 
 
-@contextlib.contextmanager
-def interrupted_after(seconds):
-    def interrupt(*_):
-        raise Interrupted
-
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        with contextlib.suppress(Interrupted):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-
-
 def follow(comm, seed, engine="adaptive"):
     """Let all ranks follow a plan; return it and what this rank was told at the end."""
     plan = Plan(seed, comm.size)
@@ -130,8 +111,9 @@ def follow(comm, seed, engine="adaptive"):
     told = None
     average = GroupAllreduce(comm, np.zeros(plan.length), engine=engine, **plan.settings)
     interrupts = plan.end == "interrupt" and comm.rank in plan.failing
+    seconds = 0.001 + chance.random() * 0.05 if interrupts else 0
     try:
-        with interrupted_after(0.001 + chance.random() * 0.05 if interrupts else 0):
+        with contextlib.suppress(Interrupted), signalled(interrupt, seconds):
             Rank(average, plan, chance).run()
     except CollectiveError as error:
         told = error

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from together import same_everywhere
 from torch import nn
 
 from wagma.optim import EagerSGD
@@ -44,7 +45,7 @@ class Run:
     def check(self):
         expected = -self.comm.allreduce(self.put_in) / self.comm.size
         np.testing.assert_allclose(self.parameters, expected, rtol=1e-12, atol=1e-9)
-        assert len(set(self.comm.allgather(self.parameters.tobytes()))) == 1
+        assert same_everywhere(self.comm, self.parameters.tobytes())
 
 
 @pytest.mark.ranks(1, 3, 4, 8)
@@ -59,7 +60,7 @@ def test_after_each_period_every_gradient_has_been_taken_once_everywhere(comm, t
                 run.check()
             if step == 7:
                 with run.optimizer.averaged():
-                    assert len(set(comm.allgather(run.parameters.tobytes()))) == 1
+                    assert same_everywhere(comm, run.parameters.tobytes())
     assert run.optimizer.settings == {"trigger": trigger, "sync_period": 5}
 
 

@@ -10,7 +10,13 @@ from importlib import metadata
 
 import numpy as np
 import pytest
-from together import interrupted, signalled, wait_until
+from together import (
+    NEVER,
+    before_transports,
+    interrupted,
+    signalled,
+    wait_until,
+)
 
 from collectives import (
     ClosedError,
@@ -27,7 +33,6 @@ from collectives import (
 
 pytestmark = pytest.mark.mpi
 
-NEVER = 10**9
 METHODS = ("__call__", "start", "publish", "average", "synchronize", "load", "join")
 
 
@@ -46,6 +51,7 @@ def until_it_raises(function, *arguments):
 # Making one
 
 
+@before_transports
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize(
     ("name", "settings", "values"),
@@ -68,6 +74,7 @@ def test_more_settings_that_differ_raise_on_all(comm, name, settings, values):
         GroupAllreduce(comm, like, **arguments)
 
 
+@before_transports
 @pytest.mark.ranks(4)
 def test_another_version_of_the_package_on_one_rank_raises_on_all(comm, monkeypatch):
     here = metadata.version("wagma")
@@ -78,6 +85,7 @@ def test_another_version_of_the_package_on_one_rank_raises_on_all(comm, monkeypa
         GroupAllreduce(comm, np.zeros(3), group_size=1)
 
 
+@before_transports
 @pytest.mark.ranks(1, 4)
 @pytest.mark.parametrize("wrong_rank", [0, "all"])
 def test_extensions_of_another_mpi_raise_on_all(comm, monkeypatch, wrong_rank):
@@ -94,6 +102,7 @@ def test_extensions_of_another_mpi_raise_on_all(comm, monkeypatch, wrong_rank):
     assert message.startswith("wagma's" if wrong_rank == "all" or comm.size == 1 else "rank 0: ")
 
 
+@before_transports
 @pytest.mark.ranks(4)
 def test_what_is_no_intracommunicator_is_refused(comm):
     from mpi4py import MPI

@@ -55,20 +55,22 @@ def other(tmp_path_factory):
     compiler.write_text(f"#!/bin/sh\necho cc -I'{place}' -L'{place}' -lother_mpi\n")
     compiler.chmod(0o755)
     build(place, compiler)
-    for path in Path(collectives.__file__).parent.iterdir():
-        if not (place / "collectives" / path.name).exists() and path.suffix != ".pyx":
-            (place / "collectives" / path.name).symlink_to(path)
+    package = Path(collectives.__file__).parent
+    for path in (*package.iterdir(), *(package / "engine").iterdir()):
+        mine = place / "collectives" / path.relative_to(package)
+        if not mine.exists() and path.suffix != ".pyx":
+            mine.symlink_to(path)
     (place / "job.py").write_text(JOB)
     return place
 
 
 def build(place, compiler):
     """Build, of the extensions, the one that tells the library's version."""
-    (place / "collectives").mkdir()
+    (place / "collectives" / "engine").mkdir(parents=True)
     for name in ("setup.py", "pyproject.toml", "build_backend/wagma_build.py"):
         (place / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, place / name)
-    shutil.copy(ROOT / "collectives" / "_library.pyx", place / "collectives")
+    shutil.copy(ROOT / "collectives/engine/library.pyx", place / "collectives/engine")
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     env = {**os.environ, "MPICC": str(compiler)}
     subprocess.run(command, cwd=place, env=env, check=True)

@@ -18,8 +18,8 @@ from methods import (
     local_bits,
     make_model,
     momentum_sgd,
-    same_everywhere,
 )
+from together import same_everywhere
 from torch import nn
 
 from collectives import RankFailedError

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from together import wait_until
+from together import NEVER, wait_until
 
 from collectives import (
     CollectiveError,
@@ -19,8 +19,8 @@ from collectives import (
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3, 4), pytest.mark.transports("messages")]
 
 KINDS = {
-    "group": (GroupAllreduce, {"group_size": 2, "sync_period": 10**9}),
-    "sums": (PartialAllreduce, {"sync_period": 10**9}),
+    "group": (GroupAllreduce, {"group_size": 2, "sync_period": NEVER}),
+    "sums": (PartialAllreduce, {"sync_period": NEVER}),
     "neighbors": (NeighborAverage, {}),
     "push-sum": (PushSum, {}),
     "pairs": (PairwiseAverage, {}),
@@ -93,7 +93,7 @@ def test_calls_of_one_collective_serve_another(comm):
     """Rank 0 calls the second only after the others have got what it published there."""
     mine, other = np.full(10, float(comm.rank)), np.zeros(10)
     with (
-        GroupAllreduce(comm, mine, group_size=comm.size, sync_period=10**9, engine="none",
+        GroupAllreduce(comm, mine, group_size=comm.size, sync_period=NEVER, engine="none",
                        transport="messages") as average,
         PairwiseAverage(comm, other, engine="none") as pairs,
     ):  # fmt: skip

@@ -7,7 +7,8 @@ import time
 
 import pytest
 import torch
-from test_optim_mpi import LATE, OPTIMIZERS, backward, make_model, same_everywhere, train
+from methods import OPTIMIZERS, backward, make_model, train
+from together import RULES, same_everywhere
 from torch import nn
 
 from collectives import ClosedError, DisagreementError
@@ -32,7 +33,7 @@ def checkpoint(model, optimizer):
 
 
 @pytest.mark.ranks(1, 3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_training_continues_exactly_after_a_round_trip(comm, late, make):
     """Stopped in the middle of a period, in new objects, with the groups of the old count."""
@@ -101,7 +102,7 @@ def steps_of(rank, size, epoch):
 
 
 @pytest.mark.ranks(1, 3, 4, 8)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_ranks_with_fewer_batches_join_and_all_end_with_the_same_model(comm, late, wait):
     model = make_model(comm.rank)
@@ -179,7 +180,7 @@ def test_an_error_inside_the_block_does_not_join(comm):
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 def test_a_model_of_several_dtypes_is_averaged_as_one(comm, late):
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(3, 2), nn.BatchNorm1d(2))
     model[0].half()

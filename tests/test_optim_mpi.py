@@ -8,52 +8,22 @@ import time
 import numpy as np
 import pytest
 import torch
-from methods import backward, make_model, momentum_sgd, same_everywhere
+from methods import (
+    OPTIMIZERS,
+    backward,
+    floats,
+    make_model,
+    momentum_sgd,
+    set_floats,
+    train,
+)
+from together import RULES, before_transports, same_everywhere
 from torch import nn
 
 from collectives.topology import default_group_size, group_of
 from wagma.optim import WAGMA
 
 pytestmark = pytest.mark.mpi
-
-LATE = ["paper", "conserving"]
-OPTIMIZERS = {
-    "sgd": momentum_sgd,
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-}
-
-
-def floats(model):
-    """Return the floating-point tensors of the model as one new array."""
-    values = [v for v in model.state_dict().values() if v.is_floating_point()]
-    return torch.cat([value.flatten() for value in values]).numpy()
-
-
-def set_floats(model, vector):
-    start = 0
-    for value in model.state_dict().values():
-        if value.is_floating_point():
-            part = vector[start : start + value.numel()]
-            value.copy_(torch.from_numpy(part).view(value.shape))
-            start += value.numel()
-
-
-def train(
-    comm,
-    steps,
-    each_step=lambda optimizer: None,
-    make=momentum_sgd,
-    dtype=torch.float32,
-    **settings,
-):
-    """Train this rank's model, call `each_step` after every step, and return the model."""
-    model = make_model(comm.rank, dtype)
-    with WAGMA(make(model.parameters()), model, comm=comm, **settings) as optimizer:
-        for step in range(steps):
-            backward(model, comm.rank, step)
-            optimizer.step()
-            each_step(optimizer)
-    return model
 
 
 def train_reference(comm, steps, partners, make, dtype):
@@ -69,7 +39,7 @@ def train_reference(comm, steps, partners, make, dtype):
 
 
 @pytest.mark.ranks(1, 3, 4, 8)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_groups_of_all_ranks_equal_an_allreduce_of_the_model_every_step(comm, make, late):
     everyone = range(comm.size)
@@ -95,7 +65,7 @@ def test_groups_of_all_ranks_equal_an_allreduce_of_the_model_every_step(comm, ma
 
 
 @pytest.mark.ranks(3, 4, 8)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 def test_each_step_averages_the_papers_group_and_every_tau_steps_all(comm, late):
     size, period = default_group_size(comm.size), 3
 
@@ -121,7 +91,7 @@ def test_each_step_averages_the_papers_group_and_every_tau_steps_all(comm, late)
 
 
 @pytest.mark.ranks(3, 4, 8)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_ranks_agree_bit_for_bit_after_every_synchronization(comm, wait, late):
     random = np.random.default_rng(comm.rank)
@@ -140,7 +110,7 @@ def test_ranks_agree_bit_for_bit_after_every_synchronization(comm, wait, late):
     assert np.isfinite(floats(model)).all()
 
 
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_synchronize_makes_all_models_equal_and_is_not_a_step(comm, wait, late):
     def synchronize(optimizer):
@@ -152,7 +122,7 @@ def test_synchronize_makes_all_models_equal_and_is_not_a_step(comm, wait, late):
     train(comm, 4, synchronize, wait=wait, late=late)
 
 
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 def test_batchnorm_statistics_are_averaged_and_its_counter_is_not(comm, late):
     model = make_model(comm.rank)
     with WAGMA(momentum_sgd(model.parameters()), model, comm=comm, late=late) as optimizer:
@@ -168,7 +138,7 @@ def test_batchnorm_statistics_are_averaged_and_its_counter_is_not(comm, late):
 
 
 @pytest.mark.ranks(1, 3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_averaged_holds_the_mean_of_all_models_and_restores_each_ones_own(comm, wait, late):
     random = np.random.default_rng(comm.rank)
@@ -186,15 +156,19 @@ def test_averaged_holds_the_mean_of_all_models_and_restores_each_ones_own(comm, 
 
 
 @pytest.mark.ranks(3, 4, 8)
-def test_the_conserving_rule_has_every_ranks_every_update_in_the_average(comm):
+@pytest.mark.parametrize(("overlap", "sync_period"), [(False, 8), (True, 8), (True, 100)])
+def test_the_conserving_rule_has_every_ranks_every_update_in_the_average(
+    comm, overlap, sync_period
+):
     random = np.random.default_rng(comm.rank)
     model = nn.Linear(50, 1, bias=False).double()
     optimizer = WAGMA(
         torch.optim.SGD(model.parameters(), lr=0.5),
         model,
         comm=comm,
-        sync_period=8,
+        sync_period=sync_period,
         late="conserving",
+        overlap=overlap,
     )
     with optimizer:
         start = model.weight.detach().clone()
@@ -209,9 +183,9 @@ def test_the_conserving_rule_has_every_ranks_every_update_in_the_average(comm):
                     torch.testing.assert_close(model.weight.detach(), start - done)
 
 
-@pytest.mark.parametrize("late", LATE)
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_evaluating_does_not_disturb_training(comm, make, late):
+@pytest.mark.parametrize("late", RULES)
+@pytest.mark.parametrize(("make", "overlap"), [("sgd", False), ("sgd", True), ("adam", False)])
+def test_evaluating_does_not_disturb_training(comm, make, late, overlap):
     def evaluate(optimizer, model):
         with contextlib.suppress(KeyError), optimizer.averaged():
             for training in (False, True):  # in training, BatchNorm's statistics change
@@ -222,8 +196,9 @@ def test_evaluating_does_not_disturb_training(comm, make, late):
 
     def train(each_step):
         model = make_model(comm.rank)
-        inner = make(model.parameters())
-        with WAGMA(inner, model, comm=comm, sync_period=4, wait="group", late=late) as optimizer:
+        inner = OPTIMIZERS[make](model.parameters())
+        settings = {"sync_period": 4, "wait": "group", "late": late, "overlap": overlap}
+        with WAGMA(inner, model, comm=comm, **settings) as optimizer:
             for step in range(10):
                 backward(model, comm.rank, step)
                 optimizer.step()
@@ -237,7 +212,7 @@ def test_evaluating_does_not_disturb_training(comm, make, late):
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize(("name", "clip"), [("sgd", True), ("adam", False)])
 def test_a_step_that_one_ranks_grad_scaler_skips_is_a_version_there_too(comm, name, clip, late):
     """Local steps are skipped, with all else as in an allreduce of the model every step."""
@@ -443,6 +418,7 @@ def permuted(model):
     model[0].weight.data = torch.zeros(4, 8).t()
 
 
+@before_transports
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -473,6 +449,7 @@ def test_models_that_differ_raise_the_same_on_every_rank(comm, first, change, ki
         assert text.startswith("ranks 1-3: ")
 
 
+@before_transports
 def test_settings_that_differ_raise_on_every_rank(comm):
     model = make_model(comm.rank)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

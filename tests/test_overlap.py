@@ -9,8 +9,14 @@ import time
 import numpy as np
 import pytest
 import torch
-from test_optim_mpi import LATE, OPTIMIZERS, backward, floats, make_model, same_everywhere
-from together import interrupted, wait_until
+from methods import OPTIMIZERS, backward, floats, make_model
+from together import (
+    RULES,
+    before_transports,
+    interrupted,
+    same_everywhere,
+    wait_until,
+)
 from torch import nn
 
 from collectives import GroupAllreduce, RankFailedError
@@ -45,7 +51,7 @@ def mean_of(comm):
 
 
 @pytest.mark.ranks(1, 3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 def test_a_step_adds_the_update_of_the_old_models_gradient_to_the_new_average(comm, late):
     """Bit for bit what this does in numpy, with a collective that waits."""
     settings = {"group_size": default_group_size(comm.size), "sync_period": 4, "wait": "group"}
@@ -175,7 +181,7 @@ def test_models_of_several_dtypes_and_weighed_steps(comm):
 
 
 @pytest.mark.ranks(1, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize(
     "follow",
     [
@@ -210,7 +216,7 @@ def test_what_follows_has_the_outstanding_average_in_the_model(comm, late, follo
 
 
 @pytest.mark.ranks(1, 3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 def test_averaged_shows_the_outstanding_average_and_leaves_it_to_the_next_step(comm, late):
     model, optimizer = scalar(comm, late=late, group_size=1)
     with optimizer:
@@ -231,24 +237,8 @@ def test_averaged_shows_the_outstanding_average_and_leaves_it_to_the_next_step(c
         assert [result.version for result in optimizer.results] == [0]
 
 
-@pytest.mark.parametrize("late", LATE)
-def test_evaluating_does_not_disturb_training(comm, late):
-    def train(evaluates):
-        model = make_model(comm.rank)
-        with wrap(model, comm, wait="group", late=late, sync_period=4) as optimizer:
-            for step in range(10):
-                backward(model, comm.rank, step)
-                optimizer.step()
-                if evaluates:
-                    with optimizer.averaged():
-                        model(torch.randn(3, 4))  # in training, BatchNorm's statistics change
-        return [value.numpy().tobytes() for value in model.state_dict().values()]
-
-    assert train(True) == train(False)
-
-
 @pytest.mark.ranks(1, 3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 def test_training_continues_exactly_from_what_was_saved(comm, late):
     settings = {"wait": "group", "late": late, "sync_period": 5}
     uninterrupted = make_model(comm.rank)
@@ -277,7 +267,7 @@ def test_training_continues_exactly_from_what_was_saved(comm, late):
 
 
 @pytest.mark.ranks(1, 3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_ranks_with_fewer_steps_join(comm, late, wait):
     model = make_model(comm.rank)
@@ -324,7 +314,7 @@ def test_a_step_that_grad_scaler_skips_takes_the_average_and_is_a_version(comm):
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 def test_ranks_agree_after_every_synchronization_whoever_is_slow(comm, late):
     random = np.random.default_rng(comm.rank)
     model = make_model(comm.rank)
@@ -346,34 +336,10 @@ def test_ranks_agree_after_every_synchronization_whoever_is_slow(comm, late):
     assert np.isfinite(floats(model)).all()
 
 
-@pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("sync_period", [8, 100])
-def test_the_conserving_rule_has_every_ranks_every_update_in_the_average(comm, sync_period):
-    random = np.random.default_rng(comm.rank)
-    model = nn.Linear(50, 1, bias=False).double()
-    optimizer = wrap(
-        model,
-        comm,
-        lambda p: torch.optim.SGD(p, lr=0.5),
-        late="conserving",
-        sync_period=sync_period,
-    )
-    with optimizer:
-        start = model.weight.detach().clone()
-        for step in range(1, 31):
-            time.sleep(random.uniform(0, 0.003) * (1 + 4 * (comm.rank == 1)))
-            optimizer.zero_grad()
-            (model.weight.sum() * (comm.rank + 1)).backward()
-            optimizer.step()
-            if step % 7 == 0:
-                done = 0.5 * step * (comm.size + 1) / 2
-                with optimizer.averaged():
-                    torch.testing.assert_close(model.weight.detach(), start - done)
-
-
 # When something is wrong
 
 
+@before_transports
 @pytest.mark.ranks(1, 4)
 @pytest.mark.parametrize(
     ("everywhere", "here", "kind", "message"),
@@ -477,7 +443,7 @@ def test_an_exception_on_every_rank_closes_with_the_average_in_the_model(comm):
     assert model.weight.item() == mean_of(comm)
 
 
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("late", RULES)
 def test_an_interrupted_wait_leaves_the_ranks_own_model_and_the_next_step_works(comm, late):
     model, optimizer = scalar(comm, late=late)
     with optimizer:

@@ -6,7 +6,13 @@ import time
 import numpy as np
 import pytest
 from protocol_messages import protocols
-from together import NEVER, assert_equal_everywhere, compute_until, interrupted
+from together import (
+    NEVER,
+    assert_equal_everywhere,
+    before_transports,
+    compute_until,
+    interrupted,
+)
 
 from collectives import ClosedError, PartialAllreduce, RankFailedError
 
@@ -205,6 +211,7 @@ def test_a_bad_argument_is_an_error_on_every_rank(comm, given, message):
         PartialAllreduce(comm, **given)
 
 
+@before_transports
 @pytest.mark.parametrize(("name", "values"), [("trigger", ("solo", "majority")), ("seed", (1, 2))])
 def test_what_differs_between_ranks_is_an_error_on_all(comm, name, values):
     with pytest.raises(ValueError, match=f"{name} differs between ranks"):

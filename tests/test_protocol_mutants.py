@@ -1,12 +1,9 @@
 """Variants of the protocol that look right and are not: the invariants catch each of them."""
 
-import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
-from protocol_messages import ROOT, Invariant, Violation, all_ranks, protocols
+from protocol_messages import Invariant, Violation, all_ranks, protocols, run_again
 from protocol_network import Application, Rank, Stage, print_event, run_seed, types_of
 from protocol_scenarios import (
     AT_ONCE,
@@ -455,11 +452,7 @@ def test_the_command_of_a_failing_seed_replays_it(capsys):
             break
     events = capsys.readouterr().out
     assert f"seed {seed}: Scenario(" in message
-    command = shlex.split(message.rpartition("replayed by: ")[2])
-    assert command[:2] == ["python", "-m"]
-    replayed = subprocess.run(
-        [sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    replayed = run_again(message)
     assert replayed.returncode == 1
     assert events.count("\n") > 10
     assert replayed.stdout == events

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import Signal, is_open_mpi
-from together import NEVER, RULES, compute_until, wait_until
+from together import NEVER, RULES, compute_until, same_everywhere, wait_until
 
 from collectives import GroupAllreduce
 from collectives.topology import group_of
@@ -239,7 +239,7 @@ def test_where_no_memory_can_be_shared_the_vectors_travel(comm, monkeypatch, whe
         assert 0 < average.statistics().bytes_sent < sent
     with pytest.raises(RuntimeError, match=f"^transport: .*{where} is denied") as caught:
         make(transport="shared")
-    assert len(set(comm.allgather(str(caught.value)))) == 1
+    assert same_everywhere(comm, str(caught.value))
 
 
 # What is left

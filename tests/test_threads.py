@@ -3,7 +3,9 @@
 import ctypes
 import logging
 import os
+import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -134,3 +136,30 @@ class LetsGoOn(logging.Handler):
         end = os.open(self.path, os.O_RDWR)
         os.write(end, b"x")
         os.close(end)
+
+
+def test_another_thread_communicates_while_collectives_are_made(comm):
+    """On communicators of its own, which mpi4py duplicates, as it does those of collectives."""
+    times = 10
+    made_of, others = ([comm.Dup() for _ in range(times)] for _ in range(2))
+    sums = []
+
+    def communicate():
+        chance = random.Random(comm.rank)
+        for other in others:
+            computes_until = time.perf_counter() + chance.random() * 0.005
+            while time.perf_counter() < computes_until:
+                pass
+            sums.append(other.allreduce(comm.rank))
+
+    chance = random.Random(-comm.rank)
+    thread = threading.Thread(target=communicate)
+    thread.start()
+    for each in made_of:
+        time.sleep(chance.random() * 0.005)
+        with GroupAllreduce(each, np.zeros(10), group_size=2) as average:
+            average(np.zeros(10))
+    thread.join()
+    assert sums == [sum(range(comm.size))] * times
+    for each in (*made_of, *others):
+        each.Free()

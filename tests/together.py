@@ -17,6 +17,9 @@ slicing = load_source("slicing")
 RULES = ("paper", "conserving")
 NEVER = 10**9
 
+# For what raises before a collective has chosen its transport.
+before_transports = pytest.mark.transports("messages")
+
 
 def as_list(vector):
     return list(vector) if isinstance(vector, (list, tuple)) else [vector]
@@ -27,9 +30,18 @@ def bytes_of(vector) -> bytes:
     return b"".join(array.tobytes() for array in as_list(vector))
 
 
+def vector_of(rank, t, length, dtype=np.float64):
+    """Return the random vector of a rank at a time."""
+    return np.random.default_rng((rank, t)).normal(size=length).astype(dtype)
+
+
+def same_everywhere(comm, thing) -> bool:
+    return len(set(comm.allgather(thing))) == 1
+
+
 def assert_equal_everywhere(comm, vector):
     """Bit for bit, on every rank."""
-    assert len(set(comm.allgather(bytes_of(vector)))) == 1
+    assert same_everywhere(comm, bytes_of(vector))
 
 
 def compute_until(comm, everybody_else_is_done):
@@ -51,7 +63,11 @@ def wait_until(condition, seconds=20):
 
 
 class Interrupted(Exception):
-    pass
+    """What a signal handler raises."""
+
+
+def interrupt():
+    raise Interrupted
 
 
 @contextlib.contextmanager
@@ -70,12 +86,16 @@ def signalled(handle, seconds, once=None):
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     thread = threading.Thread(target=set_timer)
-    thread.start()
+    if once:
+        thread.start()
+    else:
+        set_timer()
     try:
         yield
     finally:
         over.set()
-        thread.join()
+        if once:
+            thread.join()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
 
@@ -83,10 +103,6 @@ def signalled(handle, seconds, once=None):
 @contextlib.contextmanager
 def interrupted(seconds=0.3, once=None):
     """The block is interrupted by a signal handler's exception, as by Ctrl-C: see `signalled`."""
-
-    def interrupt():
-        raise Interrupted
-
     with signalled(interrupt, seconds, once), pytest.raises(Interrupted):
         yield
 

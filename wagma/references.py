@@ -184,7 +184,7 @@ class PostLocalSGD(Reference):
 def start_group(comm: MPI.Comm) -> None:
     """Make torch's process group of the ranks of an MPI communicator; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    alone = comm.allreduce(node.size == comm.size, op=MPI.LAND)
+    alone = all(comm.allgather(node.size == comm.size))
     node.Free()
     if alone:  # else gloo takes the device that the host's name leads to
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

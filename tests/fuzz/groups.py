@@ -18,10 +18,9 @@ import numpy as np
 from collectives import GroupAllreduce
 from collectives.topology import group_of
 
-from .scenario import WEIGHTLESS_COUNT_ALIKE, Scenario
+from .scenario import NEVER, WEIGHTLESS_COUNT_ALIKE, Scenario
 from .vectors import Shape, copied, digest, is_finite
 
-NEVER = 10**9
 WEIGHTS = (0, 1, 0.5, 3, 7.25, 1e-30, 1e-300, 1e50, 1e100)
 # Powers of two, whose sums and shares are exact.
 EQUAL_WEIGHTS = (0.5, 2.0, 2.0**-900, 2.0**300)

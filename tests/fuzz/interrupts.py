@@ -17,10 +17,9 @@ import numpy as np
 
 from collectives import CollectiveError, GroupAllreduce, NeighborAverage, PairwiseAverage, PushSum
 
-from .scenario import Scenario
+from .scenario import NEVER, Scenario
 from .vectors import Shape, copied
 
-NEVER = 10**9
 SOON = 0.0001  # seconds after which a signal that came too early comes again
 LATE = 0.13  # seconds that the others wait for one rank: the engine looks for signals each 0.1 s
 SEGMENTS = 3  # each ends by an average over all ranks that nothing interrupts

@@ -12,6 +12,7 @@ import numpy as np
 
 from .vectors import digest
 
+NEVER = 10**9  # a period that no scenario has all the calls of
 MOST_PROBLEMS = 3  # of one rank that are printed
 STALL = 20.0  # seconds after which a collective says who is missing
 # What a synchronization gives where all ranks' weights are 0: finite vectors count alike, so that
