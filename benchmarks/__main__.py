@@ -15,13 +15,19 @@ sys.path.insert(0, str(HERE))
 import plots  # noqa: E402
 from common import RESULTS, mpiexec  # noqa: E402
 
+PEERS = ("NeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer")
+# With how many ranks, and with which options beside.
 RANKS = {
     "latency": (2, 4),
+    "peer_latency": (2, 4),
     "straggler_wait": (4,),
     "passive_latency": (2, 4),
     "waiting_callers": (4, 8),
     "idle": (2, 4),
-    "memory": (4,),
+    "memory": (
+        4,
+        *((3, "--collective", name) for name in PEERS),
+    ),
     "torn": (4,),
     "straggler_training": (None,),
     "methods_wall": (None,),
@@ -51,11 +57,12 @@ def main():
     if unknown := set(names) - set(RANKS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(RANKS)}")
     for name in [] if arguments.plot else names:
-        for ranks in RANKS[name]:
-            print(f"\n=== {name}", flush=True)
+        for each in RANKS[name]:
+            ranks, *options = each if isinstance(each, tuple) else (each,)
+            print(f"\n=== {' '.join([name, *options])}", flush=True)
             launcher = [*mpiexec(), "-n", str(ranks)] if ranks else []
             script = [sys.executable, str(HERE / f"{name}.py"), "--results", arguments.results]
-            subprocess.run([*launcher, *script], check=True, timeout=3600)
+            subprocess.run([*launcher, *script, *options], check=True, timeout=3600)
     plots.draw(arguments.results, [name.replace("_", "-") for name in names])
 
 

@@ -1,16 +1,20 @@
 """Host memory that a collective takes beside the user's vector, per rank.
 
     mpiexec -n 4 python benchmarks/memory.py
+    mpiexec -n 3 python benchmarks/memory.py --collective PushSum
 
 A vector of 64 MiB of float32, all ranks in one group; calls of every kind: timely, late on each
 rank in turn, started and waited for, published, synchronized, average(). Counted is the
 proportional set size (PSS of /proc/self/smaps_rollup): a rank's private pages, and of pages that
 it shares with others its part, so that the ranks' sum is what they take together. That includes
 whatever MPI allocates meanwhile. The largest of what is seen after each call and, every 20 ms,
-during calls; of the rank that has most. Bound: 3 × the vector.
+during calls; of the rank that has most. Bounds, in vectors: 3; of NeighborAverage 2 and one for
+each neighbor that a rank averages with, of PushSum 3 and one for each neighbor, of PairwiseAverage
+and ParameterServer 3.
 """
 
 import contextlib
+import functools
 import threading
 import time
 
@@ -18,9 +22,22 @@ import numpy as np
 from common import TRANSPORTS, figure, parser, quartiles, report
 from mpi4py import MPI
 
-from collectives import GroupAllreduce
+from collectives import (
+    GroupAllreduce,
+    NeighborAverage,
+    PairwiseAverage,
+    ParameterServer,
+    PushSum,
+)
 
 BOUND = 3.0
+# Bounds of collectives whose ranks send each other vectors, with as few neighbors as can be.
+PEERS = {
+    NeighborAverage: 2 + 2,  # a ring's
+    PushSum: 3 + 1,
+    PairwiseAverage: 3,
+    ParameterServer: 3,
+}
 RULES = ("paper", "conserving")
 LATENESS = 0.2  # seconds
 
@@ -60,17 +77,24 @@ def late(comm, average, vector):
         average(vector)
 
 
-KINDS = {
-    "timely": lambda comm, average, vector: average(vector),
-    "late": late,
-    "started": lambda comm, average, vector: average.start(vector).wait(),
-    "published": lambda comm, average, vector: average.publish(vector),
+SYNCHRONOUS = {
     "synchronized": lambda comm, average, vector: average.synchronize(vector),
     "average()": lambda comm, average, vector: average.average(vector),
 }
+CALLS = {
+    "timely": lambda comm, average, vector: average(vector),
+    "late": late,
+}
+KINDS = {
+    **CALLS,
+    "started": lambda comm, average, vector: average.start(vector).wait(),
+    "published": lambda comm, average, vector: average.publish(vector),
+    **SYNCHRONOUS,
+}
+KINDS_OF_PEERS = {**CALLS, "again": CALLS["late"], **SYNCHRONOUS}
 
 
-def measure(comm, vector, **settings):
+def measure(comm, vector, make, kinds):
     """Return {kind of call: bytes beside the vector, of the rank that has most}."""
     comm.Barrier()
     before = proportional_set_size()
@@ -78,11 +102,9 @@ def measure(comm, vector, **settings):
     seen = {}
     with contextlib.ExitStack() as stack:
         with Peak() as peak:
-            average = stack.enter_context(
-                GroupAllreduce(comm, vector, group_size=comm.size, sync_period=10**9, **settings)
-            )
+            average = stack.enter_context(make())
         seen["constructed"] = peak.value - before
-        for kind, call in KINDS.items():
+        for kind, call in kinds.items():
             comm.Barrier()
             with Peak() as peak:
                 call(comm, average, vector)
@@ -90,29 +112,45 @@ def measure(comm, vector, **settings):
     return {kind: comm.allreduce(value, op=MPI.MAX) for kind, value in seen.items()}
 
 
+def variants(comm, vector, name):
+    """Return {what is measured: what makes it}, the kinds of calls, and the bound."""
+    for kind, bound in PEERS.items():
+        if kind.__name__ == name:
+            return {name: functools.partial(kind, comm, vector)}, KINDS_OF_PEERS, bound
+    groups = {"group_size": comm.size, "sync_period": 10**9}
+    made = {
+        f"{transport}, {rule}": functools.partial(
+            GroupAllreduce, comm, vector, late=rule, **groups, **given
+        )
+        for transport, given in TRANSPORTS.items()
+        for rule in RULES
+    }
+    return made, KINDS, BOUND
+
+
 def main():
     arguments = parser(__doc__)
     arguments.add_argument("--mib", type=int, default=64)
+    named = ["GroupAllreduce", *(kind.__name__ for kind in PEERS)]
+    arguments.add_argument("--collective", choices=named, default=named[0])
     arguments = arguments.parse_args()
     comm = MPI.COMM_WORLD
     vector = np.full(arguments.mib << 18, comm.rank, np.float32)
-    results = {
-        f"{name}, {rule}": measure(comm, vector, late=rule, **transport)
-        for name, transport in TRANSPORTS.items()
-        for rule in RULES
-    }
+    made, kinds, bound = variants(comm, vector, arguments.collective)
+    results = {name: measure(comm, vector, make, kinds) for name, make in made.items()}
     if comm.rank:
         return
     print(f"# {comm.size} ranks, memory beside a vector of {arguments.mib} MiB, in vectors")
-    kinds = ["constructed", *KINDS]
+    kinds = ["constructed", *kinds]
     print(f"{'#':22}" + "".join(f"{kind:>13}" for kind in kinds))
     found = {}
     for name, seen in results.items():
         results[name] = {kind: value / vector.nbytes for kind, value in seen.items()}
         print(f"{name:22}" + "".join(f"{results[name][kind]:13.2f}" for kind in kinds))
         found[f"{name}: memory ÷ vector"] = quartiles([max(results[name].values())])
-    figures = [figure(name, value, BOUND) for name, value in found.items()]
-    report(arguments, "memory", comm.size, results, ratios=found, figures=figures)
+    figures = [figure(name, value, bound) for name, value in found.items()]
+    kind = "" if arguments.collective == named[0] else f"-{arguments.collective}"
+    report(arguments, f"memory{kind}", comm.size, results, ratios=found, figures=figures)
 
 
 if __name__ == "__main__":

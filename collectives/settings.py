@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import math
@@ -72,11 +73,17 @@ def resolve(like, **given) -> dict:
     single = not isinstance(like, (list, tuple))
     given["length"] = lengths[0] if single else lengths
     given["dtype"] = dtypes[0] if single else dtypes
-    try:
-        given["version of wagma"] = metadata.version("wagma")
-    except metadata.PackageNotFoundError:
-        given["version of wagma"] = "unknown"
+    given["version of wagma"] = package_version()
     return given
+
+
+@functools.cache
+def package_version() -> str:
+    """Return the package's version, which must be the same on all ranks."""
+    try:
+        return metadata.version("wagma")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def or_default(name: str, given):

@@ -79,7 +79,7 @@ def test_more_settings_that_differ_raise_on_all(comm, name, settings, values):
 def test_another_version_of_the_package_on_one_rank_raises_on_all(comm, monkeypatch):
     here = metadata.version("wagma")
     if comm.rank == 2:
-        monkeypatch.setattr(metadata, "version", lambda name: "0.0.7")
+        monkeypatch.setattr("collectives.settings.package_version", lambda: "0.0.7")
     values = f"version of wagma differs between ranks: {here} on ranks 0-1, 3; 0.0.7 on rank 2"
     with pytest.raises(ValueError, match=values):
         GroupAllreduce(comm, np.zeros(3), group_size=1)

@@ -18,9 +18,6 @@ cdef enum:
     PUBLISH
     OTHER_WISHES
 
-# Whether this process is a fork of the one that loaded this module.
-cdef bint forked
-
 cdef class Call:
     cdef AllRanks collective
     cdef UserVector vector
@@ -56,6 +53,7 @@ cdef class AllRanks(Operations):
     cdef void _keep_nothing_lent(self, char **target) noexcept nogil
     cdef bint _is_averaging(self) noexcept nogil
     cdef bint _drain(self) noexcept nogil
+    cdef int _check_owner(self) except -1
     cdef int _check_usable(self) except -1
     cdef Call _carry_out(self, int what, vector, int flags, weight=*, long long version=*)
     cdef Call _start(self, int what, vector, int flags, weight, long long version=*)

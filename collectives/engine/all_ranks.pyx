@@ -1,8 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """What all ranks do together: agree, meet, average, fail and close; it is in every collective."""
 
-import os
-
 from cpython.buffer cimport PyBUF_WRITABLE
 from libc.string cimport strlen
 from mpi4py import MPI
@@ -49,12 +47,6 @@ cdef extern from "<sched.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
-def _note_fork():
-    global forked
-    forked = True
-
-os.register_at_fork(after_in_child=_note_fork)
-
 
 cdef class Call:
     """A call that has been started: `test()` and `wait()` complete it.
@@ -89,8 +81,7 @@ cdef class Call:
         raise TypeError("a call that has been started cannot be copied or pickled")
 
     cdef bint _is_settled(self) except -1:
-        if forked:
-            check_owner(self.collective.pid)
+        self.collective._check_owner()
         if self.error is not None:
             raise self.error
         return self.result is not None
@@ -98,6 +89,7 @@ cdef class Call:
 
 cdef class Guard:
     """Keeps a signal handler's call, or another thread's, out of one that is going on."""
+
     def __enter__(self):
         if self.taken:
             raise RuntimeError(
@@ -255,9 +247,14 @@ cdef class AllRanks(Operations):
 
     # What Python calls
 
-    cdef int _check_usable(self) except -1:
-        if forked:
+    cdef int _check_owner(self) except -1:
+        """Raise in a forked child."""
+        if self.pid != getpid():
             check_owner(self.pid)
+        return 0
+
+    cdef int _check_usable(self) except -1:
+        self._check_owner()
         if self.closed or self.protocol.operation == CLOSE:
             raise ClosedError("this collective is closed")
         if self.protocol.failed == self.rank:
@@ -355,8 +352,7 @@ cdef class AllRanks(Operations):
 
     cdef int _enter(self) except -1:
         """Keep a forked child out, and other calls than this one."""
-        if forked:
-            check_owner(self.pid)
+        self._check_owner()
         self.guard.__enter__()
         self.caller = PyThread_get_thread_ident()
         return 0
@@ -505,8 +501,7 @@ cdef class AllRanks(Operations):
 
     def statistics(self):
         """Return the counts and times (in seconds) of `statistics.Statistics`, in its order."""
-        if forked:
-            check_owner(self.pid)
+        self._check_owner()
         versions, passive, staleness = self._counts()
         return (
             self.calls,

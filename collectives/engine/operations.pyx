@@ -246,10 +246,8 @@ cdef class Operations(StallReporter):
             self.pairs[2 * rank] = self.records[RECORD * rank]
             self.pairs[2 * rank + 1] = self.records[RECORD * rank + 1]
             same = same and self.records[RECORD * rank + 2] == self.records[2]
-        if not same:
-            # Different versions to load are different operations, and so are different purposes.
-            self.pairs[1] = -1
-        self.protocol.agreed(self.pairs, self.size)
+        # Different versions to load are different operations, and so are different purposes.
+        self.protocol.agreed(self.pairs, self.size, not same)
         if self.protocol.stage == OUTSIDE:
             self.disagreed = operation
             # A failure that made others close is on its way here too, and says why.

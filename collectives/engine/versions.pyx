@@ -363,7 +363,8 @@ cdef class GroupVersions(AllRanks):
             self.filled = True
             self.unchanged = False
             self._set_weight(self._weight_after())
-        self._let_count_once()
+        else:
+            self._let_count_once()
         self.versioning.finished()
 
     cdef void _count_version(self, long long version) noexcept nogil:

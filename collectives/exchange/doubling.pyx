@@ -10,11 +10,9 @@ from libc.stdlib cimport free
 from mpi4py.libmpi cimport (
     MPI_BYTE,
     MPI_REQUEST_NULL,
-    MPI_STATUSES_IGNORE,
     MPI_SUCCESS,
     MPI_Irecv,
     MPI_Isend,
-    MPI_Testall,
 )
 from mpi4py.MPI cimport Comm
 
@@ -54,16 +52,9 @@ cdef class Doubling:
 
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
-        cdef int arrived, rc
         cdef long long began
         while self.low < self.layout.size and self.reduction.error == 0:
-            pthread_mutex_lock(&mpi_mutex)
-            rc = MPI_Testall(2, self.requests, &arrived, MPI_STATUSES_IGNORE)
-            pthread_mutex_unlock(&mpi_mutex)
-            if rc != MPI_SUCCESS:
-                self.reduction.error = rc
-                return False
-            if not arrived:
+            if not self.reduction.have_arrived(self.requests, 2):
                 return False
             began = now()
             self.reduction.progress_count += 1

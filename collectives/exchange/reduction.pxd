@@ -1,3 +1,5 @@
+from mpi4py.libmpi cimport MPI_Request
+
 from collectives.memory.kernels cimport Codec
 from collectives.memory.layout cimport Layout
 
@@ -25,6 +27,7 @@ cdef class Reduction:
     # busy_ns: nanoseconds spent on messages that had come.
     cdef long long bytes_sent, progress_count, busy_ns
 
+    cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil
     cdef void remember(self, const char *vector) noexcept nogil
     cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef void write_source(self) noexcept nogil

@@ -3,7 +3,9 @@
 
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
+from mpi4py.libmpi cimport MPI_STATUSES_IGNORE, MPI_SUCCESS, MPI_Request, MPI_Testall
 
+from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.kernels cimport choose_codec, copy_away
 from collectives.memory.allocation cimport allocate
 from collectives.memory.layout cimport Layout
@@ -51,6 +53,16 @@ cdef class Reduction:
         free(self.codecs)
         free(self.coded)
         free(self.reference)
+
+    cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil:
+        """Whether all these messages are through."""
+        cdef int rc, done = 0
+        pthread_mutex_lock(&mpi_mutex)
+        rc = MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE)
+        pthread_mutex_unlock(&mpi_mutex)
+        if rc != MPI_SUCCESS:
+            self.error = rc
+        return done and rc == MPI_SUCCESS
 
     cdef void remember(self, const char *vector) noexcept nogil:
         """Make this vector, which all ranks have alike, the reference."""

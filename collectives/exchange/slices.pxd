@@ -46,7 +46,6 @@ cdef class Slices:
     cdef void divert(self) noexcept nogil
     cdef bint uses(self) noexcept nogil
     cdef bint _step(self, int k) noexcept nogil
-    cdef bint _arrived(self, MPI_Request *requests, int count) noexcept nogil
     cdef void _weigh(self) noexcept nogil
     cdef void _begin_block(self, int k) noexcept nogil
     cdef void _average(self, int k) noexcept nogil

@@ -11,11 +11,9 @@ from libc.stdlib cimport calloc, free
 from mpi4py.libmpi cimport (
     MPI_BYTE,
     MPI_REQUEST_NULL,
-    MPI_STATUSES_IGNORE,
     MPI_SUCCESS,
     MPI_Irecv,
     MPI_Isend,
-    MPI_Testall,
 )
 from mpi4py.MPI cimport Comm
 
@@ -81,7 +79,7 @@ cdef class Slices:
         cdef bint progressed = True
         cdef int k
         cdef long long began
-        if not self.weighed and self._arrived(self.requests, 2 * (self.reduction.size - 1)):
+        if not self.weighed and self.reduction.have_arrived(self.requests, 2 * (self.reduction.size - 1)):
             self._weigh()
             self.reduction.progress_count += 1
             began = now()
@@ -120,7 +118,7 @@ cdef class Slices:
         if block.number >= self.slicing.blocks:
             return False
         if block.stage == PARTS:
-            if not self._arrived(block.requests, 2 * others):
+            if not self.reduction.have_arrived(block.requests, 2 * others):
                 return False
             began = now()
             self._average(k)
@@ -129,7 +127,7 @@ cdef class Slices:
                 # In order, so that blocks begin in order too.
                 if self.blocks[other].number < block.number:
                     return False
-            if not self._arrived(block.requests, 2 * others):
+            if not self.reduction.have_arrived(block.requests, 2 * others):
                 return False
             began = now()
             self.reduction.finish(HEADER + self.slicing.bound(block.number, 0),
@@ -140,13 +138,6 @@ cdef class Slices:
         self.reduction.progress_count += 1
         self.reduction.busy_ns += now() - began
         return True
-
-    cdef bint _arrived(self, MPI_Request *requests, int count) noexcept nogil:
-        cdef int done
-        pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE))
-        pthread_mutex_unlock(&mpi_mutex)
-        return done and self.reduction.error == 0
 
     cdef void _weigh(self) noexcept nogil:
         """All weights are there: what share has each member?"""

@@ -15,7 +15,7 @@ cdef class AllRanksProtocol:
     cdef void release(self) noexcept nogil
     cdef void notice(self, int rank, int dimension) noexcept nogil
     cdef void enter(self, int operation) noexcept nogil
-    cdef void agreed(self, long long *records, int size) noexcept nogil
+    cdef void agreed(self, long long *records, int size, bint differ=*) noexcept nogil
     cdef void drain(self, long long t) noexcept nogil
     cdef void settle(self) noexcept nogil
     cdef void reduced(self) noexcept nogil

@@ -108,8 +108,10 @@ class AllRanksProtocol:
         self.stage = AGREEING
         self.run()
 
-    def agreed(self, records, size):
+    def agreed(self, records, size, differ=False):
         """Every rank has entered an operation; `records` holds each one's (operation, t).
+
+        Operations also `differ` where ranks load different versions.
 
         If all are the same it begins. Ranks that have joined take part in any average of the
         others, unless they had made more calls, and once all have joined, all finish. If all close,
@@ -119,7 +121,7 @@ class AllRanksProtocol:
         r: cython.int
         kind: cython.int
         common: cython.int = JOIN
-        same: cython.bint = True
+        same: cython.bint = not differ
         joins: cython.bint = False
         joined_at: cython.longlong = 0
         at: cython.longlong = 0
