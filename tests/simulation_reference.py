@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from peer_network import peers
 from protocol_messages import all_ranks, protocols
 
-from collectives.topology import activation_peers, groups, propagation_bound
+from collectives.topology import activation_peers, groups, propagation_bound, shuffle
 from wagma.simulation.core import allreduce_time
 
 ACTIVATION = 16
@@ -103,7 +103,7 @@ class Reference(Network):
         super().__init__(step_times, machine, settings)
         size = len(step_times[0])
         self.ranks = [Rank(r, activation_peers(r, size), settings) for r in range(size)]
-        self.present, self.groups = Counter(), {}
+        self.present = Counter()
         self.entered = self.moving = self.timely = self.calls = 0
         self.staleness = Counter()
         for rank in self.ranks:
@@ -118,11 +118,13 @@ class Reference(Network):
             assert rank.executed == list(range(len(rank.executed)))
 
     def group(self, rank, version):
-        if version not in self.groups:
-            fixed = self.settings.groups == "fixed"
-            formed = groups(len(self.ranks), self.settings.group_size, 0 if fixed else version)
-            self.groups[version] = {member: group for group in formed for member in group}
-        return self.groups[version][rank.number]
+        """Members in the protocol's order, which decides what of equal times happens first."""
+        fixed = self.settings.groups == "fixed"
+        ordered = shuffle(len(self.ranks), self.settings.group_size, fixed)
+        members = tuple(ordered.members(rank.number, version))
+        formed = groups(len(self.ranks), self.settings.group_size, 0 if fixed else version)
+        assert tuple(sorted(members)) in formed
+        return members
 
     # The application
 
