@@ -73,3 +73,20 @@ print("still here")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (-second, "closing\n")
+
+
+@pytest.mark.parametrize(("first", "status"), [(True, 0), (False, -signal.SIGTERM)])
+def test_a_second_signal_does_not_kill_while_the_interpreter_ends(first, status):
+    """The first one does, or else a process that hangs there could not be ended."""
+    program = f"""
+import os, signal
+from wagma import job
+class Last:
+    def __del__(self, kill=os.kill, me=os.getpid()):
+        kill(me, {int(signal.SIGTERM)})
+last = Last()
+job.Signals()
+if {first}:
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == status

@@ -6,6 +6,7 @@ before MPI is up cannot end the others, which would wait for it there.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -91,6 +92,13 @@ class Signals:
         self._since = 0.0
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._receive)
+        atexit.register(self._ignore_again)
+
+    def _ignore_again(self) -> None:
+        """Python takes its handlers away before it ends, and MPI is finalized after that."""
+        if self.received:
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
 
     def _receive(self, number: int, frame: object) -> None:
         if number == signal.SIGINT:
