@@ -65,6 +65,9 @@ def check_not_forked() -> None:
 def _note_fork() -> None:
     global _forked
     _forked = "mpi4py.MPI" in sys.modules
+    engine = sys.modules.get("collectives.engine.all_ranks")
+    if engine is not None:
+        engine.note_fork()
 
 
 os.register_at_fork(after_in_child=_note_fork)

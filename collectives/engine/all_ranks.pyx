@@ -47,6 +47,15 @@ cdef extern from "<sched.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
+# Whether this process is a fork of the one that loaded this module: cheaper than asking each time.
+cdef bint forked = False
+
+
+def note_fork():
+    """This process is such a fork."""
+    global forked
+    forked = True
+
 
 cdef class Call:
     """A call that has been started: `test()` and `wait()` complete it.
@@ -249,7 +258,7 @@ cdef class AllRanks(Operations):
 
     cdef int _check_owner(self) except -1:
         """Raise in a forked child."""
-        if self.pid != getpid():
+        if forked:
             check_owner(self.pid)
         return 0
 
