@@ -15,18 +15,20 @@ sys.path.insert(0, str(HERE))
 import plots  # noqa: E402
 from common import RESULTS, mpiexec  # noqa: E402
 
-PEERS = ("NeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer")
+# What the benchmark of memory measures in a job each.
+ALONE = ("NeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer", "FormedGroups")
 # With how many ranks, and with which options beside.
 RANKS = {
     "latency": (2, 4),
     "peer_latency": (2, 4),
+    "group_calls": (2, 4),
     "straggler_wait": (4,),
     "passive_latency": (2, 4),
     "waiting_callers": (4, 8),
     "idle": (2, 4),
     "memory": (
         4,
-        *((3, "--collective", name) for name in PEERS),
+        *((3, "--collective", name) for name in ALONE),
     ),
     "torn": (4,),
     "straggler_training": (None,),

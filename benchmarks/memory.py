@@ -10,7 +10,7 @@ it shares with others its part, so that the ranks' sum is what they take togethe
 whatever MPI allocates meanwhile. The largest of what is seen after each call and, every 20 ms,
 during calls; of the rank that has most. Bounds, in vectors: 3; of NeighborAverage 2 and one for
 each neighbor that a rank averages with, of PushSum 3 and one for each neighbor, of PairwiseAverage
-and ParameterServer 3.
+and ParameterServer 3, of FormedGroups, groups that a protocol forms, 0.5 where nobody is passive.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import time
 
 import numpy as np
 from common import TRANSPORTS, figure, parser, quartiles, report
+from group_calls import Planned, form
 from mpi4py import MPI
 
 from collectives import (
@@ -38,6 +39,7 @@ PEERS = {
     PairwiseAverage: 3,
     ParameterServer: 3,
 }
+FORMED_GROUPS = "FormedGroups", 0.5
 RULES = ("paper", "conserving")
 LATENESS = 0.2  # seconds
 
@@ -117,6 +119,9 @@ def variants(comm, vector, name):
     for kind, bound in PEERS.items():
         if kind.__name__ == name:
             return {name: functools.partial(kind, comm, vector)}, KINDS_OF_PEERS, bound
+    if name == FORMED_GROUPS[0]:
+        make = functools.partial(form, comm, vector, Planned, members=range(comm.size))
+        return {name: make}, KINDS_OF_PEERS, FORMED_GROUPS[1]
     groups = {"group_size": comm.size, "sync_period": 10**9}
     made = {
         f"{transport}, {rule}": functools.partial(
@@ -131,7 +136,7 @@ def variants(comm, vector, name):
 def main():
     arguments = parser(__doc__)
     arguments.add_argument("--mib", type=int, default=64)
-    named = ["GroupAllreduce", *(kind.__name__ for kind in PEERS)]
+    named = ["GroupAllreduce", *(kind.__name__ for kind in PEERS), FORMED_GROUPS[0]]
     arguments.add_argument("--collective", choices=named, default=named[0])
     arguments = arguments.parse_args()
     comm = MPI.COMM_WORLD

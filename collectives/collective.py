@@ -38,6 +38,7 @@ class Collective(Described):
         """
         check_comm(comm)
         native, error = _native()
+        process.check_alone()
         given = settings.resolve(like, **given)
         where = f"the constructor of {type(self).__name__.lstrip('_')}"
         meet(comm, where, *settings.limits(given["stall"], given["abort"]))

@@ -116,7 +116,7 @@ class PairwiseAverage(PeerCollective):
         Returns:
             How many calls the rank with the most has made.
         """
-        last = self.native.meet()
+        last = max(self.native.meet())
         # Nobody begins a pair any more, and whoever had begun one has done its part.
         self.native.pause(True)
         self._read_model(vector)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from collectives import process
 from collectives.agreement import raise_collectively
-from collectives.collective import Collective
+from collectives.planned import PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
 
@@ -18,7 +17,7 @@ __all__ = ["PeerCollective"]
 HALVES = ("float16", "bfloat16")
 
 
-class PeerCollective(Collective):
+class PeerCollective(PlannedCollective):
     """A collective whose ranks send each other vectors, as a protocol of theirs says.
 
     Its base class, not for use by itself: see `NeighborAverage`, `PushSum`, `PairwiseAverage` and
@@ -43,35 +42,24 @@ class PeerCollective(Collective):
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`; the transport
                 has no effect, since peers send messages.
         """
-        self._plan = plan
         self._single = not isinstance(like, (list, tuple))
         self._wide = []
-        self._construct(comm, like, **options)
-        self._guard = process.native().Guard()
-
-    def _agree(self, comm, like, given, error):
-        described, problem = {}, None
-        try:
-            described, self._make_protocol = self._plan()
-        except (TypeError, ValueError) as caught:
-            problem = caught
-        raise_collectively(comm, problem)
-        super()._agree(comm, like, given | described, error)
+        super().__init__(comm, like, plan, **options)
 
     def _allocate(self, native, node, like, given):
         messages = self.comm.Dup()
         self._communicators = (*self._communicators, messages)
+        whole = any(messages.allgather(self.engine == "none"))
         mailbox = error = None
         try:
             self.native = native.PeerExchange(**self._common(node, like, given))
-            mailbox = self._make_mailbox(native, messages, like)
+            mailbox = self._make_mailbox(native, messages, like, whole)
         except (MemoryError, ValueError) as problem:
             error = problem
-        del self._plan, self._make_protocol
         raise_collectively(self.comm, error)
         self.native.attach(mailbox)
 
-    def _make_mailbox(self, native, messages, like):
+    def _make_mailbox(self, native, messages, like, whole):
         """Make what sends and receives.
 
         Raises:
@@ -84,7 +72,7 @@ class PeerCollective(Collective):
         ]
         wider = self._wider(arrays)
         _check_finite("like", wider)
-        mailbox = native.Mailbox(messages, wider)
+        mailbox = native.Mailbox(messages, wider, whole)
         mailbox.attach(self._make_protocol(mailbox))
         return mailbox
 
@@ -189,22 +177,10 @@ class PeerCollective(Collective):
         with self._collectively("join()"):
             self._carry_out(self.native.join_peers, vector)
             yield
-            last = self.native.meet()
+            last = max(self.native.meet())
             self.native.catch_up(last)
             self._read_model(vector)
             self._go_on(vector, last)
-
-    @contextlib.contextmanager
-    def _collectively(self, what: str):
-        """Do what takes all ranks several operations, or leave all with nothing but close()."""
-        with self._guard:
-            try:
-                with self.failing_collectively():
-                    self.native.settle()
-                    self.native.begin_collectively(what)
-                    yield
-            finally:
-                self.native.begin_collectively("")
 
     def _go_on(self, vector, version: int) -> None:
         """Average what all ranks have prepared, as the model of each after so many calls."""

@@ -65,7 +65,7 @@ def check_not_forked() -> None:
 def _note_fork() -> None:
     global _forked
     _forked = "mpi4py.MPI" in sys.modules
-    engine = sys.modules.get("collectives.engine.all_ranks")
+    engine = sys.modules.get("collectives.engine.calls")
     if engine is not None:
         engine.note_fork()
 
@@ -117,20 +117,28 @@ def open_count() -> int:
     return len(_open)
 
 
+def check_alone() -> None:
+    """Raise RuntimeError where MPI's thread level allows no collective beside those that are open.
+
+    Not on all ranks alike: the thread that serves those is in MPI, so this one may not even tell.
+    """
+    from mpi4py import MPI
+
+    with _places_lock:
+        if _places and MPI.Query_thread() == MPI.THREAD_SERIALIZED:
+            raise RuntimeError(
+                "MPI was initialized with thread level SERIALIZED, which allows one open "
+                "collective in a process: MULTIPLE is needed for more"
+            )
+
+
 def reserve(collective, mode: str) -> Exception | None:
     """Keep a place for a collective whose construction begins; return why there is none, or None.
 
     All collectives of a process have the same engine. `release` gives the place back.
     """
-    from mpi4py import MPI
-
     with _places_lock:
         others = set(_places.values())
-        if others and MPI.Query_thread() == MPI.THREAD_SERIALIZED:
-            return RuntimeError(
-                "MPI was initialized with thread level SERIALIZED, which allows one open "
-                "collective in a process: MULTIPLE is needed for more"
-            )
         if len(_places) == MOST_OPEN:
             return RuntimeError(f"{MOST_OPEN} collectives are open in this process already")
         if others - {mode}:

@@ -1,9 +1,9 @@
 """Ranks that share memory, word by word: every load and swap of a word is a step, in any order.
 
 The words are those of `collectives.protocols.claims`, changed by its source, and each rank's state
-is `WaitAvoidingProtocol`; what drives them, `collectives.exchange.shared` and
-`collectives.engine.versions` in C, is modelled here in the same order of steps. Whoever is to make
-the next step is chosen from outside.
+and what it contributes are those of `WaitAvoidingProtocol` and `SnapshotProtocol`; what drives
+them, `collectives.exchange.shared` and `collectives.engine.versions` in C, is modelled here in the
+same order of steps. Whoever is to make the next step is chosen from outside.
 Vectors are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises
 a `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
 have read of each other's words (as in C), whether or not the run happens to mix them up.
@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from protocol_messages import (
     ROOT,
     all_ranks,
+    contribution,
     load_source,
     protocols,
     replay,
@@ -171,11 +172,14 @@ class Ghost:
 class World:
     """Some ranks and their memory."""
 
-    def __init__(self, scenario, claims_type=None, rank_type=None, protocol_type=None):
+    def __init__(
+        self, scenario, claims_type=None, rank_type=None, protocol_type=None, publishing_type=None
+    ):
         self.scenario = scenario
         size = self.size = scenario.world_size
         self.claims_type = claims_type or claims_in_steps()
         self.protocol_type = protocol_type or protocols.WaitAvoidingProtocol
+        self.publishing_type = publishing_type or contribution.SnapshotProtocol
         self.words = [{} for _ in range(size)]
         self.word_clocks = [{} for _ in range(size)]
         self.clocks = [[int(k == rank) for k in range(size)] for rank in range(size)]
@@ -289,7 +293,7 @@ class World:
             there = 0
             for rank in self.ranks:
                 there += rank.x[i]
-                if rank.filled:
+                if rank.publishing.state != contribution.EMPTY:
                     there += self.data[rank.me, "snapshot", i] - rank.base[i]
             require((there - self.total[i]) % PRIME == 0, Invariant.CONSERVED, i)
 
@@ -324,7 +328,7 @@ class World:
             require(all(each == executed[0] for each in executed), Invariant.IN_ORDER, executed)
         idle = all(ghost.released == set(ghost.members) for ghost in self.exchanges.values())
         # Where versions wait, one that has closed has weight 0 in those of the others.
-        counts = not self.scenario.waits or len({rank.protocol.t for rank in self.ranks}) == 1
+        counts = not self.scenario.waits or len({rank.protocol.version for rank in self.ranks}) == 1
         if self.scenario.conserving and idle and counts and all_ranks.JOIN not in kinds:
             self.check_conserved()
 
@@ -335,6 +339,51 @@ class World:
         parts += [tuple(self.data.values()), repr(self.entered), repr(self.averages)]
         parts += [tuple(message[:2] for message in each) for each in self.channels.values()]
         return hash(tuple(parts))
+
+
+class Memory(contribution.Vectors):
+    """A rank's vectors: the snapshot and the result are in memory that other ranks see."""
+
+    shared = {contribution.SNAPSHOT: "snapshot", contribution.RESULT: "result"}
+
+    def __init__(self, rank):
+        self.rank = rank
+        self.scratch = [0] * rank.length
+
+    def values(self, vector):
+        if vector in self.shared:
+            return [self.rank.read(self.shared[vector], i) for i in range(self.rank.length)]
+        return list(self.rank.x if vector == contribution.X else self.scratch)
+
+    def put(self, vector, values):
+        if vector in self.shared:
+            for i, value in enumerate(values):
+                self.rank.write(self.shared[vector], i, value)
+        elif vector == contribution.X:
+            self.rank.x = list(values)
+        else:
+            self.scratch = list(values)
+
+    def copy(self, to, source):
+        self.put(to, self.values(source))
+
+    def zero(self, vector):
+        self.put(vector, [0] * self.rank.length)
+
+    def all_finite(self, vector):
+        return True
+
+    def is_change_finite(self):
+        return True
+
+    def add_change(self, to):
+        vectors = contribution.SNAPSHOT, contribution.X, contribution.RESULT
+        parts = zip(*map(self.values, vectors))
+        self.put(to, [(snapshot + x - base) % PRIME for snapshot, x, base in parts])
+
+    def absorb(self, own, total):
+        pairs = zip(self.values(contribution.RESULT), self.rank.x)
+        self.rank.x = [mean_of(pair, [total, own]) for pair in pairs]
 
 
 class Rank:
@@ -350,7 +399,8 @@ class Rank:
         self.protocol = world.protocol_type(
             len(self.peers), scenario.group_size, scenario.sync_period, not scenario.waits
         )
-        self.protocol.shares = scenario.group_size > 1 and not scenario.waits
+        self.protocol.share(True)
+        self.protocol.attach(self)
         self.claims = world.claims_type(world, me)
         self.everyone = list(range(world.size))
         self.shuffle = shuffle(world.size, scenario.group_size)
@@ -367,18 +417,11 @@ class Rank:
         # The engine
         self.opened = False
         self.opened_for = self.data_ops = 0
-        self.calling = self.published = self.done = self.lent = self.begun = self.direct = False
-        self.has_x = self.weightless = self.gives = False
-        self.unchanged = self.filled = True
-        self.unreturned = False
-        self.weight_given = self.weight_published = 1
-        self.weight = self.task_weight = 0
-        self.out = False
-        self.joined_at = -1
+        self.done = self.begun = False
+        self.exchange_weight = 0
         self.loading = 0
         self.members = []
         self.exchange = None
-        self.copy = False
         self.progress_count = 0
         # Its part
         self.number = self.oldest = self.shift = 0
@@ -394,11 +437,15 @@ class Rank:
         self.results = {}
         for i in range(self.length):
             world.total[i] += self.x[i]
-            self.write("snapshot", i, self.x[i])
             self.write("result", i, 0)
-        self.put("weight", 1)
-        self.let_count_once()
-        for field in ("in_place", "saves", "replaced", "ringed", "weight_after", "total"):
+        self.vectors = Memory(self)
+        self.publishing = world.publishing_type(
+            self.vectors, self.protocol, scenario.conserving, False
+        )
+        self.publishing.replace()
+        self.publishing.count_once()
+        fields = "in_place", "saves", "replaced", "ringed", "weight", "weight_after", "total"
+        for field in fields:
             self.put(field, 0)
         self.generator = self.live()
 
@@ -420,7 +467,8 @@ class Rank:
             return (STEP,)
         news = self.world.changes != self.looked_at or self.has_messages()
         if self.yielded == WAITING:
-            interrupts = (INTERRUPT,) if self.doing == INTERRUPTED and self.calling else ()
+            interrupted = self.doing == INTERRUPTED and self.publishing.calling
+            interrupts = (INTERRUPT,) if interrupted else ()
             return (LOOK, *interrupts) if news else interrupts
         if self.over or self.stopped:
             return (LOOK,) if news else ()
@@ -451,7 +499,7 @@ class Rank:
                 if isinstance(value, int):
                     state.append(value == counts[name] if name in counts else value)
             generator = generator.gi_yieldfrom
-        for holder in (self.__dict__, self.protocol.__dict__):
+        for holder in (self.__dict__, self.protocol.__dict__, self.publishing.__dict__):
             for name, value in holder.items():
                 if isinstance(value, int) and name not in ("looked_at", "progress_count"):
                     state.append(value)
@@ -503,24 +551,22 @@ class Rank:
             self.world.total[i] += update
 
     def carry_out(self, what, detail):
-        self.has_x = True
         self.given_x = list(self.x)
         self.done = False
         if what == all_ranks.LOAD:
             self.loading = detail
-        elif what in (CALL, INTERRUPTED, PUBLISH):
-            self.weight_given = detail
+        if what != all_ranks.CLOSE:
+            calls = what in (CALL, INTERRUPTED, PUBLISH)
+            self.publishing.give(detail if calls else self.publishing.published_weight)
         if self.world.scenario.waits and what != all_ranks.CLOSE:
-            yield from self.wait(lambda: self.protocol.next >= self.protocol.t)
+            yield from self.wait(lambda: self.protocol.next >= self.protocol.version)
         if what == PUBLISH:
             yield from self.publish_between_calls()
             self.protocol.release()
             self.done = True
         elif what == all_ranks.JOIN:
             yield from self.publish_between_calls()
-            self.joined_at = self.protocol.t
-            if not self.conserving:
-                self.put("weight", 0)
+            self.publishing.join()
             self.protocol.release()
             yield from self.begin_operation(all_ranks.JOIN)
         elif what in (CALL, INTERRUPTED) and not self.protocol.is_synchronous():
@@ -534,7 +580,7 @@ class Rank:
             yield from self.progress()
             if (yield from self.wait(lambda: self.done)) == INTERRUPT:
                 self.abandon()
-        self.has_x = False
+        self.publishing.forget()
 
     def may_leave(self):
         protocol = self.protocol
@@ -560,14 +606,9 @@ class Rank:
         self.world.met.add("interrupted")
         if self.begun:
             self.adopt()
-        self.lent = False
-        if self.conserving:
-            self.unchanged = False
-            for i in range(self.length):
-                self.write("result", i, self.x[i])
-        self.published = False
+        self.publishing.interrupt(self.begun)
         self.protocol.abandon()
-        self.calling = False
+        self.publishing.interrupted(True)
         self.base = list(self.x)
         self.looked_at = -1
 
@@ -595,13 +636,18 @@ class Rank:
                 self.progress_count += 1
 
     def send(self):
-        protocol, world = self.protocol, self.world
-        for k, (destination, _) in enumerate(self.peers):
-            if protocol.due >> k & 1:
-                message = protocol.sent[k], protocol.sent_ops[k], self.release_clock()
-                world.channels.setdefault((destination, k), deque()).append(message)
-                world.changes += 1
-        protocol.due = protocol.fin_due = 0
+        for k in range(len(self.peers)):
+            while self.protocol.due_on() >> k & 1:
+                self.protocol.send_on(k)
+
+    def send_activation(self, dimension, version, ops):
+        message = version, ops, self.release_clock()
+        channel = self.peers[dimension][0], dimension
+        self.world.channels.setdefault(channel, deque()).append(message)
+        self.world.changes += 1
+
+    def send_fin(self, dimension):
+        """Whether others leave is not modelled."""
 
     def release_clock(self):
         clock = tuple(self.world.clocks[self.me])
@@ -624,7 +670,7 @@ class Rank:
 
     def contribute(self):
         entered = self.world.entered.setdefault(self.protocol.ops, {})
-        entered[self.me] = self.protocol.operation, self.protocol.t, self.release_clock()
+        entered[self.me] = self.protocol.operation, self.protocol.version, self.release_clock()
         self.world.changes += 1
 
     def step(self):
@@ -644,7 +690,8 @@ class Rank:
             return
         self.opened = True
         self.opened_for = self.protocol.next
-        self.describe(self.conserving, self.conserving and self.unchanged)
+        self.publishing.begin_version()
+        self.describe()
         yield from self.claims.set(self.me, self.protocol.next + self.data_ops, claims.OPEN)
 
     def reclaim(self):
@@ -656,21 +703,16 @@ class Rank:
             running = yield from self.close()
             self.protocol.executed(self.number - self.data_ops)
             if self.protocol.next > self.opened_for:
-                self.direct = False
                 self.members = self.group(self.protocol.next - 1)
                 # While an exchange is running others may be writing this.
-                self.weight = self.glance("total") if running else self.get("total")
-                if self.glance("replaced") if running else self.get("replaced"):
-                    self.filled = True
-                    self.unchanged = False
+                look = self.glance if running else self.get
+                self.publishing.executed(look("total"), look("replaced"))
         self.protocol.reclaim(running)
         if running:
             self.world.met.add("kept")
             self.begun = True
-            self.direct = False
             self.members = self.group(self.protocol.running)
             self.exchange = "memory"
-            self.copy = False
 
     def execute_shared(self):
         version = yield from self.version_behind()
@@ -697,7 +739,7 @@ class Rank:
         return number - self.data_ops
 
     def renumber(self):
-        self.oldest = self.protocol.t + self.data_ops
+        self.oldest = self.protocol.version + self.data_ops
         self.shift = self.protocol.base - self.data_ops
 
     def group(self, version):
@@ -711,35 +753,36 @@ class Rank:
     def begin_version(self):
         version = self.protocol.running
         self.members = self.group(version)
-        timely = self.calling and self.published and self.protocol.timely
         self.begun = True
-        self.direct = timely
-        self.copy = False
-        saves = self.conserving and self.unchanged and not timely
+        publishing = self.publishing
+        publishing.begin_version()
         if len(self.members) > 1:
             self.exchange = "memory"
-            ringed = self.bypasses_snapshot()
-            self.describe(self.conserving and not ringed, saves)
+            self.describe()
             number = version + self.data_ops
-            yield from self.begin(number, False, self.members, timely, self.lent, ringed)
+            ringed = publishing.bypasses_snapshot()
+            yield from self.begin(
+                number, False, self.members, publishing.direct, publishing.lent, ringed
+            )
         else:
             self.exchange = "alone"
-            self.execute_alone(version, timely, saves)
+            self.execute_alone(version)
 
-    def execute_alone(self, version, timely, saves):
+    def execute_alone(self, version):
         """Execute a version whose group is this rank alone."""
-        if self.lent:
-            for i in range(self.length):
-                self.write("snapshot", i, self.x[i])
-        values = [self.read("snapshot", i) for i in range(self.length)]
-        self.task_weight = self.get("weight")
-        if timely and self.task_weight > 0:
-            self.x = list(values)
-        if self.task_weight > 0 and (saves or not (timely or self.conserving)):
-            for i in range(self.length):
-                self.write("result", i, values[i])
+        publishing, vectors = self.publishing, self.vectors
+        if publishing.lent:
+            vectors.copy(contribution.SNAPSHOT, contribution.X)
+        values = vectors.values(contribution.SNAPSHOT)
+        self.exchange_weight = publishing.weight
+        if publishing.saved != contribution.NOWHERE:
+            vectors.copy(publishing.saved, publishing.target)
+        if publishing.weight > 0:
+            vectors.put(publishing.target, values)
+            if publishing.copy != contribution.NOWHERE:
+                vectors.put(publishing.copy, values)
         self.check_executed(version)
-        self.results[version] = values, self.task_weight, [self.me]
+        self.results[version] = values, publishing.weight, [self.me]
         self.world.met.add("alone")
 
     def exchange_progress(self):
@@ -749,96 +792,67 @@ class Rank:
             return len(self.world.averages[self.protocol.ops]) == self.world.size
         return True
 
-    def bypasses_snapshot(self):
-        return self.lent and self.calling and self.world.scenario.waits
-
     def finish_version(self):
-        bypassed = self.bypasses_snapshot()
-        self.end_exchange()
-        if bypassed:
-            self.note_snapshot(False)
-        elif self.conserving and self.weight != 0:
-            self.filled = True
-            self.unchanged = False
-            self.put("weight", self.weight_after())
-            self.check_returned()
-        self.let_count_once()
-        self.protocol.finished()
-
-    def weight_after(self):
-        if not self.world.scenario.waits:
-            return 0 if self.out else self.weight_published
-        return self.get("weight") if self.protocol.joined else 0
-
-    def let_count_once(self):
-        if self.world.scenario.waits and not self.protocol.joined:
-            self.put("weight", 0)
-
-    def end_exchange(self):
+        bypassed = self.publishing.bypasses_snapshot()
         self.begun = False
-        self.weight = self.task_weight
-        moves = self.protocol.operation != all_ranks.AVERAGE and not self.bypasses_snapshot()
-        if self.lent and self.weight == 0 and moves:
-            self.copy_to_snapshot(self.x)
-        self.lent = False
+        self.publishing.end_version(self.exchange_weight)
+        if self.conserving and self.exchange_weight != 0 and not bypassed:
+            self.check_returned()
+        self.protocol.finished()
 
     def begin_reducing(self):
         protocol = self.protocol
         if protocol.operation == all_ranks.AVERAGE:
-            self.begun, self.exchange, self.copy = True, "average", False
-            self.world.averages.setdefault(protocol.ops, {})[self.me] = list(self.x)
+            self.publishing.begin_average()
+            self.begun, self.exchange = True, "average"
+            given = contribution.X if self.publishing.lent else contribution.SCRATCH
+            self.world.averages.setdefault(protocol.ops, {})[self.me] = self.vectors.values(given)
             self.world.changes += 1
             return
-        if self.has_x and not protocol.joined:
-            self.lend()
-        if self.is_finishing() and self.joined_at == protocol.t:
-            self.put("weight", self.weight_published)
-        self.gives = self.filled
-        yield from self.move()
+        publishes = self.publishing.publishes()
+        if publishes:
+            self.expect_publication()
+        self.publishing.begin_average()
+        if publishes:
+            self.check_published()
+        yield from self.reduce()
 
-    def is_finishing(self):
-        return self.has_x and self.protocol.operation == all_ranks.FINISH
-
-    def move(self):
-        publishes = self.has_x and not self.protocol.joined
+    def reduce(self):
+        publishing = self.publishing
         self.begun, self.exchange = True, "memory"
-        self.copy = publishes or self.is_finishing()
-        self.describe(True, not publishes and self.unchanged)
-        number = self.protocol.t + self.data_ops
-        yield from self.begin(number, True, self.everyone, self.copy, self.lent, False)
+        self.describe()
+        number = self.protocol.version + self.data_ops
+        gets = publishing.copy == contribution.X
+        yield from self.begin(number, True, self.everyone, gets, publishing.lent, False)
 
     def finish_reducing(self):
-        operation = self.protocol.operation
-        self.end_exchange()
-        if operation == all_ranks.AVERAGE:
+        publishing = self.publishing
+        self.begun = False
+        if self.protocol.operation == all_ranks.AVERAGE:
+            publishing.end_exchange(1)
             return self.end_operation()
-        if self.weight == 0 and not self.weightless:
-            self.weightless = True
+        publishing.end_exchange(self.exchange_weight)
+        if publishing.total == 0 and not publishing.weightless:
             self.data_ops += 1
             self.renumber()
-            self.put("weight", int(self.gives))
-            yield from self.move()
+            publishing.begin_again()
+            yield from self.reduce()
             return
-        self.out = self.protocol.joined and operation != all_ranks.FINISH
-        if self.weight != 0:
-            self.filled = True
-            self.unchanged = self.copy
-            self.unreturned = self.unreturned and not self.unchanged
-            self.put("weight", 0 if self.out else self.weight_published)
-            if self.copy:
-                self.base = list(self.x)
+        publishing.end_average()
+        gets = publishing.copy == contribution.X and publishing.total != 0
+        if gets:
+            self.base = list(self.x)
         ghost = self.world.ghost(self.me, self.number)
-        require(self.weight == ghost.weight, Invariant.RESULT, self.me, "has a wrong weight")
-        returned = not self.copy or self.weight == 0 or self.x == ghost.means
+        weighs = publishing.total == ghost.weight
+        require(weighs, Invariant.RESULT, self.me, "has a wrong weight")
+        returned = not gets or self.x == ghost.means
         require(returned, Invariant.RESULT, f"{self.me} of an operation:", self.x, ghost.means)
         self.end_operation()
 
     def end_operation(self):
-        self.published = self.weightless = False
         averages = self.protocol.operation == all_ranks.AVERAGE
         self.protocol.reduced()
-        if not averages:
-            self.let_count_once()
+        self.publishing.end_operation(averages)
         self.data_ops += 1
         self.renumber()
         if self.protocol.stage == all_ranks.AGREEING:
@@ -848,10 +862,10 @@ class Rank:
 
     def serve_application(self):
         protocol = self.protocol
-        if self.calling:
+        if self.publishing.calling:
             if protocol.vectors != protocols.HELD:
                 return False
-            if protocol.timely and not self.published:
+            if protocol.timely and not self.publishing.published:
                 self.lend()
                 protocol.published()
             else:
@@ -870,107 +884,53 @@ class Rank:
 
     def begin_call(self):
         yield from self.reclaim()
-        self.calling = True
+        self.publishing.begin_call()
         self.protocol.call()
         if self.protocol.timely:
-            self.world.started.setdefault(self.protocol.t, self.data_ops)
+            self.world.started.setdefault(self.protocol.version, self.data_ops)
         self.world.met.add("timely" if self.protocol.timely else "late")
 
     def complete_call(self):
-        timely = self.protocol.timely
-        if not timely:
-            self.publish()
-        if self.conserving:
-            self.take_snapshot()
-        elif not self.direct:
-            self.take_mean()
+        if not self.protocol.timely:
+            self.expect_publication()
+        self.publishing.end_call()
         self.check_call()
         self.base = list(self.x)
-        self.calling = False
-        self.published = False
         self.done = True
         self.protocol.returns()
 
     def load(self):
-        if self.has_x:
-            self.publish(replaces=True)
+        if self.publishing.present:
+            self.publishing.replace()
+            self.expected = list(self.x)
             self.base = list(self.x)
-        self.protocol.base = self.loading - self.protocol.t
+        self.protocol.load(self.loading)
         self.end_operation()
 
-    def publish(self, replaces=False):
-        """Publish the vector (paper), or what the application has changed (conserving)."""
-        if replaces or not self.conserving or not self.filled or self.unchanged:
-            values = list(self.x)
-        else:
-            values = []
-            for i in range(self.length):
-                change = self.x[i] - self.read("result", i)
-                values.append((self.read("snapshot", i) + change) % PRIME)
-        self.check_published(values, replaces)
-        self.copy_to_snapshot(values)
-        self.weight_published = self.weight_given
-        self.put("weight", self.weight_given)
-        if replaces or not self.filled:
-            self.note_snapshot(True)
-        self.published = True
-
     def lend(self):
-        if self.conserving and self.filled and not self.unchanged:
-            self.publish()
-            return
-        self.check_published(list(self.x), False)
-        self.lent = True
-        self.weight_published = self.weight_given
-        self.note_snapshot(True)
-        self.published = True
-
-    def note_snapshot(self, filled):
-        self.put("weight", self.weight_given if filled else 0)
-        self.filled = self.unchanged = filled
-        self.unreturned = not filled
-
-    def take_snapshot(self):
-        if not self.filled:
-            return
-        if not self.direct or self.weight == 0:
-            self.x = [self.read("snapshot", i) for i in range(self.length)]
-        self.unchanged = True
-        self.unreturned = False
-
-    def take_mean(self):
-        """Under the paper's rule, late: x = (W·m + w·x') / (W + w)."""
-        own = 0 if self.protocol.timely else self.weight_given
-        if self.weight == 0:
-            return
-        self.x = [
-            mean_of([self.read("result", i), self.x[i]], [self.weight, own])
-            for i in range(self.length)
-        ]
+        self.expect_publication()
+        self.publishing.lend()
+        self.check_published()
 
     def publish_between_calls(self):
         yield from self.reclaim()
         self.protocol.hold()
         yield from self.wait(lambda: self.protocol.vectors == protocols.HELD)
-        unchanged = self.unchanged or self.unreturned
-        self.publish()
-        if self.conserving and not unchanged:
-            for i in range(self.length):
-                self.write("result", i, self.x[i])
+        self.expect_publication()
+        self.publishing.publish_between_calls()
+        self.check_published()
         self.base = list(self.x)
-        self.published = False
-
-    def copy_to_snapshot(self, values):
-        for i in range(self.length):
-            self.write("snapshot", i, values[i])
 
     # This rank's part, as `Shared` has it
 
-    def describe(self, in_place, saves):
+    def describe(self):
+        publishing = self.publishing
+        in_place = contribution.SNAPSHOT in (publishing.target, publishing.copy)
         self.put("in_place", in_place)
-        self.put("saves", saves)
+        self.put("saves", publishing.saved == contribution.RESULT)
         self.put("replaced", False)
-        self.put("weight_after", self.weight_after())
+        self.put("weight", publishing.weight)
+        self.put("weight_after", publishing.weight_after())
 
     def close(self):
         word = yield from self.claims.close(self.me)
@@ -1007,7 +967,7 @@ class Rank:
         reached = yield from self.claims.number(self.me)
         if reached == self.number or (self.user and self.returned < self.own_blocks):
             return False
-        self.task_weight = self.get("total")
+        self.exchange_weight = self.get("total")
         return True
 
     def advance_exchange(self):
@@ -1067,7 +1027,7 @@ class Rank:
             self.user = False
         elif self.get("ringed") and not self.taken_over:
             self.world.met.add("taken over")
-            self.copy_to_snapshot(self.x)
+            self.vectors.copy(contribution.SNAPSHOT, contribution.X)
             self.taken_over = True
 
     def return_block(self):
@@ -1211,9 +1171,10 @@ class Rank:
             require(
                 started == self.data_ops, Invariant.EPOCH, version, self.me, started, self.data_ops
             )
-        empty = not self.filled and ghost.weights[self.me] > 0
+        filled = self.publishing.state != contribution.EMPTY
+        empty = not filled and ghost.weights[self.me] > 0
         require(not empty, Invariant.CONTRIBUTED, self.me, number, "has nothing to contribute")
-        if self.conserving and self.filled:
+        if self.conserving and filled:
             require(list(values) == self.expected, Invariant.CONSERVED, self.me, number, values)
 
     def check_averaging(self, number, members, block):
@@ -1227,6 +1188,8 @@ class Rank:
     def check_end(self, number, ghost):
         """This rank's part is over: the mean is where it belongs."""
         vector = self.world.vector
+        in_place = self.world.data[self.me, "in_place"] or self.world.data[self.me, "ringed"]
+        require(in_place or not self.conserving, Invariant.CONSERVED, self.me, number)
         if self.world.data[self.me, "ringed"]:
             # Some of it is still to be taken from the ring.
             if ghost.weight > 0:
@@ -1258,23 +1221,29 @@ class Rank:
         snapshot = self.world.vector(self.me, "snapshot")
         require(snapshot == self.expected, Invariant.RESULT, self.me, snapshot, self.expected)
 
-    def check_published(self, values, replaces):
-        if replaces or not self.conserving:
-            self.expected = list(values)
+    def expect_publication(self):
+        """Note what the rank contributes once it has published."""
+        if not self.conserving:
+            self.expected = list(self.x)
             return
         changes = zip(self.expected, self.x, self.base)
         self.expected = [(old + x - base) % PRIME for old, x, base in changes]
+
+    def check_published(self):
+        given = contribution.X if self.publishing.lent else contribution.SNAPSHOT
+        values = self.vectors.values(given)
         require(values == self.expected, Invariant.CONSERVED, self.me, values, self.expected)
 
     def check_call(self):
         protocol = self.protocol
         source = protocol.source
-        new = source == protocol.t if protocol.timely else source >= protocol.t
+        new = source == protocol.version if protocol.timely else source >= protocol.version
         newest = source in self.results and source == self.executed[-1]
-        require(new and newest, Invariant.RESULT, self.me, protocol.t, "takes", source)
+        require(new and newest, Invariant.RESULT, self.me, protocol.version, "takes", source)
         means, weight, members = self.results[source]
-        known = self.weight == weight and self.members == members
-        require(known, Invariant.RESULT, self.me, source, self.weight, self.members, members)
+        total = self.publishing.total
+        known = total == weight and self.members == members
+        require(known, Invariant.RESULT, self.me, source, total, self.members, members)
         if self.conserving:
             x = self.expected
         elif weight == 0:
@@ -1282,9 +1251,9 @@ class Rank:
         elif protocol.timely:
             x = means
         else:
-            own = self.weight_given
+            own = self.publishing.given_weight
             x = [mean_of(pair, [weight, own]) for pair in zip(means, self.given_x)]
-        require(self.x == list(x), Invariant.RESULT, f"{self.me} in {protocol.t}", self.x, x)
+        require(self.x == list(x), Invariant.RESULT, f"{self.me} in {protocol.version}", self.x, x)
 
 
 @cache
@@ -1449,11 +1418,22 @@ def run_seed(seed, scenarios=random_scenario, watch=None, **types):
         return world.run(RandomChooser(generator, scenario.world_size), watch)
 
 
+# What `World` may be given variants of.
+KINDS = {
+    Rank: "rank_type",
+    contribution.SnapshotProtocol: "publishing_type",
+    protocols.WaitAvoidingProtocol: "protocol_type",
+}
+
+
 def types_of(variant):
     """Return what a variant replaces: a class, or what in the source of ClaimsProtocol by what."""
     if isinstance(variant, tuple):
         return {"claims_type": claims_in_steps(*variant)}
-    return {"rank_type" if issubclass(variant, Rank) else "protocol_type": variant}
+    for base, name in KINDS.items():
+        if issubclass(variant, base):
+            return {name: variant}
+    raise TypeError(f"{variant} is no variant of anything")
 
 
 def print_event(option, world):

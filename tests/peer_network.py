@@ -155,8 +155,8 @@ class Rank(peers.Port):
     def write(self, kind, number):
         self.written = self.message(kind, number, self.epoch)
 
-    def write_model(self, kind, number, scale, weight):
-        self.written = self.message(kind, number, self.epoch, weight, scale * self.model)
+    def write_model(self, kind, number, weight):
+        self.written = self.message(kind, number, self.epoch, weight, self.model)
 
     def write_change(self, kind, number):
         change = 0 * self.model if self.change is None else self.change
@@ -603,9 +603,9 @@ class PairRank(Rank):
     message = PairLetter
     pledged = None
 
-    def write_model(self, kind, number, scale, weight):
+    def write_model(self, kind, number, weight):
         require(self.pledged is None, ATOMIC, self.number, "grants two averages at once")
-        super().write_model(kind, number, scale, weight)
+        super().write_model(kind, number, weight)
         self.pledged = self.protocol.peer, self.model, self.published
 
     def halve(self, source, kind, number):

@@ -55,6 +55,7 @@ from protocol_messages import (
     Sum,
     Violation,
     all_ranks,
+    contribution,
     protocols,
     require,
 )
@@ -100,11 +101,16 @@ class _Started:
         return epoch
 
 
-class Part(World):
+class ExploredWorld(World):
+    joining_publishes = False
+
+
+class Part(ExploredWorld):
     """One rank, without the others: what it sends stays in its network, and what it tells too."""
 
     def __init__(self, scenario, network, number, protocol_type, rank_type, application_type):
         self.scenario = scenario
+        self.publishing_type = contribution.SnapshotProtocol
         self.number = number
         self.network = network
         self.started = _Started(self)
@@ -134,12 +140,13 @@ class Part(World):
         self.sums = {
             key: result
             for key, result in self.sums.items()
-            if key[0] == VERSION and key[1] >= rank.protocol.t
+            if key[0] == VERSION and key[1] >= rank.protocol.version
         }
-        rule, contributed = rank.rule, rank.contributed
+        contributed = rank.contributed
         if contributed:
-            rank.contributed = contributed[0], int(contributed[1] != rule.snapshot)
-        rule.model = rule.snapshot = rule.returned = 0
+            rank.contributed = contributed[0], int(contributed[1] != rank.snapshot)
+        rank.vectors.of = [0] * len(rank.vectors.of)
+        rank.returned = 0
 
     def state(self):
         """All that the rank's future depends on, but for the vectors' values."""
@@ -792,7 +799,7 @@ def is_urgent(part, event):
 def has_called(rank):
     """Whether the application has called a version that this rank does not know to be started."""
     calls = rank.application.stage in (Stage.HANDING_OVER, Stage.COLLECTING)
-    return rank.protocol.awaited() >= 0 or (calls and rank.protocol.told < rank.protocol.t)
+    return rank.protocol.awaited() >= 0 or (calls and rank.protocol.told < rank.protocol.version)
 
 
 def calls_next(rank):
@@ -803,7 +810,7 @@ def calls_next(rank):
     following = application.program[0]
     if following not in (CALL, INTERRUPTED_CALL):
         return following == PUBLISH
-    t = protocol.t + protocol.base
+    t = protocol.version + protocol.base
     if application.stage in (Stage.HANDING_OVER, Stage.COLLECTING) or (
         application.stage == Stage.REDUCING and protocol.operation == all_ranks.SYNC
     ):
@@ -910,7 +917,7 @@ def explore_naively(scenario, **types):
 
     This takes much longer, and does with every scenario.
     """
-    first = World(scenario, **types)
+    first = ExploredWorld(scenario, **types)
     seen, ends, unexplored = {first.state()}, set(), [pickle.dumps(first)]
     while unexplored:
         saved = unexplored.pop()
@@ -938,7 +945,7 @@ def check_stop(world, events):
 
 def run_events(scenario, events, watch=None, **types):
     """Let these events happen, and check what can be checked at the end of them."""
-    world = World(scenario, **types)
+    world = ExploredWorld(scenario, **types)
     for event in events:
         if watch:
             watch(event, world)

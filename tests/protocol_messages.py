@@ -54,6 +54,7 @@ def _in_place_of_the_compiled(base):
 
 all_ranks = load_source("all_ranks")
 protocols = load_source("wait_avoiding", "all_ranks")
+contribution = load_source("contribution", "all_ranks")
 schedules = load_source("schedule")
 
 # What goes over a channel of control besides activations: the last message, (NOTICE, rank), and

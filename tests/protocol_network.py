@@ -34,6 +34,7 @@ from protocol_messages import (
     Network,
     Sum,
     all_ranks,
+    contribution,
     protocols,
     replay,
     require,
@@ -43,6 +44,7 @@ from protocol_scenarios import (
     AT_ONCE,
     CALL,
     INTERRUPTED_CALL,
+    JOIN,
     ONE_AT_A_TIME,
     PUBLISH,
     Load,
@@ -56,6 +58,10 @@ OPERATIONS = {
     all_ranks.LOAD: "load",
     all_ranks.FINISH: "finish",
 }
+
+
+# What a `SnapshotProtocol` does depends on, beside its vectors and their weights.
+DECIDING = ("present", "calling", "published", "lent", "state", "target", "copy", "saved")
 
 
 class Stage(enum.Enum):
@@ -106,7 +112,7 @@ class Application:
         """Whether the application can take its next step."""
         protocol = self.rank.protocol
         if self.stage == Stage.COMPUTING:
-            return not self.frozen and (self.is_closing() or self.caught_up())
+            return not self.frozen and (self.is_closing() or self.may_go_on())
         if self.stage in (Stage.COLLECTING, Stage.PUBLISHING):
             return protocol.vectors == protocols.HELD and not protocol.waiting
         if self.stage == Stage.AGREEING:
@@ -122,7 +128,12 @@ class Application:
 
     def caught_up(self):
         """Whether the version of an interrupted call, if there was one, has been executed since."""
-        return self.rank.protocol.next >= self.rank.protocol.t
+        return self.rank.protocol.next >= self.rank.protocol.version
+
+    def may_go_on(self):
+        """Whether the next operation can begin; join() begins once no version runs."""
+        joins = self.program[0] == JOIN and self.rank.world.joining_publishes
+        return self.caught_up() and not (joins and self.rank.protocol.vectors == protocols.RUNNING)
 
     def computes(self):
         """Whether the application makes no call, and its last one is over."""
@@ -141,22 +152,30 @@ class Application:
         elif self.stage == Stage.COLLECTING:
             self.collect()
         elif self.stage == Stage.PUBLISHING:
-            self.rank.publish()
+            self.rank.publish_between_calls()
             self.rank.protocol.release()
-            self.stage = Stage.COMPUTING
+            self.compute()
         elif self.stage == Stage.AGREEING:
             self.rank.begin_operation()
             self.stage = Stage.REDUCING
         else:
             self.rank.finish_operation(self.load)
-            self.stage = Stage.AGREEING if self.rank.protocol.joined else Stage.COMPUTING
+            if self.rank.protocol.joined:
+                self.stage = Stage.AGREEING
+            else:
+                self.compute()
 
     def begin(self, operation):
         """Compute, which changes the model, and enter the program's next operation."""
         self.rank.compute()
+        if operation != all_ranks.CLOSE:
+            self.rank.publishing.give(1)
         if operation == PUBLISH:
             self.rank.protocol.hold()
             self.stage = Stage.PUBLISHING
+        elif operation == JOIN:
+            self.rank.join()
+            self.enter(JOIN)
         elif isinstance(operation, Load):
             self.load = operation
             self.enter(all_ranks.LOAD)
@@ -168,27 +187,34 @@ class Application:
             self.interruptible = operation == INTERRUPTED_CALL
             self.call()
 
+    def compute(self):
+        """The application's vector is its own again."""
+        self.rank.publishing.forget()
+        self.stage = Stage.COMPUTING
+
     def enter(self, operation):
         self.stage = Stage.CLOSED if operation == all_ranks.CLOSE else Stage.AGREEING
         self.rank.enter(operation)
 
     def call(self):
         protocol = self.rank.protocol
+        self.rank.publishing.begin_call()
         protocol.call()
         self.vector = None
         self.rank.world.note_arrival(self.rank)
-        if protocol.timely and protocol.may_start(protocol.t):
-            self.rank.world.start(protocol.t, self.rank)
+        if protocol.timely and protocol.may_start(protocol.version):
+            self.rank.world.start(protocol.version, self.rank)
         handed_over = protocol.timely and protocol.vectors == protocols.HELD
         self.stage = Stage.HANDING_OVER if handed_over else Stage.COLLECTING
 
     def hand_over(self):
         """Publish the vector of a timely call, which lets its version begin."""
         protocol, told = self.rank.protocol, self.rank.protocol.told
-        self.vector = self.rank.publish()
+        self.vector = self.rank.note_publication()
+        self.rank.publishing.lend()
         protocol.published()
-        if told < protocol.t <= protocol.told:
-            self.rank.world.start(protocol.t, self.rank)
+        if told < protocol.version <= protocol.told:
+            self.rank.world.start(protocol.version, self.rank)
         self.stage = Stage.COLLECTING
 
     def collect(self):
@@ -196,13 +222,14 @@ class Application:
         rank, protocol = self.rank, self.rank.protocol
         if self.vector is None:
             rank.check_late()
-            self.vector = rank.publish()
+            self.vector = rank.note_publication()
         rank.check_call(self.vector)
         rank.world.met.add("timely" if protocol.timely else "late")
-        rank.rule.returns(protocol.timely, rank.result)
+        rank.publishing.end_call()
+        rank.returned = rank.model
         protocol.returns()
         self.interruptible = False
-        self.stage = Stage.COMPUTING
+        self.compute()
 
     def interrupt(self):
         """An exception ends the call."""
@@ -215,7 +242,49 @@ class Application:
         """The operation did not agree: the application can only close."""
         self.rank.world.met.add("disagreement")
         self.program = [all_ranks.CLOSE]
-        self.stage = Stage.COMPUTING
+        self.compute()
+
+
+class Numbers(contribution.Vectors):
+    """A rank's vectors, each one exact number, and what an exchange makes of them."""
+
+    def __init__(self):
+        self.of = [Fraction(0)] * 4
+
+    def copy(self, to, source):
+        self.of[to] = self.of[source]
+
+    def zero(self, vector):
+        self.of[vector] = Fraction(0)
+
+    def all_finite(self, vector):
+        return True
+
+    def is_change_finite(self):
+        return True
+
+    def add_change(self, to):
+        x, snapshot, base = self.of[:3]
+        self.of[to] = snapshot + x - base
+
+    def absorb(self, own, total):
+        x, _, mean = self.of[:3]
+        self.of[contribution.X] = (own * x + total * mean) / (own + total)
+
+    def contributed(self, publishing):
+        """What an exchange averages, of a rank's `SnapshotProtocol`."""
+        return self.of[contribution.X if publishing.lent else publishing.source]
+
+    def reduce(self, publishing, result):
+        """Put the mean, if it has weight, where it belongs."""
+        if publishing.lent and publishing.keeps:
+            self.copy(contribution.SNAPSHOT, contribution.X)
+        if publishing.saved != contribution.NOWHERE:
+            self.copy(publishing.saved, publishing.target)
+        if result.weight > 0:
+            self.of[publishing.target] = result.mean
+            if publishing.copy != contribution.NOWHERE:
+                self.of[publishing.copy] = result.mean
 
 
 class Rank:
@@ -229,10 +298,17 @@ class Rank:
         self.protocol = protocol_type(
             len(self.peers), scenario.group_size, scenario.sync_period, scenario.passive
         )
+        self.protocol.attach(self)
         if scenario.seed is not None:
             self.protocol.draw(number, scenario.world_size, scenario.seed)
         self.application = application_type(self, scenario.programs[number])
-        self.rule = scenario.rule(Fraction(number))
+        self.vectors = Numbers()
+        self.model = self.returned = Fraction(number)
+        self.publishing = world.publishing_type(
+            self.vectors, self.protocol, scenario.conserving, False
+        )
+        self.publishing.replace()
+        self.publishing.count_once()
         self.contribution = Contribution(number, 0, 0, 0)
         self.contributed = None
         self.epoch = 0
@@ -245,6 +321,19 @@ class Rank:
         self.result_epoch = -1
         self.executed = []
         self.left = False
+
+    @property
+    def model(self):
+        """The application's vector."""
+        return self.vectors.of[contribution.X]
+
+    @model.setter
+    def model(self, value):
+        self.vectors.of[contribution.X] = value
+
+    @property
+    def snapshot(self):
+        return self.vectors.of[contribution.SNAPSHOT]
 
     # Events
 
@@ -263,7 +352,7 @@ class Rank:
             events.append((self.number, "receive_average"))
         if protocol.stage == all_ranks.AGREEING and self.all_entered():
             events.append((self.number, "agree"))
-        if protocol.due or protocol.notice_due or protocol.freed_due or protocol.fin_due:
+        if protocol.due_on():
             events += [(self.number, "send", k) for k in dimensions if self.can_send(k)]
         if self.failing and not self.left:
             events.append((self.number, "fail"))
@@ -319,37 +408,46 @@ class Rank:
 
     def abandon(self):
         """The application's call ends by an exception; its version may be started only then."""
-        version = self.protocol.t
+        version, begun = self.protocol.version, self.exchange is not None
+        if begun and self.publishing.lent:
+            self.vectors.copy(contribution.SNAPSHOT, contribution.X)
+            self.contributed = self.contribution, self.snapshot
+        self.publishing.interrupt(begun)
         self.protocol.abandon()
+        self.publishing.interrupted(True)
         if version == self.protocol.told:
             self.world.start(version, self)
 
     def can_send(self, dimension):
-        protocol = self.protocol
-        due = protocol.due | protocol.notice_due | protocol.freed_due | protocol.fin_due
-        if not due >> dimension & 1:
+        if not self.protocol.due_on() >> dimension & 1:
             return False
         channel = (self.peers[dimension][0], dimension)
         busy = channel in self.world.network.control
         return not busy or self.world.scenario.sends != ONE_AT_A_TIME
 
     def send(self, dimension):
-        """Send what is due on a dimension: activation, notice, that versions are free, FIN."""
-        protocol, bit = self.protocol, 1 << dimension
-        if protocol.due & bit:
-            protocol.due &= ~bit
-            message = (protocol.sent[dimension], protocol.sent_ops[dimension])
-            self.world.check_activation(message, self.peers[dimension][0])
-        elif protocol.notice_due & bit:
-            protocol.notice_due &= ~bit
-            message = (NOTICE, protocol.failed)
-        elif protocol.freed_due & bit:
-            protocol.freed_due &= ~bit
-            message = (FREED, protocol.freed)
-        else:
-            protocol.fin_due &= ~bit
-            message = FIN
+        self.protocol.send_on(dimension)
+
+    # The port
+
+    def send_activation(self, dimension, version, ops):
+        message = version, ops
+        self.world.check_activation(message, self.peers[dimension][0])
+        self._send(dimension, message)
+
+    def send_failure(self, dimension, rank):
+        self._send(dimension, (NOTICE, rank))
+
+    def send_free(self, dimension, ops):
+        self._send(dimension, (FREED, ops))
+
+    def send_fin(self, dimension):
+        self._send(dimension, FIN)
+
+    def _send(self, dimension, message):
         self.world.network.send_control(self.peers[dimension][0], dimension, message)
+
+    # Operations
 
     def agree(self):
         """All ranks have entered an operation: each learns of what the others have entered."""
@@ -363,7 +461,7 @@ class Rank:
         elif operation != all_ranks.NONE:
             stages = (all_ranks.DRAINING, all_ranks.REDUCING)
             require(protocol.operation == operation, Invariant.AGREED, self, entered)
-            require(protocol.t == t, Invariant.AGREED, self, entered)
+            require(protocol.version == t, Invariant.AGREED, self, entered)
         else:
             stages = (all_ranks.AGREEING if closing else all_ranks.OUTSIDE,)
             broken = broken or not closing
@@ -411,22 +509,22 @@ class Rank:
             f"version {version}, started in epoch {world.started[version]}: {self.contribution}",
         )
         self.check_joined()
-        self.contributed = self.contribution, self.rule.snapshot
-        weight = self.rule.joined_weight if self.protocol.joined else 1
+        self.publishing.begin_version()
+        self.contributed = self.contribution, self.snapshot
         groups = shuffle(scenario.world_size, scenario.group_size)
         self.exchange = Exchange(
             world.network,
             (VERSION, version),
             groups.members(self.number, number),
             self.number,
-            Sum(frozenset([self.contribution]), weight * self.rule.snapshot, weight),
+            self.sum_of_this(),
             world.network.tag(version),
         )
 
     def finish_version(self):
         exchange, self.exchange = self.exchange, None
         version = exchange.label[1]
-        now = self.contribution, self.rule.snapshot
+        now = self.contribution, self.snapshot
         require(
             self.contributed == now,
             Invariant.BETWEEN_VERSIONS,
@@ -443,7 +541,8 @@ class Rank:
             self.world.met.add("passive")
         elif self.protocol.joined:
             self.world.met.add("joined")
-        self.rule.executed(exchange.sum)
+        self.vectors.reduce(self.publishing, exchange.sum)
+        self.publishing.end_version(exchange.sum.weight)
         self.result = exchange.sum
         self.result_epoch = self.epoch
         self.protocol.finished()
@@ -451,12 +550,33 @@ class Rank:
     def compute(self):
         """Change the model by an update that no other rank, and no other time, has."""
         self.updates += 1
-        self.rule.model += self.updates * self.world.scenario.world_size + self.number
+        self.model += self.updates * self.world.scenario.world_size + self.number
+
+    def sum_of_this(self):
+        """What this rank contributes to the exchange that its contribution tells of."""
+        weight, value = self.publishing.weight, self.vectors.contributed(self.publishing)
+        return Sum(frozenset([self.contribution]), weight * value, weight)
 
     def publish(self):
-        """Replace what this rank contributes; return what it contributes from now on."""
-        self.world.published += self.rule.unpublished()
-        self.rule.publish()
+        """Publish, and return what this rank contributes from now on."""
+        self.publishing.publish()
+        return self.note_publication()
+
+    def publish_between_calls(self):
+        self.publishing.publish_between_calls()
+        self.note_publication()
+
+    def join(self):
+        if self.world.joining_publishes:
+            self.protocol.hold()
+            self.publish_between_calls()
+            self.protocol.release()
+        self.publishing.join()
+
+    def note_publication(self):
+        """The application publishes: return what this rank contributes from now on."""
+        self.world.published += self.model - self.returned
+        self.returned = self.model
         self.contribution = self.contribution._replace(
             publication=self.contribution.publication + 1,
             updates=self.updates,
@@ -475,20 +595,20 @@ class Rank:
 
     def check_late(self):
         protocol = self.protocol
-        details = f"rank {self.number} late at {protocol.t}, source {protocol.source}"
-        require(protocol.source >= protocol.t, Invariant.LATE, details)
+        details = f"rank {self.number} late at {protocol.version}, source {protocol.source}"
+        require(protocol.source >= protocol.version, Invariant.LATE, details)
         require(protocol.source == self.executed[-1], Invariant.LATE, details, self.executed)
 
     def check_call(self, vector):
         """What a call is about to return is what it says that it is."""
         protocol, scenario = self.protocol, self.world.scenario
-        details = f"rank {self.number} in call {protocol.t}, timely {protocol.timely}"
+        details = f"rank {self.number} in call {protocol.version}, timely {protocol.timely}"
         groups = shuffle(scenario.world_size, scenario.group_size)
-        group = groups.members(self.number, protocol.t + protocol.base)
-        result = self.world.sums.get((VERSION, protocol.t, *group))
+        group = groups.members(self.number, protocol.version + protocol.base)
+        result = self.world.sums.get((VERSION, protocol.version, *group))
         present = result is not None and vector in result.parts
         require(present == bool(protocol.timely), Invariant.TIMELY, details, vector, result)
-        require(protocol.next > protocol.t, Invariant.IN_ORDER, details, "returns too early")
+        require(protocol.next > protocol.version, Invariant.IN_ORDER, details, "returns too early")
         require(self.result_epoch == self.epoch, Invariant.EPOCH, details, "result too old")
         require(protocol.timely or vector not in self.result.parts, Invariant.LATE, details)
         require(protocol.timely or scenario.passive, Invariant.NOBODY_PASSIVE, details)
@@ -506,28 +626,29 @@ class Rank:
 
     def contribute_to_agreement(self):
         entered = self.world.entered.setdefault(self.protocol.ops, {})
-        entered[self.number] = (self.protocol.operation, self.protocol.t)
+        entered[self.number] = (self.protocol.operation, self.protocol.version)
 
     def begin_operation(self):
         """Contribute to the average over all ranks, if it is one, and publish by most of them."""
         operation = self.protocol.operation
         if operation == all_ranks.LOAD:
             return
-        value = self.rule.snapshot + self.rule.unpublished()
-        if operation == all_ranks.AVERAGE:
-            self.world.unpublished += self.rule.unpublished()
-        else:
-            self.publish()
+        if self.publishing.publishes():
+            if operation == all_ranks.AVERAGE:
+                self.world.unpublished += self.model - self.returned
+            else:
+                self.note_publication()
+        if self.protocol.joined and not self.world.joining_publishes:
+            self.publish_between_calls()
         self.check_joined()
-        counts = operation == all_ranks.FINISH or not self.protocol.joined
-        weight = 1 if counts else self.rule.joined_weight
+        self.publishing.begin_average()
         network = self.world.network
         self.average = Exchange(
             network,
             (OPERATION, self.protocol.ops),
             list(range(self.world.scenario.world_size)),
             self.number,
-            Sum(frozenset([self.contribution]), weight * value, weight),
+            self.sum_of_this(),
             network.operations_tag,
         )
 
@@ -540,14 +661,23 @@ class Rank:
             self.world.check_sum(average, average.sum)
             epochs = {part.epoch for part in average.sum.parts}
             require(epochs == {self.epoch}, Invariant.EPOCH, f"{average.label}: {average.sum}")
+            self.vectors.reduce(self.publishing, average.sum)
+            self.publishing.end_exchange(average.sum.weight)
+            self.publishing.end_average()
         if operation != all_ranks.AVERAGE:
             self.epoch += 1
             self.world.met.add(OPERATIONS[operation])
-            self.adopt(average.sum.mean) if published else self.load(load)
+            if not published:
+                self.load(load)
+            elif not protocol.joined:
+                self.returned = self.model
+            self.note_adoption()
         self.move()
+        self.publishing.end_operation(operation == all_ranks.AVERAGE)
         fresh = operation == all_ranks.AVERAGE or protocol.source < 0
         require(fresh, Invariant.EPOCH, f"{self} keeps the result of {protocol.source}")
-        state = (protocol.t, protocol.next, protocol.base, self.rule.model if published else None)
+        model = self.snapshot if published else None
+        state = (protocol.version, protocol.next, protocol.base, model)
         first = self.world.left.setdefault(ops, state)
         require(state == first, Invariant.TOGETHER, self, state, "and", first)
         if protocol.stage == all_ranks.AGREEING:
@@ -559,22 +689,27 @@ class Rank:
     def load(self, load):
         """Replace this rank's vectors by loaded ones, whose number must be common to all."""
         number = self.world.numbers.setdefault(self.protocol.ops, load.number)
-        self.protocol.base = number - self.protocol.t
+        self.protocol.load(number)
         self.updates += 1
-        model = Fraction(self.updates * self.world.scenario.world_size + self.number, 3)
-        self.world.published += model - self.rule.snapshot
-        self.adopt(model)
+        self.model = Fraction(self.updates * self.world.scenario.world_size + self.number, 3)
+        empty = self.publishing.state == contribution.EMPTY
+        self.world.published += self.model - (self.returned if empty else self.snapshot)
+        self.returned = self.model
+        self.publishing.replace()
 
-    def adopt(self, model):
-        """This is the rank's model, and what it contributes from now on."""
-        self.rule.adopt(model)
+    def note_adoption(self):
+        """What all have averaged, or what was loaded, is what this rank contributes."""
         self.contribution = self.contribution._replace(
             publication=self.contribution.publication + 1, epoch=self.epoch
         )
 
     def state(self):
         protocol, application = vars(self.protocol), self.application
-        values = (tuple(each) if isinstance(each, list) else each for each in protocol.values())
+        values = (
+            tuple(each) if isinstance(each, list) else each
+            for name, each in protocol.items()
+            if name not in ("calls", "port")  # on which nothing depends
+        )
         return (
             *values,
             application.stage,
@@ -583,6 +718,7 @@ class Rank:
             application.interruptible,
             application.vector,
             self.contribution,
+            tuple(getattr(self.publishing, name) for name in DECIDING),
             self.epoch,
             self.exchange and self.exchange.state(),
             self.average and self.average.state(),
@@ -593,14 +729,21 @@ class Rank:
 
     def __str__(self):
         state = vars(self.protocol)
-        shown = ("t", "next", "told", "told_ops", "ops", "vectors", "operation", "stage")
+        shown = ("version", "next", "told", "told_ops", "ops", "vectors", "operation", "stage")
         shown += ("base", "joined", "failed", "fin_at", "fin_seen")
         values = " ".join(f"{name}={state[name]}" for name in shown)
         return f"rank {self.number} {self.application.stage.name}: {values}"
 
 
 class World:
-    """All ranks and the network between them."""
+    """All ranks and the network between them.
+
+    Attributes:
+        joining_publishes: whether a rank publishes when it joins, as engines do; else in the next
+            operation, which differs in the vectors' values alone and takes far fewer states.
+    """
+
+    joining_publishes = True
 
     def __init__(
         self,
@@ -608,8 +751,10 @@ class World:
         protocol_type=protocols.WaitAvoidingProtocol,
         rank_type=Rank,
         application_type=Application,
+        publishing_type=contribution.SnapshotProtocol,
     ):
         self.scenario = scenario
+        self.publishing_type = publishing_type
         self.network = Network(scenario.world_size, scenario.group_size)
         self.started = {}
         self.arrived = {}
@@ -622,7 +767,7 @@ class World:
             rank_type(self, number, protocol_type, application_type)
             for number in range(scenario.world_size)
         ]
-        self.initial = sum(rank.rule.snapshot for rank in self.ranks)
+        self.initial = sum(rank.snapshot for rank in self.ranks)
         self.published = 0
         self.unpublished = 0
         self.met = set()
@@ -710,7 +855,7 @@ class World:
     def note_arrival(self, rank):
         """A rank has made a call: note who came, and whether others were gone or came, too."""
         protocol = rank.protocol
-        timely = self.arrived.setdefault((protocol.ops, protocol.t), set())
+        timely = self.arrived.setdefault((protocol.ops, protocol.version), set())
         if protocol.timely:
             timely.add(rank.number)
         if len(timely) == len(self.ranks) > 2:
@@ -734,9 +879,18 @@ class World:
         require(first == result, Invariant.ONE_EACH, details, "and", first)
 
     def check_conserved(self, snapshots, details):
-        if self.scenario.rule.conserves:
+        if self.scenario.conserving and self.all_count():
             expected = self.initial + self.published
             require(snapshots == expected, Invariant.CONSERVED, f"{expected}, {details}")
+
+    def all_count(self):
+        """Whether all ranks' contributions have had weight in all that was averaged.
+
+        Those of who has joined have none from the next operation on; where nobody is passive, those
+        of who has made no call.
+        """
+        kinds = {operation for program in self.scenario.programs for operation in program}
+        return self.scenario.passive and JOIN not in kinds
 
     def check_activation(self, message, destination):
         """An activation is little ahead of its receiver, so that few wait that it has use for."""
@@ -801,7 +955,7 @@ class World:
             require(rank.left, Invariant.ENDS, *self.ranks)
         self.check_drained()
         self.check_executed()
-        self.check_conserved(sum(rank.rule.snapshot for rank in self.ranks), "at the end")
+        self.check_conserved(sum(rank.snapshot for rank in self.ranks), "at the end")
 
     def check_drained(self):
         left_over = [*self.network.control.items(), *filter(None, self.network.data)]
@@ -887,6 +1041,7 @@ def types_of(variant):
         "protocol_type": protocols.WaitAvoidingProtocol,
         "rank_type": Rank,
         "application_type": Application,
+        "publishing_type": contribution.SnapshotProtocol,
     }
     return {part: variant for part, base in bases.items() if issubclass(variant, base)}
 

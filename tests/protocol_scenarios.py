@@ -1,4 +1,4 @@
-"""What the ranks of `protocol_network` do: their programs, the late rules, and random ones."""
+"""What the ranks of `protocol_network` do: their programs, and random ones."""
 
 from __future__ import annotations
 
@@ -30,61 +30,6 @@ DELAYED = "delayed"
 ONE_AT_A_TIME = "one at a time"
 
 
-class PaperRule:
-    """Publishing replaces the snapshot; the model is one exact number.
-
-    A rank that has joined has this `joined_weight` in the sums, until all have joined: under the
-    paper's rule its snapshot is only old, under the conserving one it holds what others published.
-    """
-
-    conserves = False
-    joined_weight = 0
-
-    def __init__(self, model):
-        self.model = model
-        self.snapshot = model
-        self.returned = model
-
-    def unpublished(self):
-        """The update that a publication would add to the snapshot."""
-        return self.model - self.snapshot
-
-    def publish(self):
-        self.snapshot = self.model
-
-    def executed(self, result):
-        """A version has been executed, passively or not."""
-
-    def returns(self, timely, result):
-        """The call returns the group's mean, or, late, the mean with its own vector added."""
-        late = (result.value + self.model) / (result.weight + 1)
-        self.model = result.mean if timely else late
-
-    def adopt(self, model):
-        """A common average, or what was loaded, is the model and is contributed from now on."""
-        self.model = self.snapshot = self.returned = model
-
-
-class ConservingRule(PaperRule):
-    """Publishing adds the application's own change; a mean replaces the snapshot."""
-
-    conserves = True
-    joined_weight = 1
-
-    def unpublished(self):
-        return self.model - self.returned
-
-    def publish(self):
-        self.snapshot += self.unpublished()
-        self.returned = self.model
-
-    def executed(self, result):
-        self.snapshot = result.mean
-
-    def returns(self, timely, result):
-        self.model = self.returned = self.snapshot
-
-
 @dataclass(frozen=True)
 class Scenario:
     """What the ranks of a run do, and which of their applications stop for a while.
@@ -97,6 +42,7 @@ class Scenario:
         absent: the ranks whose applications never make a step; what waits for them is the end.
         failing: the ranks that at some moment give notice of a failure.
         heeds: whether an application closes, instead of going on, once it knows of a failure.
+        conserving: the late rule; else the paper's.
         seed: of the ranks that are drawn to start the versions; None: anybody may.
     """
 
@@ -105,7 +51,7 @@ class Scenario:
     sync_period: int
     programs: tuple
     passive: bool = True
-    rule: type = PaperRule
+    conserving: bool = False
     sends: str = AT_ONCE
     frozen: frozenset = frozenset()
     frozen_from: int = 0
@@ -172,7 +118,7 @@ def random_scenario(generator):
         sync_period=sync_period,
         programs=random_programs(generator, world_size, sync_period, kind),
         passive=generator.random() < 0.75,
-        rule=generator.choice((PaperRule, ConservingRule)),
+        conserving=generator.choice((False, True)),
         sends=generator.choice((AT_ONCE, DELAYED, ONE_AT_A_TIME)),
         frozen=random_ranks(generator, world_size, (0, 0.4)),
         frozen_from=generator.randint(0, 60 * world_size),

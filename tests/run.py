@@ -1,4 +1,4 @@
-"""Run the whole suite: one-process tests, MPI tests at each number of ranks, launched jobs.
+"""Run the whole suite: tests of one process and launched jobs, MPI tests at each number of ranks.
 
 --brief leaves only what another MPI is most likely to break: the tests of four ranks. Other
 arguments go to every pytest. Each part must pass, and must run something unless the arguments
@@ -16,20 +16,18 @@ from lockstep import SIZES
 
 NO_TESTS = 5  # pytest's exit status
 BRIEF = (4,)  # numbers of ranks
-TIME_LIMIT = 600  # seconds, of a part; only a hang takes so long
+TIME_LIMIT = 900  # seconds, of a part; only a hang takes so long
 
 
 def parts(brief):
     pytest = [sys.executable, "-m", "pytest"]
-    cores = [*pytest, "-n", "auto", "--dist"]  # tests of one process each, on all cores
     # The ranks' caches would overwrite each other.
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread", "-m", "mpi"]
     if not brief:
-        yield "one process", [*cores, "worksteal", "-m", "not mpi and not launch"]
+        # On all cores. While jobs wait for what they test, tests of one process go on.
+        yield "one process", [*pytest, "-n", "auto", "--dist", "worksteal", "-m", "not mpi"]
     for size in BRIEF if brief else SIZES:
         yield f"{size} rank{'s' * (size > 1)}", [*mpiexec(), "-n", str(size), *mpi]
-    if not brief:
-        yield "launched jobs", [*cores, "loadfile", "-m", "launch"]
 
 
 def run(command):

@@ -96,6 +96,18 @@ class Network:
         self.push(rank.engine_free, taken, rank, *arguments)
 
 
+class Tree:
+    """One rank's activations on their way."""
+
+    def __init__(self, network, rank):
+        self.network, self.rank = network, rank
+
+    def send_activation(self, dimension, version, ops):
+        network, destination = self.network, self.network.ranks[self.rank.peers[dimension]]
+        message = version, ops, dimension
+        network.transmit(self.rank, destination, ACTIVATION, network.told, message)
+
+
 class Reference(Network):
     """A run of WAGMA-SGD: also `staleness`, `timely` and `calls` say how it went."""
 
@@ -107,6 +119,7 @@ class Reference(Network):
         self.entered = self.moving = self.timely = self.calls = 0
         self.staleness = Counter()
         for rank in self.ranks:
+            rank.protocol.attach(Tree(self, rank))
             self.compute(rank, 0.0)
 
     def check(self):
@@ -155,9 +168,8 @@ class Reference(Network):
     def react(self, rank):
         protocol = rank.protocol
         for dimension in range(len(rank.peers)):
-            if protocol.due >> dimension & 1:
-                self.send(rank, dimension)
-        protocol.due = 0
+            if protocol.due_on() >> dimension & 1:
+                protocol.send_on(dimension)
         if protocol.vectors == protocols.RUNNING and not rank.exchanging:
             self.begin(rank)
         elif rank.copying:
@@ -166,11 +178,6 @@ class Reference(Network):
             self.begin_moving(rank)
         elif rank.calling and protocol.vectors == protocols.HELD:
             self.serve(rank)
-
-    def send(self, rank, dimension):
-        protocol, destination = rank.protocol, self.ranks[rank.peers[dimension]]
-        message = protocol.sent[dimension], protocol.sent_ops[dimension], dimension
-        self.transmit(rank, destination, ACTIVATION, self.told, message)
 
     def told(self, rank, message):
         rank.protocol.tell(*message)
@@ -208,7 +215,7 @@ class Reference(Network):
 
     def has_published(self, rank):
         rank.copying, rank.published = False, True
-        rank.published_version = rank.protocol.t
+        rank.published_version = rank.protocol.version
         rank.protocol.published()
         self.react(rank)
 
@@ -218,14 +225,14 @@ class Reference(Network):
         self.calls += 1
         self.timely += protocol.timely
         if not protocol.timely:
-            assert protocol.source >= protocol.t
-            rank.published_version = protocol.t
+            assert protocol.source >= protocol.version
+            rank.published_version = protocol.version
         protocol.returns()
         self.returns(rank)
         self.react(rank)
 
     def agreed(self, rank):
-        records = [(all_ranks.SYNC, each.protocol.t) for each in self.ranks]
+        records = [(all_ranks.SYNC, each.protocol.version) for each in self.ranks]
         rank.protocol.agreed([value for pair in records for value in pair], len(records))
         self.react(rank)
 
@@ -244,8 +251,8 @@ class Reference(Network):
 
     def reduced(self, rank):
         rank.moving = False
-        rank.executed.append(rank.protocol.t)
-        rank.published_version = rank.protocol.t
+        rank.executed.append(rank.protocol.version)
+        rank.published_version = rank.protocol.version
         rank.protocol.reduced()
         self.returns(rank)
         self.react(rank)
@@ -268,12 +275,11 @@ class MessageRank(peers.Port):
     def write(self, kind, number):
         self.message, self.nbytes = (kind, number, 0), MESSAGE
 
-    def write_model(self, kind, number, scale, weight):
+    def write_model(self, kind, number, weight):
         self.message, self.nbytes = (kind, number, weight), MESSAGE + self.reference.settings.nbytes
-        self.pass_through(1)
 
     def write_change(self, kind, number):
-        self.write_model(kind, number, 1, 0)
+        self.write_model(kind, number, 0)
 
     def post(self, destination):
         self.reference.send(self, self.reference.ranks[destination])

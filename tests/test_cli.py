@@ -179,7 +179,7 @@ def test_the_variables_that_count_tasks_are_the_same_everywhere():
     assert set(job.COUNT_VARIABLES) == set(agreement.TASK_COUNTS)
 
 
-STARTING = "wagma train: starting on 4 ranks, loading MPI and torch\n"
+STARTING = "wagma train: starting on 2 ranks, loading MPI and torch\n"
 
 
 def test_a_job_s_first_line_comes_from_rank_0_before_anything_is_loaded():
@@ -203,8 +203,8 @@ sys.exit(cli.main(["train"]))
         return ended.stdout
 
     assert output() == "wagma train: starting, loading MPI and torch\n"
-    assert output(PMI_SIZE="4", PMI_RANK="0") == STARTING
-    assert output(PMI_SIZE="4", PMI_RANK="1") == ""
+    assert output(PMI_SIZE="2", PMI_RANK="0") == STARTING
+    assert output(PMI_SIZE="2", PMI_RANK="1") == ""
 
 
 @pytest.mark.parametrize(
@@ -356,22 +356,32 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
     ("flags", "message"),
     [
         (["--lr", "-1"], "argument --lr: must be a number above 0, not '-1'"),
-        (["--group-size", "5"], "argument --group-size: groups of 5 in a job of 4 ranks"),
-        (["--slow-rank", "4:2"], "argument --slow-rank: no rank 4 in a job of 4 ranks"),
+        (["--group-size", "3"], "argument --group-size: groups of 3 in a job of 2 ranks"),
+        (["--slow-rank", "2:2"], "argument --slow-rank: no rank 2 in a job of 2 ranks"),
         (["--name", "used"], "used exists: choose another --name, or remove it"),
         (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),
         (["--images", "gone"], "cannot read the folder gone: No such file or directory"),
-        (["--images", "few"], "2 training images are too few for 4 ranks"),
     ],
 )
-def test_a_job_of_four_says_it_once(mpirun, tmp_path, flags, message):
+def test_a_job_of_two_says_it_once(mpirun, tmp_path, flags, message):
     (tmp_path / "used").mkdir()
+    ended = mpirun(2, "-m", "wagma", "train", "--runs-dir", ".", *flags, timeout=30, cwd=tmp_path)
+    assert ended.stdout == ("" if "--lr" in flags else STARTING)
+    assert_mistake(ended, message)
+
+
+@pytest.mark.launch
+def test_more_ranks_than_images_are_a_mistake(mpirun, tmp_path):
     for name in ("red", "blue"):
         (tmp_path / "few" / "train" / name).mkdir(parents=True)
         (tmp_path / "few" / "train" / name / "0.png").touch()
-    ended = mpirun(4, "-m", "wagma", "train", "--runs-dir", ".", *flags, timeout=30, cwd=tmp_path)
+    ended = mpirun(3, "-m", "wagma", "train", "--images", "few", timeout=30, cwd=tmp_path)
+    assert_mistake(ended, "2 training images are too few for 3 ranks")
+
+
+def assert_mistake(ended, message):
+    """All ranks together have said it in one line."""
     assert ended.returncode == 2
-    assert ended.stdout == ("" if "--lr" in flags else STARTING)
     assert ended.complaints.startswith("wagma: error: ")
     assert message in ended.complaints
     assert ended.complaints.count("\n") == 1

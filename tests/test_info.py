@@ -149,5 +149,5 @@ def test_nodes_are_those_that_share_memory(mpirun):
     assert rows["ranks per node"].startswith("2 on each of ")
     assert rows["transport"] == "shared within nodes, messages between"
     variables["WAGMA_TRANSPORT"] = "messages"
-    ended = mpirun(4, "-m", "wagma", "info", timeout=30, env=variables).check()
+    ended = mpirun(2, "-m", "wagma", "info", timeout=30, env=variables).check()
     assert table(ended.stdout)["transport"] == "messages"

@@ -7,8 +7,7 @@ import subprocess
 
 import pytest
 
-from collectives.exchange import reduction
-from collectives.memory import layout
+from collectives.memory import space
 
 objdump = shutil.which("objdump")
 pytestmark = pytest.mark.skipif(
@@ -35,13 +34,13 @@ def functions(module):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_pass_is_vectorized(dtype):
-    code = functions(layout)
+    code = functions(space)
     for name in PASSES:
         assert len(PACKED.findall(code[f"{name}_{dtype}"])) >= 1, name
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_each_codec_is_vectorized(codec):
-    code = functions(reduction)
+    code = functions(space)
     for name in ("encode", "decode"):
         assert len(PACKED.findall(code[f"{name}_{codec}"])) >= 1, name

@@ -228,11 +228,7 @@ def sums_stay(weights):
     expected = (weights[:, None] * start(len(weights))).sum(axis=0)
 
     def check(before, world, rank):
-        total = sum(
-            # In a call a rank has sent all but this share of what it has.
-            each.model * (each.protocol.kept if each.protocol.calling else 1) - each.published
-            for each in world.ranks
-        )
+        total = sum(each.model - each.published for each in world.ranks)
         total = total + sum(
             message.value for message in world.messages() if message.value is not None
         )
@@ -595,7 +591,7 @@ class GrantsWhileAsking(Chosen):
 
     def received(self, source, kind, number, weight):
         if kind == pairwise_average.ASK and self.state == pairwise_average.ASKING:
-            self.port.write_model(pairwise_average.GRANT, self.calls, 1, 0)
+            self.port.write_model(pairwise_average.GRANT, self.calls, 0)
             self.port.post(source)
         else:
             super().received(source, kind, number, weight)
@@ -606,7 +602,7 @@ class GrantsWhileGranted(Chosen):
 
     def received(self, source, kind, number, weight):
         if kind == pairwise_average.ASK and self.state == pairwise_average.GRANTED:
-            self.port.write_model(pairwise_average.GRANT, self.calls, 1, 0)
+            self.port.write_model(pairwise_average.GRANT, self.calls, 0)
             self.port.post(source)
         else:
             super().received(source, kind, number, weight)
@@ -666,9 +662,10 @@ class NoMass(push_sum.PushSumProtocol):
 class KeepsAll(push_sum.PushSumProtocol):
     """A rank keeps what it sends."""
 
-    def advance(self):
-        self.kept = 1
-        super().advance()
+    def start(self):
+        super().start()
+        first, last = self.first_destination[self.phase : self.phase + 2]
+        self.port.scale(1 + last - first)
 
 
 class NewestFirst(neighbor_average.NeighborAverageProtocol):

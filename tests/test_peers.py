@@ -40,6 +40,9 @@ ALL = {
     "server": ParameterServer,
 }
 each = pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
+# Elements of a vector that travels in many blocks, more than have memory at a time.
+LONG = 800_000
+each_length = pytest.mark.parametrize("length", [1000, LONG])
 
 
 def changes(size, calls, length):
@@ -130,7 +133,7 @@ def test_a_call_waits_for_neighbors_only_unless_the_clock_is_global(comm):
 @pytest.mark.ranks(3, 4)
 def test_arrays_of_several_types_travel_together_halves_in_single_precision(comm):
     types = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
-    lengths = [5, 1000, 3, 70_001]
+    lengths = [5, 300_000, 3, 500_001]
     mine = [np.full(n, comm.rank, dtype) for n, dtype in zip(lengths, types)]
     matrix = graphs.mixing_matrix(graphs.ring(comm.size), comm.size)
     expected = np.arange(comm.size, dtype=np.float64)
@@ -324,7 +327,7 @@ def test_a_change_to_an_old_model_counts_less_where_staleness_is_scaled(comm):
 def test_ranks_may_close_or_fail_at_any_time_and_nobody_hangs(comm, kind):
     """With long messages under way."""
     for ends_by in ("closing", "failing", "a bad vector"):
-        mine = np.zeros(300_000)
+        mine = np.zeros(LONG)
         odd = comm.rank == 1
         errors = () if odd and ends_by != "a bad vector" else (ClosedError, RankFailedError)
         try:
@@ -347,10 +350,42 @@ def test_ranks_may_close_or_fail_at_any_time_and_nobody_hangs(comm, kind):
             collective(mine)
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("engine", ["adaptive", "none"])
 @each
-def test_a_call_that_a_signal_interrupts_goes_on_without_its_vector(comm, kind):
-    mine = np.full(1000, 6.0)
+def test_no_block_of_a_long_vector_is_lost_or_torn(comm, kind, engine):
+    """Its parts stay the same, none of which is a block; some wait outside of calls for others."""
+    parts, calls = 8, 9
+    changed = changes(comm.size, calls + comm.size, LONG // parts)
+    mine = np.zeros(LONG)
+    with kind(comm, mine, engine=engine) as collective:
+        for call in range(calls):
+            mine += np.tile(changed[call, comm.rank], parts)
+            loiter(comm.rank, call)
+            collective(mine)
+            assert (mine.reshape(parts, -1) == mine[: LONG // parts]).all()
+            if call % 3 == 1:
+                comm.Barrier()
+            if call % 5 == 3:
+                collective.synchronize(mine)
+                total = np.tile(changed[: call + 1].mean(axis=1).sum(axis=0), parts)
+                np.testing.assert_allclose(mine, total, rtol=1e-9, atol=1e-9)
+        for call in range(calls, calls + comm.rank):
+            mine += np.tile(changed[call, comm.rank], parts)
+            collective(mine)
+        mine += 1
+        collective.join(mine)
+    for rank in range(comm.size):
+        changed[calls + rank :, rank] = 0
+    total = np.tile(changed.mean(axis=1).sum(axis=0), parts)
+    np.testing.assert_allclose(mine, total + 1, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.ranks(4)
+@each_length
+@each
+def test_a_call_that_a_signal_interrupts_goes_on_without_its_vector(comm, kind, length):
+    mine = np.full(length, 6.0)
     with kind(comm, mine) as collective:
         for _ in range(3):
             collective(mine)
@@ -395,9 +430,10 @@ def test_after_synchronizing_or_loading_all_go_on_from_there(comm, kind, engine)
 
 
 @pytest.mark.ranks(4)
+@each_length
 @each
-def test_a_change_that_is_not_finite_is_left_out(comm, kind):
-    mine = np.zeros(100)
+def test_a_change_that_is_not_finite_is_left_out(comm, kind, length):
+    mine = np.zeros(length)
     with kind(comm, mine) as collective:
         for call in range(6):
             mine += 1

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 import pytest
-from protocol_messages import Invariant, Violation, all_ranks, protocols, run_again
+from protocol_messages import (
+    Invariant,
+    Violation,
+    all_ranks,
+    contribution,
+    protocols,
+    run_again,
+)
 from protocol_network import Application, Rank, Stage, print_event, run_seed, types_of
 from protocol_scenarios import (
     AT_ONCE,
@@ -41,7 +48,7 @@ class TimelyUntilExecuted(WaitAvoidingProtocol):
 
     def call(self):
         super().call()
-        self.timely = self.next == self.t
+        self.timely = self.next == self.version
 
 
 class NoGate(WaitAvoidingProtocol):
@@ -104,7 +111,7 @@ class MovesWithoutDraining(WaitAvoidingProtocol):
 
     def drain(self, t):
         if self.vectors == protocols.IDLE:
-            self.t = t
+            self.version = t
             self.stage = all_ranks.REDUCING
             self.vectors = protocols.HELD
         else:
@@ -124,14 +131,14 @@ class FinishesAtItsOwnVersion(WaitAvoidingProtocol):
     """After all have joined, each rank goes on from the number of calls that it has made."""
 
     def agreed(self, records, size):
-        self.calls = self.t
+        self.came_at = self.version
         super().agreed(records, size)
 
     def reduced(self):
         finishing = self.operation == all_ranks.FINISH
         super().reduced()
         if finishing:
-            self.t = self.calls
+            self.version = self.came_at
 
 
 class JoinsOneOperation(WaitAvoidingProtocol):
@@ -264,14 +271,37 @@ class TrainsAfterJoining(Rank):
     def begin_operation(self):
         if self.protocol.joined:
             self.compute()
+            self.publish_between_calls()
         super().begin_operation()
 
 
-class SilentSynchronization(Rank):
+class SilentSynchronization(contribution.SnapshotProtocol):
     """A synchronization does not publish the common average."""
 
-    def adopt(self, mean):
-        self.rule.model = self.rule.returned = mean
+    def aim_average(self):
+        super().aim_average()
+        self.target = contribution.SCRATCH
+
+
+class LosesWhatIsLate(contribution.SnapshotProtocol):
+    """Under the conserving rule a late call takes the mean without having published."""
+
+    def end_call(self):
+        if not self.versioning.timely:
+            self.versioning.timely, self.total = True, 0
+            super().end_call()
+            self.versioning.timely = False
+        else:
+            super().end_call()
+
+
+class MistakesVersionsForAverages(contribution.SnapshotProtocol):
+    """What is executed while the application waits in average() goes where that would."""
+
+    def own_target(self):
+        if self.ranks.operation == all_ranks.AVERAGE:
+            return contribution.SCRATCH
+        return super().own_target()
 
 
 class BlockingSynchronization(Rank):
@@ -395,7 +425,9 @@ class Mutant:
 MUTANTS = [
     Mutant(ForwardsOnlyTheFirst, {Invariant.ENDS}, 500, several_activators),
     Mutant(TimelyUntilExecuted, {Invariant.TIMELY}, 50),
-    Mutant(SilentSynchronization, {Invariant.EPOCH}, 50),
+    Mutant(SilentSynchronization, {Invariant.TOGETHER}, 50),
+    Mutant(MistakesVersionsForAverages, {Invariant.CONSERVED}, 100),
+    Mutant(LosesWhatIsLate, {Invariant.CONSERVED}, 200),
     Mutant(NoGate, {Invariant.EPOCH}, 50),
     Mutant(VersionFromTag, {Invariant.IN_ORDER}, 500, long_periods),
     Mutant(BlockingSynchronization, {Invariant.WAIT_AVOIDING}, 100, stopped_applications),

@@ -278,7 +278,7 @@ def test_thousands_of_versions_leave_memory_flat(comm):
 @pytest.mark.ranks(4)
 def test_collectives_that_were_closed_leave_nothing_behind(comm):
     """Neither memory nor threads nor communicators, of which MPI has a few thousand."""
-    mine = np.zeros(30_000)
+    mine = np.zeros(60_000)
 
     def run(times):
         for _ in range(times):
@@ -286,9 +286,9 @@ def test_collectives_that_were_closed_leave_nothing_behind(comm):
                 average(mine)
             assert not any(communicator for communicator in average._communicators)
 
-    run(20)
-    # One vector of 0.24 MB each time would be 5 MB in a round.
-    assert_flat(lambda: run(20), grown=2_500_000)
+    run(10)
+    # One vector of 0.48 MB each time would be 5 MB in a round.
+    assert_flat(lambda: run(10), grown=2_500_000)
 
 
 # What collectives say of themselves

@@ -585,14 +585,14 @@ def test_what_a_message_costs_by_hand():
     """Rank 1 sends its change of 1000 bytes to the server, which has come before, and gets a model.
 
     Of 10 s each: o. A pass through the vector takes 1 s, and staging 0.5 s. The engine of rank 1
-    stages and writes the message; the server's, which has added its own, adds it, gets its model
-    and writes rank 1 a message, which that copies twice.
+    stages the change; the server's, which has added its own, adds it and gets its model, and sends
+    that to rank 1, which copies it twice.
     """
     machine = dataclasses.replace(SLOW, memory=1000.0, staging=2000.0, ranks_per_node=1)
     result = simulate("parameter-server", np.array([[0.0, 100.0]]), machine, Settings(1000))
     under_way = 10 + 1064 / 20 + 1000 + 10
-    server = 100 + 0.5 + 1 + under_way + 1 + 1 + 0.5
-    assert result.waited == pytest.approx([server, server - 100 + under_way + 1 + 2])
+    server = 100 + 0.5 + under_way + 1 + 1 + 0.5
+    assert result.waited == pytest.approx([server, server - 100 + under_way + 2])
     assert result.messages == 3  # and that rank 1 leaves
 
 

@@ -14,6 +14,9 @@ from collectives import GroupAllreduce, PairwiseAverage, RankFailedError
 
 SHORT = 0.3  # seconds without progress that are a stall here
 
+# Where ranks wait until all have agreed on an operation, which no transport has a part in.
+before_exchanges = pytest.mark.transports("messages")
+
 
 class Reports(logging.Handler):
     """What this rank has logged; each report is told to the rank that is missing."""
@@ -54,6 +57,7 @@ def reports(comm):
 
 
 @pytest.mark.mpi
+@before_exchanges
 @pytest.mark.parametrize(
     ("given", "operation"),
     [
@@ -163,6 +167,7 @@ def test_catching_up_with_an_interrupted_call_says_once_who_is_missing(comm, rep
 
 
 @pytest.mark.mpi
+@before_exchanges
 @pytest.mark.parametrize("end", ["close", "join"])
 def test_who_still_computes_at_the_end_is_information_and_a_warning_if_nothing_moves(
     comm, reports, caplog, end
@@ -189,6 +194,7 @@ def test_who_still_computes_at_the_end_is_information_and_a_warning_if_nothing_m
 
 
 @pytest.mark.mpi
+@before_exchanges
 def test_nothing_is_a_stall_where_that_is_0(comm, reports, caplog):
     caplog.set_level(logging.INFO, "collectives")
     mine = np.zeros(3)

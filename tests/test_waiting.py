@@ -1,5 +1,6 @@
 """Versions that wait for their groups: nothing is kept of what a rank gives, and it counts once."""
 
+import functools
 import time
 
 import ml_dtypes
@@ -131,6 +132,7 @@ def test_where_all_weights_are_0_each_rank_keeps_its_own(comm, late):
 # Long vectors, whose blocks go through a ring many times
 
 
+@functools.cache
 def many_arrays(rank, t):
     """Arrays of all dtypes, whose ends are in the middle of blocks, of 2.6 MB."""
     values = np.random.default_rng((rank, t)).standard_normal(350_001)

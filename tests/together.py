@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -30,9 +31,16 @@ def bytes_of(vector) -> bytes:
     return b"".join(array.tobytes() for array in as_list(vector))
 
 
+@functools.cache
+def random_numbers():
+    return np.random.default_rng(0).normal(size=1_000_003)
+
+
 def vector_of(rank, t, length, dtype=np.float64):
-    """Return the random vector of a rank at a time."""
-    return np.random.default_rng((rank, t)).normal(size=length).astype(dtype)
+    """Return the vector of a rank at a time: random numbers, which repeat late, and not in step."""
+    numbers = random_numbers()
+    first = (7919 * rank + 104_729 * t) % (numbers.size // 2)
+    return np.resize(numbers[first:], length).astype(dtype)
 
 
 def same_everywhere(comm, thing) -> bool:
@@ -101,7 +109,7 @@ def signalled(handle, seconds, once=None):
 
 
 @contextlib.contextmanager
-def interrupted(seconds=0.3, once=None):
+def interrupted(seconds=0.15, once=None):
     """The block is interrupted by a signal handler's exception, as by Ctrl-C: see `signalled`."""
     with signalled(interrupt, seconds, once), pytest.raises(Interrupted):
         yield

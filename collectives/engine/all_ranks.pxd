@@ -1,68 +1,8 @@
-from collectives.engine.operations cimport Operations
-from collectives.memory.layout cimport UserVector
+from collectives.engine.calls cimport Calls
 
-cdef enum:
-    # What a caller waits for: an operation or call; also where ranks have disagreed; nothing that
-    # an exception interrupted goes on; nor a version of it; the end.
-    DONE
-    SETTLED
-    OVER
-    CAUGHT_UP
-    LEFT
-    # From here on what subclasses add.
-    OTHER_GOALS
-
-cdef enum:
-    # What the application wants, beside the synchronous operations.
-    CALL = 100
-    PUBLISH
-    OTHER_WISHES
-
-cdef class Call:
-    cdef AllRanks collective
-    cdef UserVector vector
-    cdef double weight
-    cdef object result, error
-
-    cdef bint _is_settled(self) except -1
-
-cdef class Guard:
-    cdef bint taken
-
-cdef class AllRanks(Operations):
-    cdef readonly int pid
-    cdef Call pending
-    # Until the next call: messages of an interrupted one may still be to and from its memory.
-    cdef UserVector last_vector
-    # Python is in a call that has not returned.
-    cdef Guard guard
-    cdef long long calls_ns
-
-    cdef int _begin(self, int what) except -1 nogil
-    cdef bint _misses(self, int goal) noexcept nogil
-    cdef _missing(self)
+cdef class AllRanks(Calls):
     cdef void _announce_leaving(self) noexcept nogil
     cdef int _leave_others(self) except -1 nogil
     cdef int _end_messages(self) except -1 nogil
     cdef void _free_requests(self) noexcept nogil
-    cdef bint _is_failed(self, int goal) noexcept nogil
-    cdef bint _is_calls(self, int goal) noexcept nogil
-    cdef void _abandon(self) noexcept nogil
-    cdef void _lock_when_copied(self) noexcept nogil
-    cdef void _contribute_ahead(self) noexcept nogil
-    cdef void _keep_nothing_lent(self, char **target) noexcept nogil
-    cdef bint _is_averaging(self) noexcept nogil
-    cdef bint _drain(self) noexcept nogil
-    cdef int _check_owner(self) except -1
-    cdef int _check_usable(self) except -1
-    cdef Call _carry_out(self, int what, vector, int flags, weight=*, long long version=*)
-    cdef Call _start(self, int what, vector, int flags, weight, long long version=*)
-    cdef Call _open_call(self, int what, vector, int flags, weight)
-    cdef int _begin_with(self, Call call, int what, long long version) except -1
-    cdef int _enter(self) except -1
-    cdef int _forget_disagreement(self) except -1
-    cdef int _complete(self) except -1
-    cdef int _complete_pending(self) except -1
-    cdef int _forget(self, Call call) except -1
-    cdef int _settle(self, Call call) except -1
     cdef int _leave(self) except -1 nogil

@@ -1,6 +1,6 @@
 from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 
-from collectives.protocols.all_ranks cimport AllRanksProtocol
+from collectives.protocols.all_ranks cimport AllRanksProtocol, TreePort
 
 cdef enum:
     MAX_DIMENSIONS = 32
@@ -8,7 +8,7 @@ cdef enum:
     MESSAGE = 32
     TEXT = 8 * (MESSAGE - 2)
 
-cdef class ControlTree:
+cdef class ControlTree(TreePort):
     cdef MPI_Comm comm
     cdef AllRanksProtocol protocol
     cdef int window, error
@@ -27,7 +27,5 @@ cdef class ControlTree:
     cdef bint all_sent(self) noexcept nogil
     cdef void fail(self, int rank, const char *text) noexcept nogil
     cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil
-    cdef unsigned int _due(self) noexcept nogil
-    cdef void _send_one(self, int k) noexcept nogil
     cdef void _send(self, int k, long long number, long long detail) noexcept nogil
     cdef void _check(self, int rc) noexcept nogil

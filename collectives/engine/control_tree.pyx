@@ -22,7 +22,7 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives.protocols.all_ranks cimport AllRanksProtocol
+from collectives.protocols.all_ranks cimport AllRanksProtocol, TreePort
 
 from collectives.topology import activation_peers
 
@@ -33,7 +33,7 @@ cdef enum:
     FAILED = -2
 
 
-cdef class ControlTree:
+cdef class ControlTree(TreePort):
     """One rank's part in it, for a protocol that says what is due.
 
     Args:
@@ -46,6 +46,7 @@ cdef class ControlTree:
         cdef int k
         self.comm = comm.ob_mpi
         self.protocol = protocol
+        protocol.attach(self)
         self.window = window
         for k in range(MAX_DIMENSIONS):
             self.receives[k] = MPI_REQUEST_NULL
@@ -93,19 +94,19 @@ cdef class ControlTree:
             self._check(MPI_Start(&self.receives[k]))
 
     cdef void send_due(self) noexcept nogil:
-        """Send what is due, one message at a time on each dimension, and a FIN last.
+        """Send what is due, one message at a time on each dimension.
 
         The MPI mutex is held.
         """
         cdef int k, done
-        if self._due() == 0:
+        if self.protocol.due_on() == 0:
             return
         for k in range(self.protocol.dimensions):
-            while self._due() >> k & 1:
+            while self.protocol.due_on() >> k & 1:
                 self._check(MPI_Test(&self.sends[k], &done, MPI_STATUS_IGNORE))
                 if not done:
                     break
-                self._send_one(k)
+                self.protocol.send_on(k)
 
     cdef bint all_sent(self) noexcept nogil:
         """Whether everything has been sent; the MPI mutex is held."""
@@ -125,18 +126,11 @@ cdef class ControlTree:
     cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil:
         """Tell the protocol of a message of a subclass's."""
 
-    cdef unsigned int _due(self) noexcept nogil:
-        """The dimensions on which something is due."""
-        return self.protocol.notice_due | self.protocol.fin_due
+    cdef void send_failure(self, int dimension, int rank) noexcept nogil:
+        self._send(dimension, FAILED, rank)
 
-    cdef void _send_one(self, int k) noexcept nogil:
-        """Send the first of what is due on a dimension."""
-        if self.protocol.notice_due >> k & 1:
-            self.protocol.notice_due &= ~(1u << k)
-            self._send(k, FAILED, self.protocol.failed)
-        else:
-            self.protocol.fin_due &= ~(1u << k)
-            self._send(k, FIN, 0)
+    cdef void send_fin(self, int dimension) noexcept nogil:
+        self._send(dimension, FIN, 0)
 
     cdef void _send(self, int k, long long number, long long detail) noexcept nogil:
         self.sent[k][0] = number

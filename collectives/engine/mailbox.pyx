@@ -3,92 +3,43 @@
 
 A `Mailbox` drives a protocol of `collectives.protocols.peers` over MPI: it is the port by which the
 protocol acts. Whoever holds the lock of the collective that it belongs to advances it.
+
+A protocol is told of a long vector when its message comes, and the blocks behind that come later.
+So its verbs are only noted, and carried out in their order, block by block, when that is possible:
+a model in which a block is still to be sent waits for that. Whatever is noted comes to pass without
+any further call: who is sent a vector takes its blocks once it has taken those of that rank's last
+vector, which it has when it has made the call that this one's message comes from.
 """
 
-from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memcpy, memset
-from mpi4py.libmpi cimport (
-    MPI_ANY_SOURCE,
-    MPI_BYTE,
-    MPI_ERR_NO_MEM,
-    MPI_LONG_LONG,
-    MPI_MESSAGE_NULL,
-    MPI_REQUEST_NULL,
-    MPI_STATUS_IGNORE,
-    MPI_STATUSES_IGNORE,
-    MPI_SUCCESS,
-    MPI_UNDEFINED,
-    MPI_Get_count,
-    MPI_Ialltoall,
-    MPI_Improbe,
-    MPI_Imrecv,
-    MPI_Isend,
-    MPI_Message,
-    MPI_Status,
-    MPI_Test,
-    MPI_Testsome,
-    MPI_Type_commit,
-    MPI_Type_contiguous,
-    MPI_Type_free,
-)
 from mpi4py.MPI cimport Comm
 
-from collectives.memory.allocation cimport LINE, allocate, try_to_allocate
-from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.layout cimport HEADER, Layout, UserVector
+from collectives.engine.messages cimport (
+    EPOCH,
+    HOLDS,
+    KIND,
+    NUMBER,
+    SHORT,
+    WHOLE,
+    Message,
+    header,
+    weight_in,
+)
+from collectives.engine.peer_vectors cimport (
+    HALVE,
+    KEEP,
+    MIX,
+    PUBLISH,
+    RETURN,
+    SAVE,
+    SCALE,
+    SEND,
+    ZERO,
+    PeerVectors,
+    Step,
+)
+from collectives.engine.transfers cimport Transfer, Transfers
+from collectives.memory.layout cimport HEADER, Layout
 from collectives.protocols.peers cimport LEAVE, PeerProtocol
-
-cdef enum:
-    # What is in a message's header, eight bytes each.
-    KIND
-    NUMBER
-    EPOCH
-    WEIGHT
-    # MessageList begun to be received at one look: those of a fast rank do not keep others waiting.
-    MOST_AT_ONCE = 16
-    TAG = 0
-
-
-cdef inline long long *header(Message *message) noexcept nogil:
-    return <long long *>message.memory
-
-
-cdef inline double *weight_in(Message *message) noexcept nogil:
-    return <double *>message.memory + WEIGHT
-
-
-cdef void append(MessageList *messages, Message *message) noexcept nogil:
-    message.next = NULL
-    if messages.first == NULL:
-        messages.first = message
-    else:
-        messages.last.next = message
-    messages.last = message
-
-
-cdef void remove(MessageList *messages, Message *message) noexcept nogil:
-    cdef Message *before = NULL
-    cdef Message *each = messages.first
-    while each != message:
-        before = each
-        each = each.next
-    if before == NULL:
-        messages.first = message.next
-    else:
-        before.next = message.next
-    if messages.last == message:
-        messages.last = before
-
-
-cdef void free_all(MessageList *messages) noexcept nogil:
-    cdef Message *message = messages.first
-    cdef Message *following
-    while message != NULL:
-        following = message.next
-        free(message.memory)
-        free(message)
-        message = following
-    messages.first = NULL
 
 
 cdef class Mailbox(Port):
@@ -97,6 +48,8 @@ cdef class Mailbox(Port):
     Args:
         comm: a communicator of its own.
         like: list of float32 or float64 arrays, the model at the start.
+        whole: whether vectors are copied into their messages, on all ranks alike: where a rank has
+            no progress thread, what was sent must come without its taking part.
 
     Attributes:
         protocol: the `PeerProtocol` that it drives, once `attach` was called.
@@ -104,318 +57,218 @@ cdef class Mailbox(Port):
         nonfinite: changes that were left out because they were not finite.
     """
 
-    def __init__(self, Comm comm, like):
-        cdef UserVector opened
-        cdef int count
-        self.communicator = comm
-        self.comm = comm.ob_mpi
-        self.size = comm.Get_size()
+    def __init__(self, Comm comm, like, bint whole):
         self.layout = Layout([array.dtype.name for array in like],
                              [array.size for array in like], False)
-        count = self.layout.count
-        self.model_arrays = <char **>calloc(3 * count, sizeof(char *))
-        self.posted = <long long *>calloc(2 * self.size, sizeof(long long))
-        if self.model_arrays == NULL or self.posted == NULL:
-            raise MemoryError
-        self.expected = self.posted + self.size
-        self.gather = MPI_REQUEST_NULL
-        self.change_arrays = self.model_arrays + count
-        self.message_arrays = self.change_arrays + count
-        self.model = allocate(self.layout.size)
-        self.change = allocate(self.layout.size)
-        memset(self.model, 0, self.layout.size)
-        self.layout.locate(self.model_arrays, self.model)
-        self.layout.locate(self.change_arrays, self.change)
-        self._check(MPI_Type_contiguous(LINE, MPI_BYTE, &self.line))
-        self._check(MPI_Type_commit(&self.line))
-        opened = UserVector(like, self.layout, 0)
-        self.layout.copy(self.model_arrays, opened.arrays)
-        memcpy(self.change, self.model, self.layout.size)
-        self.untouched = True
+        self.messages = Transfers(comm, self.layout, whole)
+        self.vectors = PeerVectors(like, self.messages)
+        self.same = True
 
     def attach(self, PeerProtocol protocol):
         """Let this protocol say what happens."""
         self.protocol = protocol
 
-    def __dealloc__(self):
-        free_all(&self.free_short)
-        free_all(&self.free_long)
-        free_all(&self.coming)
-        free_all(&self.kept)
-        free(self.model)
-        free(self.change)
-        free(self.model_arrays)
-        free(self.posted)
-        free(self.requests)
-        free(self.carried)
-        free(self.indices)
+    cdef void begin(self) noexcept nogil:
+        """All ranks are there."""
+        self.protocol.begin()
+        while self.advance():
+            pass
 
     # Progress
 
     cdef bint progress(self) noexcept nogil:
         """Take in what has come; return whether anything is under way."""
-        cdef int received
-        pthread_mutex_lock(&mpi_mutex)
-        for received in range(MOST_AT_ONCE):
-            if not self._receive():
-                break
-        self._test()
-        pthread_mutex_unlock(&mpi_mutex)
+        # While blocks go through the model, what is not for them yet would only be in the way.
+        self.messages.takes_ahead = self.vectors.first == NULL
+        # Who waits for this rank, which makes no calls for now, is to go on, and learn of it.
+        self.messages.takes_all = self.protocol.paused and not (
+            self.protocol.joined and self.protocol.follows)
+        self.messages.progress()
         self._deliver()
-        return self.count > 0
+        return self.advance() or self.vectors.first != NULL or self.messages.is_busy()
 
-    cdef bint _receive(self) noexcept nogil:
-        """Begin to receive a message that is on its way, if there is one; the MPI mutex is held."""
-        cdef MPI_Status status
-        cdef MPI_Message arriving = MPI_MESSAGE_NULL
-        cdef Message *message
-        cdef int found = 0, lines = 0
-        self._check(MPI_Improbe(MPI_ANY_SOURCE, TAG, self.comm, &found, &arriving, &status))
-        if not found:
+    cdef bint advance(self) noexcept nogil:
+        """Do what has been noted as far as that is possible now; return whether it was."""
+        if not self.vectors.run():
             return False
-        self._check(MPI_Get_count(&status, self.line, &lines))
-        message = self._allocate_message(lines > 1)
-        if message == NULL or not self._add_request(message):
-            return False
-        message.source = status.MPI_SOURCE
-        message.complete = False
-        append(&self.coming, message)
-        self._check(MPI_Imrecv(
-            message.memory, lines, self.line, &arriving, &self.requests[self.count - 1]))
+        self.messages.progress_blocks()
+        self.messages.moved += 1
         return True
 
-    cdef void _test(self) noexcept nogil:
-        """See what has been sent and received; the MPI mutex is held."""
-        cdef int done = 0, i, kept = 0
-        cdef Message *message
-        if self.count == 0:
-            return
-        self._check(MPI_Testsome(
-            self.count, self.requests, &done, self.indices, MPI_STATUSES_IGNORE))
-        if done == MPI_UNDEFINED or done == 0:
-            return
-        for i in range(done):
-            message = self.carried[self.indices[i]]
-            if message.uses > 0:
-                message.uses -= 1
-                if message.uses == 0:
-                    self._recycle(message)
-            else:
-                message.complete = True
-        for i in range(self.count):
-            if self.requests[i] != MPI_REQUEST_NULL:
-                self.requests[kept] = self.requests[i]
-                self.carried[kept] = self.carried[i]
-                kept += 1
-        self.count = kept
-
     cdef void _deliver(self) noexcept nogil:
-        """Hand the protocol what is there, each source's messages in their order."""
-        cdef Message *message = self.coming.first
-        cdef Message *following
+        """Hand the protocol what is there."""
+        cdef Message *message = self.messages.arrived(self.epoch)
         while message != NULL:
-            following = message.next
-            if (message.complete and (header(message)[EPOCH] <= self.epoch or self.ending)
-                    and self._is_first_of_its_source(message)):
-                remove(&self.coming, message)
-                self.received += 1
-                self.progress_count += 1
-                # Who leaves does so for good, whatever others have done together meanwhile.
-                if header(message)[EPOCH] != self.epoch and header(message)[KIND] != LEAVE:
-                    self._recycle(message)
-                else:
-                    self._open(message)
-            message = following
-
-    cdef bint _is_first_of_its_source(self, Message *message) noexcept nogil:
-        cdef Message *each = self.coming.first
-        while each.source != message.source:
-            each = each.next
-        return each == message
+            self.progress_count += 1
+            self._open(message)
+            message = self.messages.arrived(self.epoch)
 
     cdef void _open(self, Message *message) noexcept nogil:
         cdef int kind = <int>header(message)[KIND]
         cdef long long number = header(message)[NUMBER]
         cdef double weight = weight_in(message)[0]
         cdef int source = message.source
-        if message.holds_vector:
-            append(&self.kept, message)
-        else:
-            self._recycle(message)
-        self.protocol.arrived(source, kind, number, weight)
-
-    # MessageList
-
-    cdef Message *_allocate_message(self, bint holds_vector) noexcept nogil:
-        """A message to write or to receive; NULL and an error where there is no memory."""
-        cdef MessageList *pool = &self.free_long if holds_vector else &self.free_short
-        cdef Message *message = pool.first
-        if message != NULL:
-            remove(pool, message)
-            return message
-        message = <Message *>calloc(1, sizeof(Message))
-        if message != NULL:
-            message.holds_vector = holds_vector
-            message.memory = try_to_allocate(self.layout.size if holds_vector else HEADER)
-            if message.memory != NULL:
-                # What is between arrays travels too.
-                memset(message.memory, 0, self.layout.size if holds_vector else HEADER)
-                return message
-            free(message)
-        self.error = MPI_ERR_NO_MEM
-        return NULL
-
-    cdef void _recycle(self, Message *message) noexcept nogil:
-        message.uses = 0
-        append(&self.free_long if message.holds_vector else &self.free_short, message)
-
-    cdef Message *_kept_from(self, int source) noexcept nogil:
-        """The oldest message with a vector from this rank, no longer kept."""
-        cdef Message *message = self.kept.first
-        while message.source != source:
-            message = message.next
-        remove(&self.kept, message)
-        self.layout.locate(self.message_arrays, message.memory)
-        return message
-
-    cdef bint _add_request(self, Message *message) noexcept nogil:
-        """Make room for a request that carries this message; return whether there is memory."""
-        cdef int room
-        cdef void *requests
-        cdef void *carried
-        cdef void *indices
-        if self.count == self.room:
-            room = max(2 * self.room, 16)
-            requests = realloc(self.requests, room * sizeof(MPI_Request))
-            if requests != NULL:
-                self.requests = <MPI_Request *>requests
-            carried = realloc(self.carried, room * sizeof(Message *))
-            if carried != NULL:
-                self.carried = <Message **>carried
-            indices = realloc(self.indices, room * sizeof(int))
-            if indices != NULL:
-                self.indices = <int *>indices
-            if requests == NULL or carried == NULL or indices == NULL:
-                self.error = MPI_ERR_NO_MEM
-                return False
-            self.room = room
-        self.requests[self.count] = MPI_REQUEST_NULL
-        self.carried[self.count] = message
-        self.count += 1
-        return True
-
-    cdef void _send(self, Message *message, int destination) noexcept nogil:
-        cdef int lines = <int>((self.layout.size if message.holds_vector else HEADER) // LINE)
-        if self.ending:
-            return
-        pthread_mutex_lock(&mpi_mutex)
-        if self._add_request(message):
-            message.uses += 1
-            self._check(MPI_Isend(message.memory, lines, self.line, destination, TAG, self.comm,
-                                  &self.requests[self.count - 1]))
-        pthread_mutex_unlock(&mpi_mutex)
-        self.posted[destination] += 1
-        if message.holds_vector:
-            self.bytes_sent += self.layout.size - HEADER
-
-    cdef void _scale(self, char **to, char **source, double scale) noexcept nogil:
-        cdef int i
-        if scale == 1:
-            self.layout.copy(to, source)
-            return
-        for i in range(self.layout.count):
-            self.layout.kernels[i].combine(
-                to[i], source[i], scale, source[i], 0, self.layout.length[i])
+        # Who leaves does so for good, whatever others have done together meanwhile.
+        cdef bint counts = header(message)[EPOCH] == self.epoch or kind == LEAVE
+        cdef Transfer *transfer = NULL
+        counts = counts and not self.messages.ending
+        if header(message)[HOLDS]:
+            transfer = self.messages.expect(message)
+            if transfer == NULL:
+                return
+            transfer.dropped = not counts
+        if message.room == SHORT:
+            self.messages.recycle(message)
+        if counts:
+            self.protocol.arrived(source, kind, number, weight)
 
     # The port
 
     cdef void write(self, int kind, long long number) noexcept nogil:
-        self._begin_message(kind, number, 0, False)
+        self._write(kind, number, 0, NULL)
 
-    cdef void write_model(
-        self, int kind, long long number, double scale, double weight
-    ) noexcept nogil:
-        if self._begin_message(kind, number, weight, True):
-            self._scale(self.message_arrays, self.model_arrays, scale)
+    cdef void write_model(self, int kind, long long number, double weight) noexcept nogil:
+        self._write(kind, number, weight, self.vectors.model)
 
     cdef void write_change(self, int kind, long long number) noexcept nogil:
-        if self._begin_message(kind, number, 0, True):
-            if self.changed:
-                self.layout.copy(self.message_arrays, self.change_arrays)
-            else:
-                self.layout.zero(self.message_arrays)
+        self._keep_apart()
+        if not self.changed:
+            self._note(ZERO, 1, NULL)
+        self._write(kind, number, 0, self.vectors.change)
 
-    cdef bint _begin_message(
-        self, int kind, long long number, double weight, bint holds_vector
+    cdef void _write(
+        self, int kind, long long number, double weight, char *vector
     ) noexcept nogil:
-        """Begin to write another message; return whether there is memory for it."""
+        """Begin another message, with a vector or without."""
         cdef Message *message = self.written
+        cdef bint inside = vector != NULL and self.messages.inside
+        self.sending = NULL
         if message != NULL:
-            message.uses -= 1
-            if message.uses == 0:
-                self._recycle(message)
-        message = self._allocate_message(holds_vector)
+            self.messages.release(message)
+        message = self.messages.allocate(WHOLE if inside else SHORT)
         self.written = message
         if message == NULL:
-            return False
+            return
         message.uses = 1
+        self._head(message, kind, number, weight, vector != NULL)
+        if inside:
+            self.messages.blocks.copy(0, message.memory, vector)
+        elif vector != NULL:
+            self.sending = self.vectors.add(SEND, 1, NULL)
+            if self.sending != NULL:
+                self.sending.memory = vector
+
+    cdef void _head(
+        self, Message *message, int kind, long long number, double weight, bint holds
+    ) noexcept nogil:
         header(message)[KIND] = kind
         header(message)[NUMBER] = number
         header(message)[EPOCH] = self.epoch
+        header(message)[HOLDS] = holds
         weight_in(message)[0] = weight
-        if holds_vector:
-            self.layout.locate(self.message_arrays, message.memory)
-        return True
 
     cdef void post(self, int destination) noexcept nogil:
-        if self.written != NULL:
-            self._send(self.written, destination)
+        cdef Transfer *transfer
+        if self.written == NULL or self.messages.ending:
+            return
+        self.messages.post(self.written, destination)
+        if self.sending != NULL:
+            transfer = self.messages.send(destination, self.sending.memory)
+            if transfer != NULL:
+                transfer.sibling = self.sending.outgoing
+                self.sending.outgoing = transfer
+        if header(self.written)[HOLDS]:
+            self.bytes_sent += self.layout.size - HEADER
 
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
-        cdef Message *message = self._kept_from(source)
-        cdef double weight = weight_in(message)[0]
-        self.untouched = False
-        if keep == 0 and share == 1:
-            self.layout.copy(self.model_arrays, self.message_arrays)
-        else:
-            self.layout.combine(self.model_arrays, keep, self.message_arrays, share)
-        self._recycle(message)
-        return weight
+        cdef Transfer *transfer = self.messages.claim(source)
+        self._keep_apart()
+        self.vectors.add_use(MIX, transfer, keep, share)
+        self._do_inside()
+        return transfer.weight
 
     cdef void halve(self, int source, int kind, long long number) noexcept nogil:
-        cdef Message *message = self._kept_from(source)
-        self.untouched = False
-        self.layout.combine(self.message_arrays, -0.5, self.model_arrays, 0.5)
-        self.layout.combine(self.model_arrays, 1, self.message_arrays, -1)
-        header(message)[KIND] = kind
-        header(message)[NUMBER] = number
-        header(message)[EPOCH] = self.epoch
-        self._send(message, source)
-        if message.uses == 0:
-            self._recycle(message)
+        cdef Transfer *transfer = self.messages.claim(source)
+        cdef Message *message = transfer.space
+        cdef Step *step
+        self._keep_apart()
+        step = self.vectors.add_use(HALVE, transfer, 1, 1)
+        if self.messages.inside:
+            self._do_inside()
+            # It goes back as it is.
+            transfer.space = NULL
+            self._head(message, kind, number, 0, True)
+            message.uses = 1
+        else:
+            self._write(kind, number, 0, NULL)
+            message = self.written
+            if step == NULL or message == NULL:
+                return
+            header(message)[HOLDS] = True
+        if not self.messages.ending:
+            self.messages.post(message, source)
+            self.bytes_sent += self.layout.size - HEADER
+            if not self.messages.inside:
+                step.outgoing = self.messages.send(source, NULL)
+                if step.outgoing != NULL:
+                    step.outgoing.back = transfer
+        if self.messages.inside:
+            self.messages.release(message)
 
     cdef void drop(self, int source) noexcept nogil:
-        self._recycle(self._kept_from(source))
+        self.messages.claim(source).dropped = True
 
     cdef void scale(self, double factor) noexcept nogil:
         if factor != 1:
-            self.untouched = False
-            self._scale(self.model_arrays, self.model_arrays, factor)
+            self._keep_apart()
+            self._note(SCALE, factor, NULL)
 
     cdef void publish(self, double scale) noexcept nogil:
-        if self.changed and scale == 1 and self.untouched and self.user != NULL:
-            self.layout.copy(self.model_arrays, self.user)  # the same, and not rounded
+        if self.given != NULL and self.against_model and scale == 1 and self.user != NULL:
+            self._note(PUBLISH, 1, self.user)  # the same, and not rounded
+            self.given = NULL
         elif self.changed:
-            self.layout.combine(self.model_arrays, 1, self.change_arrays, scale)
-            self.untouched = False
+            self._keep_apart()
+            self.vectors.publish(scale)
+            self._do_inside()
         self.changed = False
 
     cdef void return_model(self, double scale) noexcept nogil:
-        self._scale(self.change_arrays, self.model_arrays, scale)
+        self._keep_apart()
+        self._note(RETURN, scale, self.user)
         self.unreturned = self.user == NULL
-        self.untouched = scale == 1 and not self.unreturned
-        if self.user != NULL:
-            self.layout.copy(self.user, self.change_arrays)
+        self.same = scale == 1 and not self.unreturned
+
+    cdef void _keep_apart(self) noexcept nogil:
+        """The model changes: what the application last got, or has changed, is elsewhere."""
+        if self.given != NULL:
+            self.vectors.record(self.given, self.against_model)
+            self.given = NULL
+            self._do_inside()
+        elif self.same:
+            self._note(SAVE, 1, NULL)
+        self.same = False
+
+    cdef void _note(self, What what, double share, char **user) noexcept nogil:
+        """This is to be done next."""
+        self.vectors.add(what, share, user)
+        self._do_inside()
+
+    cdef void _do_inside(self) noexcept nogil:
+        """Do at once what waits for nothing, since vectors are in their messages."""
+        if self.messages.inside:
+            self.vectors.run()
+
+    cdef bint is_idle(self) noexcept nogil:
+        """Whether all that has been noted is done, and all blocks are sent."""
+        return self.vectors.first == NULL and self.messages.outgoing.first == NULL
+
+    cdef bint has_answered(self) noexcept nogil:
+        """Whether the application has what it called for."""
+        return not self.protocol.calling and self.vectors.answers == 0
+
+    cdef int error(self) noexcept nogil:
+        return self.messages.error if self.messages.error != 0 else self.vectors.error
 
     # The application
 
@@ -427,73 +280,57 @@ cdef class Mailbox(Port):
 
     cdef void record_change(self, char **user) noexcept nogil:
         """Note what the application has changed, in place of what it last got."""
-        self.changed = False
-        if self.unreturned:
-            self.nonfinite += 1
-            return
-        self.layout.combine(self.change_arrays, -1, user, 1)
-        self.changed = self.layout.all_finite(self.change_arrays)
+        cdef char **got = self.vectors.model_arrays if self.same else self.vectors.change_arrays
+        self.changed = not self.unreturned and self.layout.finite_change(got, user, got)
         self.nonfinite += not self.changed
+        self.given = user if self.changed else NULL
+        self.against_model = self.same
+        self.same = False
 
     cdef void publish_change(self, char **user) noexcept nogil:
         """Put what the application has changed into the model; it goes on from what it has."""
         self.record_change(user)
         self.publish(1)
-        self.layout.copy(self.change_arrays, user)
+        self._note(KEEP, 1, user)
         self.unreturned = False
-        self.untouched = False
 
     cdef void go_on_from(self, char **user) noexcept nogil:
         """The application has these values, not quite those that it was given."""
-        self.layout.copy(self.change_arrays, user)
-        self.untouched = False
+        self.layout.copy(self.vectors.change_arrays, user)
+        self.same = False
 
     cdef void forget_user(self) noexcept nogil:
         """The application's memory is its own again."""
+        if self.given != NULL:
+            self._keep_apart()
         self.user = NULL
+        if self.vectors.forget_user():
+            self.unreturned = True
+            self.same = False
+
+    cdef void read_model(self, char **user) noexcept nogil:
+        """Give the application the model, as calls return it, once all that was noted is done."""
+        cdef int block
+        for block in range(self.messages.blocks.count):
+            self.messages.blocks.scale(
+                block, user, self.vectors.model_arrays, self.protocol.factor())
 
     cdef void restart(self, char **model, long long calls) noexcept nogil:
-        """All ranks go on from new models, which their applications have."""
-        cdef Message *message
-        self.layout.copy(self.model_arrays, model)
-        self.layout.copy(self.change_arrays, model)
+        """All ranks go on from new models, which their applications have; see `is_idle`."""
+        self.layout.copy(self.vectors.model_arrays, model)
         self.changed = False
         self.unreturned = False
-        self.untouched = True
+        self.same = True
         self.epoch += 1
-        while self.kept.first != NULL:
-            message = self.kept.first
-            remove(&self.kept, message)
-            self._recycle(message)
+        self.messages.drop_all()
         self.protocol.restart(calls)
-
-    # The end
+        while self.advance():
+            pass
 
     cdef void end(self) noexcept nogil:
-        """Nothing more is sent from here: learn how much was sent, by all ranks together."""
-        self.ending = True
-        pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Ialltoall(self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG,
-                                  self.comm, &self.gather))
-        pthread_mutex_unlock(&mpi_mutex)
+        """Nothing more is sent from here, but what has been noted."""
+        self.messages.end()
 
     cdef bint is_over(self) noexcept nogil:
-        """Whether everything sent has been received."""
-        cdef long long sent = 0
-        cdef int rank, done = 0
-        pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
-        pthread_mutex_unlock(&mpi_mutex)
-        if not done:
-            return False
-        for rank in range(self.size):
-            sent += self.expected[rank]
-        return self.count == 0 and self.received == sent
-
-    cdef void free_type(self) noexcept nogil:
-        """Give back what MPI has of it, once it is over; the MPI mutex is held."""
-        self._check(MPI_Type_free(&self.line))
-
-    cdef void _check(self, int rc) noexcept nogil:
-        if rc != MPI_SUCCESS:
-            self.error = rc
+        """Whether all that was sent has come, and is used or dropped."""
+        return self.vectors.first == NULL and self.messages.is_over()

@@ -1,9 +1,10 @@
 """What Python uses of the native engine; importing it initializes MPI."""
 
-from collectives.engine.all_ranks import Guard
+from collectives.engine.calls import Guard
+from collectives.engine.formed_groups import FormedGroups
 from collectives.engine.mailbox import Mailbox
 from collectives.engine.peers import PeerExchange
 from collectives.engine.progress import engine
 from collectives.engine.versions import GroupVersions
 
-__all__ = ["GroupVersions", "Guard", "Mailbox", "PeerExchange", "engine"]
+__all__ = ["FormedGroups", "GroupVersions", "Guard", "Mailbox", "PeerExchange", "engine"]

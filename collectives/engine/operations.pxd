@@ -5,7 +5,9 @@ from collectives.engine.stalls cimport StallReporter
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.reduction cimport Reduction
 from collectives.memory.layout cimport Layout
+from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.all_ranks cimport AllRanksProtocol
+from collectives.protocols.contribution cimport ContributionProtocol
 
 cdef enum:
     # What a rank gathers from all: operation, t, the version to load or the purpose, questions
@@ -21,24 +23,13 @@ cdef class Operations(StallReporter):
     cdef int sync_tag
     cdef unsigned int polls
     cdef bint busy  # as the last poll left it
-    # What average() takes from this rank, where that is not the application's memory.
+    # What this rank contributes, and the vectors that it is about; `scratch` is for what average()
+    # takes from this rank where that is not the application's memory.
+    cdef ContributionProtocol contribution
+    cdef HostVectors vectors
     cdef char *scratch
-    cdef char **scratch_arrays
-    # The application's memory; not there once an exception has ended its part.
-    cdef char **x
-    cdef bint has_x
-    # Its weight, and that of what it last gave; whether that was finite.
-    cdef double weight_given, weight_published
-    cdef bint finite
-    # An exchange is under way, or done and its mean not yet taken; of the application's vector in
-    # its own memory.
-    cdef bint begun, lent
-    # An average over all ranks goes on with equal weights, since nobody's vector has any. What this
-    # rank gives to it then: a finite vector, or nothing; for average(), from the application's
-    # memory.
-    cdef bint weightless, gives, gives_own
-    # What average() takes from this rank is there already, since its call was interrupted.
-    cdef bint contributed
+    # An exchange is under way, or done and its mean not yet taken.
+    cdef bint begun
     # The application is past everything. A thread is at its memory without the lock.
     cdef bint done, copying
     # Agreements; all ranks leave, and gather once more.
@@ -51,20 +42,20 @@ cdef class Operations(StallReporter):
     cdef int disagreed
     # How many operations have moved data.
     cdef long long data_ops
-    # The weight of the last mean. What the last call took: its version, the group (none: all).
-    cdef double weight, taken_weight
+    # What the last call took: its mean's weight, its version, the group (none: all).
+    cdef double taken_weight
     cdef long long taken_version
     cdef int taken_count
     # Statistics
-    cdef readonly long long calls, timely, synchronizations, nonfinite
+    cdef readonly long long timely, synchronizations
     cdef long long copying_ns, copy_began
 
-    cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree) except -1
+    cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree,
+                             ContributionProtocol contribution) except -1
     cdef void _advance(self) noexcept nogil
     cdef bint _is_busy(self) noexcept nogil
     cdef bint _step(self) noexcept nogil
     cdef void _before_operation(self) noexcept nogil
-    cdef void _after_operation(self, bint averages) noexcept nogil
     cdef void _publish_average(self) noexcept nogil
     cdef void _renumber(self) noexcept nogil
     cdef void _check(self, int rc) noexcept nogil
@@ -78,14 +69,13 @@ cdef class Operations(StallReporter):
     cdef void _begin_operation(self, int operation) noexcept nogil
     cdef bint _serve_operation(self) noexcept nogil
     cdef void _begin_reducing(self) noexcept nogil
-    cdef void _contribute_to_average(self, bint publishes) noexcept nogil
     cdef void _reduce(self) noexcept nogil
+    cdef void _begin_exchange(
+        self, const int *members, int size, int me, int tag, bint keeps) noexcept nogil
     cdef int _tag(self) noexcept nogil
-    cdef void _reduce_with_equal_weights(self) noexcept nogil
-    cdef void _give_equally(self) noexcept nogil
-    cdef bint _is_finishing(self) noexcept nogil
+    cdef char *_source(self) noexcept nogil
+    cdef void _reduce_again(self) noexcept nogil
     cdef void _finish_reducing(self) noexcept nogil
-    cdef void _end_exchange(self) noexcept nogil
     cdef void _end_operation(self) noexcept nogil
     cdef void _load(self) noexcept nogil
     cdef void _unlock_to_copy(self) noexcept nogil

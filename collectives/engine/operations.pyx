@@ -29,7 +29,8 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_unlock,
 )
 from collectives.memory.allocation cimport allocate
-from collectives.memory.layout cimport Layout, weight_of
+from collectives.memory.layout cimport Layout
+from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.all_ranks cimport (
     AGREEING,
     AVERAGE,
@@ -43,6 +44,7 @@ from collectives.protocols.all_ranks cimport (
     REDUCING,
     AllRanksProtocol,
 )
+from collectives.protocols.contribution cimport SCRATCH, X, ContributionProtocol
 
 cdef enum:
     # Bytes of a vector whose average takes so long that a caller yields often.
@@ -83,24 +85,23 @@ cdef class Operations(StallReporter):
         self.exchange = Exchange(data, self.layout, wire_dtype)
         self.reduction = self.exchange.reduction
         self.gather = MPI_REQUEST_NULL
-        self.weight_given = 1
-        self.weight_published = 1
-        self.finite = True
         self.records = <long long *>calloc((RECORD + 2) * self.size, sizeof(long long))
         self.everyone = <int *>calloc(self.size, sizeof(int))
-        self.scratch_arrays = <char **>calloc(self.layout.count, sizeof(char *))
-        if self.records == NULL or self.everyone == NULL or self.scratch_arrays == NULL:
+        if self.records == NULL or self.everyone == NULL:
             raise MemoryError
         for rank in range(self.size):
             self.everyone[rank] = rank
         self.pairs = self.records + RECORD * self.size
         # It takes no memory before the first average() that touches it.
         self.scratch = allocate(self.layout.size)
-        self.layout.locate(self.scratch_arrays, self.scratch)
+        self.vectors = HostVectors(self.layout)
+        self.vectors.place(SCRATCH, self.scratch)
 
-    cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree) except -1:
-        """Have this protocol, and tags beside those of its versions."""
+    cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree,
+                             ContributionProtocol contribution) except -1:
+        """Have these protocols, and tags beside those of their versions."""
         self.protocol = protocol
+        self.contribution = contribution
         self.tree = tree
         self.sync_tag = tree.window * PHASES
         self.inquiry = Inquiry(self.data, self.sync_tag + 2 * PHASES)
@@ -108,7 +109,6 @@ cdef class Operations(StallReporter):
 
     def __dealloc__(self):
         free(self.scratch)
-        free(self.scratch_arrays)
         free(self.records)
         free(self.everyone)
 
@@ -132,9 +132,6 @@ cdef class Operations(StallReporter):
 
     cdef void _before_operation(self) noexcept nogil:
         """The application enters an operation."""
-
-    cdef void _after_operation(self, bint averages) noexcept nogil:
-        """The operation is over; one that only `averages` has published nothing."""
 
     cdef void _publish_average(self) noexcept nogil:
         """The average over all ranks is there."""
@@ -202,7 +199,7 @@ cdef class Operations(StallReporter):
 
     cdef void _record(self, long long *record) noexcept nogil:
         record[0] = self.protocol.operation
-        record[1] = self.protocol.t
+        record[1] = self.protocol.version
         record[2] = self.purpose if self.protocol.operation != CLOSE else NONE
         if self.protocol.operation == LOAD:
             record[2] = self.loading
@@ -257,7 +254,7 @@ cdef class Operations(StallReporter):
         self.done = False
         self._before_operation()
         if operation != CLOSE:  # which leaves a call that was started its result
-            self.taken_version = self.protocol.t
+            self.taken_version = self.protocol.version
         self.protocol.enter(operation)
         if self.size > 1:
             pthread_mutex_lock(&mpi_mutex)
@@ -283,73 +280,59 @@ cdef class Operations(StallReporter):
         return True
 
     cdef void _begin_reducing(self) noexcept nogil:
-        """Begin to average what the application gives, if it does."""
-        if not self.contributed:
-            self._contribute_to_average(self.has_x and not self.protocol.joined)
-        self.contributed = False
+        """Begin to average what this rank contributes."""
+        self._unlock_to_copy()
+        self.contribution.begin_average()
+        self._lock_after_copy()
         self._reduce()
 
-    cdef void _contribute_to_average(self, bint publishes) noexcept nogil:
-        """Lend the application's vector, which takes no memory, or fill the scratch vector."""
-        self._unlock_to_copy()
-        self.lent = publishes and self.layout.all_finite(self.x)
-        if not self.lent:
-            self.layout.zero(self.scratch_arrays)
-        self.gives = self.lent
-        self.gives_own = self.lent
-        weight_of(self.scratch)[0] = self.weight_given if self.lent else 0
-        self._lock_after_copy()
-
     cdef void _reduce(self) noexcept nogil:
-        """Begin the exchange of an average that is not published."""
-        cdef bint gets = self.has_x and not self.protocol.joined or self._is_finishing()
-        cdef char **target = self.x if self.lent else self.scratch_arrays
-        cdef char **copy = self.x if gets and not self.lent else NULL
+        """Begin the exchange of an average over all ranks."""
         self.begun = True
-        self.exchange.begin(self.everyone, self.size, self.rank, self._tag(), self.scratch,
-                            self.x, self.lent, False, target, copy, NULL)
+        self._begin_exchange(self.everyone, self.size, self.rank, self._tag(), False)
+
+    cdef void _begin_exchange(
+        self, const int *members, int size, int me, int tag, bint keeps
+    ) noexcept nogil:
+        """Begin to average what the contribution says, by messages."""
+        self.exchange.begin(
+            members, size, me, tag, self.contribution.weight, self._source(),
+            self.vectors.of[X], self.contribution.lent, keeps,
+            self.vectors.arrays(self.contribution.target),
+            self.vectors.arrays(self.contribution.copy),
+            self.vectors.arrays(self.contribution.saved))
+
+    cdef char *_source(self) noexcept nogil:
+        """The vector that is averaged, or in whose place the application's is."""
+        return self.scratch
 
     cdef int _tag(self) noexcept nogil:
         """The tag of this operation's exchange."""
         return self.sync_tag + <int>(self.protocol.ops % 2) * PHASES
 
-    cdef void _reduce_with_equal_weights(self) noexcept nogil:
-        """Nobody's vector has weight: begin again, and let all that are finite count alike."""
-        self.weightless = True
+    cdef void _reduce_again(self) noexcept nogil:
+        """Nobody's vector has weight: let all that are finite count alike."""
         self.data_ops += 1
         self._renumber()
-        self._give_equally()
+        self.contribution.begin_again()
         self._reduce()
 
-    cdef void _give_equally(self) noexcept nogil:
-        """Give a finite vector with weight 1."""
-        weight_of(self.scratch)[0] = self.gives
-        self.lent = self.gives_own
-
-    cdef bint _is_finishing(self) noexcept nogil:
-        return self.has_x and self.protocol.operation == FINISH
-
     cdef void _finish_reducing(self) noexcept nogil:
-        self._end_exchange()
-        if self.weight == 0 and not self.weightless:
-            self._reduce_with_equal_weights()
+        self.begun = False
+        self.contribution.end_exchange(self.reduction.weight)
+        if self.contribution.total == 0 and not self.contribution.weightless:
+            self._reduce_again()
             return
         self._publish_average()
         self._end_operation()
-
-    cdef void _end_exchange(self) noexcept nogil:
-        self.begun = False
-        self.lent = False
-        self.weight = self.reduction.weight
 
     cdef void _end_operation(self) noexcept nogil:
         """What every rank does has been done; one that has joined enters the next operation."""
         cdef bint averages = self.protocol.operation == AVERAGE
         self.taken_count = 0
-        self.taken_weight = 0 if self.weightless else self.weight
-        self.weightless = False
+        self.taken_weight = 0 if self.contribution.weightless else self.contribution.total
         self.protocol.reduced()
-        self._after_operation(averages)
+        self.contribution.end_operation(averages)
         self.data_ops += 1
         self._renumber()
         if self.protocol.stage != AGREEING:
@@ -361,7 +344,7 @@ cdef class Operations(StallReporter):
 
     cdef void _load(self) noexcept nogil:
         """Go on at another version: the one that all have agreed on, whatever this rank wanted."""
-        self.protocol.base = self.records[2] - self.protocol.t
+        self.protocol.load(self.records[2])
         self._end_operation()
 
     cdef void _unlock_to_copy(self) noexcept nogil:

@@ -4,7 +4,8 @@
 from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
 
-from collectives.engine.all_ranks cimport DONE, OTHER_GOALS, CALL, OTHER_WISHES, PUBLISH, AllRanks
+from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.calls cimport CALL, DONE, OTHER_GOALS, OTHER_WISHES, PUBLISH
 from collectives.engine.control_tree cimport ControlTree
 from collectives.engine.mailbox cimport Mailbox
 from collectives.exchange.clock cimport now
@@ -14,6 +15,7 @@ from collectives.exchange.mutex cimport (
 )
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.all_ranks cimport JOIN, AllRanksProtocol
+from collectives.protocols.contribution cimport ContributionProtocol
 from collectives.protocols.peers cimport PeerProtocol
 
 from collectives.errors import ClosedError, DisagreementError
@@ -21,10 +23,12 @@ from collectives.topology import activation_peers
 
 cdef enum:
     # The application's call is over; nothing is under way that this rank has begun, in close() and
-    # before; all messages have come.
+    # before; all that was noted is done; and sent as well; all messages have come.
     ANSWERED = OTHER_GOALS
     QUIET
     PAUSED
+    CARRIED_OUT
+    IDLE
     EMPTY
 
 cdef enum:
@@ -47,42 +51,51 @@ cdef class PeerExchange(AllRanks):
         cdef AllRanksProtocol protocol
         AllRanks.__init__(self, control, data, like, **others)
         protocol = AllRanksProtocol(len(activation_peers(self.rank, self.size)))
-        self._begin_protocol(protocol, ControlTree(control, protocol, 1))
+        self._begin_protocol(protocol, ControlTree(control, protocol, 1),
+                             ContributionProtocol(self.vectors, protocol))
 
     def attach(self, Mailbox mailbox):
         """Serve this mailbox, whose protocol begins."""
         # Nothing serves this collective yet, so the lock is not needed.
-        mailbox.protocol.begin()
+        mailbox.begin()
         self.mailbox = mailbox
 
     # Progress
 
     cdef void _advance(self) noexcept nogil:
         cdef long long progress_count = self.mailbox.progress_count
+        cdef long long moved = self.mailbox.messages.moved
         AllRanks._advance(self)
         self.carries = self.mailbox.progress()
         if self.mailbox.progress_count != progress_count:
-            self.reduction.progress_count += 1
             self.rhythm.beat(now())
-        if self.mailbox.error != 0:
-            self.error = self.mailbox.error
+            moved -= 1
+        self.reduction.progress_count += self.mailbox.messages.moved != moved
+        if self.mailbox.error() != 0:
+            self.error = self.mailbox.error()
 
     cdef bint _is_busy(self) noexcept nogil:
-        return AllRanks._is_busy(self) or self.carries or self.mailbox.protocol.calling
+        return AllRanks._is_busy(self) or self.carries or not self.mailbox.has_answered()
 
     # What callers wait for, and say of it
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
-            return not self.mailbox.protocol.calling
-        if goal == QUIET or goal == PAUSED:
+            return self.mailbox.has_answered()
+        if goal == QUIET:
             return self.mailbox.protocol.is_quiet()
+        if goal == PAUSED:
+            return self.mailbox.protocol.is_quiet() and self.mailbox.is_idle()
+        if goal == CARRIED_OUT:
+            return self.mailbox.vectors.first == NULL
+        if goal == IDLE:
+            return self.mailbox.is_idle()
         if goal == EMPTY:
             return self.mailbox.is_over()
         return AllRanks._reached(self, goal)
 
     cdef bint _is_calls(self, int goal) noexcept nogil:
-        return goal == ANSWERED or goal == PAUSED or AllRanks._is_calls(self, goal)
+        return goal in (ANSWERED, PAUSED, CARRIED_OUT, IDLE) or AllRanks._is_calls(self, goal)
 
     cdef bint _misses(self, int goal) noexcept nogil:
         """Also in others' calls, after join()."""
@@ -113,10 +126,13 @@ cdef class PeerExchange(AllRanks):
 
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         AllRanks._describe_call(self, answer)
-        answer[3] = self.mailbox.protocol.calling
+        answer[3] = not self.mailbox.has_answered()
 
     def _waits_in_call(self):
-        awaited = [rank for rank in range(self.size) if self.mailbox.protocol.waits_for(rank)]
+        awaited = [
+            rank for rank in range(self.size)
+            if self.mailbox.protocol.waits_for(rank) or self.mailbox.messages.waits_for(rank)
+        ]
         return "close()" if self.closing else f"call {self._calls_made()}", awaited
 
     # Leaving
@@ -131,14 +147,14 @@ cdef class PeerExchange(AllRanks):
         return 0
 
     cdef int _end_messages(self) except -1 nogil:
-        if not self.mailbox.ending:
+        if not self.mailbox.messages.ending:
             self.mailbox.end()
         self._wait(EMPTY)
         return 0
 
     cdef void _free_requests(self) noexcept nogil:
         AllRanks._free_requests(self)
-        self.mailbox.free_type()
+        self.mailbox.messages.free_type()
 
     # What Python calls
 
@@ -229,10 +245,11 @@ cdef class PeerExchange(AllRanks):
         if what == CALL:
             self.mailbox.begin_call(arrays)
             self._wait(ANSWERED)
-            self.calls += 1
+            self.protocol.completed()
             self.timely += 1
         elif what == PUBLISH:
             self.mailbox.publish_change(arrays)
+            self._wait(ANSWERED)
         elif what == HAND_IN:
             self.mailbox.record_change(arrays)
             self.mailbox.protocol.hand_in()
@@ -252,6 +269,7 @@ cdef class PeerExchange(AllRanks):
             self._wait(ANSWERED)
             # What no call of the others has taken along.
             self.mailbox.publish(1)
+            self._wait(IDLE)
         return 0
 
     def read_model(self, vector):
@@ -259,14 +277,19 @@ cdef class PeerExchange(AllRanks):
         cdef UserVector opened = UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.mailbox._scale(opened.arrays, self.mailbox.model_arrays,
-                                self.mailbox.protocol.factor())
-            pthread_mutex_unlock(&self.lock)
+            try:
+                self._wait(CARRIED_OUT)
+                self.mailbox.read_model(opened.arrays)
+            finally:
+                pthread_mutex_unlock(&self.lock)
 
     def restart(self, vector, long long calls):
         """Go on from this vector after so many calls, as all ranks do at the same time."""
         cdef UserVector opened = UserVector(vector, self.mailbox.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.mailbox.restart(opened.arrays, calls)
-            pthread_mutex_unlock(&self.lock)
+            try:
+                self._wait(IDLE)
+                self.mailbox.restart(opened.arrays, calls)
+            finally:
+                pthread_mutex_unlock(&self.lock)

@@ -74,7 +74,7 @@ cdef class StallReporter(Waiter):
 
     cdef long long _calls_made(self) noexcept nogil:
         """How many calls the application has made."""
-        return self.protocol.t + self.protocol.base
+        return self.protocol.version + self.protocol.base
 
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         """Fill in for who asks: how many calls, which version is next, whether in a call."""

@@ -20,7 +20,7 @@ from collectives.memory.allocation cimport LINE, allocate, round_up
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
-from collectives.memory.layout cimport HEADER, weight_of
+from collectives.memory.layout cimport HEADER, weight_in
 from collectives.protocols.schedule cimport ADD, NOTHING, TAKE, Schedule
 
 cdef enum:
@@ -66,7 +66,8 @@ cdef class Doubling:
         self.high = min(self.layout.size, self.low + self.block)
         self.summed = False
         if self.low == 0:
-            self.reduction.weight = weight_of(self.reduction.source)[0]
+            self.reduction.weight = self.reduction.own_weight
+            weight_in(self.reduction.source)[0] = self.reduction.weight
         if self.schedule.done:
             self.high = self.layout.size
             self._finish_block(self.reduction.source + self.low, 1, NULL, 0)
@@ -108,10 +109,10 @@ cdef class Doubling:
         cdef double share_ours = 0, share_theirs = 0, total
         if self.low == 0 and received == ADD:
             self.ours[phase] = self.reduction.weight
-            self.theirs[phase] = weight_of(self.incoming)[0]
+            self.theirs[phase] = weight_in(self.incoming)[0]
             self.reduction.weight += self.theirs[phase]
         elif self.low == 0 and received == TAKE:
-            self.reduction.weight = weight_of(self.incoming)[0]
+            self.reduction.weight = weight_in(self.incoming)[0]
         if received == ADD:
             total = self.ours[phase] + self.theirs[phase]
             if total > 0:
@@ -133,11 +134,11 @@ cdef class Doubling:
         cdef Py_ssize_t begin, first, count
         cdef int i
         if self.low == 0:
-            weight_of(self.partial)[0] = self.reduction.weight
+            weight_in(self.partial)[0] = self.reduction.weight
         for i in range(self.layout.count):
             count = self.layout.part(i, self.low, self.high, &first)
-            begin = self.layout.begin[i] + first * self.layout.kernels[i].itemsize - self.low
-            self.layout.kernels[i].combine(self.partial + begin, mean + begin, share_ours,
+            begin = self.layout.begin[i] + first * self.layout.itemsize[i] - self.low
+            self.layout.space.combine(i, self.partial + begin, mean + begin, share_ours,
                                       self.incoming + begin, share_theirs, count)
         self.summed = True
 

@@ -13,14 +13,14 @@ cdef class Exchange:
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
-        char *source, char **user, bint given, bint keeps, char **target, char **copy, char **saved
+        double weight, char *source, char **user, bint given, bint keeps,
+        char **target, char **copy, char **saved
     ) noexcept nogil
     cdef bint shares(self, const int *members, int size) noexcept nogil
     cdef void begin_in_memory(
         self, long long number, bint operation, const int *members, int size,
-        char **user, bint given, bint ringed, char **target, char **copy) noexcept nogil
-    cdef void resume_in_memory(self, char **target) noexcept nogil
-    cdef void _note(self, char **target, char **copy) noexcept nogil
+        char **user, bint given, bint ringed) noexcept nogil
+    cdef void resume_in_memory(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
     cdef void adopt(self, char **kept) noexcept nogil
     cdef void divert(self) noexcept nogil

@@ -6,7 +6,7 @@ from mpi4py.MPI cimport Comm
 from collectives.exchange.doubling cimport Doubling
 from collectives.exchange.slices cimport Slices
 from collectives.exchange.reduction cimport Reduction
-from collectives.memory.layout cimport HEADER, Layout, weight_of
+from collectives.memory.layout cimport HEADER, Layout
 from collectives.protocols.slicing cimport suits
 
 
@@ -26,13 +26,13 @@ cdef class Exchange:
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
-        char *source, char **user, bint given, bint keeps,
+        double weight, char *source, char **user, bint given, bint keeps,
         char **target, char **copy, char **saved
     ) noexcept nogil:
         """Average `source`, a vector in our memory, into the arrays of `target`, over the members.
 
         Where they are `given`, the arrays of `user`, the application, are averaged instead of the
-        source, which holds only their weight; where it `keeps` them, they are there afterwards.
+        source, with the same `weight`; where it `keeps` them, they are there afterwards.
 
         `target` may be the arrays of `source`. It is left alone if the total weight is zero. `copy`
         and `saved` may be NULL: the mean goes to `copy` as well, and what was in `target` to
@@ -42,6 +42,7 @@ cdef class Exchange:
         self.reduction.size = size
         self.reduction.me = me
         self.reduction.tag = tag
+        self.reduction.own_weight = weight
         self.reduction.source = source
         self.reduction.user = user
         self.reduction.given = given
@@ -57,7 +58,7 @@ cdef class Exchange:
         if not self.sliced:
             self.reduction.adopt(True)
         if size == 1:
-            self.reduction.weight = weight_of(source)[0]
+            self.reduction.weight = weight
             self.reduction.write_source()
         elif self.sliced:
             self.slices.begin()
@@ -70,27 +71,20 @@ cdef class Exchange:
 
     cdef void begin_in_memory(
         self, long long number, bint operation, const int *members, int size,
-        char **user, bint given, bint ringed, char **target, char **copy
+        char **user, bint given, bint ringed
     ) noexcept nogil:
         """Average the snapshots of ranks that share memory, as their parts say, by a number.
 
         The application's arrays `user` may be NULL. Where they are `given`, they replace the
-        snapshot meanwhile, or, `ringed`, leave it alone; they get the mean. `target` and `copy` are
-        only noted.
+        snapshot meanwhile, or, `ringed`, leave it alone; they get the mean.
         """
-        self._note(target, copy)
+        self.resume_in_memory()
         self.shared.begin(number, operation, members, size, user, given, ringed)
 
-    cdef void resume_in_memory(self, char **target) noexcept nogil:
+    cdef void resume_in_memory(self) noexcept nogil:
         """Go on with an exchange that another rank has begun this one's part in."""
-        self._note(target, NULL)
-
-    cdef void _note(self, char **target, char **copy) noexcept nogil:
         self.in_memory = True
         self.reduction.given = False
-        self.reduction.target = target
-        self.reduction.copy = copy
-        self.reduction.saved = NULL
 
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""

@@ -1,14 +1,14 @@
 from mpi4py.libmpi cimport MPI_Request
 
-from collectives.memory.kernels cimport Codec
 from collectives.memory.layout cimport Layout
+from collectives.memory.space cimport Space
 
 cdef class Reduction:
     cdef Layout layout
     # What travels: `layout` itself unless it is compressed.
     cdef Layout wire
     cdef bint compressed, decodes
-    cdef Codec *codecs
+    cdef Space space
     cdef bint *coded
     # What all ranks have in common, which compressed vectors are told from.
     cdef char *reference
@@ -23,7 +23,8 @@ cdef class Reduction:
     cdef char **target
     cdef char **copy
     cdef char **saved
-    cdef double weight
+    # What this rank's vector weighs, and what has been averaged.
+    cdef double own_weight, weight
     # busy_ns: nanoseconds spent on messages that had come.
     cdef long long bytes_sent, progress_count, busy_ns
 

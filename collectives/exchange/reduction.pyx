@@ -2,15 +2,12 @@
 """What one allreduce averages, and where its mean goes; the passes over memory that this takes."""
 
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 from mpi4py.libmpi cimport MPI_STATUSES_IGNORE, MPI_SUCCESS, MPI_Request, MPI_Testall
 
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.kernels cimport choose_codec, copy_away
 from collectives.memory.allocation cimport allocate
 from collectives.memory.layout cimport Layout
-
-from collectives.memory.layout import CODES
+from collectives.memory.space cimport HostSpace
 
 WIDE = ("float32", "float64")
 
@@ -34,23 +31,22 @@ cdef class Reduction:
         cdef int i
         self.layout = layout
         self.wire = layout
+        self.space = layout.space
         self.compressed = wire_dtype is not None and any(d in WIDE for d in layout.dtypes)
         if not self.compressed:
             return
         dtypes = [wire_dtype if dtype in WIDE else dtype for dtype in layout.dtypes]
         self.wire = Layout(dtypes, layout.lengths, layout.single)
-        self.codecs = <Codec *>calloc(layout.count, sizeof(Codec))
+        self.space = HostSpace(layout.dtypes, dtypes)
         self.coded = <bint *>calloc(layout.count, sizeof(bint))
-        if self.codecs == NULL or self.coded == NULL:
+        if self.coded == NULL:
             raise MemoryError
         for i in range(layout.count):
-            self.coded[i] = choose_codec(
-                &self.codecs[i], ord(CODES[layout.dtypes[i]]), ord(CODES[dtypes[i]]))
+            self.coded[i] = dtypes[i] != layout.dtypes[i]
         self.reference = allocate(layout.size)
         layout.zero_vector(self.reference)
 
     def __dealloc__(self):
-        free(self.codecs)
         free(self.coded)
         free(self.reference)
 
@@ -67,7 +63,7 @@ cdef class Reduction:
     cdef void remember(self, const char *vector) noexcept nogil:
         """Make this vector, which all ranks have alike, the reference."""
         if self.compressed:
-            memcpy(self.reference, vector, self.layout.size)
+            self.space.copy(self.reference, vector, self.layout.size)
 
     cdef char *contiguous(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
         """Return where these bytes of a vector are in one piece, or NULL.
@@ -102,19 +98,19 @@ cdef class Reduction:
             count = self.wire.part(i, low, high, &first)
             if count == 0:
                 continue
-            bytes = count * self.layout.kernels[i].itemsize
-            begin = first * self.layout.kernels[i].itemsize
+            bytes = count * self.layout.itemsize[i]
+            begin = first * self.layout.itemsize[i]
             source = self.source + self.layout.begin[i] + begin
             if self.given and self.keeps:
-                memcpy(source, self.user[i] + begin, bytes)
+                self.space.copy(source, self.user[i] + begin, bytes)
             elif self.given:
                 source = self.user[i] + begin
             begin += self.layout.begin[i]
-            to = space + self.wire.begin[i] + first * self.wire.kernels[i].itemsize - low
+            to = space + self.wire.begin[i] + first * self.wire.itemsize[i] - low
             if self.compressed and self.coded[i]:
-                self.codecs[i].encode(to, source, self.reference + begin, count)
+                self.space.encode(i, to, source, self.reference + begin, count)
             elif self.compressed or not self.keeps:
-                memcpy(to, source, bytes)
+                self.space.copy(to, source, bytes)
         return space if self.compressed or not self.keeps else self.source + low
 
     cdef void adopt(self, bint whole) noexcept nogil:
@@ -131,9 +127,9 @@ cdef class Reduction:
         for i in range(self.wire.count):
             if self.wire.part(i, self.taken, self.wire.size, &first) == 0:
                 continue
-            begin = first * self.layout.kernels[i].itemsize
-            memcpy(self.source + self.layout.begin[i] + begin, self.user[i] + begin,
-                   self.layout.bytes[i] - begin)
+            begin = first * self.layout.itemsize[i]
+            self.space.copy(self.source + self.layout.begin[i] + begin, self.user[i] + begin,
+                            self.layout.bytes[i] - begin)
         self.given = False
 
     cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
@@ -157,12 +153,12 @@ cdef class Reduction:
         cdef Py_ssize_t first, count, begin
         cdef int i
         for i in range(self.layout.count):
-            count = self.layout.part(i, low, high, &first) * self.layout.kernels[i].itemsize
-            begin = first * self.layout.kernels[i].itemsize
+            count = self.layout.part(i, low, high, &first) * self.layout.itemsize[i]
+            begin = first * self.layout.itemsize[i]
             if self.layout.size < LONG:
-                memcpy(to[i] + begin, self.target[i] + begin, count)
+                self.space.copy(to[i] + begin, self.target[i] + begin, count)
             elif count > 0:
-                copy_away(to[i] + begin, self.target[i] + begin, count)
+                self.space.copy_away(to[i] + begin, self.target[i] + begin, count)
 
     cdef void write(
         self, Py_ssize_t low, Py_ssize_t high,
@@ -176,7 +172,7 @@ cdef class Reduction:
             count = self.wire.part(i, low, high, &first)
             if count == 0:
                 continue
-            begin = self.wire.begin[i] + first * self.wire.kernels[i].itemsize - low
+            begin = self.wire.begin[i] + first * self.wire.itemsize[i] - low
             self._write_array(i, first, count, a + begin, share_a,
                               b + begin if b != NULL else NULL, share_b)
 
@@ -193,9 +189,9 @@ cdef class Reduction:
         const char *a, double share_a, const char *b, double share_b
     ) noexcept nogil:
         """Write part of one array, in chunks that stay in the first-level cache for the copy."""
-        cdef Py_ssize_t itemsize = self.layout.kernels[i].itemsize
+        cdef Py_ssize_t itemsize = self.layout.itemsize[i]
         cdef bint decodes = self.decodes and self.coded[i]
-        cdef Py_ssize_t sent = self.wire.kernels[i].itemsize if decodes else itemsize
+        cdef Py_ssize_t sent = self.wire.itemsize[i] if decodes else itemsize
         cdef Py_ssize_t offset, n
         cdef char *out
         while count > 0:
@@ -203,18 +199,18 @@ cdef class Reduction:
             offset = first * itemsize
             out = self.target[i] + offset
             if self.saved != NULL:
-                memcpy(self.saved[i] + offset, out, n * itemsize)
+                self.space.copy(self.saved[i] + offset, out, n * itemsize)
             if self.weight > 0:
                 if b != NULL:
-                    self.layout.kernels[i].combine(out, a, share_a, b, share_b, n)
+                    self.space.combine(i, out, a, share_a, b, share_b, n)
                     b += n * sent
                 elif decodes:
-                    self.codecs[i].decode(
-                        out, a, self.reference + self.layout.begin[i] + offset, n)
+                    self.space.decode(
+                        i, out, a, self.reference + self.layout.begin[i] + offset, n)
                 elif out != a:
-                    memcpy(out, a, n * itemsize)
+                    self.space.copy(out, a, n * itemsize)
                 if self.copy != NULL:
-                    memcpy(self.copy[i] + offset, out, n * itemsize)
+                    self.space.copy(self.copy[i] + offset, out, n * itemsize)
             a += n * sent
             first += n
             count -= n

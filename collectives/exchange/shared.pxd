@@ -4,8 +4,8 @@ from collectives.memory.layout cimport Layout
 from collectives.protocols.claims cimport ClaimsProtocol
 
 cdef struct Part:
-    # What its rank will weigh after an exchange, and the weight of all members of the last one.
-    double weight_after, total
+    # What its rank weighs, and will after an exchange; the weight of all members of the last one.
+    double weight, weight_after, total
     # Whether the mean replaces the snapshot rather than the result vector, what was in the snapshot
     # is then to be in the result vector, and a mean has replaced it since; or whether both what is
     # averaged and the mean are in its ring, and neither vector is touched.
@@ -46,7 +46,8 @@ cdef class Shared:
     cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef bint joins(self, const int *members, int size) noexcept nogil
-    cdef void describe(self, bint in_place, bint saves, double weight_after) noexcept nogil
+    cdef void describe(
+        self, bint in_place, bint saves, double weight, double weight_after) noexcept nogil
     cdef void open(self, long long number) noexcept nogil
     cdef bint close(self) noexcept nogil
     cdef long long reached(self) noexcept nogil

@@ -8,13 +8,12 @@ cache.
 """
 
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 
 from collectives.protocols.groups cimport Groups
 from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
-from collectives.memory.layout cimport HEADER, weight_of
+from collectives.memory.layout cimport HEADER
 from collectives.protocols.claims cimport (
     AVERAGED,
     BLOCKS,
@@ -143,11 +142,14 @@ cdef class Shared:
 
     # This rank's part
 
-    cdef void describe(self, bint in_place, bint saves, double weight_after) noexcept nogil:
+    cdef void describe(
+        self, bint in_place, bint saves, double weight, double weight_after
+    ) noexcept nogil:
         """Say what is to become of this rank's vectors; its part is closed."""
         self.parts[self.rank].in_place = in_place
         self.parts[self.rank].saves = saves
         self.parts[self.rank].replaced = False
+        self.parts[self.rank].weight = weight
         self.parts[self.rank].weight_after = weight_after
 
     cdef void open(self, long long number) noexcept nogil:
@@ -258,13 +260,13 @@ cdef class Shared:
         cdef char *ours
         cdef int i
         for i in range(self.layout.count):
-            count = self.layout.part(i, low, high, &first) * self.layout.kernels[i].itemsize
-            begin = first * self.layout.kernels[i].itemsize
+            count = self.layout.part(i, low, high, &first) * self.layout.itemsize[i]
+            begin = first * self.layout.itemsize[i]
             ours = vector + self.layout.begin[i] + begin
             if publishes:
-                memcpy(ours, self.user[i] + begin, count)
+                self.layout.space.copy(ours, self.user[i] + begin, count)
             else:
-                memcpy(self.user[i] + begin, ours, count)
+                self.layout.space.copy(self.user[i] + begin, ours, count)
         self.reduction.busy_ns += now() - began
 
     cdef void adopt(self, char **kept) noexcept nogil:
@@ -350,7 +352,7 @@ cdef class Shared:
         cdef double total = 0
         cdef int i
         for i in range(size):
-            self.shares[i] = weight_of(self.snapshot(self.members[i]))[0]
+            self.shares[i] = self.parts[self.members[i]].weight
             total += self.shares[i]
         for i in range(size):
             if total > 0:
@@ -366,19 +368,21 @@ cdef class Shared:
         cdef char *mean
         for i in range(self.layout.count):
             count = self.layout.part(i, low, high, &first)
-            itemsize = self.layout.kernels[i].itemsize
+            itemsize = self.layout.itemsize[i]
             begin = self.layout.begin[i] + first * itemsize
             while count > 0:
                 n = min(count, CHUNK)
                 for k in range(size):
                     self.vectors[k] = self._source(self.members[k], block, self.block) + begin
                     if self.parts[self.members[k]].saves:
-                        memcpy(self.result(self.members[k]) + begin, self.vectors[k], n * itemsize)
+                        self.layout.space.copy(
+                            self.result(self.members[k]) + begin, self.vectors[k], n * itemsize)
                 mean = self._target(self.members[0], block, self.block) + begin
-                self.layout.kernels[i].mean(mean, self.vectors, self.shares, size, n)
+                self.layout.space.mean(i, mean, self.vectors, self.shares, size, n)
                 for k in range(1, size):
-                    memcpy(self._target(self.members[k], block, self.block) + begin, mean,
-                           n * itemsize)
+                    self.layout.space.copy(
+                        self._target(self.members[k], block, self.block) + begin, mean,
+                        n * itemsize)
                 begin += n * itemsize
                 count -= n
 
@@ -390,6 +394,6 @@ cdef class Shared:
             part = self.parts[self.members[i]]
             part.total = total
             if part.in_place and total > 0:
-                weight_of(self.snapshot(self.members[i]))[0] = part.weight_after
+                part.weight = part.weight_after
                 part.replaced = True
                 part.saves = False

@@ -21,7 +21,7 @@ from collectives.memory.allocation cimport LINE, allocate, round_up
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
-from collectives.memory.layout cimport HEADER, weight_of
+from collectives.memory.layout cimport HEADER
 from collectives.protocols.slicing cimport BLOCKS, LONGEST_BLOCK, Slicing
 
 
@@ -64,7 +64,7 @@ cdef class Slices:
         self.slicing.begin(self.wire.size - HEADER, self.reduction.size)
         self.left = self.slicing.blocks
         self.weighed = False
-        self.weights[self.reduction.me] = weight_of(self.reduction.source)[0]
+        self.weights[self.reduction.me] = self.reduction.own_weight
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
             member = (self.reduction.me + 1 + other) % self.reduction.size
@@ -195,13 +195,13 @@ cdef class Slices:
             count = self.wire.part(i, HEADER + begin, HEADER + begin + mine, &first)
             if count == 0:
                 continue
-            offset = self.wire.begin[i] + first * self.wire.kernels[i].itemsize - HEADER - begin
+            offset = self.wire.begin[i] + first * self.wire.itemsize[i] - HEADER - begin
             self.vectors[self.reduction.me] = own + offset
             for other in range(others):
                 self.vectors[(self.reduction.me + 1 + other) % self.reduction.size] = (
                     block.parts + other * mine + offset)
-            self.wire.kernels[i].mean(
-                mean + offset, self.vectors, self.shares, self.reduction.size, count)
+            self.wire.space.mean(
+                i, mean + offset, self.vectors, self.shares, self.reduction.size, count)
         block.stage = MEANS
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):

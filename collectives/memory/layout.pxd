@@ -1,24 +1,27 @@
 from cpython.buffer cimport Py_buffer
 
-from collectives.memory.kernels cimport Kernels
+from collectives.memory.space cimport Space
 
 cdef enum:
-    # Bytes before the data of a vector in our memory; they begin with its weight, a double.
+    # Bytes before the data of a vector in our memory: room for the header of a message.
     HEADER = 64
 
-cdef inline double *weight_of(char *vector) noexcept nogil:
-    return <double *>vector
+cdef inline double *weight_in(char *message) noexcept nogil:
+    """The weight in the header of a message that holds a vector."""
+    return <double *>message
 
 cdef class Layout:
     cdef readonly int count
     cdef readonly Py_ssize_t size
     cdef readonly tuple dtypes, lengths
     cdef readonly bint single
-    cdef Kernels *kernels
+    # Where vectors are, and the passes over them.
+    cdef Space space
     # Of each array: what the struct module calls its dtype as its memory is lent.
     cdef char *format
-    # Of each array: where it begins in a vector, and its elements and bytes.
+    # Of each array: where it begins in a vector, the bytes of an element, its elements and bytes.
     cdef Py_ssize_t *begin
+    cdef Py_ssize_t *itemsize
     cdef Py_ssize_t *length
     cdef Py_ssize_t *bytes
 

@@ -12,14 +12,13 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
 
-from collectives.memory.kernels cimport choose_kernels
 from collectives.memory.allocation cimport LINE, round_up
+from collectives.memory.space cimport HostSpace
 
-# What Python's struct module and our kernels call the dtypes. Numpy knows bfloat16 from ml_dtypes,
-# whose arrays lend their memory as integers only.
-CODES = {"float16": b"e", "bfloat16": b"E", "float32": b"f", "float64": b"d"}
+# The bytes of an element, and what Python's struct module calls the dtypes. Numpy knows bfloat16
+# from ml_dtypes, whose arrays lend their memory as integers only.
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FORMATS = {"float16": b"e", "bfloat16": b"H", "float32": b"f", "float64": b"d"}
 
 
@@ -39,24 +38,24 @@ cdef class Layout:
         self.single = single
         self.dtypes = tuple(dtypes)
         self.lengths = tuple(lengths)
-        self.kernels = <Kernels *>calloc(self.count, sizeof(Kernels))
-        self.begin = <Py_ssize_t *>calloc(3 * self.count, sizeof(Py_ssize_t))
+        self.space = HostSpace(self.dtypes, self.dtypes)
+        self.begin = <Py_ssize_t *>calloc(4 * self.count, sizeof(Py_ssize_t))
         self.format = <char *>calloc(self.count, sizeof(char))
-        if self.kernels == NULL or self.begin == NULL or self.format == NULL:
+        if self.begin == NULL or self.format == NULL:
             raise MemoryError
         self.length = self.begin + self.count
         self.bytes = self.length + self.count
+        self.itemsize = self.bytes + self.count
         for i in range(self.count):
-            choose_kernels(&self.kernels[i], ord(CODES[self.dtypes[i]]))
+            self.itemsize[i] = SIZES[self.dtypes[i]]
             self.format[i] = ord(FORMATS[self.dtypes[i]])
             self.begin[i] = place
             self.length[i] = self.lengths[i]
-            self.bytes[i] = self.length[i] * self.kernels[i].itemsize
+            self.bytes[i] = self.length[i] * self.itemsize[i]
             place = round_up(place + self.bytes[i], LINE)
         self.size = place
 
     def __dealloc__(self):
-        free(self.kernels)
         free(self.begin)
         free(self.format)
 
@@ -66,8 +65,8 @@ cdef class Layout:
         """How many of an array's elements are in these bytes of a vector, from which one on."""
         cdef Py_ssize_t begin = max(self.begin[i], low)
         cdef Py_ssize_t end = min(self.begin[i] + self.bytes[i], high)
-        first[0] = (begin - self.begin[i]) // self.kernels[i].itemsize
-        return max(0, end - begin) // self.kernels[i].itemsize
+        first[0] = (begin - self.begin[i]) // self.itemsize[i]
+        return max(0, end - begin) // self.itemsize[i]
 
     cdef void locate(self, char **arrays, char *vector) noexcept nogil:
         """Fill in where the arrays of a vector in our memory are."""
@@ -78,21 +77,21 @@ cdef class Layout:
     cdef void copy(self, char **to, char **source) noexcept nogil:
         cdef int i
         for i in range(self.count):
-            memcpy(to[i], source[i], self.bytes[i])
+            self.space.copy(to[i], source[i], self.bytes[i])
 
     cdef void zero(self, char **arrays) noexcept nogil:
         cdef int i
         for i in range(self.count):
-            memset(arrays[i], 0, self.bytes[i])
+            self.space.zero(arrays[i], self.bytes[i])
 
     cdef void zero_vector(self, char *vector) noexcept nogil:
-        memset(vector, 0, self.size)
+        self.space.zero(vector, self.size)
 
     cdef void combine(self, char **x, double share_x, char **m, double share_m) noexcept nogil:
         """x = share_x · x + share_m · m"""
         cdef int i
         for i in range(self.count):
-            self.kernels[i].combine(x[i], x[i], share_x, m[i], share_m, self.length[i])
+            self.space.combine(i, x[i], x[i], share_x, m[i], share_m, self.length[i])
 
     cdef void add_change(
         self, char **to, char **snapshot, char **x, char **returned
@@ -100,12 +99,12 @@ cdef class Layout:
         """to = snapshot + (x − returned)"""
         cdef int i
         for i in range(self.count):
-            self.kernels[i].add_change(to[i], snapshot[i], x[i], returned[i], self.length[i])
+            self.space.add_change(i, to[i], snapshot[i], x[i], returned[i], self.length[i])
 
     cdef bint all_finite(self, char **x) noexcept nogil:
         cdef int i
         for i in range(self.count):
-            if not self.kernels[i].all_finite(x[i], self.length[i]):
+            if not self.space.all_finite(i, x[i], self.length[i]):
                 return False
         return True
 
@@ -113,7 +112,7 @@ cdef class Layout:
         """Whether snapshot + (x − returned) is finite."""
         cdef int i
         for i in range(self.count):
-            if not self.kernels[i].finite_change(snapshot[i], x[i], returned[i], self.length[i]):
+            if not self.space.finite_change(i, snapshot[i], x[i], returned[i], self.length[i]):
                 return False
         return True
 
@@ -135,10 +134,10 @@ cdef class UserVector:
             arrays = vector
         else:
             raise _not_such_a_list(vector, layout)
-        self.arrays = <char **>calloc(layout.count, sizeof(char *))
-        self.views = <Py_buffer *>calloc(layout.count, sizeof(Py_buffer))
-        if self.arrays == NULL or self.views == NULL:
+        self.views = <Py_buffer *>calloc(layout.count, sizeof(Py_buffer) + sizeof(char *))
+        if self.views == NULL:
             raise MemoryError
+        self.arrays = <char **>(self.views + layout.count)
         for i in range(layout.count):
             array = arrays[i]
             try:
@@ -154,7 +153,7 @@ cdef class UserVector:
             if (self.views[i].ndim != 1 or self.views[i].shape[0] != layout.length[i]
                     or self.views[i].format[0] != layout.format[i]
                     or self.views[i].format[1] != 0
-                    or <size_t>self.arrays[i] % layout.kernels[i].itemsize != 0):
+                    or <size_t>self.arrays[i] % layout.itemsize[i] != 0):
                 raise _what_is_wrong(arrays[i], layout, i)
             if i > 0 and self.arrays[i] < self.arrays[i - 1] + self.views[i - 1].len:
                 in_order = False
@@ -166,7 +165,6 @@ cdef class UserVector:
         for i in range(self.count):
             PyBuffer_Release(&self.views[i])
         free(self.views)
-        free(self.arrays)
 
 
 def _check_apart(arrays):

@@ -28,18 +28,40 @@ REDUCING = 3
 LEAVING = 4
 
 
+class TreePort:
+    """What sends a rank's messages along the control tree: over MPI, or in a test."""
+
+    def send_failure(self, dimension, rank):
+        """This rank has failed."""
+        raise NotImplementedError
+
+    def send_activation(self, dimension, version, ops):
+        """A version has been started, after so many operations."""
+        raise NotImplementedError
+
+    def send_free(self, dimension, ops):
+        """Versions after so many operations are free."""
+        raise NotImplementedError
+
+    def send_fin(self, dimension):
+        """Nothing more follows."""
+        raise NotImplementedError
+
+
 class AllRanksProtocol:
     """The state of one rank: told of events by its methods, it says in attributes what to do.
 
-    While `stage` is AGREEING the driver gathers the pair ``(operation, t)`` from every rank; while
+    While `stage` is AGREEING the driver gathers ``(operation, version)`` from every rank; while
     it is REDUCING it averages over all ranks, but for LOAD, in which each rank replaces its own
-    vectors, and MEET, in which nothing moves. Where a bit in `notice_due` is set it sends on that
-    dimension of the control tree that rank `failed` has failed, and where one in `fin_due` is set,
-    that nothing more follows; it clears the bits.
+    vectors, and MEET, in which nothing moves. Where a bit of `due_on()` is set and that dimension
+    of the control tree can carry another message, it calls `send_on`, which sends one by the port.
 
     Attributes:
-        t: how many calls that count as versions the application has made.
+        version: the one that the application's next call takes part in, of those that there are;
+            ranks agree on it in every operation.
         base: what to add to that for the number that users see.
+        calls: how many calls the application has completed: those that an exception ended are
+            missing, and a rank that has joined is taken through versions without calls.
         ops: synchronous operations completed.
         operation, stage: the synchronous operation that this rank is in, and how far it has come.
         joined: whether the application has no more steps to make, and this rank takes part in
@@ -51,8 +73,10 @@ class AllRanksProtocol:
 
     def __init__(self, dimensions):
         self.dimensions = dimensions
-        self.t = 0
+        self.port = None
+        self.version = 0
         self.base = 0
+        self.calls = 0
         self.ops = 0
         self.operation = NONE
         self.stage = OUTSIDE
@@ -65,6 +89,25 @@ class AllRanksProtocol:
         self.fin_due = 0
         self.fin_seen = 0
 
+    def attach(self, port):
+        """Send by this `TreePort`."""
+        self.port = port
+
+    # What is due on the control tree
+
+    def due_on(self):
+        """On which dimensions something is due: a bit of each."""
+        return self.notice_due | self.fin_due
+
+    def send_on(self, dimension):
+        """Send the first of what is due on a dimension; a FIN is the last."""
+        if self.notice_due >> dimension & 1:
+            self.notice_due &= ~(1 << dimension)
+            self.port.send_failure(dimension, self.failed)
+        else:
+            self.fin_due &= ~(1 << dimension)
+            self.port.send_fin(dimension)
+
     # What subclasses do beside the operations
 
     def run(self):
@@ -74,8 +117,8 @@ class AllRanksProtocol:
         """Whether what comes before this rank's next operation has been done."""
         return True
 
-    def expect(self, t):
-        """Everything before version t is to be done before the operation."""
+    def expect(self, version):
+        """Everything before this version is to be done before the operation."""
 
     def hold(self):
         """The operation begins to move data."""
@@ -98,10 +141,14 @@ class AllRanksProtocol:
                 self.noticed |= 1 << j
                 self.notice_due |= 1 << j
 
+    def completed(self):
+        """The application has completed a call."""
+        self.calls += 1
+
     # Operations
 
     def enter(self, operation):
-        """The application enters a synchronous operation: gather (operation, t) from all ranks."""
+        """The application enters a synchronous operation: gather (operation, version) from all."""
         if operation == JOIN:
             self.joined = True
         self.operation = operation
@@ -109,7 +156,7 @@ class AllRanksProtocol:
         self.run()
 
     def agreed(self, records, size, differ=False):
-        """Every rank has entered an operation; `records` holds each one's (operation, t).
+        """Every rank has entered an operation; `records` holds each one's (operation, version).
 
         Operations also `differ` where ranks load different versions.
 
@@ -166,11 +213,11 @@ class AllRanksProtocol:
             self.operation = common
             self.drain(at)
 
-    def drain(self, t):
-        """Do what comes before version t, which a rank that has joined may have to, and begin."""
-        self.t = t
+    def drain(self, version):
+        """Do what comes before it, which a rank that has joined may have to, and begin."""
+        self.version = version
         self.stage = DRAINING
-        self.expect(t)
+        self.expect(version)
         self.run()
         self.settle()
 
@@ -191,6 +238,10 @@ class AllRanksProtocol:
         self.stage = AGREEING if self.joined else OUTSIDE
         self.ops += 1
         self.release()
+
+    def load(self, number):
+        """The application's next version has this number for users."""
+        self.base = number - self.version
 
     # Closing
 

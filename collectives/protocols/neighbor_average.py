@@ -53,7 +53,7 @@ class NeighborAverageProtocol(PeerProtocol):
     def distribute(self):
         """Send the model to all that average it."""
         i: cython.int
-        self.port.write_model(AVERAGED, self.calls, 1, 0)
+        self.port.write_model(AVERAGED, self.calls, 0)
         for i in range(len(self.destinations)):
             self.port.post(self.destinations[i])
 

@@ -107,7 +107,7 @@ class PairwiseAverageProtocol(PeerProtocol):
             self.first_waiting = (self.first_waiting + 1) % self.size
             self.count_waiting -= 1
             self.state = GRANTED
-            self.port.write_model(GRANT, self.calls, 1, 0)
+            self.port.write_model(GRANT, self.calls, 0)
             self.port.post(self.peer)
         elif self.attempts > 0 and not self.paused:
             self.peer = self.neighbors[self.draw(len(self.neighbors))]

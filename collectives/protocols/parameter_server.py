@@ -168,7 +168,7 @@ class ParameterServerProtocol(PeerProtocol):
         if rank == self.rank:
             self.pulled(self.version)
         else:
-            self.port.write_model(PULL, self.version, 1, 0)
+            self.port.write_model(PULL, self.version, 0)
             self.port.post(rank)
 
     def pulled(self, version):

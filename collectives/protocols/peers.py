@@ -3,7 +3,7 @@
 
 Each rank has a model X, which its application changes between two calls and gets in each. A
 protocol is told of calls and messages, and says by its port's methods what becomes of the model and
-what is sent. MessageList from one rank to another come in the order in which they were sent.
+what is sent. Messages from one rank to another come in the order in which they were sent.
 """
 
 import array
@@ -28,8 +28,8 @@ class Port:
         """Write the message that `post` sends: a kind and a number."""
         raise NotImplementedError
 
-    def write_model(self, kind, number, scale, weight):
-        """Write one with scale · X, and a weight."""
+    def write_model(self, kind, number, weight):
+        """Write one with X, and a weight."""
         raise NotImplementedError
 
     def write_change(self, kind, number):

@@ -6,4 +6,4 @@ cdef class PushSumProtocol(PeerProtocol):
     cdef int[::1] destinations, sources, first_destination, first_source
     cdef int phases, phase
     cdef public double weight
-    cdef double initial, kept
+    cdef double initial

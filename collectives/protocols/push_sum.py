@@ -44,7 +44,6 @@ class PushSumProtocol(PeerProtocol):
         self.first_source = starts(sources)
         self.initial = weight
         self.weight = weight
-        self.kept = 1
         self.phase = 0
 
     def begin(self):
@@ -57,11 +56,12 @@ class PushSumProtocol(PeerProtocol):
         self.phase = self.calls % self.phases
         first: cython.int = self.first_destination[self.phase]
         last: cython.int = self.first_destination[self.phase + 1]
+        share: cython.double = 1 / (1 + cython.cast(cython.double, last - first))
         self.port.publish(1)
-        self.kept = 1 / (1 + cython.cast(cython.double, last - first))
-        self.weight *= self.kept
+        self.port.scale(share)
+        self.weight *= share
         if last > first:
-            self.port.write_model(SHARE, self.calls, self.kept, self.weight)
+            self.port.write_model(SHARE, self.calls, self.weight)
         for i in range(first, last):
             self.port.post(self.destinations[i])
         self.calling = True
@@ -84,16 +84,14 @@ class PushSumProtocol(PeerProtocol):
         for i in range(first, last):
             source = self.sources[i]
             self.messages[self.index_of(source)] -= 1
-            self.weight += self.port.mix(source, self.kept, 1)
-            self.kept = 1
+            self.weight += self.port.mix(source, 1, 1)
         self.averagings += 1
         self.calls += 1
         self.calling = False
         self.port.return_model(self.factor())
 
     def factor(self):
-        """1 / w; in a call w is split at once, and X with the first share that comes."""
-        return (self.kept if self.calling else 1) / self.weight
+        return 1 / self.weight
 
     def is_waited_for_by(self, rank):
         i: cython.int

@@ -20,6 +20,7 @@ cdef class WaitAvoidingProtocol(AllRanksProtocol):
     cdef bint exchanges, passive
 
     cdef void draw(self, int rank, int size, unsigned long long seed) noexcept nogil
+    cdef void share(self, bint works) noexcept nogil
     cdef void tell(self, long long version, long long ops, int dimension) noexcept nogil
     cdef void execute(self) noexcept nogil
     cdef void executed(self, long long version) noexcept nogil
@@ -34,5 +35,6 @@ cdef class WaitAvoidingProtocol(AllRanksProtocol):
     cdef void start_awaited(self) noexcept nogil
     cdef void published(self) noexcept nogil
     cdef void returns(self) noexcept nogil
+    cdef void let_go(self) noexcept nogil
     cdef void abandon(self) noexcept nogil
     cdef bint is_synchronous(self) noexcept nogil

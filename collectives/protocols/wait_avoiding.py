@@ -45,17 +45,15 @@ def drawn(seed, version, size):
 class WaitAvoidingProtocol(AllRanksProtocol):
     """The state of one rank: told of events by its methods, it says in attributes what to do.
 
-    The driver executes version `running` while `vectors` is RUNNING, and sends the activation
-    ``(sent[k], sent_ops[k])`` on every dimension k whose bit in `due` is set, before a FIN; it
-    clears the bit. A later activation may overtake one that is still due, since a message covers
-    every lower version. Where a bit in `freed_due` is set it sends on that dimension that versions
-    after `freed` operations are free. The operations are `AllRanksProtocol`'s.
+    The driver executes version `running` while `vectors` is RUNNING. A later activation may
+    overtake one that is still due on its dimension, since a message covers every lower version. The
+    operations, and how what is due is sent, are `AllRanksProtocol`'s.
 
     A driver whose rank `shares` its vectors opens them where `vectors` has become SHARED, and takes
     them back before it tells of anything that the application does. Meanwhile `next` stands still.
 
     Attributes:
-        t: the application's next version; `next`: the next version to be executed here.
+        version: see `AllRanksProtocol`; `next`: the next version to be executed here.
         base: what to add to any version for the number that users see, and that chooses groups and
             synchronizations; versions themselves only grow, also where a LOAD goes back.
         told, told_ops: the highest version heard of, and after how many operations it was started.
@@ -106,6 +104,23 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         self.size = size
         self.seed = seed
 
+    def share(self, works):
+        """Other ranks can execute versions for this one, where its memory `works` for that."""
+        self.shares = works and self.passive and self.exchanges
+
+    def due_on(self):
+        return self.due | self.freed_due | AllRanksProtocol.due_on(self)
+
+    def send_on(self, dimension):
+        if self.due >> dimension & 1:
+            self.due &= ~(1 << dimension)
+            self.port.send_activation(dimension, self.sent[dimension], self.sent_ops[dimension])
+        elif self.freed_due >> dimension & 1 and not self.notice_due >> dimension & 1:
+            self.freed_due &= ~(1 << dimension)
+            self.port.send_free(dimension, self.freed)
+        else:
+            AllRanksProtocol.send_on(self, dimension)
+
     # Versions
 
     def tell(self, version, ops, dimension):
@@ -143,7 +158,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         """
         if self.vectors != IDLE or self.next > self.told or self.told_ops > self.ops:
             return
-        called: cython.bint = self.waiting or self.next < self.t
+        called: cython.bint = self.waiting or self.next < self.version
         if not (self.passive or called or self.operation != NONE or self.broken):
             return
         self.vectors = RUNNING
@@ -184,17 +199,17 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     # The application's call of a version
 
     def call(self):
-        """The application arrives at its version t.
+        """The application arrives at its version.
 
-        Timely: nobody has started t here. The application holds the vectors while it publishes, and
-        `published` hands them to the version. Late: it holds them as soon as no version runs, and
-        publishes and takes the newest result in one go.
+        Timely: nobody has started it here. The application holds the vectors while it publishes,
+        and `published` hands them to the version. Late: it holds them as soon as no version runs,
+        and publishes and takes the newest result in one go.
         """
-        self.timely = self.next == self.t and self.vectors == IDLE
+        self.timely = self.next == self.version and self.vectors == IDLE
         if self.timely:
             self.vectors = HELD
-            if self.may_start(self.t):
-                self.start(self.t)
+            if self.may_start(self.version):
+                self.start(self.version)
         elif self.vectors == RUNNING:
             self.waiting = True
         else:
@@ -217,9 +232,9 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     def awaited(self):
         """Return the version that the application has called and nobody has started; else −1.
 
-        An interrupted call has been made, though `t` is beyond it.
+        An interrupted call has been made, though `version` is beyond it.
         """
-        called: cython.longlong = self.t if self.waiting else self.t - 1
+        called: cython.longlong = self.version if self.waiting else self.version - 1
         return called if called >= self.next and called > self.told else -1
 
     def free(self, ops, dimension):
@@ -256,7 +271,8 @@ class WaitAvoidingProtocol(AllRanksProtocol):
 
     def returns(self):
         """The application has taken what its call returns."""
-        self.t += 1
+        self.version += 1
+        self.completed()
         self.release()
 
     def release(self):
@@ -271,14 +287,20 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         else:
             self.vectors = HELD
 
+    def let_go(self):
+        """The application was interrupted while it held the vectors between calls, or waited."""
+        self.waiting = False
+        if self.vectors == HELD:
+            self.release()
+
     def abandon(self):
         """The application was interrupted in its call; the version, if started, goes on.
 
-        Only when that has been executed, and `next` is `t` or more again, may the application make
-        another call or enter an operation; it may close before.
+        Only when that has been executed, and `next` is `version` or more again, may the application
+        make another call or enter an operation; it may close before.
         """
         self.waiting = False
-        self.t += 1
+        self.version += 1
         self.start_awaited()
         if self.vectors != RUNNING:
             self.release()
@@ -287,7 +309,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
 
     def is_synchronous(self):
         """Whether the application's next version is the periodic global average."""
-        return (self.t + self.base + 1) % self.sync_period == 0
+        return (self.version + self.base + 1) % self.sync_period == 0
 
     def enter(self, operation):
         AllRanksProtocol.enter(self, operation)
@@ -295,22 +317,24 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         if self.size > 0 and operation != SYNC:
             self.free(self.ops, -1)
 
-    def expect(self, t):
-        """Every version before t has been started, since a rank that has made t calls is there."""
-        if self.told < t - 1 or self.stage == LEAVING:
-            self.told = t - 1
+    def expect(self, version):
+        """Every version before this one has been started, since a rank has come to it."""
+        if self.told < version - 1 or self.stage == LEAVING:
+            self.told = version - 1
             self.told_ops = self.ops
 
     def is_drained(self):
-        return self.vectors == IDLE and self.next >= self.t
+        return self.vectors == IDLE and self.next >= self.version
 
     def reduced(self):
         """All operations publish the average everywhere but AVERAGE, which changes nothing."""
         if self.operation != AVERAGE:
             self.source = -1
         if self.operation == SYNC:
-            self.t += 1
-            self.next = self.t
+            self.version += 1
+            self.next = self.version
+            if not self.joined:
+                self.completed()
         AllRanksProtocol.reduced(self)
         if self.size > 0 and self.joined:
             self.free(self.ops, -1)

@@ -27,7 +27,8 @@ cdef enum:
 cdef class SimulatedPort(Port):
     """What one rank's engine does, and how long that takes it.
 
-    Copying a vector, and adding one to another, each take as long as the machine's memory says.
+    Multiplying a vector, and adding one to another, each take as long as the machine's memory says;
+    one is sent from where it is.
     The messages that the engine sends and the model that its application gets come after that.
     """
 
@@ -53,22 +54,19 @@ cdef class SimulatedPort(Port):
     cdef void write(self, int kind, long long number) noexcept nogil:
         self.kind, self.number, self.weight, self.nbytes = kind, number, 0, SHORT
 
-    cdef void write_model(
-        self, int kind, long long number, double scale, double weight
-    ) noexcept nogil:
+    cdef void write_model(self, int kind, long long number, double weight) noexcept nogil:
         self.kind, self.number, self.weight = kind, number, weight
         self.nbytes = SHORT + self.length
-        self.take_time(1)
 
     cdef void write_change(self, int kind, long long number) noexcept nogil:
-        self.write_model(kind, number, 1, 0)
+        self.write_model(kind, number, 0)
 
     cdef void post(self, int destination) noexcept nogil:
         with gil:
             self.send(destination)
 
     cdef void send(self, int destination):
-        cdef SimulatedPort other = (<MessageList>self.simulation.method).ports[destination]
+        cdef SimulatedPort other = (<PeerMethod>self.simulation.method).ports[destination]
         message = self.kind, self.number, self.weight
         other.coming.setdefault(self.rank, deque()).append(message)
         self.simulation.send(self.rank, destination, self.nbytes, CAME, self.rank)
@@ -105,7 +103,7 @@ cdef class SimulatedPort(Port):
             self.simulation.returns(self.rank, ready + self.staging_time)
 
 
-cdef class MessageList(Method):
+cdef class PeerMethod(Method):
     """Ranks of a protocol of `collectives.protocols.peers`.
 
     Args:
@@ -162,7 +160,7 @@ def d_psgd(settings, ranks):
         everybody = settings.clock == "global"
         return NeighborAverageProtocol(port, rank, size, sources, shares, share, sources, everybody)
 
-    return MessageList(make, settings.nbytes)
+    return PeerMethod(make, settings.nbytes)
 
 
 def sgp(settings, ranks):
@@ -178,7 +176,7 @@ def sgp(settings, ranks):
     def make(port, rank, size):
         return PushSumProtocol(port, rank, size, destinations[rank], sources[rank], 1)
 
-    return MessageList(make, settings.nbytes)
+    return PeerMethod(make, settings.nbytes)
 
 
 def ad_psgd(settings, ranks):
@@ -188,7 +186,7 @@ def ad_psgd(settings, ranks):
         others = [other for other in range(size) if other != rank]
         return PairwiseAverageProtocol(port, rank, size, others, settings.seed)
 
-    return MessageList(make, settings.nbytes)
+    return PeerMethod(make, settings.nbytes)
 
 
 def parameter_server(settings, ranks):
@@ -199,4 +197,4 @@ def parameter_server(settings, ranks):
     def make(port, rank, size):
         return ParameterServerProtocol(port, rank, size, settings.mode, 0, settings.backups)
 
-    return MessageList(make, settings.nbytes)
+    return PeerMethod(make, settings.nbytes)

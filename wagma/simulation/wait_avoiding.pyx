@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives.topology import activation_peers, propagation_bound
 
-from collectives.protocols.all_ranks cimport REDUCING, SYNC
+from collectives.protocols.all_ranks cimport REDUCING, SYNC, TreePort
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport HELD, RUNNING, WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, allreduce_time
@@ -27,6 +27,22 @@ cdef enum:
 cdef enum:
     # Bytes of an activation, and of what a rank says to agree on an operation.
     ACTIVATION = 16
+
+
+cdef class SimulatedTree(TreePort):
+    """One rank's activations on their way."""
+
+    cdef GroupAveraging method
+    cdef int rank
+
+    def __init__(self, GroupAveraging method, int rank):
+        self.method, self.rank = method, rank
+
+    cdef void send_activation(self, int dimension, long long version, long long ops) noexcept nogil:
+        with gil:
+            self.method.simulation.send(
+                self.rank, self.method.peers[self.rank, dimension], ACTIVATION, ACTIVATED,
+                version, ops << 8 | dimension)
 
 
 cdef class GroupAveraging(Method):
@@ -77,6 +93,8 @@ cdef class GroupAveraging(Method):
             WaitAvoidingProtocol(self.dimensions, self.group_size, self.sync_period, self.passive)
             for _ in range(ranks)
         ]
+        for rank in range(ranks):
+            (<WaitAvoidingProtocol>self.protocols[rank]).attach(SimulatedTree(self, rank))
         if self.drawing:
             for rank in range(ranks):
                 (<WaitAvoidingProtocol>self.protocols[rank]).draw(rank, ranks, 0)
@@ -121,7 +139,7 @@ cdef class GroupAveraging(Method):
         elif kind == PUBLISHED:
             self.copying[rank] = False
             self.published[rank] = True
-            self.published_version[rank] = protocol.t
+            self.published_version[rank] = protocol.version
             protocol.published()
         elif kind == TAKEN:
             self.copying[rank] = False
@@ -131,11 +149,11 @@ cdef class GroupAveraging(Method):
             protocol.finished()
         elif kind == AGREED:
             # All ranks bring the same operation and version, so one record stands for theirs.
-            common[0], common[1] = SYNC, protocol.t
+            common[0], common[1] = SYNC, protocol.version
             protocol.agreed(common, 1)
         else:
             self.moving[rank] = False
-            self.published_version[rank] = protocol.t
+            self.published_version[rank] = protocol.version
             protocol.reduced()
             self.calling[rank] = False
             self.simulation.returns(rank)
@@ -156,11 +174,8 @@ cdef class GroupAveraging(Method):
     cdef void _send_activations(self, int rank, WaitAvoidingProtocol protocol):
         cdef int k
         for k in range(self.dimensions):
-            if protocol.due >> k & 1:
-                self.simulation.send(
-                    rank, self.peers[rank, k], ACTIVATION, ACTIVATED,
-                    protocol.sent[k], protocol.sent_ops[k] << 8 | k)
-        protocol.due = 0
+            if protocol.due_on() >> k & 1:
+                protocol.send_on(k)
 
     cdef void _serve_call(self, int rank, WaitAvoidingProtocol protocol):
         """Let a call publish, and return once its version has run.
@@ -180,7 +195,7 @@ cdef class GroupAveraging(Method):
         self.calls += 1
         self.timely += protocol.timely
         if not protocol.timely:
-            self.published_version[rank] = protocol.t
+            self.published_version[rank] = protocol.version
         self.calling[rank] = False
         self.published[rank] = False
         protocol.returns()

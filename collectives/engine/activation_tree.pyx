@@ -1,0 +1,25 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The tree along which activations reach all ranks: the control tree, with versions."""
+
+from collectives.engine.control_tree cimport ControlTree
+
+cdef enum:
+    # What a message on the tree begins with where versions are free to start; after how many
+    # operations follows.
+    FREED = -3
+
+
+cdef class ActivationTree(ControlTree):
+    """The control tree with activations: a version and its ops."""
+
+    cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil:
+        if number == FREED:
+            self.versioning.free(detail, k)
+        else:
+            self.versioning.tell(number, detail, k)
+
+    cdef void send_activation(self, int dimension, long long version, long long ops) noexcept nogil:
+        self._send(dimension, version, ops)
+
+    cdef void send_free(self, int dimension, long long ops) noexcept nogil:
+        self._send(dimension, FREED, ops)

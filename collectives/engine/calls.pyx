@@ -1,0 +1,389 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What an application's call is: begun, waited for, completed; and what a signal makes of it.
+
+Only one call goes on at a time. One that has been started, and not waited for, is completed by the
+next. An exception that ends a call, such as KeyboardInterrupt, gives the application its vector
+back; what all ranks are in goes on without it.
+"""
+
+from cpython.object cimport PyObject, PyTypeObject
+from libc.string cimport strlen
+from mpi4py import MPI
+from mpi4py.MPI cimport Comm
+
+from collectives.engine.operations cimport Operations
+from collectives.engine.waiting cimport SECOND
+from collectives.exchange.clock cimport now
+from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.layout cimport UserVector
+from collectives.protocols.all_ranks cimport CLOSE, MEET, NONE, OUTSIDE
+from collectives.protocols.contribution cimport NOWHERE, X
+
+from collectives.errors import ClosedError, CollectiveError, RankFailedError
+from collectives.process import check_owner
+from collectives.result import Result
+from collectives.settings import checked_weight
+
+cdef extern from "Python.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+# Whether this process is a fork of the one that loaded this module: cheaper than asking each time.
+cdef bint forked = False
+
+
+def note_fork():
+    """This process is such a fork."""
+    global forked
+    forked = True
+
+
+cdef new_result(tuple fields):
+    """Return a `Result`, without the Python function that it is made by elsewhere."""
+    cdef tuple arguments = (fields,)
+    return (<PyTypeObject *>tuple).tp_new(Result, <PyObject *>arguments, NULL)
+
+
+cdef class Call:
+    """A call that has been started: `test()` and `wait()` complete it.
+
+    The vector given belongs to the collective until then.
+    """
+
+    def test(self):
+        """Return whether the call is complete, without waiting; raises what `wait()` would."""
+        return self._is_settled() or self.collective._test()
+
+    def wait(self):
+        """Wait until the call is complete and return its `Result`; the same one every time.
+
+        Raises:
+            ClosedError, DisagreementError, RankFailedError: as the blocking call would.
+        """
+        if not self._is_settled():
+            self.collective._complete()
+        return self.result
+
+    def __repr__(self):
+        cdef Calls collective = self.collective
+        if self.error is not None:
+            return f"<Call that has failed: {type(self.error).__name__}>"
+        if self.result is not None:
+            return f"<Call that is complete: {self.result}>"
+        version = collective.taken_version + collective.protocol.base
+        return f"<Call of version {version}, not complete>"
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a call that has been started cannot be copied or pickled")
+
+    cdef bint _is_settled(self) except -1:
+        self.collective._check_owner()
+        if self.error is not None:
+            raise self.error
+        return self.result is not None
+
+
+cdef class Guard:
+    """Keeps a signal handler's call, or another thread's, out of one that is going on."""
+
+    def __enter__(self):
+        self.take()
+
+    cdef int take(self) except -1:
+        if self.taken:
+            raise RuntimeError(
+                "this collective is in a call already: a signal handler or another thread cannot "
+                "make one as well"
+            )
+        self.taken = True
+        return 0
+
+    def __exit__(self, *exception):
+        self.taken = False
+
+
+cdef class Calls(Operations):
+    """One rank's calls, of which operations of all ranks are some."""
+
+    def __init__(self, Comm control, Comm data, like, **options):
+        Operations.__init__(self, control, data, like, **options)
+        self.guard = Guard()
+        self.pid = getpid()
+
+    # What subclasses have beside
+
+    cdef int _begin(self, int what) except -1 nogil:
+        """Begin what the application wants with its vector."""
+        self._begin_operation(what)
+        return 0
+
+    cdef bint _misses(self, int goal) noexcept nogil:
+        """Whether it waits in vain for a rank that makes no calls."""
+        return False
+
+    cdef _missing(self):
+        """The error of a rank that waits for one that makes no calls."""
+
+    # What is waited for
+
+    cdef bint _reached(self, int goal) noexcept nogil:
+        if goal == DONE:
+            return self.done
+        if goal == SETTLED:
+            return self.done or self.protocol.broken
+        if goal == OVER or goal == CAUGHT_UP:
+            return self.protocol.stage == OUTSIDE
+        return self.protocol.may_leave() and self._all_sent() and self._all_answered()
+
+    cdef bint _is_failed(self, int goal) noexcept nogil:
+        """Whether a rank has failed, so that a call does not wait any longer."""
+        return self.protocol.failed >= 0 and self._is_calls(goal)
+
+    cdef bint _is_calls(self, int goal) noexcept nogil:
+        """Whether it is a call that waits, not close()."""
+        return goal == DONE or goal == CAUGHT_UP
+
+    cdef bint _is_in_vain(self, int goal) noexcept nogil:
+        return self._is_failed(goal) or self._misses(goal)
+
+    cdef int _raise_failure(self, int goal) except -1:
+        if self.error != 0:
+            raise CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
+        raise self._failure() if self._is_failed(goal) else self._missing()
+
+    def _failure(self):
+        """The error of a rank that has heard of another's failure."""
+        text = self.tree.failure[:strlen(self.tree.failure)]
+        text = text.decode(errors="ignore")  # it may be cut
+        return RankFailedError(
+            f"rank {self.protocol.failed} failed, so only close() is left here: {text}")
+
+    # What an exception interrupts
+
+    cdef void _abandon(self) noexcept nogil:
+        """What goes on was interrupted by an exception: the user's vector is ours no longer."""
+        self._lock_when_copied()
+        self._stop_using_vector()
+        self.contribution.interrupted(self._drain())
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void _stop_using_vector(self) noexcept nogil:
+        """Let what goes on do so without the user's vector, as far as messages have not begun."""
+        if self.begun:
+            self.exchange.adopt(self.vectors.arrays(self._kept_in()))
+        self.contribution.interrupt(self.begun)
+        if self.begun:
+            self.reduction.target = self.vectors.arrays(self.contribution.target)
+            self.reduction.copy = self.vectors.arrays(self.contribution.copy)
+            self.reduction.saved = self.vectors.arrays(self.contribution.saved)
+
+    cdef int _kept_in(self) noexcept nogil:
+        """Which vector takes what the user's has got so far, where nothing else has that."""
+        return NOWHERE
+
+    cdef void _lock_when_copied(self) noexcept nogil:
+        """Take the lock, once no thread is at the application's memory."""
+        pthread_mutex_lock(&self.lock)
+        while self.copying:
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
+
+    cdef bint _drain(self) noexcept nogil:
+        """Wait for messages from and to the application's memory; return whether they have ended.
+
+        Members that run end them soon. For one that is stopped it does not wait long: the call's
+        vector is kept, and no change is taken against what is in it.
+        """
+        cdef long long end = now() + SECOND
+        if self.begun:
+            self.exchange.divert()
+        while self.begun and self.exchange.uses(self.vectors.of[X]) and self.error == 0:
+            if now() > end:
+                return False
+            self.exchange.progress()
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
+        return True
+
+    # A call
+
+    cdef int _check_owner(self) except -1:
+        """Raise in a forked child."""
+        if forked:
+            check_owner(self.pid)
+        return 0
+
+    cdef int _check_usable(self) except -1:
+        self._check_owner()
+        if self.closed or self.protocol.operation == CLOSE:
+            raise ClosedError("this collective is closed")
+        if self.protocol.failed == self.rank:
+            raise ClosedError("this rank failed in an earlier call: only close() is left")
+        if self.protocol.failed >= 0:
+            raise self._failure()
+        if self.protocol.broken:
+            raise ClosedError("the ranks disagreed in an earlier operation: only close() is left")
+        return 0
+
+    cdef Call _carry_out(self, int what, vector, int flags, weight=None, long long version=0):
+        cdef Call call = self._start(what, vector, flags, weight, version)
+        self._complete()
+        return call
+
+    cdef Call _start(self, int what, vector, int flags, weight, long long version=0):
+        """Begin what the application wants with its vector."""
+        cdef Call call
+        self._check_usable()
+        self._enter()
+        try:
+            self._complete_pending()
+            call = self._open_call(what, vector, flags, weight)
+            self._begin_with(call, what, version)
+        finally:
+            self.guard.taken = False
+        return call
+
+    cdef Call _open_call(self, int what, vector, int flags, weight):
+        """Check what the application gives; all ranks hear of a mistake."""
+        cdef Call call = Call.__new__(Call)
+        call.collective = self
+        try:
+            if what != MEET:
+                call.vector = UserVector(vector, self.layout, flags)
+            call.weight = self.contribution.published_weight
+            if what == CALL or what == PUBLISH or weight is not None:
+                # That of the last call has been checked.
+                if type(weight) is not float or <double>weight != self.contribution.given_weight:
+                    weight = checked_weight(weight)
+                call.weight = weight
+        except (TypeError, ValueError) as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+        return call
+
+    cdef int _begin_with(self, Call call, int what, long long version) except -1:
+        cdef long long began = now()
+        try:
+            with nogil:
+                self._wait_until(CAUGHT_UP)
+            if self.disagreed != NONE:
+                self._forget_disagreement()
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    if call.vector is not None:
+                        self.vectors.of[X] = call.vector.arrays
+                        self.contribution.give(call.weight)
+                    self.loading = version
+                    self._begin(what)
+                    self.progress()
+                finally:
+                    pthread_mutex_unlock(&self.lock)
+                self._serve_others()
+        except:
+            with nogil:
+                self._abandon()
+            raise
+        finally:
+            self.calls_ns += now() - began
+        self.pending = call
+        return 0
+
+    cdef int _enter(self) except -1:
+        """Keep a forked child out, and other calls than this one."""
+        self._check_owner()
+        self.guard.take()
+        self.caller = PyThread_get_thread_ident()
+        return 0
+
+    cdef int _forget_disagreement(self) except -1:
+        """What an exception interrupted has ended in a disagreement meanwhile: only say so."""
+        self.disagreed = NONE
+        self._check_usable()
+        return 0
+
+    def _test(self):
+        """Return whether the call that was started is complete."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.progress()
+            pthread_mutex_unlock(&self.lock)
+            self._serve_others()
+        if not self.done and not self._is_failed(DONE) and self.error == 0:
+            return False
+        self._complete()
+        return True
+
+    cdef int _complete(self) except -1:
+        """Wait for the call that was started, if there is one."""
+        if self.pending is None:
+            return 0
+        self._enter()
+        try:
+            self._complete_pending()
+        finally:
+            self.guard.taken = False
+        return 0
+
+    cdef int _complete_pending(self) except -1:
+        cdef long long began = now()
+        cdef Call call = self.pending
+        if call is None:
+            return 0
+        try:
+            with nogil:
+                self._wait_until(DONE)
+        except BaseException as error:
+            with nogil:
+                self._abandon()
+            self._forget(call)
+            call.error = error if isinstance(error, CollectiveError) else CollectiveError(
+                f"the call was interrupted by {type(error).__name__}")
+            raise
+        finally:
+            self.calls_ns += now() - began
+        self._settle(call)
+        if call.error is not None:
+            raise call.error
+        return 0
+
+    cdef int _forget(self, Call call) except -1:
+        """The user's memory is the user's again."""
+        self.pending = None
+        self.contribution.forget()
+        self.last_vector = call.vector
+        call.vector = None
+        return 0
+
+    cdef int _settle(self, Call call) except -1:
+        """Give a completed call its result or its error."""
+        self._forget(call)
+        if self.disagreed != NONE:
+            call.error = self._disagreement()
+            self.disagreed = NONE
+        else:
+            call.result = self._result()
+        return 0
+
+    cdef _result(self):
+        version = self.taken_version + self.protocol.base
+        everyone = tuple(range(self.size))
+        return new_result(
+            (version, self.contribution.finite, version, everyone, self.taken_weight, True))
+
+    def fail(self, text):
+        """Let all ranks know that this one has failed; only close() is left."""
+        cdef bytes encoded = text.encode(errors="replace")
+        cdef const char *characters = encoded
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.tree.fail(self.rank, characters)
+            self.progress()
+            pthread_mutex_unlock(&self.lock)

@@ -1,0 +1,407 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Averages of groups that a protocol forms, of any ranks, beside what all ranks do.
+
+A rank's groups are averaged one after the other, in its protocol's order; those of other ranks are
+under way at the same time.
+"""
+
+from cpython.buffer cimport PyBUF_WRITABLE
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+from mpi4py.MPI cimport Comm
+
+from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.calls cimport CALL, OTHER_GOALS, OTHER_WISHES
+from collectives.engine.control_tree cimport ControlTree
+from collectives.engine.group_queue cimport GroupQueue, Step
+from collectives.engine.waiting cimport SECOND
+from collectives.exchange.clock cimport now
+from collectives.exchange.doubling cimport PHASES
+from collectives.exchange.exchange cimport Exchange
+from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.allocation cimport allocate
+from collectives.memory.layout cimport UserVector
+from collectives.protocols.all_ranks cimport AllRanksProtocol
+from collectives.protocols.contribution cimport ContributionProtocol
+from collectives.protocols.formed_groups cimport GroupProtocol
+
+from collectives.result import Result
+from collectives.topology import activation_peers
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef enum:
+    # The application's call is over; nothing is under way that this rank has begun, in close() and
+    # before; all messages have come.
+    ANSWERED = OTHER_GOALS
+    QUIET
+    PAUSED
+    EMPTY
+
+cdef enum:
+    # What the application wants, beside CALL.
+    PAUSE = OTHER_WISHES
+    RESUME
+    SETTLE
+
+cdef enum:
+    # Tags of groups' exchanges, after that of messages. Ranks that have several groups in common
+    # average them in the same order, so that two with the same tag would still not be confused.
+    FIRST_TAG = 1
+    WINDOW = 64
+
+
+cdef class FormedGroups(AllRanks):
+    """One rank of a method whose groups a protocol forms.
+
+    Args:
+        control, data, like, others: see `AllRanks`.
+        groups: a communicator of its own.
+    """
+
+    def __init__(self, Comm control, Comm data, like, *, Comm groups, **others):
+        cdef AllRanksProtocol protocol
+        AllRanks.__init__(self, control, data, like, **others)
+        protocol = AllRanksProtocol(len(activation_peers(self.rank, self.size)))
+        self._begin_protocol(protocol, ControlTree(control, protocol, 1),
+                             ContributionProtocol(self.vectors, protocol))
+        self.queue = GroupQueue(groups)
+        self.group_exchange = Exchange(groups, self.layout, None)
+        self.group_reduction = self.group_exchange.reduction
+        self.last_members = <int *>calloc(self.size, sizeof(int))
+        self.kept_arrays = <char **>calloc(3 * self.layout.count, sizeof(char *))
+        if self.last_members == NULL or self.kept_arrays == NULL:
+            raise MemoryError
+        self.model_arrays = self.kept_arrays + self.layout.count
+        self.mean_arrays = self.model_arrays + self.layout.count
+        # It takes no memory before an average of short vectors, or an exception, touches it.
+        self.kept = allocate(self.layout.size)
+        self.layout.locate(self.kept_arrays, self.kept)
+
+    def __dealloc__(self):
+        free(self.last_members)
+        free(self.kept_arrays)
+        free(self.kept)
+        free(self.model)
+        free(self.mean)
+
+    def attach(self, GroupProtocol protocol, like):
+        """Let this protocol form groups, and begin; a passive rank's model is `like` at first."""
+        cdef UserVector opened
+        self.queue.attach(protocol)
+        if protocol.passive:
+            self.model = allocate(self.layout.size)
+            self.mean = allocate(self.layout.size)
+            self.layout.locate(self.model_arrays, self.model)
+            self.layout.locate(self.mean_arrays, self.mean)
+            opened = UserVector(like, self.layout, 0)
+            self.layout.copy(self.model_arrays, opened.arrays)
+        # Nothing serves this collective yet, so the lock is not needed.
+        protocol.begin()
+
+    # Progress
+
+    cdef void _advance(self) noexcept nogil:
+        AllRanks._advance(self)
+        if self.queue.progress():
+            self.rhythm.beat(now())
+        while self._step_group():
+            pass
+        if self.queue.error != 0:
+            self.error = self.queue.error
+        if self.group_reduction.error != 0:
+            self.error = self.group_reduction.error
+
+    cdef bint _is_busy(self) noexcept nogil:
+        return (AllRanks._is_busy(self) or self.queue.is_under_way()
+                or self.queue.protocol.calling)
+
+    cdef long long progressed(self) noexcept nogil:
+        return (self.reduction.progress_count + self.group_reduction.progress_count
+                + self.queue.progress_count)
+
+    cdef long long _busy_ns(self) noexcept nogil:
+        return AllRanks._busy_ns(self) + self.group_reduction.busy_ns
+
+    # Groups
+
+    cdef bint _step_group(self) noexcept nogil:
+        """Take what the protocol wants done first one step on; return whether it did."""
+        if self.copying or self.queue.first == NULL:
+            return False
+        if self.averaging:
+            if not self.group_exchange.progress():
+                return False
+            self._end_group(self.group_reduction.weight, self.gives)
+        elif self.queue.first.returns:
+            self._return_call()
+        else:
+            self._begin_group()
+        return True
+
+    cdef void _begin_group(self) noexcept nogil:
+        """Average what this rank gives: the application's vector, or what stands for it."""
+        cdef bint gives
+        self.rhythm.beat(now())
+        self.in_call = self.queue.protocol.calling and (self.user != NULL or self.has_kept)
+        if self.in_call:
+            self._add_what_moved()
+        if self.queue.first.size == 1:
+            self._end_group(self.queue.first.weights[0], True)
+        elif self.in_call and self.user != NULL:
+            self._unlock_to_copy()
+            gives = self.layout.all_finite(self.user)
+            if not gives:
+                self.layout.zero(self.kept_arrays)
+            self._lock_after_copy()
+            if not gives:
+                self.contribution.leave_out()
+            self.gives = gives
+            self._begin_group_exchange(self.kept, gives, self.user, gives)
+        elif self.in_call:
+            self._begin_group_exchange(self.kept, False, self.kept_arrays, self.gives)
+        elif self.queue.protocol.passive:
+            self._begin_group_exchange(
+                self.mean if self.moved else self.model, False, self.mean_arrays, True)
+        else:
+            self._unlock_to_copy()
+            self.layout.zero(self.kept_arrays)
+            self._lock_after_copy()
+            self._begin_group_exchange(self.kept, False, self.kept_arrays, False)
+
+    cdef void _begin_group_exchange(
+        self, char *source, bint given, char **target, bint gives
+    ) noexcept nogil:
+        """Begin to average `source`, or where they are `given` the application's arrays."""
+        cdef Step *group = self.queue.first
+        cdef int tag = FIRST_TAG + <int>(group.number % WINDOW) * PHASES
+        cdef double weight = group.weights[group.me] if gives else 0
+        self.averaging = True
+        self.group_exchange.begin(group.members, group.size, group.me, tag, weight, source,
+                                  self.user, given, False, target, NULL, NULL)
+
+    cdef void _end_group(self, double weight, bint timely) noexcept nogil:
+        """The first group has averaged, with this total weight; one of one rank changes nothing."""
+        cdef Step *group = self.queue.first
+        self.averaging = False
+        self.groups_reduced += 1
+        if self.in_call:
+            memcpy(self.last_members, group.members, group.size * sizeof(int))
+            self.last_size = group.size
+            self.last_weight = weight
+            self.last_timely = timely
+        else:
+            self.groups_passive += 1
+            self.moved |= self.queue.protocol.passive and weight > 0 and group.size > 1
+        self.queue.finish()
+
+    cdef void _return_call(self) noexcept nogil:
+        """The application's vector is what it gets; a passive rank keeps a copy."""
+        cdef char **source = self.user if self.user != NULL else self.kept_arrays
+        if self.queue.protocol.passive:
+            self._add_what_moved()
+            self._unlock_to_copy()
+            self.layout.copy(self.model_arrays, source)
+            self._lock_after_copy()
+            self.moved = False
+            self.unreturned = self.user == NULL
+        self.has_kept = False
+        self.queue.finish()
+
+    cdef void _add_what_moved(self) noexcept nogil:
+        """Add to the application's vector what averages have changed since it last got one."""
+        if self.moved and not self.unreturned and self.user != NULL:
+            self._unlock_to_copy()
+            self.layout.add_change(self.user, self.mean_arrays, self.user, self.model_arrays)
+            self._lock_after_copy()
+        self.moved = False
+
+    # What an exception interrupts
+
+    cdef void _forget_user(self) noexcept nogil:
+        """The application's memory is its own again; its call goes on without, if it does."""
+        cdef long long end = now() + SECOND
+        while self.copying:
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
+        if self.user == NULL or not self.queue.protocol.calling:
+            self.user = NULL
+            return
+        if self.averaging and self.in_call:
+            self.group_exchange.adopt(self.kept_arrays)
+            self.group_reduction.target = self.kept_arrays
+            self.group_exchange.divert()
+        else:
+            self.layout.copy(self.kept_arrays, self.user)
+            self.gives = self.layout.all_finite(self.kept_arrays)
+        self.has_kept = True
+        # Members that run end their messages soon; one that is stopped is not waited for long.
+        while (self.averaging and self.group_exchange.uses(self.user) and self.error == 0
+                and now() < end):
+            self.group_exchange.progress()
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
+        self.user = NULL
+
+    # What callers wait for, and say of it
+
+    cdef bint _reached(self, int goal) noexcept nogil:
+        if goal == ANSWERED:
+            return not self.queue.protocol.calling
+        if goal == QUIET or goal == PAUSED:
+            return self.queue.first == NULL and self.queue.protocol.is_quiet()
+        if goal == EMPTY:
+            return self.queue.first == NULL and self.queue.messages.is_over()
+        return AllRanks._reached(self, goal)
+
+    cdef bint _is_calls(self, int goal) noexcept nogil:
+        return goal == ANSWERED or goal == PAUSED or AllRanks._is_calls(self, goal)
+
+    cdef long long _calls_made(self) noexcept nogil:
+        return self.queue.protocol.calls
+
+    cdef void _describe_call(self, long long *answer) noexcept nogil:
+        """Which group is under way is told as its number plus one; 0: none."""
+        AllRanks._describe_call(self, answer)
+        answer[1] = self.queue.first.number + 1 if self.averaging else 0
+        answer[3] = self.queue.protocol.calling
+
+    def _waits_in_call(self):
+        cdef int rank, i
+        awaited = {rank for rank in range(self.size) if self.queue.protocol.waits_for(rank)}
+        where = "close()" if self.closing else f"call {self._calls_made()}"
+        if self.averaging:
+            where = f"{where}, in group {self.queue.first.number},"
+            awaited.update([self.queue.first.members[i] for i in range(self.queue.first.size)])
+        return where, sorted(awaited)
+
+    cdef _why_missing_in_call(self, long long *answer, operation, elsewhere):
+        """A member of this rank's group may be in one that comes before it."""
+        if self.averaging and answer[1] not in (0, self.queue.first.number + 1):
+            return f"in group {answer[1] - 1}"
+        return operation or (None if answer[3] else elsewhere)
+
+    # Leaving
+
+    cdef void _announce_leaving(self) noexcept nogil:
+        self.queue.protocol.leave()
+
+    cdef int _leave_others(self) except -1 nogil:
+        if not self.queue.protocol.leaving:
+            self.queue.protocol.leave()
+        self._wait(QUIET)
+        return 0
+
+    cdef int _end_messages(self) except -1 nogil:
+        if not self.queue.messages.ending:
+            self.queue.messages.end()
+        self._wait(EMPTY)
+        return 0
+
+    # What Python calls
+
+    def call(self, vector):
+        """Make the next call, in place, and return its `Result`."""
+        cdef int i
+        self._enter_call(CALL, vector)
+        version = self._calls_made() - 1
+        members = [self.last_members[i] for i in range(self.last_size)] or [self.rank]
+        weight = self.last_weight if self.last_size else 1.0
+        return Result(version, self.last_timely, version, tuple(members), weight, False)
+
+    def settle(self):
+        """Carry a call that an exception interrupted on to its end."""
+        self._enter_call(SETTLE, None)
+
+    def pause(self, bint paused):
+        """Let others not wait for this rank's calls, and wait for what it has begun; or go on."""
+        self._enter_call(PAUSE if paused else RESUME, None)
+
+    def add_moved(self, vector):
+        """Add to the vector what averages have changed since the last call, as a call would."""
+        cdef UserVector opened = UserVector(vector, self.layout, PyBUF_WRITABLE)
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.user = opened.arrays
+            self._add_what_moved()
+            self.user = NULL
+            pthread_mutex_unlock(&self.lock)
+
+    def go_on_from(self, vector):
+        """Have this vector for a model, as the application does."""
+        cdef UserVector opened = UserVector(vector, self.layout, 0)
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            if self.queue.protocol.passive:
+                self.layout.copy(self.model_arrays, opened.arrays)
+                self.moved = False
+                self.unreturned = False
+            pthread_mutex_unlock(&self.lock)
+
+    cdef int _enter_call(self, int what, vector) except -1:
+        """Do what the application wants, and wait for it."""
+        cdef UserVector opened = None
+        cdef char **arrays = NULL
+        cdef long long began = now()
+        if self.no_progress_thread:
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                self.progress()
+                pthread_mutex_unlock(&self.lock)
+        self._check_usable()
+        self._enter()
+        self.began = False
+        try:
+            if what == CALL:
+                try:
+                    opened = UserVector(vector, self.layout, PyBUF_WRITABLE)
+                except (TypeError, ValueError) as error:
+                    self.fail(f"{type(error).__name__}: {error}")
+                    raise
+                arrays = opened.arrays
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    self._do(what, arrays)
+                finally:
+                    self._forget_user()
+                    self.calls_ns += now() - began
+                    pthread_mutex_unlock(&self.lock)
+                self._serve_others()
+        finally:
+            if self.began:
+                # Until the next call: messages of one that is interrupted may still be under way.
+                self.last_vector = opened
+            self.guard.taken = False
+        return 0
+
+    cdef int _do(self, int what, char **arrays) except -1 nogil:
+        if what == CALL or what == SETTLE:
+            # A call that an exception interrupted is carried on to its end first.
+            self._wait(ANSWERED)
+        if what == CALL:
+            self.began = True
+            self.last_size = 0
+            self.last_timely = True
+            self.user = arrays
+            self.queue.protocol.call()
+            self._wait(ANSWERED)
+            self.protocol.completed()
+            self.timely += self.last_timely
+        elif what == PAUSE:
+            self.queue.protocol.pause()
+            self._wait(PAUSED)
+        elif what == RESUME:
+            self.queue.protocol.resume()
+        return 0
+
+    def _counts(self):
+        return self.groups_reduced, self.groups_passive, ()
+
+    @property
+    def group_bytes(self):
+        """Bytes of vectors sent in groups."""
+        return self.group_reduction.bytes_sent

@@ -1,0 +1,32 @@
+from mpi4py.MPI cimport Comm
+
+from collectives.engine.integer_messages cimport IntegerMessages
+from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
+
+cdef struct Step:
+    # What is to be done next: return the application's call, or average a group, in which this
+    # rank is the member `me`.
+    bint returns
+    long long number
+    int size, me
+    int *members
+    double *weights
+    Step *next
+
+cdef class GroupQueue(GroupPort):
+    cdef readonly GroupProtocol protocol
+    cdef readonly IntegerMessages messages
+    cdef readonly long long progress_count
+    cdef int error
+    cdef int rank, size
+    # What is to be done, in this order, and steps that are not in use.
+    cdef Step *first
+    cdef Step *last
+    cdef Step *unused
+    # What the protocol is told of that has averaged.
+    cdef Group record
+
+    cdef bint progress(self) noexcept nogil
+    cdef bint is_under_way(self) noexcept nogil
+    cdef void finish(self) noexcept nogil
+    cdef Step *_add_step(self) noexcept nogil

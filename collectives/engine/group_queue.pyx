@@ -1,0 +1,130 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What a protocol that forms groups wants done with a rank's vector, and its messages."""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from mpi4py.libmpi cimport MPI_ERR_NO_MEM, MPI_ERR_RANK
+from mpi4py.MPI cimport Comm
+
+from collectives.engine.integer_messages cimport IntegerMessages
+from collectives.protocols.formed_groups cimport RECORD, Group, GroupPort, GroupProtocol
+
+cdef enum:
+    # Messages taken in at one look: those of a fast rank do not keep others waiting.
+    MOST_AT_ONCE = 16
+    # Integers of a message beside two records of groups of all ranks.
+    OTHERS = 16
+
+
+cdef class GroupQueue(GroupPort):
+    """One rank's port: whoever holds the lock of the collective takes from it what is to be done.
+
+    Args:
+        comm: a communicator, of which its messages use tag 0.
+    """
+
+    def __init__(self, Comm comm):
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.messages = IntegerMessages(comm, 0, OTHERS + 2 * (RECORD + 2 * self.size))
+        self.record = Group(room=self.size)
+
+    def attach(self, GroupProtocol protocol):
+        """Let this protocol say what happens."""
+        self.protocol = protocol
+
+    def __dealloc__(self):
+        cdef Step *step
+        for first in range(2):
+            while self.first != NULL:
+                step = self.first
+                self.first = step.next
+                free(step.members)
+                free(step.weights)
+                free(step)
+            self.first, self.unused = self.unused, NULL
+
+    # The port
+
+    cdef void send(self, int destination, long long[::1] integers) noexcept nogil:
+        if not 0 <= destination < self.size:
+            self.error = MPI_ERR_RANK
+            return
+        self.messages.send(destination, integers)
+
+    cdef void reduce(self, Group group) noexcept nogil:
+        cdef int me = group.index_of(self.rank)
+        cdef int i
+        cdef Step *step
+        if me < 0 or group.members[group.size - 1] >= self.size:
+            self.error = MPI_ERR_RANK
+            return
+        step = self._add_step()
+        if step == NULL:
+            return
+        step.number, step.size, step.me = group.number, group.size, me
+        for i in range(group.size):
+            step.members[i] = group.members[i]
+            step.weights[i] = group.weights[i]
+
+    cdef void return_model(self) noexcept nogil:
+        cdef Step *step = self._add_step()
+        if step != NULL:
+            step.returns = True
+
+    cdef Step *_add_step(self) noexcept nogil:
+        """Return a step that is to be done after all others; NULL and an error without memory."""
+        cdef Step *step = self.unused
+        if step != NULL:
+            self.unused = step.next
+        else:
+            step = <Step *>calloc(1, sizeof(Step))
+            if step != NULL:
+                step.members = <int *>calloc(self.size, sizeof(int))
+                step.weights = <double *>calloc(self.size, sizeof(double))
+            if step == NULL or step.members == NULL or step.weights == NULL:
+                self.error = MPI_ERR_NO_MEM
+                return NULL
+        step.returns = False
+        step.next = NULL
+        if self.first == NULL:
+            self.first = step
+        else:
+            self.last.next = step
+        self.last = step
+        return step
+
+    # The driver
+
+    cdef bint progress(self) noexcept nogil:
+        """Tell the protocol of messages that have come; return whether there were any."""
+        cdef int count = 0
+        while count < MOST_AT_ONCE and self.messages.take():
+            self.protocol.arrived(
+                self.messages.source, self.messages.integers[:self.messages.length])
+            count += 1
+        self.messages.test()
+        self.progress_count += count
+        if self.messages.error != 0:
+            self.error = self.messages.error
+        return count > 0
+
+    cdef bint is_under_way(self) noexcept nogil:
+        """Whether something is to be done or messages are not all sent."""
+        return self.first != NULL or self.messages.under_way > 0 or self.messages.receiving
+
+    cdef void finish(self) noexcept nogil:
+        """The first step has been done: tell the protocol."""
+        cdef Step *step = self.first
+        cdef int i
+        self.first = step.next
+        if not step.returns:
+            self.record.clear(step.number)
+            for i in range(step.size):
+                self.record.add(step.members[i], step.weights[i])
+        step.next = self.unused
+        self.unused = step
+        self.progress_count += 1
+        if step.returns:
+            self.protocol.returned()
+        else:
+            self.protocol.reduced(self.record)

@@ -1,0 +1,179 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Short lists of integers that one rank's engine sends another's.
+
+From one rank to another they come in the order in which they were sent. Whoever holds the lock of
+the collective that they belong to calls these methods.
+"""
+
+import array
+
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy
+from mpi4py.libmpi cimport (
+    MPI_ANY_SOURCE,
+    MPI_ERR_COUNT,
+    MPI_ERR_NO_MEM,
+    MPI_LONG_LONG,
+    MPI_MESSAGE_NULL,
+    MPI_REQUEST_NULL,
+    MPI_STATUS_IGNORE,
+    MPI_STATUSES_IGNORE,
+    MPI_SUCCESS,
+    MPI_UNDEFINED,
+    MPI_Get_count,
+    MPI_Ialltoall,
+    MPI_Improbe,
+    MPI_Imrecv,
+    MPI_Isend,
+    MPI_Message,
+    MPI_Status,
+    MPI_Test,
+    MPI_Testsome,
+)
+from mpi4py.MPI cimport Comm
+
+from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+
+
+cdef class IntegerMessages:
+    """One rank's messages.
+
+    Args:
+        comm: a communicator, of which they use one tag.
+        tag: which one.
+        most: how many integers a message may have.
+    """
+
+    def __init__(self, Comm comm, int tag, int most):
+        self.communicator = comm
+        self.comm = comm.ob_mpi
+        self.tag = tag
+        self.size = comm.Get_size()
+        self.most = most
+        # The last one that has come, of which the first `length` integers count.
+        self.integers = array.array("q", [0]) * most
+        self.receive = MPI_REQUEST_NULL
+        self.gather = MPI_REQUEST_NULL
+        self.posted = <long long *>calloc(2 * self.size, sizeof(long long))
+        if self.posted == NULL:
+            raise MemoryError
+        self.expected = self.posted + self.size
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.room):
+            free(self.spaces[i])
+        free(self.spaces)
+        free(self.sends)
+        free(self.indices)
+        free(self.posted)
+
+    cdef void send(self, int destination, long long[::1] integers) noexcept nogil:
+        """Send a list; what is sent after `end` goes nowhere, since nobody is there any more."""
+        cdef int length = <int>integers.shape[0]
+        cdef int i
+        if self.ending:
+            return
+        if length > self.most or length < 1:
+            self.error = MPI_ERR_COUNT
+            return
+        i = self._find_room()
+        if i < 0:
+            self.error = MPI_ERR_NO_MEM
+            return
+        memcpy(self.spaces[i], &integers[0], length * sizeof(long long))
+        pthread_mutex_lock(&mpi_mutex)
+        self._check(MPI_Isend(self.spaces[i], length, MPI_LONG_LONG, destination, self.tag,
+                              self.comm, &self.sends[i]))
+        pthread_mutex_unlock(&mpi_mutex)
+        self.under_way += 1
+        self.posted[destination] += 1
+
+    cdef int _find_room(self) noexcept nogil:
+        """Return which request is free; −1 if there is no memory for another one."""
+        cdef int i, first = self.room
+        cdef int room = max(2 * first, 8)
+        cdef void *memory
+        for i in range(first):
+            if self.sends[i] == MPI_REQUEST_NULL:
+                return i
+        memory = realloc(self.spaces, room * sizeof(long long *))
+        if memory == NULL:
+            return -1
+        self.spaces = <long long **>memory
+        memory = realloc(self.sends, room * sizeof(MPI_Request))
+        if memory == NULL:
+            return -1
+        self.sends = <MPI_Request *>memory
+        memory = realloc(self.indices, room * sizeof(int))
+        if memory == NULL:
+            return -1
+        self.indices = <int *>memory
+        while self.room < room:
+            self.spaces[self.room] = <long long *>calloc(self.most, sizeof(long long))
+            if self.spaces[self.room] == NULL:
+                return -1
+            self.sends[self.room] = MPI_REQUEST_NULL
+            self.room += 1
+        return first
+
+    cdef bint take(self) noexcept nogil:
+        """Take the next message that is there, into `source`, `integers` and `length`.
+
+        Return whether there was one.
+        """
+        cdef MPI_Message arriving = MPI_MESSAGE_NULL
+        cdef int found = 0, done = 0
+        pthread_mutex_lock(&mpi_mutex)
+        if not self.receiving:
+            self._check(MPI_Improbe(
+                MPI_ANY_SOURCE, self.tag, self.comm, &found, &arriving, &self.status))
+            if found:
+                self.source = self.status.MPI_SOURCE
+                self._check(MPI_Get_count(&self.status, MPI_LONG_LONG, &self.length))
+                self._check(MPI_Imrecv(
+                    &self.integers[0], self.length, MPI_LONG_LONG, &arriving, &self.receive))
+                self.receiving = True
+        if self.receiving:
+            self._check(MPI_Test(&self.receive, &done, MPI_STATUS_IGNORE))
+        self.receiving = self.receiving and not done
+        pthread_mutex_unlock(&mpi_mutex)
+        self.received += done
+        return done
+
+    cdef void test(self) noexcept nogil:
+        """See what has been sent."""
+        cdef int done = 0
+        if self.under_way == 0:
+            return
+        pthread_mutex_lock(&mpi_mutex)
+        self._check(MPI_Testsome(
+            self.room, self.sends, &done, self.indices, MPI_STATUSES_IGNORE))
+        pthread_mutex_unlock(&mpi_mutex)
+        if done != MPI_UNDEFINED:
+            self.under_way -= done
+
+    cdef void end(self) noexcept nogil:
+        """Nothing more is sent from here: learn how much was sent, by all ranks together."""
+        self.ending = True
+        pthread_mutex_lock(&mpi_mutex)
+        self._check(MPI_Ialltoall(self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG,
+                                  self.comm, &self.gather))
+        pthread_mutex_unlock(&mpi_mutex)
+
+    cdef bint is_over(self) noexcept nogil:
+        """Whether everything sent has been received."""
+        cdef long long sent = 0
+        cdef int rank, done = 0
+        pthread_mutex_lock(&mpi_mutex)
+        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
+        pthread_mutex_unlock(&mpi_mutex)
+        if not done:
+            return False
+        for rank in range(self.size):
+            sent += self.expected[rank]
+        return self.under_way == 0 and self.received == sent
+
+    cdef void _check(self, int rc) noexcept nogil:
+        if rc != MPI_SUCCESS:
+            self.error = rc

@@ -1,0 +1,295 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Messages from one rank to another: a header, and behind it a vector, if that is short."""
+
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+from mpi4py.libmpi cimport (
+    MPI_ANY_SOURCE,
+    MPI_BYTE,
+    MPI_ERR_NO_MEM,
+    MPI_LONG_LONG,
+    MPI_MESSAGE_NULL,
+    MPI_REQUEST_NULL,
+    MPI_STATUS_IGNORE,
+    MPI_STATUSES_IGNORE,
+    MPI_SUCCESS,
+    MPI_UNDEFINED,
+    MPI_Get_count,
+    MPI_Ialltoall,
+    MPI_Improbe,
+    MPI_Imrecv,
+    MPI_Isend,
+    MPI_Message,
+    MPI_Status,
+    MPI_Test,
+    MPI_Testsome,
+    MPI_Type_commit,
+    MPI_Type_contiguous,
+    MPI_Type_free,
+)
+from mpi4py.MPI cimport Comm
+
+from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.allocation cimport LINE, try_to_allocate
+from collectives.memory.layout cimport HEADER, Layout
+
+cdef enum:
+    # Messages begun to be received at one look: those of a fast rank do not keep others waiting.
+    MOST_AT_ONCE = 16
+    TAG = 0
+    # Bytes of a vector that is in its message, at most.
+    LONGEST_INSIDE = 65536
+
+
+cdef void append(MessageList *messages, Message *message) noexcept nogil:
+    message.next = NULL
+    if messages.first == NULL:
+        messages.first = message
+    else:
+        messages.last.next = message
+    messages.last = message
+
+
+cdef void remove(MessageList *messages, Message *message) noexcept nogil:
+    cdef Message *before = NULL
+    cdef Message *each = messages.first
+    while each != message:
+        before = each
+        each = each.next
+    if before == NULL:
+        messages.first = message.next
+    else:
+        before.next = message.next
+    if messages.last == message:
+        messages.last = before
+
+
+cdef void free_all(MessageList *messages) noexcept nogil:
+    cdef Message *message = messages.first
+    cdef Message *following
+    while message != NULL:
+        following = message.next
+        free(message.memory)
+        free(message)
+        message = following
+    messages.first = NULL
+
+
+cdef class Messages:
+    """What this rank sends others and gets from them; whoever holds a collective's lock uses it.
+
+    Args:
+        comm: a communicator of its own.
+        layout: the vectors'.
+        inside: whether also long vectors are in their messages, on all ranks alike.
+    """
+
+    def __init__(self, Comm comm, Layout layout, bint inside):
+        self.communicator = comm
+        self.comm = comm.ob_mpi
+        self.size = comm.Get_size()
+        self.layout = layout
+        self.inside = inside or layout.size - HEADER <= LONGEST_INSIDE
+        self.bytes[<int>SHORT] = HEADER
+        self.bytes[<int>WHOLE] = layout.size
+        self.posted = <long long *>calloc(2 * self.size, sizeof(long long))
+        if self.posted == NULL:
+            raise MemoryError
+        self.expected = self.posted + self.size
+        self.gather = MPI_REQUEST_NULL
+        self._check(MPI_Type_contiguous(LINE, MPI_BYTE, &self.line))
+        self._check(MPI_Type_commit(&self.line))
+
+    def __dealloc__(self):
+        cdef int room
+        for room in range(3):
+            free_all(&self.pools[room])
+        free_all(&self.coming)
+        free(self.posted)
+        free(self.requests)
+        free(self.carried)
+        free(self.indices)
+
+    # Progress
+
+    cdef void progress(self) noexcept nogil:
+        """Do all that can be done without waiting."""
+        cdef int received
+        pthread_mutex_lock(&mpi_mutex)
+        for received in range(MOST_AT_ONCE):
+            if not self._receive():
+                break
+        self._test()
+        self._move_blocks()
+        pthread_mutex_unlock(&mpi_mutex)
+
+    cdef void _move_blocks(self) noexcept nogil:
+        """Send and receive what follows messages; the MPI mutex is held."""
+
+    cdef bint _receive(self) noexcept nogil:
+        """Begin to receive a message that is on its way, if there is one; the MPI mutex is held."""
+        cdef MPI_Status status
+        cdef MPI_Message arriving = MPI_MESSAGE_NULL
+        cdef Message *message
+        cdef int found = 0, lines = 0
+        self._check(MPI_Improbe(MPI_ANY_SOURCE, TAG, self.comm, &found, &arriving, &status))
+        if not found:
+            return False
+        self._check(MPI_Get_count(&status, self.line, &lines))
+        message = self.allocate(WHOLE if lines > 1 else SHORT)
+        if message == NULL or not self._add_request(message):
+            return False
+        message.source = status.MPI_SOURCE
+        message.complete = False
+        append(&self.coming, message)
+        self._check(MPI_Imrecv(
+            message.memory, lines, self.line, &arriving, &self.requests[self.count - 1]))
+        return True
+
+    cdef void _test(self) noexcept nogil:
+        """See which messages have been sent and received; the MPI mutex is held."""
+        cdef int done = 0, i, kept = 0
+        cdef Message *message
+        if self.count == 0:
+            return
+        self._check(MPI_Testsome(
+            self.count, self.requests, &done, self.indices, MPI_STATUSES_IGNORE))
+        if done == MPI_UNDEFINED or done == 0:
+            return
+        for i in range(done):
+            message = self.carried[self.indices[i]]
+            if message.uses > 0:
+                self.release(message)
+            else:
+                message.complete = True
+        for i in range(self.count):
+            if self.requests[i] != MPI_REQUEST_NULL:
+                self.requests[kept] = self.requests[i]
+                self.carried[kept] = self.carried[i]
+                kept += 1
+        self.count = kept
+
+    # Messages
+
+    cdef Message *arrived(self, long long epoch) noexcept nogil:
+        """A message that has come, each source's in their order; NULL: there is none.
+
+        Those of a later epoch wait for it.
+        """
+        cdef Message *message = self.coming.first
+        while message != NULL:
+            if (message.complete and (header(message)[EPOCH] <= epoch or self.ending)
+                    and self._is_first_of_its_source(message)):
+                remove(&self.coming, message)
+                self.received += 1
+                return message
+            message = message.next
+        return NULL
+
+    cdef bint _is_first_of_its_source(self, Message *message) noexcept nogil:
+        cdef Message *each = self.coming.first
+        while each.source != message.source:
+            each = each.next
+        return each == message
+
+    cdef Message *allocate(self, Room room) noexcept nogil:
+        """Memory for this; NULL and an error where there is none."""
+        cdef Message *message = self.pools[<int>room].first
+        cdef Py_ssize_t size = self.bytes[<int>room]
+        if message != NULL:
+            remove(&self.pools[<int>room], message)
+            return message
+        message = <Message *>calloc(1, sizeof(Message))
+        if message != NULL:
+            message.room = room
+            message.memory = try_to_allocate(size)
+            if message.memory != NULL:
+                if room == SHORT or self.inside:
+                    # What is between arrays travels too.
+                    memset(message.memory, 0, size)
+                return message
+            free(message)
+        self.error = MPI_ERR_NO_MEM
+        return NULL
+
+    cdef void recycle(self, Message *message) noexcept nogil:
+        message.uses = 0
+        append(&self.pools[<int>message.room], message)
+
+    cdef void release(self, Message *message) noexcept nogil:
+        """One use of it is over."""
+        message.uses -= 1
+        if message.uses == 0:
+            self.recycle(message)
+
+    cdef bint _add_request(self, Message *message) noexcept nogil:
+        """Make room for a request that carries this message; return whether there is memory."""
+        cdef int room
+        cdef void *requests
+        cdef void *carried
+        cdef void *indices
+        if self.count == self.room:
+            room = max(2 * self.room, 16)
+            requests = realloc(self.requests, room * sizeof(MPI_Request))
+            if requests != NULL:
+                self.requests = <MPI_Request *>requests
+            carried = realloc(self.carried, room * sizeof(Message *))
+            if carried != NULL:
+                self.carried = <Message **>carried
+            indices = realloc(self.indices, room * sizeof(int))
+            if indices != NULL:
+                self.indices = <int *>indices
+            if requests == NULL or carried == NULL or indices == NULL:
+                self.error = MPI_ERR_NO_MEM
+                return False
+            self.room = room
+        self.requests[self.count] = MPI_REQUEST_NULL
+        self.carried[self.count] = message
+        self.count += 1
+        return True
+
+    cdef void post(self, Message *message, int destination) noexcept nogil:
+        """Send a message; the caller keeps it as long as it has a use of it."""
+        cdef int lines = <int>(self.bytes[<int>message.room] // LINE)
+        pthread_mutex_lock(&mpi_mutex)
+        if self._add_request(message):
+            message.uses += 1
+            self._check(MPI_Isend(message.memory, lines, self.line, destination, TAG, self.comm,
+                                  &self.requests[self.count - 1]))
+        pthread_mutex_unlock(&mpi_mutex)
+        self.posted[destination] += 1
+
+    cdef bint is_busy(self) noexcept nogil:
+        """Whether anything is under way."""
+        return self.count > 0
+
+    # The end
+
+    cdef void end(self) noexcept nogil:
+        """Nothing more is sent from here: learn how much was sent, by all ranks together."""
+        self.ending = True
+        pthread_mutex_lock(&mpi_mutex)
+        self._check(MPI_Ialltoall(self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG,
+                                  self.comm, &self.gather))
+        pthread_mutex_unlock(&mpi_mutex)
+
+    cdef bint is_over(self) noexcept nogil:
+        """Whether everything sent has been received."""
+        cdef long long sent = 0
+        cdef int rank, done = 0
+        pthread_mutex_lock(&mpi_mutex)
+        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
+        pthread_mutex_unlock(&mpi_mutex)
+        if not done:
+            return False
+        for rank in range(self.size):
+            sent += self.expected[rank]
+        return self.received == sent and self.count == 0
+
+    cdef void free_type(self) noexcept nogil:
+        """Give back what MPI has of it, once it is over; the MPI mutex is held."""
+        self._check(MPI_Type_free(&self.line))
+
+    cdef void _check(self, int rc) noexcept nogil:
+        if rc != MPI_SUCCESS:
+            self.error = rc

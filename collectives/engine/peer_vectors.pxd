@@ -1,0 +1,73 @@
+from collectives.engine.transfers cimport Transfer, Transfers
+from collectives.memory.blocks cimport Blocks
+from collectives.memory.layout cimport Layout
+
+cdef enum What:
+    # What a step does. X is the model, D the change or what the application last got, U the
+    # application's memory, M what has come.
+    RECORD  # D = U − D, or where that is what the application last got, D = U − X
+    SAVE  # D = X
+    ZERO  # D = 0
+    KEEP  # D = U
+    PUBLISH  # X += share · D, or where U is given and is that, X = U
+    SCALE  # X = share · X
+    SEND  # send X or D
+    MIX  # X = keep · X + share · M
+    HALVE  # send (X − M) / 2 back, and take it from X
+    RETURN  # U = X, or D = share · X, U = D
+
+cdef struct Step:
+    What what
+    double keep, share
+    char **user
+    # Of RECORD: D = U − X; and which step alone uses that D, of which few blocks are kept then.
+    bint against_model
+    Step *reader
+    bint in_turns
+    Transfer *source
+    # Of SEND and HALVE: who the vector goes to; of SEND: which one.
+    char *memory
+    Transfer *outgoing
+    # How many blocks it has been done to.
+    int done
+    Step *next
+
+cdef class PeerVectors:
+    cdef readonly Layout layout
+    cdef Blocks blocks
+    cdef Transfers messages
+    # The model; what the application last got, and from its call on what it changed of that.
+    cdef char *model
+    cdef char *change
+    cdef char **model_arrays
+    cdef char **change_arrays
+    # Of the vector that has come and is used.
+    cdef char **arrays
+    # Of a change of which no more than a few blocks are kept, in turns.
+    cdef char *kept
+    cdef char **kept_arrays
+    # A step that has been noted since steps were last done, and records a change; or NULL.
+    cdef Step *recording
+    # Steps to be done, in their order, and others not in use.
+    cdef Step *first
+    cdef Step *last
+    cdef Step *idle
+    # How many of them a next call waits for: what it has changed, and what it last got.
+    cdef int answers
+    cdef int error
+
+    cdef Step *add(self, What what, double share, char **user) noexcept nogil
+    cdef Step *add_use(
+        self, What what, Transfer *source, double keep, double share) noexcept nogil
+    cdef bint run(self) noexcept nogil
+    cdef bint _may_do(self, Step *step) noexcept nogil
+    cdef bint _writes_change(self, Step *step) noexcept nogil
+    cdef char **_change_of(self, Step *step, int block) noexcept nogil
+    cdef void record(self, char **user, bint against_model) noexcept nogil
+    cdef void publish(self, double share) noexcept nogil
+    cdef void _record_all(self, Step *step) noexcept nogil
+    cdef void _do(self, Step *step, int block) noexcept nogil
+    cdef void _halve(self, Step *step, int block) noexcept nogil
+    cdef void _locate(self, Transfer *transfer, int block) noexcept nogil
+    cdef void _remove_done(self) noexcept nogil
+    cdef bint forget_user(self) noexcept nogil

@@ -1,0 +1,40 @@
+from collectives.engine.all_ranks cimport AllRanks
+from collectives.exchange.shared cimport Shared
+from collectives.protocols.contribution cimport SnapshotProtocol
+from collectives.protocols.groups cimport Groups
+from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
+
+cdef enum:
+    # Staleness is counted up to this many versions, and what exceeds it together.
+    MOST_STALENESS = 1000
+
+cdef class Snapshots(AllRanks):
+    # Why this rank has no memory that others can map.
+    cdef readonly str not_shared
+    # `protocol`, with its versions.
+    cdef WaitAvoidingProtocol versioning
+    cdef Groups groups
+    # `contribution`, with its snapshot.
+    cdef SnapshotProtocol publishing
+    # Of ranks that share memory: other ranks may begin this one's part.
+    cdef Shared shared
+    cdef bint opened
+    cdef long long opened_for
+    # The memory of snapshot and result, where it is not shared.
+    cdef char *memory
+    cdef char *snapshot
+    # Statistics
+    cdef readonly long long versions, passive
+    cdef long long published_version
+    cdef long long staleness[MOST_STALENESS + 1]
+
+    cdef int _allocate_vectors(self, bint sharing) except -1
+    cdef void _open(self) noexcept nogil
+    cdef void _reclaim(self) noexcept nogil
+    cdef void _note_executed(self, long long end) noexcept nogil
+    cdef void _execute_shared(self) noexcept nogil
+    cdef bint _is_behind(self) noexcept nogil
+    cdef bint _is_started(self, long long version) noexcept nogil
+    cdef long long _next(self) noexcept nogil
+    cdef void _describe(self) noexcept nogil
+    cdef void _count_version(self, long long version) noexcept nogil

@@ -1,0 +1,149 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""A rank's snapshot, in memory of its own, or where other ranks of the node execute versions too."""
+
+from libc.stdlib cimport free
+
+from collectives.engine.all_ranks cimport AllRanks
+from collectives.exchange.shared cimport Shared
+from collectives.memory.allocation cimport Segment, allocate
+from collectives.protocols.contribution cimport RESULT, SNAPSHOT
+from collectives.protocols.wait_avoiding cimport IDLE, SHARED
+
+
+cdef class Snapshots(AllRanks):
+    """What a rank contributes to versions, and who may use it: see `GroupVersions`."""
+
+    def __dealloc__(self):
+        free(self.memory)
+
+    @property
+    def handle(self):
+        """Where other ranks of the node find this one's memory; None if none can be shared."""
+        return None if self.shared is None else (<Segment>self.shared.segments[0]).handle
+
+    @property
+    def shares(self):
+        """Whether this rank and others of its node use each other's memory."""
+        return self.shared is not None and self.shared.works
+
+    def map(self, handles):
+        """Map the memory of the node's ranks, a dict from them to their handles; OSError if not."""
+        self.shared.map(handles)
+
+    def share(self):
+        """Exchange vectors in the memory that all ranks of the node have mapped."""
+        self.shared.use()
+
+    cdef int _allocate_vectors(self, bint sharing) except -1:
+        """Snapshot and result vector, in one piece of memory, which other ranks can map."""
+        cdef Py_ssize_t vector = self.layout.size
+        cdef char *result
+        if sharing:
+            self._make_shared()
+        if self.shared is not None:
+            self.snapshot = self.shared.snapshot(self.rank)
+            result = self.shared.result(self.rank)
+        else:
+            self.memory = allocate(2 * vector)
+            self.layout.space.zero(self.memory, 2 * vector)
+            self.snapshot = self.memory
+            result = self.memory + vector
+        self.vectors.place(SNAPSHOT, self.snapshot)
+        self.vectors.place(RESULT, result)
+        return 0
+
+    def _make_shared(self):
+        """Make the memory for what this rank shares, unless the system has none that can be."""
+        try:
+            self.shared = Shared(
+                self.reduction, self.groups, self.size, rings=not self.versioning.passive)
+            self.exchange.shared = self.shared
+        except (AttributeError, OSError) as error:  # memfd_create is Linux's
+            self.not_shared = f"rank {self.rank} has no memory to share: {error}"
+
+    # Vectors that other ranks may use
+
+    cdef void _open(self) noexcept nogil:
+        """Let other ranks execute versions for this one, where the protocol wants that."""
+        if self.versioning.vectors != SHARED or self.opened:
+            return
+        self.opened = True
+        self.opened_for = self.versioning.next
+        self.publishing.begin_version()
+        self._describe()
+        self.shared.open(self.versioning.next + self.data_ops)
+
+    cdef void _reclaim(self) noexcept nogil:
+        """Let others begin nothing more, and learn what has become of the vectors."""
+        cdef bint running = False
+        if self.versioning.vectors != SHARED:
+            return
+        if self.opened:
+            self.opened = False
+            running = self.shared.close()
+            self._note_executed(self.shared.number - self.data_ops)
+            if self.versioning.next > self.opened_for:
+                self.groups.find(self.versioning.next - 1 + self.protocol.base)
+                self.publishing.executed(
+                    self.shared.parts[self.rank].total, self.shared.parts[self.rank].replaced)
+        self.versioning.reclaim(running)
+        if running:
+            self.begun = True
+            self.groups.find(self.versioning.running + self.protocol.base)
+            self.exchange.resume_in_memory()
+
+    cdef void _note_executed(self, long long end) noexcept nogil:
+        """Others have executed every version before this one."""
+        cdef long long version
+        for version in range(self.versioning.next, end):
+            self._count_version(version)
+        self.versioning.executed(end)
+
+    cdef void _execute_shared(self) noexcept nogil:
+        """Execute a version that has been started and that nobody has executed for this rank."""
+        cdef long long number
+        if not self.opened:
+            return
+        # Read once: others may go on to a version that nobody has started.
+        number = self.shared.reached()
+        if not self._is_started(number - self.data_ops):
+            return
+        if self.shared.needs_messages(number):
+            self._reclaim()
+            if self.versioning.vectors == IDLE:
+                self.versioning.execute()
+        elif self.shared.help(self.rank, number):
+            self.reduction.progress_count += 1
+
+    cdef bint _is_behind(self) noexcept nogil:
+        """Whether a version has been started that shared vectors are still to be used for."""
+        return self.opened and self._is_started(self._next())
+
+    cdef bint _is_started(self, long long version) noexcept nogil:
+        """Whether a version has been started that may be executed now."""
+        return version <= self.versioning.told and self.versioning.told_ops <= self.protocol.ops
+
+    cdef long long _next(self) noexcept nogil:
+        """The next version to be executed for this rank."""
+        if self.opened:
+            return self.shared.reached() - self.data_ops
+        return self.versioning.next
+
+    cdef void _describe(self) noexcept nogil:
+        """Tell other ranks of the node what is to become of this rank's vectors."""
+        self.shared.describe(
+            self.publishing.target == SNAPSHOT or self.publishing.copy == SNAPSHOT,
+            self.publishing.saved == RESULT,
+            self.publishing.weight, self.publishing.weight_after())
+
+    cdef void _renumber(self) noexcept nogil:
+        """Let exchanges be numbered on from the last operation."""
+        if self.shared is not None:
+            self.shared.oldest = self.protocol.version + self.data_ops
+            self.shared.shift = self.protocol.base - self.data_ops
+
+    cdef void _count_version(self, long long version) noexcept nogil:
+        cdef long long staleness = version - self.published_version
+        self.versions += 1
+        self.passive += staleness != 0
+        self.staleness[min(staleness, MOST_STALENESS)] += 1

@@ -1,0 +1,108 @@
+"""What collectives have in common in which something forms groups of ranks that average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collectives import settings
+from collectives.agreement import raise_collectively
+from collectives.planned import PlannedCollective
+from collectives.result import Result
+from collectives.statistics import Statistics
+
+__all__ = ["FormedGroupCollective"]
+
+
+class FormedGroupCollective(PlannedCollective):
+    """A collective whose ranks average in groups that a protocol of theirs forms.
+
+    A base class, not for use by itself. In a call a rank's vector goes through the groups that the
+    protocol says, one after the other, each of which overwrites it by its members' weighted mean;
+    vectors that are not finite do not count in it.
+
+    Attributes:
+        comm, rank, size: the communicator given, this rank in it, and its number of ranks.
+    """
+
+    def __init__(self, comm, like, plan: Callable, **options):
+        """Make one; collective.
+
+        Args:
+            comm, like: those of `GroupAllreduce`.
+            plan: function that checks the arguments of a method, and returns what must not differ
+                between ranks, by name, and a function that returns the `GroupProtocol` of a (port,
+                rank, size). It may raise TypeError or ValueError.
+            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`; the transport
+                has no effect: groups send messages.
+        """
+        super().__init__(comm, like, plan, **dict.fromkeys(settings.VARIABLES) | options)
+
+    def _allocate(self, native, node, like, given):
+        groups = self.comm.Dup()
+        self._communicators = (*self._communicators, groups)
+        protocol = error = None
+        try:
+            self.native = native.FormedGroups(groups=groups, **self._common(node, like, given))
+            protocol = self._make_protocol(self.native.queue, self.rank, self.size)
+        except (MemoryError, ValueError) as problem:
+            error = problem
+        raise_collectively(self.comm, error)
+        self.native.attach(protocol, like)
+
+    def __call__(self, vector) -> Result:
+        """Overwrite `vector` by the means of the groups that this call is in.
+
+        Args:
+            vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
+
+        Returns:
+            A `Result`, of the last of these groups.
+
+        Raises:
+            ValueError, TypeError: the vector is not such; all ranks are told, and only close() is
+                left.
+            RankFailedError: another rank has failed.
+            ClosedError: this collective is closed.
+
+        An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not this
+        rank's part in its groups.
+        """
+        with self._guard:
+            return self.native.call(vector)
+
+    def average(self, vector) -> None:
+        """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.
+
+        Collective: no rank makes a call before all have come, or waits for one that has.
+        """
+        with self._collectively("average()"):
+            self.native.pause(True)
+            self.native.average(vector, 1.0)
+            self.native.pause(False)
+
+    def synchronize(self, vector) -> None:
+        """Average `vector` in place over all ranks, which go on from there; collective."""
+        with self._collectively("synchronize()"):
+            self.native.pause(True)
+            self.native.add_moved(vector)
+            self.native.synchronize(vector, 1.0)
+            self.native.go_on_from(vector)
+            self.native.pause(False)
+
+    def statistics(self) -> Statistics:
+        """Return what this rank has done so far.
+
+        `versions` counts the groups that it was in, `passive` those outside of its calls.
+        """
+        statistics = super().statistics()
+        return statistics._replace(bytes_sent=statistics.bytes_sent + self.native.group_bytes)
+
+    @property
+    def version(self) -> int:
+        """How many calls this rank has made."""
+        return self.native.queue.protocol.calls
+
+    @property
+    def transport(self) -> str:
+        """ "messages", whatever was given: no vector of a group is in shared memory."""
+        return "messages"

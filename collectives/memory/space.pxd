@@ -1,0 +1,29 @@
+from collectives.memory.kernels cimport Codec, Kernels
+
+cdef class Space:
+    cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil
+    cdef void copy_away(self, char *to, const char *source, Py_ssize_t size) noexcept nogil
+    cdef void zero(self, char *to, Py_ssize_t size) noexcept nogil
+    cdef void combine(
+        self, int i, char *to, const char *a, double share_a, const char *b, double share_b,
+        Py_ssize_t count) noexcept nogil
+    cdef void mean(
+        self, int i, char *to, const char **vectors, const double *shares, int size,
+        Py_ssize_t count) noexcept nogil
+    cdef void add_change(
+        self, int i, char *to, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count) noexcept nogil
+    cdef bint all_finite(self, int i, const char *x, Py_ssize_t count) noexcept nogil
+    cdef bint finite_change(
+        self, int i, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count) noexcept nogil
+    cdef void encode(
+        self, int i, char *to, const char *source, const char *reference,
+        Py_ssize_t count) noexcept nogil
+    cdef void decode(
+        self, int i, char *to, const char *source, const char *reference,
+        Py_ssize_t count) noexcept nogil
+
+cdef class HostSpace(Space):
+    cdef Kernels *kernels
+    cdef Codec *codecs

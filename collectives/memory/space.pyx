@@ -1,0 +1,128 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Where vectors are, and all that is done with what is in them: here, the host's memory."""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from collectives.memory cimport kernels
+from collectives.memory.kernels cimport choose_codec, choose_kernels
+
+# What Python's struct module and our kernels call the dtypes.
+CODES = {"float16": b"e", "bfloat16": b"E", "float32": b"f", "float64": b"d"}
+
+
+cdef class Space:
+    """The passes over memory of one kind. Sizes are bytes, and counts are elements of array `i`."""
+
+    cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
+        """Copy what will be used soon."""
+
+    cdef void copy_away(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
+        """Copy so much that it would only push other data out of the caches."""
+
+    cdef void zero(self, char *to, Py_ssize_t size) noexcept nogil:
+        """to = 0"""
+
+    cdef void combine(
+        self, int i, char *to, const char *a, double share_a, const char *b, double share_b,
+        Py_ssize_t count
+    ) noexcept nogil:
+        """to = share_a · a + share_b · b; `to` may be one of them."""
+
+    cdef void mean(
+        self, int i, char *to, const char **vectors, const double *shares, int size,
+        Py_ssize_t count
+    ) noexcept nogil:
+        """to = Σ shares · vectors; a vector with share 0 is not read, and `to` may be one."""
+
+    cdef void add_change(
+        self, int i, char *to, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count
+    ) noexcept nogil:
+        """to = snapshot + (x − returned)"""
+
+    cdef bint all_finite(self, int i, const char *x, Py_ssize_t count) noexcept nogil:
+        """Whether all of x is finite."""
+
+    cdef bint finite_change(
+        self, int i, const char *snapshot, const char *x, const char *returned, Py_ssize_t count
+    ) noexcept nogil:
+        """Whether snapshot + (x − returned) is finite."""
+
+    cdef void encode(
+        self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
+    ) noexcept nogil:
+        """to = source − reference, as the dtype that travels."""
+
+    cdef void decode(
+        self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
+    ) noexcept nogil:
+        """to = reference + source, of the dtype that travels."""
+
+
+cdef class HostSpace(Space):
+    """The host's memory.
+
+    Args:
+        dtypes: names of the arrays' dtypes.
+        sent: names of those that travel in their place.
+    """
+
+    def __init__(self, dtypes, sent):
+        cdef int i
+        self.kernels = <Kernels *>calloc(len(dtypes), sizeof(Kernels))
+        self.codecs = <Codec *>calloc(len(dtypes), sizeof(Codec))
+        if self.kernels == NULL or self.codecs == NULL:
+            raise MemoryError
+        for i in range(len(dtypes)):
+            choose_kernels(&self.kernels[i], ord(CODES[dtypes[i]]))
+            choose_codec(&self.codecs[i], ord(CODES[dtypes[i]]), ord(CODES[sent[i]]))
+
+    def __dealloc__(self):
+        free(self.kernels)
+        free(self.codecs)
+
+    cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
+        memcpy(to, source, size)
+
+    cdef void copy_away(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
+        kernels.copy_away(to, source, size)
+
+    cdef void zero(self, char *to, Py_ssize_t size) noexcept nogil:
+        memset(to, 0, size)
+
+    cdef void combine(
+        self, int i, char *to, const char *a, double share_a, const char *b, double share_b,
+        Py_ssize_t count
+    ) noexcept nogil:
+        self.kernels[i].combine(to, a, share_a, b, share_b, count)
+
+    cdef void mean(
+        self, int i, char *to, const char **vectors, const double *shares, int size,
+        Py_ssize_t count
+    ) noexcept nogil:
+        self.kernels[i].mean(to, vectors, shares, size, count)
+
+    cdef void add_change(
+        self, int i, char *to, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count
+    ) noexcept nogil:
+        self.kernels[i].add_change(to, snapshot, x, returned, count)
+
+    cdef bint all_finite(self, int i, const char *x, Py_ssize_t count) noexcept nogil:
+        return self.kernels[i].all_finite(x, count)
+
+    cdef bint finite_change(
+        self, int i, const char *snapshot, const char *x, const char *returned, Py_ssize_t count
+    ) noexcept nogil:
+        return self.kernels[i].finite_change(snapshot, x, returned, count)
+
+    cdef void encode(
+        self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
+    ) noexcept nogil:
+        self.codecs[i].encode(to, source, reference, count)
+
+    cdef void decode(
+        self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
+    ) noexcept nogil:
+        self.codecs[i].decode(to, source, reference, count)

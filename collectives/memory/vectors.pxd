@@ -1,0 +1,12 @@
+from collectives.memory.layout cimport Layout
+from collectives.protocols.contribution cimport Vectors
+
+cdef class HostVectors(Vectors):
+    cdef Layout layout
+    # Of each of the rank's vectors, NULL where it has none: the addresses of its arrays.
+    cdef char **of[4]
+    # The arrays of those that are in one piece of memory each.
+    cdef char **located
+
+    cdef void place(self, int vector, char *memory) noexcept nogil
+    cdef char **arrays(self, int vector) noexcept nogil

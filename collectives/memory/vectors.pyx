@@ -1,0 +1,51 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""A rank's vectors in host memory, as the rules of contribution name them."""
+
+from libc.stdlib cimport calloc, free
+
+from collectives.memory.layout cimport Layout
+from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, Vectors
+
+cdef enum:
+    VECTORS = 4
+
+
+cdef class HostVectors(Vectors):
+    """The application's vector and the rank's own, of one layout."""
+
+    def __init__(self, Layout layout):
+        self.layout = layout
+        self.located = <char **>calloc(VECTORS * layout.count, sizeof(char *))
+        if self.located == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.located)
+
+    cdef void place(self, int vector, char *memory) noexcept nogil:
+        """One of the rank's own vectors is in this memory."""
+        self.of[vector] = self.located + vector * self.layout.count
+        self.layout.locate(self.of[vector], memory)
+
+    cdef char **arrays(self, int vector) noexcept nogil:
+        """The arrays of a vector; NULL for none."""
+        return self.of[vector] if vector >= 0 else NULL
+
+    cdef void copy(self, int to, int source) noexcept nogil:
+        self.layout.copy(self.of[to], self.of[source])
+
+    cdef void zero(self, int vector) noexcept nogil:
+        self.layout.zero(self.of[vector])
+
+    cdef bint all_finite(self, int vector) noexcept nogil:
+        return self.layout.all_finite(self.of[vector])
+
+    cdef bint is_change_finite(self) noexcept nogil:
+        return self.layout.finite_change(self.of[SNAPSHOT], self.of[X], self.of[RESULT])
+
+    cdef void add_change(self, int to) noexcept nogil:
+        self.layout.add_change(self.of[to], self.of[SNAPSHOT], self.of[X], self.of[RESULT])
+
+    cdef void absorb(self, double own, double total) noexcept nogil:
+        self.layout.combine(
+            self.of[X], own / (total + own), self.of[RESULT], total / (total + own))

@@ -1,0 +1,58 @@
+"""What collectives have in common whose calls a protocol of their method's carries out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from collectives import process
+from collectives.agreement import raise_collectively
+from collectives.collective import Collective
+
+__all__ = ["PlannedCollective"]
+
+
+class PlannedCollective(Collective):
+    """A collective with a protocol beside that of what all ranks do; not for use by itself.
+
+    Its engine can `settle` and `begin_collectively`.
+    """
+
+    def __init__(self, comm, like, plan: Callable, **options):
+        """Make one; collective.
+
+        Args:
+            comm, like: those of `GroupAllreduce`.
+            plan: function that checks the arguments of a method, and returns what must not differ
+                between ranks, by name, and what makes the protocol. It may raise TypeError or
+                ValueError.
+            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+        """
+        self._plan = plan
+        self._construct(comm, like, **options)
+        self._guard = process.native().Guard()
+
+    def _agree(self, comm, like, given, error):
+        described, problem = {}, None
+        try:
+            described, self._make_protocol = self._plan()
+        except (TypeError, ValueError) as caught:
+            problem = caught
+        raise_collectively(comm, problem)
+        super()._agree(comm, like, given | described, error)
+
+    def _build(self, native, comm, like, given):
+        super()._build(native, comm, like, given)
+        del self._plan, self._make_protocol
+
+    @contextlib.contextmanager
+    def _collectively(self, what: str):
+        """Do what takes all ranks several operations, or leave all with nothing but close()."""
+        with self._guard:
+            try:
+                with self.failing_collectively():
+                    self.native.settle()
+                    self.native.begin_collectively(what)
+                    yield
+            finally:
+                self.native.begin_collectively("")

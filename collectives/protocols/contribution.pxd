@@ -1,0 +1,68 @@
+from collectives.protocols.all_ranks cimport AVERAGE, FINISH, SYNC, SYNCHRONIZE, AllRanksProtocol
+from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
+
+cdef int NOWHERE, X, SNAPSHOT, RESULT, SCRATCH
+cdef int EMPTY, RETURNED, AVERAGED, BASELESS
+
+cdef class Vectors:
+    cdef void copy(self, int to, int source) noexcept nogil
+    cdef void zero(self, int vector) noexcept nogil
+    cdef bint all_finite(self, int vector) noexcept nogil
+    cdef bint is_change_finite(self) noexcept nogil
+    cdef void add_change(self, int to) noexcept nogil
+    cdef void absorb(self, double own, double total) noexcept nogil
+
+cdef class ContributionProtocol:
+    cdef Vectors vectors
+    cdef AllRanksProtocol ranks
+    cdef readonly bint present, finite, lent, weightless
+    cdef readonly double given_weight, published_weight, weight, total
+    cdef readonly long long nonfinite
+    cdef readonly int source, target, copy, saved
+    cdef bint gives, gives_x, contributed
+
+    cdef void give(self, double weight) noexcept nogil
+    cdef void forget(self) noexcept nogil
+    cdef void leave_out(self) noexcept nogil
+    cdef bint publishes(self) noexcept nogil
+    cdef bint is_finishing(self) noexcept nogil
+    cdef bint is_averaging(self) noexcept nogil
+    cdef void begin_average(self) noexcept nogil
+    cdef void contribute(self, bint publishes) noexcept nogil
+    cdef void aim_average(self) noexcept nogil
+    cdef void begin_again(self) noexcept nogil
+    cdef void end_exchange(self, double total) noexcept nogil
+    cdef void end_average(self) noexcept nogil
+    cdef void end_operation(self, bint averages) noexcept nogil
+    cdef void interrupt(self, bint begun) noexcept nogil
+    cdef void contribute_ahead(self) noexcept nogil
+    cdef void stop_lending(self, bint begun) noexcept nogil
+    cdef int own_target(self) noexcept nogil
+    cdef void interrupted(self, bint ended) noexcept nogil
+
+cdef class SnapshotProtocol(ContributionProtocol):
+    cdef WaitAvoidingProtocol versioning
+    cdef readonly bint conserving, summing, calling, published, direct, keeps, out
+    cdef readonly int state
+    cdef readonly double snapshot_weight
+    cdef long long joined_at
+    cdef bint shares
+
+    cdef void replace(self) noexcept nogil
+    cdef void set_snapshot(self, bint filled) noexcept nogil
+    cdef void publish(self) noexcept nogil
+    cdef void lend(self) noexcept nogil
+    cdef void publish_between_calls(self) noexcept nogil
+    cdef void join(self) noexcept nogil
+    cdef void count_once(self) noexcept nogil
+    cdef void begin_call(self) noexcept nogil
+    cdef void begin_version(self) noexcept nogil
+    cdef bint bypasses_snapshot(self) noexcept nogil
+    cdef void end_version(self, double total) noexcept nogil
+    cdef void executed(self, double total, bint replaced) noexcept nogil
+    cdef void mean_replaces(self) noexcept nogil
+    cdef void leave_base(self) noexcept nogil
+    cdef double weight_after(self) noexcept nogil
+    cdef bint has_mean(self) noexcept nogil
+    cdef void end_call(self) noexcept nogil
+    cdef void absorb_late(self) noexcept nogil

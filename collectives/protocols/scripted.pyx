@@ -1,0 +1,99 @@
+# cython: language_level=3
+"""Protocols in Python, for tests and trials: they run in the same drivers as compiled ones do.
+
+A driver tells such a protocol of an event with the GIL held, so its rank's engine waits for that
+where other threads compute. A signal handler's exception that comes in the middle of an event, in
+the main thread, leaves the event half done, as it cannot in compiled protocols.
+"""
+
+import array
+
+from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
+
+
+cdef class ScriptedPort:
+    """A `GroupPort` as Python calls it."""
+
+    cdef GroupPort port
+
+    def send(self, int destination, integers):
+        cdef long long[::1] sent = array.array("q", integers)
+        with nogil:
+            self.port.send(destination, sent)
+
+    def reduce(self, group):
+        cdef Group record = Group(group.number, *group.listed())
+        with nogil:
+            self.port.reduce(record)
+
+    def return_model(self):
+        with nogil:
+            self.port.return_model()
+
+
+cdef class ScriptedGroupProtocol(GroupProtocol):
+    """One rank of a protocol in Python.
+
+    Args:
+        port, rank, size: see `GroupProtocol`.
+        make: returns an object with the methods and attributes of a `GroupProtocol` for a
+            (port, rank, size).
+
+    Attributes:
+        script: that object.
+    """
+
+    cdef readonly object script
+
+    def __init__(self, GroupPort port, rank, size, make):
+        cdef ScriptedPort wrapped = ScriptedPort()
+        GroupProtocol.__init__(self, port, rank, size)
+        wrapped.port = port
+        self.script = make(wrapped, rank, size)
+        self.passive = self.script.passive
+
+    cdef _tell(self, str event, arguments=()):
+        getattr(self.script, event)(*arguments)
+        self.calls = self.script.calls
+        self.calling = self.script.calling
+        self.leaving = self.script.leaving
+
+    cdef void begin(self) noexcept nogil:
+        with gil:
+            self._tell("begin")
+
+    cdef void call(self) noexcept nogil:
+        with gil:
+            self._tell("call")
+
+    cdef void arrived(self, int source, long long[::1] integers) noexcept nogil:
+        with gil:
+            self._tell("arrived", (source, array.array("q", integers)))
+
+    cdef void reduced(self, Group group) noexcept nogil:
+        with gil:
+            self._tell("reduced", (group,))
+
+    cdef void returned(self) noexcept nogil:
+        with gil:
+            self._tell("returned")
+
+    cdef void pause(self) noexcept nogil:
+        with gil:
+            self._tell("pause")
+
+    cdef void resume(self) noexcept nogil:
+        with gil:
+            self._tell("resume")
+
+    cdef void leave(self) noexcept nogil:
+        with gil:
+            self._tell("leave")
+
+    cdef bint is_quiet(self) noexcept nogil:
+        with gil:
+            return <bint>self.script.is_quiet()
+
+    cdef bint waits_for(self, int rank) noexcept nogil:
+        with gil:
+            return <bint>self.script.waits_for(rank)

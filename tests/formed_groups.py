@@ -1,0 +1,386 @@
+"""A protocol in which one rank forms arbitrary groups, and its ranks in a network without MPI.
+
+Every rank says to rank 0 when it is ready; that one waits for as many ready ranks as it draws, and
+forms groups of them by chance: of any sizes and weights, several at once, and sometimes a second
+time, so that a rank is in two after one another. What `late` says becomes of ranks that compute:
+they are in no group ("out"), in groups that wait for their next call ("waited for"), or in groups
+that average their model meanwhile ("passive").
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+
+import numpy as np
+from protocol_messages import load_source
+
+source = load_source("formed_groups")
+Group = source.Group
+
+LATE = ("out", "waited for", "passive")
+
+# The kinds of messages: a rank is ready, or makes no calls; a group; the call's groups are over; it
+# is known that the rank makes no calls, so it is in no further group.
+READY, AWAY, GROUP, DONE, NOTED = range(5)
+
+
+class RandomGroups(source.GroupProtocol):
+    """One rank; rank 0 is the controller as well.
+
+    Args:
+        seed: of the controller's choices.
+        late: one of `LATE`.
+        equal: whether all weights are.
+        most_awaited: how many ready ranks the controller waits for at most; None: all.
+
+    Attributes:
+        formed: of the controller: the groups as (number, members, weights), in its order.
+        log: what has happened: ("call",), (number, whether in a call) of a group, ("return",).
+        told: the numbers of groups that this rank was told of, in that order.
+    """
+
+    def __init__(self, port, rank, size, *, seed=0, late="out", equal=False, most_awaited=None):
+        super().__init__(port, rank, size)
+        self.passive = late == "passive"
+        self.takes_all = late != "out"
+        self.equal = equal
+        self.seed = seed
+        self.formed, self.log, self.told = [], [], []
+        self.is_away = self.is_done = self.awaits_note = False
+        # Groups that this rank is in and that wait for its next call.
+        self.pending = []
+        # The controller's: who is ready, who may become so, and for how many it waits.
+        self.ready = []
+        self.present = set(range(size))
+        self.most_awaited = most_awaited or size
+        self.draw_awaited()
+
+    def call(self):
+        super().call()
+        self.log.append(("call",))
+        self.is_away = False
+        self.reduce_pending()
+        self.port.send(0, [READY, self.calls])
+
+    def reduced(self, group):
+        self.log.append((group.number, self.calling))
+
+    def returned(self):
+        super().returned()
+        self.is_done = False
+        self.log.append(("return",))
+
+    def pause(self):
+        self.is_away = self.awaits_note = True
+        # Others would wait for this rank's next call.
+        self.reduce_pending()
+        self.port.send(0, [AWAY, self.calls])
+
+    def arrived(self, source, integers):
+        kind = integers[0]
+        if kind == READY:
+            assert source not in self.ready
+            self.ready.append(source)
+            self.present.add(source)
+        elif kind == AWAY:
+            self.present.discard(source)
+            if source in self.ready:
+                self.ready.remove(source)
+                self.port.send(source, [DONE])
+            self.port.send(source, [NOTED])
+        elif kind == NOTED:
+            self.awaits_note = False
+        elif kind == GROUP:
+            group = Group(room=self.size)
+            assert group.read(integers, 1) == len(integers)
+            self.told.append(group.number)
+            self.pending.append(group)
+            if (self.calling and not self.is_done) or self.is_away or self.passive:
+                self.reduce_pending()
+        else:
+            self.is_done = True
+            self.port.return_model()
+        if self.ready and len(self.ready) >= min(self.awaited, len(self.present)):
+            self.form()
+
+    def is_quiet(self):
+        return super().is_quiet() and not self.awaits_note
+
+    def waits_for(self, rank):
+        return self.calling and rank != self.rank
+
+    def reduce_pending(self):
+        for group in self.pending:
+            self.port.reduce(group)
+        self.pending = []
+
+    # The controller
+
+    def draws(self):
+        """Return a generator that goes on from what has been formed."""
+        return random.Random(f"{self.seed} {len(self.formed)}")
+
+    def draw_awaited(self):
+        self.awaited = self.draws().randint(1, self.most_awaited)
+
+    def form(self):
+        """Put all that are ready into groups, sometimes twice."""
+        draws = self.draws()
+        ready, self.ready = self.ready, []
+        for _ in range(draws.choice((1, 1, 2))):
+            left = self.present if self.takes_all and draws.random() < 0.5 else ready
+            left = draws.sample(sorted(left), len(left))
+            while left:
+                count = draws.randint(1, len(left))
+                self.form_one(draws, left[:count])
+                left = left[count:]
+        for rank in ready:
+            self.port.send(rank, [DONE])
+        self.draw_awaited()
+
+    def form_one(self, draws, members):
+        weights = None
+        if not self.equal and draws.random() < 0.7:
+            weights = [draws.choice((0, 0.25, 1 / 3, 1, 7)) for _ in members]
+            weights[draws.randrange(len(weights))] = 0.3
+        group = Group(len(self.formed), members, weights)
+        self.formed.append((group.number, *group.listed()))
+        integers = source.array.array("q", [GROUP] + [0] * (3 + 2 * self.size))
+        end = group.write(integers, 1)
+        for member in members:
+            self.port.send(member, integers[:end])
+
+
+class PlannedGroups(source.GroupProtocol):
+    """One rank of which everybody knows the groups: those of its t-th call are plan[t].
+
+    Args:
+        plan: for each call the groups, as arguments of `Group`.
+    """
+
+    def __init__(self, port, rank, size, *, plan):
+        super().__init__(port, rank, size)
+        self.plan = [[Group(*group) for group in groups] for groups in plan]
+
+    def call(self):
+        super().call()
+        for group in self.plan[self.calls]:
+            if group.index_of(self.rank) >= 0:
+                self.port.reduce(group)
+        self.port.return_model()
+
+
+def replay(formed, logs, vectors, change):
+    """Return what the ranks have in the end, computed from who was in which groups.
+
+    Not where ranks are passive: when an application calls while its rank averages is not logged.
+
+    Args:
+        formed: the controller's groups.
+        logs: of each rank.
+        vectors: float64 array of shape (ranks, length), what they have at first.
+        change: function of (rank, call) that returns what the application changes before it.
+    """
+    vectors = [np.array(vector) for vector in vectors]
+    logs = [deque(log) for log in logs]
+    calls = [0] * len(logs)
+
+    def advance(rank, number):
+        """Go through a rank's log up to this group; return whether it gives its vector to it."""
+        while logs[rank]:
+            event, *details = logs[rank].popleft()
+            if event == number:
+                return details[0]
+            assert event in ("call", "return"), f"group {event} before {number} on rank {rank}"
+            if event == "call":
+                vectors[rank] += change(rank, calls[rank])
+                calls[rank] += 1
+        assert number is None, f"rank {rank} was not in group {number}"
+        return False
+
+    for number, members, weights in formed:
+        gives = [advance(member, number) for member in members]
+        total = sum(weight for weight, given in zip(weights, gives) if given)
+        if total == 0:
+            continue
+        mean = sum(
+            weight / total * vectors[member]
+            for member, weight, given in zip(members, weights, gives)
+            if given
+        )
+        for member, given in zip(members, gives):
+            if given:
+                vectors[member] = np.array(mean)
+    for rank in range(len(logs)):
+        advance(rank, None)
+    return np.array(vectors)
+
+
+# A network without MPI
+
+
+class Port(source.GroupPort):
+    """One rank: what it is to do, and its application, which makes some calls and leaves.
+
+    Attributes:
+        steps: what the protocol wants done: groups, and None for the return.
+        averaging: whether the first of these is under way.
+    """
+
+    def __init__(self, world, rank, calls, vector):
+        self.world, self.rank, self.calls, self.vector = world, rank, calls, vector
+        self.steps = deque()
+        self.averaging = False
+        self.computes = True
+
+    def send(self, destination, integers):
+        channel = self.world.channels.setdefault((self.rank, destination), deque())
+        channel.append(source.array.array("q", integers))
+
+    def reduce(self, group):
+        assert self.rank in group.listed()[0]
+        self.steps.append(copy.copy(group))
+
+    def return_model(self):
+        self.steps.append(None)
+
+
+class World:
+    """Ranks of `RandomGroups`, the messages between them, and the groups under way.
+
+    What can happen in it are single events; `happen` lets one of them do so.
+
+    Args:
+        size, calls: how many ranks there are, and how many calls each one makes.
+        settings: of `RandomGroups`.
+    """
+
+    def __init__(self, size, calls, change, protocol=RandomGroups, **settings):
+        self.change = change
+        self.channels = {}
+        # Of each group that some member has begun: what they gave.
+        self.begun = {}
+        self.ports = [
+            Port(self, rank, calls, np.array(change(rank, -1), float)) for rank in range(size)
+        ]
+        self.protocols = [
+            protocol(port, rank, size, **settings) for rank, port in enumerate(self.ports)
+        ]
+
+    def events(self):
+        """Return what can happen, as functions."""
+        for rank, port in enumerate(self.ports):
+            if port.computes:
+                yield self._act, rank
+            if not port.averaging and port.steps:
+                yield self._begin_step, rank
+            if port.averaging and len(self.begun[port.steps[0].number]) == port.steps[0].size:
+                yield self._finish, rank
+        for pair, channel in self.channels.items():
+            if channel:
+                yield self._deliver, pair
+
+    def _act(self, rank):
+        port, protocol = self.ports[rank], self.protocols[rank]
+        port.computes = False
+        if protocol.calls < port.calls:
+            port.vector = port.vector + self.change(rank, protocol.calls)
+            protocol.call()
+        else:
+            protocol.leave()
+
+    def _deliver(self, pair):
+        self.protocols[pair[1]].arrived(pair[0], self.channels[pair].popleft())
+
+    def _begin_step(self, rank):
+        port, protocol = self.ports[rank], self.protocols[rank]
+        group = port.steps[0]
+        if group is None:
+            assert protocol.calling
+            port.steps.popleft()
+            port.computes = True
+            protocol.returned()
+            return
+        port.averaging = True
+        given = self.begun.setdefault(group.number, {})
+        assert rank not in given, f"rank {rank} averages group {group.number} twice"
+        weight = group.listed()[1][group.index_of(rank)]
+        port.in_call = protocol.calling
+        given[rank] = (weight if port.in_call or protocol.passive else 0), port.vector
+
+    def _finish(self, rank):
+        port = self.ports[rank]
+        group = port.steps.popleft()
+        port.averaging = False
+        given = self.begun[group.number].values()
+        total = sum(weight for weight, _ in given)
+        if total > 0 and (port.in_call or self.protocols[rank].passive):
+            before = self.begun[group.number][rank][1]
+            mean = sum(weight / total * vector for weight, vector in given)
+            # With what the application has changed meanwhile.
+            port.vector = mean + (port.vector - before)
+        self.protocols[rank].reduced(group)
+
+    def run(self, seed):
+        """Let events happen in a drawn order until none can, and see that all came to an end."""
+        generator = random.Random(seed)
+        while events := list(self.events()):
+            event, what = generator.choice(events)
+            event(what)
+        self.check_end()
+
+    def explore(self):
+        """Let events happen in every order, and return how many states there are."""
+        seen, left = {self.key()}, [self]
+        while left:
+            world = left.pop()
+            events = list(world.events())
+            if not events:
+                world.check_end()
+            for number in range(len(events)):
+                after = copy.deepcopy(world)
+                event, what = list(after.events())[number]
+                event(what)
+                if (key := after.key()) not in seen:
+                    seen.add(key)
+                    left.append(after)
+        return len(seen)
+
+    def key(self):
+        """Return all that what happens from here on depends on, but for vectors."""
+        ranks = [
+            (
+                [step and step.number for step in port.steps],
+                port.averaging,
+                port.computes,
+                {
+                    name: value
+                    for name, value in vars(protocol).items()
+                    if name not in ("port", "log")
+                },
+            )
+            for port, protocol in zip(self.ports, self.protocols)
+        ]
+        channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
+        begun = {number: sorted(given) for number, given in self.begun.items()}
+        return repr((ranks, channels, begun))
+
+    def check_end(self):
+        for port, protocol in zip(self.ports, self.protocols):
+            assert not port.steps
+            assert protocol.calls == port.calls
+        check_end(self.protocols)
+
+
+def check_end(protocols):
+    """See that all ranks have left, each once it was in every group of its, in the same order."""
+    formed = protocols[0].formed
+    for rank, protocol in enumerate(protocols):
+        assert protocol.leaving
+        assert protocol.is_quiet()
+        assert not protocol.pending
+        own = [number for number, members, _ in formed if rank in members]
+        assert protocol.told == own
+        assert [event for event, *_ in protocol.log if isinstance(event, int)] == own

@@ -1,0 +1,148 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Methods in which something forms groups, in simulated time.
+
+What `collectives.engine.formed_groups` does over MPI is done here at the times of the machine's
+model; all decisions are those of a `collectives.protocols.formed_groups` protocol.
+"""
+
+import array
+from collections import deque
+
+from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
+from wagma.simulation.core cimport Method, Simulation, allreduce_time
+
+cdef enum:
+    # What happens: an application's vector is in the engine's memory; a message has come; a group
+    # has averaged.
+    STAGED
+    CAME
+    EXCHANGED
+
+
+cdef class SimulatedGroupPort(GroupPort):
+    """What one rank's engine does.
+
+    Attributes:
+        protocol: the rank's.
+        steps: what is to be done, in this order: groups, and None for the return of the call.
+        averaging: whether the first of these is under way.
+    """
+
+    cdef Simulation simulation
+    cdef readonly GroupProtocol protocol
+    cdef readonly int rank
+    cdef readonly object steps
+    cdef readonly bint averaging
+    # By source, oldest first: the messages on their way.
+    cdef dict coming
+
+    def __init__(self, Simulation simulation, int rank):
+        self.simulation, self.rank = simulation, rank
+        self.steps, self.coming = deque(), {}
+
+    cdef void send(self, int destination, long long[::1] integers) noexcept nogil:
+        with gil:
+            self._send(destination, array.array("q", integers))
+
+    cdef void _send(self, int destination, object integers):
+        cdef SimulatedGroupPort other = (<FormedGroupMethod>self.simulation.method).ports[
+            destination]
+        other.coming.setdefault(self.rank, deque()).append(integers)
+        self.simulation.send(self.rank, destination, 8 * len(integers), CAME, self.rank)
+
+    cdef void reduce(self, Group group) noexcept nogil:
+        with gil:
+            self.steps.append(Group(group.number, *group.listed()))
+
+    cdef void return_model(self) noexcept nogil:
+        with gil:
+            self.steps.append(None)
+
+
+cdef class FormedGroupMethod(Method):
+    """Ranks of such a protocol.
+
+    A group's average begins once its last member takes part in it.
+
+    Args:
+        make: returns the protocol of a (port, rank, size).
+        nbytes: length of the vector, in bytes.
+
+    Attributes:
+        groups: how many groups have averaged.
+        most: how many were under way at a time, at most.
+    """
+
+    cdef object make
+    cdef long long nbytes
+    cdef double staging_time
+    cdef list ports
+    # How many members of each group have begun, by its number.
+    cdef dict present
+    cdef int under_way
+    cdef readonly long long groups
+    cdef readonly int most
+
+    def __init__(self, make, nbytes):
+        self.make, self.nbytes = make, nbytes
+        self.present = {}
+
+    cpdef begin(self):
+        cdef SimulatedGroupPort port
+        cdef int rank, size = self.simulation.ranks
+        self.staging_time = self.nbytes / <double>self.simulation.machine.staging
+        self.ports = [SimulatedGroupPort(self.simulation, rank) for rank in range(size)]
+        for port in self.ports:
+            port.protocol = self.make(port, port.rank, size)
+        for port in self.ports:
+            port.protocol.begin()
+            self._proceed(port)
+
+    def protocol(self, rank):
+        """Return a rank's protocol."""
+        return self.ports[rank].protocol
+
+    cpdef arrives(self, int rank):
+        self.simulation.later(self.staging_time, STAGED, rank)
+
+    cpdef happens(self, int kind, int rank, long long a, long long b):
+        cdef SimulatedGroupPort port = <SimulatedGroupPort>self.ports[rank]
+        cdef Group group
+        if kind == STAGED:
+            port.protocol.call()
+        elif kind == CAME:
+            port.protocol.arrived(<int>a, port.coming[a].popleft())
+        else:
+            group = port.steps.popleft()
+            port.averaging = False
+            self.under_way -= group.members[0] == rank
+            port.protocol.reduced(group)
+        self._proceed(port)
+
+    cdef void _proceed(self, SimulatedGroupPort port):
+        """Begin what a rank is to do next."""
+        while port.steps and not port.averaging:
+            if port.steps[0] is None:
+                port.steps.popleft()
+                port.protocol.returned()
+                self.simulation.returns(port.rank, self.staging_time)
+                if self.simulation.steps[port.rank] == self.simulation.iterations:
+                    port.protocol.leave()
+            else:
+                self._take_part(port, port.steps[0])
+
+    cdef void _take_part(self, SimulatedGroupPort port, Group group):
+        """Take part in an average; the last member begins it for all."""
+        cdef int present = self.present.pop(group.number, 0) + 1
+        cdef int i
+        cdef double time
+        port.averaging = True
+        if present < group.size:
+            self.present[group.number] = present
+            return
+        self.groups += 1
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        time = allreduce_time(self.simulation.machine, group.size, self.nbytes)
+        for i in range(group.size):
+            self.simulation.later(time, EXCHANGED, group.members[i])
