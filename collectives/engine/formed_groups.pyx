@@ -222,29 +222,30 @@ cdef class FormedGroups(AllRanks):
     cdef void _forget_user(self) noexcept nogil:
         """The application's memory is its own again; its call goes on without, if it does."""
         cdef long long end = now() + SECOND
+        cdef char **user
         while self.copying:
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
-        if self.user == NULL or not self.queue.protocol.calling:
-            self.user = NULL
+        # What other threads begin from here on is without it.
+        user, self.user = self.user, NULL
+        if user == NULL or not self.queue.protocol.calling:
             return
         if self.averaging and self.in_call:
             self.group_exchange.adopt(self.kept_arrays)
             self.group_reduction.target = self.kept_arrays
             self.group_exchange.divert()
         else:
-            self.layout.copy(self.kept_arrays, self.user)
+            self.layout.copy(self.kept_arrays, user)
             self.gives = self.layout.all_finite(self.kept_arrays)
         self.has_kept = True
         # Members that run end their messages soon; one that is stopped is not waited for long.
-        while (self.averaging and self.group_exchange.uses(self.user) and self.error == 0
+        while (self.averaging and self.group_exchange.uses(user) and self.error == 0
                 and now() < end):
             self.group_exchange.progress()
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
-        self.user = NULL
 
     # What callers wait for, and say of it
 
