@@ -18,11 +18,11 @@ from statistics import median
 
 from common import figure, mpiexec, parser, quartiles, report
 
-from wagma.algorithms import ALGORITHMS
+from wagma.methods import METHODS as DECLARED
 
 BOUND = 1 / 0.90
 REFERENCE = "allreduce"
-METHODS = [REFERENCE, *(name for name in ALGORITHMS if name != REFERENCE)]
+METHODS = [REFERENCE, *(name for name in DECLARED if name != REFERENCE)]
 
 
 def compare(arguments, ranks, scale, directory):

@@ -54,14 +54,16 @@ class Case:
     doubling: bool = True
     neighbors: int = 1
     clock: str = "global"
+    trigger: str = "majority"
     machine: Machine = DAINT
 
     @property
     def settings(self):
         return Settings(
             4 * self.parameters,
-            self.group_size,
-            self.sync_period,
+            group_size=self.group_size,
+            sync_period=self.sync_period,
+            trigger=self.trigger,
             doubling=self.doubling,
             neighbors=self.neighbors,
             clock=self.clock,
@@ -135,7 +137,7 @@ def ad_psgd(case):
 
 def eager_sgd(trigger):
     """Eager-SGD averages by the same schedules, and its models every τ steps."""
-    return lambda case: (f"eager-sgd-{trigger}", case)
+    return lambda case: ("eager-sgd", dataclasses.replace(case, trigger=trigger))
 
 
 # Name, ranks, what WAGMA-SGD's throughput is divided by, and the published ratio.
@@ -176,7 +178,7 @@ SCALED = {
     "d-psgd": "D-PSGD",
     "sgp": "SGP",
     "ad-psgd": "AD-PSGD",
-    "eager-sgd-majority": "eager-SGD",
+    "eager-sgd": "eager-SGD",
 }
 SCALES = {
     "figure 4": (RESNET, (4, 16, 64, 256)),

@@ -13,7 +13,9 @@ import pytest
 import collectives
 import wagma
 from collectives import agreement
-from wagma import algorithms, cli, job, logs, progress
+from wagma import cli, job, logs, progress
+from wagma.methods import METHODS, REFERENCES
+from wagma.methods.shared import SHARED
 
 MISTAKES = {
     "": "the following arguments are required: COMMAND",
@@ -31,12 +33,32 @@ MISTAKES = {
     "train --lr fast": "argument --lr: must be a number above 0, not 'fast'",
     "train --lr nan": "argument --lr: must be a number above 0, not 'nan'",
     "train --momentum 1": "argument --momentum: must be a number from 0 to below 1, not '1'",
+    "train --optimizer adam": "argument --optimizer: invalid choice: 'adam'",
+    "train --optimizer adamw --momentum 0.5": "argument --momentum: not allowed with argument "
+    "--optimizer adamw",
+    "train --weight-decay -1": "argument --weight-decay: must be a number from 0 on, not '-1'",
+    "train --clip-norm 0": "argument --clip-norm: must be a number above 0, not '0'",
+    "train --accumulate 0": "argument --accumulate: must be a whole number from 1 on, not '0'",
     "train --shards mine": "argument --shards: invalid choice: 'mine'",
     "train --seed -1": "argument --seed: must be a whole number from 0 on, not '-1'",
     "train --group-size 0": "argument --group-size: must be a whole number from 1 on, not '0'",
     "train --sync-period 0": "argument --sync-period: must be a whole number from 1 on, not '0'",
-    "train --wait all": "argument --wait: invalid choice: 'all'",
-    "train --late never": "argument --late: invalid choice: 'never'",
+    "train --algorithm wagma:wait=all": "argument --algorithm: wagma:wait=all: wait must be nobody "
+    "or group, not 'all'",
+    "train --algorithm wagma:late": "argument --algorithm: wagma:late: late needs a value: "
+    "late=paper|conserving",
+    "train --algorithm wagma:overlap=maybe": "argument --algorithm: wagma:overlap=maybe: overlap "
+    "must be true or false, not 'maybe'",
+    "train --algorithm sgp:neighbors=2:neighbors=1": "argument --algorithm: sgp:neighbors=2:"
+    "neighbors=1: neighbors is given twice",
+    "train --late paper": "argument --late: it is a method's own: write --algorithm "
+    "wagma:late=paper|conserving",
+    "train --overlap --seed 3": "argument --overlap: it is a method's own: write --algorithm "
+    "wagma:overlap (see wagma train --help)",
+    "compare --mode=asp": "argument --mode: it is a method's own: write --algorithms "
+    "parameter-server:mode=bsp|backup|asp|hete",
+    "simulate --neighbors 2": "argument --neighbors: it is a method's own: write --algorithms "
+    "sgp:neighbors=N",
     "train --step-time inf": "argument --step-time: must be a number from 0 on, not 'inf'",
     "train --imbalance sun": "argument --imbalance: invalid choice: 'sun'",
     "train --imbalance-scale -1": "argument --imbalance-scale: must be a number from 0 on",
@@ -54,35 +76,34 @@ MISTAKES = {
     "--shards dirichlet",
     "train --shards dirichlet --dirichlet-alpha 0": "argument --dirichlet-alpha: must be a number "
     "from 0.001 to 1000, not '0'",
-    "train --algorithm hope": "argument --algorithm: invalid choice: 'hope'",
+    "train --algorithm hope": "argument --algorithm: must be one of wagma, allreduce, ",
     "train --algorithm allreduce --group-size 2": "argument --group-size: not allowed with "
     "argument --algorithm allreduce",
     "train --sync-period 10 --algorithm allreduce": "argument --sync-period: not allowed with "
     "argument --algorithm allreduce",
-    "train --algorithm local-sgd --overlap": "argument --overlap: not allowed with "
-    "argument --algorithm local-sgd",
+    "train --algorithm local-sgd:overlap": "argument --algorithm: local-sgd:overlap: local-sgd has "
+    "no option 'overlap': it has sync_period, wire_dtype, transport",
     "train --evaluate-every 0": "argument --evaluate-every: must be a whole number from 1 on",
-    "train --algorithm ddp": "argument --algorithm: invalid choice: 'ddp'",
+    "train --algorithm ddp": "argument --algorithm: must be one of wagma, allreduce, ",
     "compare --algorithms hope": "argument --algorithms: must be one of wagma, allreduce, ",
     "compare --algorithms wagma,wagma": "argument --algorithms: names something twice",
     "compare --algorithms wagma:speed=3": "argument --algorithms: wagma:speed=3: wagma has no "
     "option 'speed': it has group_size, ",
     "compare --algorithms allreduce:group-size=2": "argument --algorithms: allreduce:group-size=2: "
-    "allreduce has no option 'group_size': it has transport",
+    "allreduce has no option 'group-size': it has transport",
     "compare --algorithms ddp:wait=group": "argument --algorithms: ddp:wait=group: ddp has no "
     "option 'wait': it has none",
-    "compare --algorithms wagma:wait=all": "argument --algorithms: wagma:wait=all: argument "
-    "--wait: invalid choice: 'all'",
-    "compare --algorithms wagma:group_size": "argument --algorithms: wagma:group_size: argument "
-    "--group-size: expected one argument",
-    "compare --algorithms allreduce,ddp --late paper": "argument --late: none of the algorithms",
+    "compare --algorithms wagma:wait=all": "argument --algorithms: wagma:wait=all: wait must be ",
+    "compare --algorithms wagma:group_size": "argument --algorithms: wagma:group_size: group_size "
+    "needs a value: group_size=S",
+    "compare --algorithms allreduce,ddp --group-size 2": "argument --group-size: none of the ",
+    "simulate --algorithms sgp --sync-period 2": "argument --sync-period: none of the algorithms",
     "compare --seeds 0": "argument --seeds: must be a whole number from 1 on, not '0'",
     "compare --target 0": "argument --target: must be a number above 0, not '0'",
     "compare --script a.py --shards iid": "argument --shards: not allowed with argument --script",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
-    "allreduce, local-sgd, wagma, eager-sgd-solo, eager-sgd-majority, d-psgd, sgp, ad-psgd, "
-    "parameter-server, not 'hope'",
+    "wagma, allreduce, local-sgd, eager-sgd, d-psgd, sgp, ad-psgd, parameter-server, not 'hope'",
     "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",
     "simulate --ranks 4,0": "argument --ranks: must be a whole number from 1 on, not '0'",
     "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",
@@ -274,23 +295,39 @@ def test_help_has_examples_and_the_exit_statuses(help_of, command, example):
     assert all(len(line) < 100 for line in text.splitlines())
 
 
-def test_the_help_of_train_says_what_each_algorithm_does(help_of):
-    references = algorithms.REFERENCES
-    for command, named in (("train", {}), ("compare", references)):
+def test_help_says_what_each_method_does_and_all_its_options(help_of):
+    for command, named in (("train", {}), ("compare", REFERENCES), ("simulate", {})):
         text = " ".join(help_of(command).split())
-        for name, algorithm in (algorithms.ALGORITHMS | named).items():
-            options = ", ".join("--" + option.replace("_", "-") for option in algorithm.options)
-            assert f" {name} {algorithm.help} {options and 'takes ' + options}" in text
-        assert f"(default: {collectives.DEFAULT_LATE})" in text
+        for name, method in (METHODS | named).items():
+            options = [each for each in method.options if each.simulated or command != "simulate"]
+            shared = ", ".join(each.flag for each in options if each in SHARED)
+            assert f" {name} {method.help} {shared and 'takes ' + shared}" in text
+            for option in options:
+                usage = option.flag if option in SHARED else f":{option.usage}"
+                assert usage in text and option.help_with_default in text
+    assert METHODS["wagma"].option("late").otherwise == collectives.DEFAULT_LATE
 
 
-@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
-def test_an_algorithm_s_options_have_their_defaults_and_others_none(name):
-    settings = cli.make_parser().parse_args(["train", "--algorithm", name])
-    cli.resolve_algorithm(settings)
-    takes = algorithms.ALGORITHMS[name].options
-    for option, default in algorithms.DEFAULTS.items():
-        assert getattr(settings, option) == (default if option in takes else None)
+def settings_of(*words):
+    """Return the settings that a command line becomes."""
+    settings = cli.make_parser().parse_args(words)
+    settings.check(settings)
+    return settings
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_s_options_have_their_defaults_and_no_others_are_there(name):
+    settings = settings_of("train", "--algorithm", name)
+    assert settings.algorithm == name
+    assert settings.options == {each.name: each.default for each in METHODS[name].options}
+    assert not any(hasattr(settings, option.name) for option in SHARED)
+
+
+def test_an_option_of_the_method_comes_before_the_one_for_all():
+    words = ("--algorithm", "wagma:sync-period=5:late=paper:overlap", "--sync-period", "20")
+    options = settings_of("train", *words, "--group-size", "2").options
+    given = {"sync_period": 5, "late": "paper", "overlap": True, "group_size": 2}
+    assert options == METHODS["wagma"].resolved({}) | given
 
 
 @pytest.fixture
@@ -356,7 +393,7 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
     ("flags", "message"),
     [
         (["--lr", "-1"], "argument --lr: must be a number above 0, not '-1'"),
-        (["--group-size", "3"], "argument --group-size: groups of 3 in a job of 2 ranks"),
+        (["--group-size", "3"], "algorithm wagma: groups of 3 in a job of 2 ranks"),
         (["--slow-rank", "2:2"], "argument --slow-rank: no rank 2 in a job of 2 ranks"),
         (["--name", "used"], "used exists: choose another --name, or remove it"),
         (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),

@@ -9,8 +9,10 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from wagma import algorithms, cli, compare, imbalance
+from wagma import cli, compare, imbalance
 from wagma.evaluation import copy_of, evaluate_kept, mean_over_ranks
+from wagma.methods import METHODS
+from wagma.tasks import local
 from wagma.tasks.contract import Task
 from wagma.train import Trainer
 
@@ -127,7 +129,8 @@ def test_without_test_batches_there_is_still_a_table(capsys):
 
 def check(*words):
     settings = cli.make_parser().parse_args(["compare", *words])
-    cli.check_compare(settings)
+    settings.check(settings)
+    assert settings.algorithms == list(settings.compared)
     return settings.compared
 
 
@@ -136,7 +139,7 @@ def test_common_options_are_of_those_that_take_them_and_own_options_come_first()
     compared = check("--algorithms", text, "--sync-period", "20")
     assert list(compared) == text.split(",")
     allreduce, common, own = compared.values()
-    assert allreduce["sync_period"] is None and allreduce["algorithm"] == "allreduce"
+    assert allreduce == {"transport": None}
     assert common["sync_period"] == 20 and common["overlap"] is False
     assert (own["sync_period"], own["late"], own["overlap"]) == (5, "paper", True)
 
@@ -144,11 +147,7 @@ def test_common_options_are_of_those_that_take_them_and_own_options_come_first()
 def test_without_a_choice_all_are_compared_with_allreduce():
     compared = check()
     assert next(iter(compared)) == "allreduce"
-    assert set(compared) == set(algorithms.ALGORITHMS)
-    for name, options in compared.items():
-        for option, default in algorithms.DEFAULTS.items():
-            takes = algorithms.ALGORITHMS[name].options
-            assert options[option] == (default if option in takes else None)
+    assert compared == {name: METHODS[name].resolved({}) for name in METHODS}
 
 
 # --- evaluations on the way
@@ -168,7 +167,8 @@ TASK = Task(
 def trainer_of(task=TASK, **settings):
     words = ["train", "--steps", "12", "--batch-size", "8", "--lr", "0.01"]
     given = cli.make_parser().parse_args(words)
-    cli.resolve_algorithm(given)
+    given.check(given)
+    local.resolve(given, task)
     return Trainer(argparse.Namespace(**(vars(given) | settings)), task, ALONE)
 
 

@@ -12,14 +12,18 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from methods import METHODS, backward, bits, bits_of, each_method, make_model, momentum_sgd
+from methods import METHODS as IN_TESTS
+from methods import backward, bits, bits_of, each_method, make_model, momentum_sgd
 from mpi4py import MPI
 from protocol_messages import protocols
 from torch import nn
 
 import collectives
-from wagma import algorithms, optim
+from wagma import optim
+from wagma.methods import DEFAULT, METHODS, REFERENCES, named
+from wagma.methods.method import load
 from wagma.optim.averaging import Averaging
+from wagma.simulation.methods import simulated_options
 
 ALONE = MPI.COMM_SELF
 
@@ -50,7 +54,7 @@ def test_a_model_or_optimizer_is_wrapped_once_at_a_time_and_is_free_after_closin
     optimizer = method.kind(inner, model, comm=ALONE, **method.settings)
     backward(model, 0, 0)
     before = model[0].weight.detach().clone()
-    for other in METHODS.values():
+    for other in IN_TESTS.values():
         with pytest.raises(TypeError, match=f"optimizer is a {kind} optimizer already: pass the"):
             other.kind(optimizer, model, comm=ALONE, **other.settings)
         with pytest.raises(ValueError, match=f"'0.weight' belongs to another {kind} optimizer"):
@@ -411,16 +415,32 @@ def test_a_closed_optimizer_is_freed_with_its_model():
         gc.enable()
 
 
-# The registry
+# What is declared
 
 
-def test_every_method_has_an_algorithm_and_every_algorithm_a_method():
-    kinds = {getattr(optim, entry.optimizer) for entry in algorithms.ALGORITHMS.values()}
-    assert kinds == {method.kind for method in METHODS.values()}
+def test_every_method_has_a_declaration_and_every_declaration_a_method():
+    kinds = {load(method.optimizer) for method in METHODS.values()}
+    assert kinds == {method.kind for method in IN_TESTS.values()}
     assert all(issubclass(kind, Averaging) for kind in kinds)
-    assert algorithms.DEFAULT in algorithms.ALGORITHMS
-    for entry in algorithms.ALGORITHMS.values():
-        assert set(entry.options) <= set(algorithms.DEFAULTS)
+    assert DEFAULT in METHODS and all(METHODS[name].name == name for name in METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS | REFERENCES)
+def test_an_optimizer_has_the_options_that_are_declared(name):
+    method = named(name)
+    parameters = inspect.signature(load(method.optimizer).__init__).parameters
+    passed_on = {"transport"} if "options" in parameters else set()
+    for option in method.options:
+        assert option.name in parameters or option.name in passed_on
+        default = getattr(parameters.get(option.name), "default", None)
+        assert default is None or default == option.default
+    assert ("seed" in parameters) == method.seeded
+
+
+def test_options_of_one_name_are_the_same_where_they_are_simulated():
+    for name, option in simulated_options().items():
+        for method in METHODS.values():
+            assert method.option(name) in (None, option)
 
 
 SECONDS = np.array([[1.0, 1.0, 5.0, 1.0, 1.0], [2.0, 3.0, 1.0, 2.0, 1.0]])
@@ -433,27 +453,35 @@ BOUNDS = {  # with periods of two steps
     "ad-psgd": 9.0,
     "parameter-server": 13.0,
     "eager-sgd": 5.0 + 6.0 + 1.0,
-}
-SETTINGS = {
-    "sync_period": 2,
-    "clock": "neighbors",
-    "neighbors": 1,
-    "mode": "bsp",
-    "backups": 1,
-    "trigger": "solo",
+    "ddp": 13.0,
+    "post-local-sgd": 5.0 + 6.0 + 1.0,
 }
 
 
-@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS | REFERENCES)
 def test_the_bound_is_of_who_waits_for_whom(name):
-    bound = algorithms.ALGORITHMS[name].bound(SECONDS, SETTINGS)
+    bound = named(name).bound(SECONDS, {"sync_period": 2, "mode": "bsp", "group_size": 1})
     assert isinstance(bound, float) and bound == BOUNDS[name]
+
+
+def test_where_a_step_waits_for_its_group_the_bound_does_too():
+    """Ranks 0 and 1, and 2 and 3, average first; then 0 and 2, and 1 and 3."""
+    seconds = np.array([[1.0, 1.0], [3.0, 1.0], [1.0, 1.0], [1.0, 5.0]])
+    chosen = {"group_size": 2, "sync_period": 9}
+    assert METHODS["wagma"].bound(seconds, chosen | {"wait": "nobody"}) == 6.0
+    assert METHODS["wagma"].bound(seconds, chosen | {"wait": "group"}) == 8.0
+
+
+def test_a_round_s_bound_does_without_its_backups():
+    seconds = np.array([[1.0] * 4, [1.0] * 4, [2.5] * 4])
+    chosen = {"mode": "backup", "backups": 1}
+    assert METHODS["parameter-server"].bound(seconds, chosen) == 10.0
+    assert METHODS["parameter-server"].bound(seconds[:2], chosen | {"backups": 0}) == 4.0
 
 
 def test_with_majority_who_comes_first_waits_for_the_rank_that_is_drawn():
     seconds = np.array([[1.0, 9.0, 1.0], [4.0, 1.0, 1.0]])
     draws = [protocols.drawn(0, step, 2) for step in range(2)]
     expected = {(0, 0): 10 + 1.0, (0, 1): 10 + 1.0, (1, 0): 13 + 1.0, (1, 1): 13 + 1.0}
-    settings = {"sync_period": 3, "trigger": "majority"}
-    bound = algorithms.ALGORITHMS["eager-sgd"].bound(seconds, settings)
-    assert bound == expected[tuple(draws)]
+    chosen = {"sync_period": 3, "trigger": "majority"}
+    assert METHODS["eager-sgd"].bound(seconds, chosen) == expected[tuple(draws)]

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from wagma import cli, plots
-from wagma.algorithms import ALGORITHMS, REFERENCES
+from wagma import plots
+from wagma.methods import METHODS, REFERENCES, Method, named
 from wagma.runs import Tally
 from wagma.simulation import MACHINES, Settings, simulate, steps
 
+MAJORITY = "eager-sgd:trigger=majority"
 AVERAGING = {"waiting": 0.3, "communicating": 0.1, "bytes_sent": 0, "staleness": ()}
 
 
@@ -109,13 +110,9 @@ def test_without_matplotlib_one_line_says_so(monkeypatch, tmp_path, caplog):
 
 
 def test_every_method_has_a_color_of_its_own_which_its_variants_share():
-    names = [*ALGORITHMS, *REFERENCES]
-    assert list(plots.METHOD_COLOURS) == names
-    assert len(set(map(plots.color_of, names))) == len(names)
-    for name in cli.ALGORITHMS:
-        method = name.removesuffix("-solo").removesuffix("-majority")
-        assert plots.color_of(name) == plots.METHOD_COLOURS[method]
-    assert plots.color_of("wagma:group_size=2") == plots.METHOD_COLOURS["wagma"]
+    names = [*METHODS, *REFERENCES]
+    assert len({Method.color, *map(plots.color_of, names)}) == len(names) + 1
+    assert plots.color_of("wagma:group_size=2") == METHODS["wagma"].color
 
 
 def test_variants_of_one_method_differ_in_line_or_marker_for_as_long_as_they_can():
@@ -189,7 +186,7 @@ def test_a_method_has_one_color_in_both_halves_of_a_comparison(figures, tmp_path
     over_time, throughput = figures["comparison.png"].axes
     first, second = over_time.lines
     bars = hexes(bar.get_facecolor() for bar in throughput.patches)
-    assert bars == [plots.METHOD_COLOURS[name] for name in ("wagma", "wagma", "allreduce")]
+    assert bars == [METHODS[name].color for name in ("wagma", "wagma", "allreduce")]
     assert hexes([first.get_color(), second.get_color()]) == bars[:2]
     assert first.get_linestyle() != second.get_linestyle()
 
@@ -215,9 +212,14 @@ def test_without_a_metric_a_comparison_is_of_throughput_alone(figures, tmp_path)
 # --- simulations
 
 
-def simulated(ranks, names=("allreduce", "wagma", "eager-sgd-solo", "eager-sgd-majority")):
+def simulated(ranks):
     times = steps.log_normal(10, ranks, 0.5, 0.2, seed=0)
-    return {name: simulate(name, times, MACHINES["hdr"], Settings(1 << 20)) for name in names}
+    chosen = {name: {} for name in ("allreduce", "wagma", "eager-sgd")}
+    chosen[MAJORITY] = {"trigger": "majority"}
+    return {
+        name: simulate(named(name), times, MACHINES["hdr"], Settings(1 << 20, **options))
+        for name, options in chosen.items()
+    }
 
 
 @pytest.fixture
@@ -259,7 +261,7 @@ def test_where_a_rank_is_always_slow_the_ratios_of_a_simulation_still_differ(fig
 def test_staleness_is_drawn_on_equal_axes_one_for_each_method_that_has_some(simulation):
     results, figure = simulation
     stale = figure.axes[2:]
-    names = ["wagma", "eager-sgd-solo", "eager-sgd-majority"]
+    names = ["wagma", "eager-sgd", MAJORITY]
     assert [axes.get_title() for axes in stale] == [f"{name}, 8 ranks" for name in names]
     assert len({(axes.get_xlim(), axes.get_ylim()) for axes in stale}) == 1
     for name, axes in zip(names, stale):
@@ -281,7 +283,7 @@ def test_a_method_has_one_color_in_all_of_a_simulation_and_no_legend_covers_data
         assert set(hexes(bar.get_facecolor() for bar in axes.patches)) == {colors[name]}
     solo, majority = (
         next(line for line in throughput.lines if line.get_label() == name)
-        for name in ("eager-sgd-solo", "eager-sgd-majority")
+        for name in ("eager-sgd", MAJORITY)
     )
     assert solo.get_linestyle() != majority.get_linestyle()
     assert set(legend(idle)[1:]) == set(results)

@@ -50,6 +50,7 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
 def words(*options):
     """Return what the output says of the job and the machine that a command line asks for."""
     settings = cli.make_parser().parse_args(["simulate", *options])
+    settings.check(settings)
     machine = simulate.machine_of(settings)
     return simulate.job_in_words(settings), simulate.machine_in_words(settings, machine)
 
@@ -82,8 +83,14 @@ def test_the_machine_and_the_steps_are_said_in_words_and_units():
         (("--sigma", "1e6"), "cannot simulate 4 ranks: step_times must be finite, 0 or more, and"),
         (("--set", "memory=1e-300"), "cannot simulate 4 ranks: allreduce on 4 ranks takes longer"),
         (("--ranks", "4,99999999999"), "cannot simulate 99999999999 ranks: Unable to allocate"),
-        (("--neighbors", "3"), "cannot simulate 4 ranks: neighbors is 3, not between 1 and 2, the"),
-        (("--backups", "4"), "cannot simulate 4 ranks: backups is 4, not between 0 and 3"),
+        (
+            ("--algorithms", "sgp:neighbors=3"),
+            "cannot simulate 4 ranks: 3 neighbors in a job of 4 ranks, which has 2 distances",
+        ),
+        (
+            ("--algorithms", "parameter-server:backups=4"),
+            "cannot simulate 4 ranks: 4 backups in a job of 4 ranks: one must be left",
+        ),
         (("--parameters", "9" * 25), "cannot simulate 4 ranks: Python int too large"),
         (("--set", "injection=0"), "argument --set: injection must be above 0, not 0"),
         (("--set", "ranks_per_node=1.5"), "argument --set: ranks_per_node must be a whole number"),

@@ -17,13 +17,14 @@ from simulation_reference import MessageReference, Reference
 
 from collectives import graphs
 from collectives.topology import default_group_size
-from wagma import cli, imbalance
-from wagma.simulation import MACHINES, METHODS, Machine, Settings, simulate, steps
+from wagma import imbalance
+from wagma.commands import simulate as command
+from wagma.methods import METHODS
+from wagma.methods.method import Method as Declared
+from wagma.simulation import FREE, MACHINES, Machine, Settings, simulate, steps
 from wagma.simulation.core import Method, Simulation, allreduce_time, mpi_allreduce_time
 
 slicings = load_source("slicing")
-# Nothing but the ranks' own steps takes time on it.
-FREE = Machine(0, 0, 0, 0, math.inf, memory=math.inf)
 FREE_MEMORY = dataclasses.replace(MACHINES["hdr"], memory=math.inf)
 # Every parameter has a time of its own, in seconds, that can be told from the others' sums.
 SLOW = Machine(
@@ -612,33 +613,37 @@ def test_the_same_arguments_give_the_same_result(method):
         assert np.array_equal(getattr(one, field.name), getattr(other, field.name))
 
 
-def test_a_method_can_be_written_in_python_and_adds_itself(monkeypatch):
+class Ring(Method):
     """Gossip in a ring: a rank goes on once its left neighbor's last message is there."""
 
-    class Ring(Method):
-        def __init__(self, nbytes):
-            self.nbytes = nbytes
+    def __init__(self, settings, ranks):
+        self.nbytes = settings.nbytes
 
-        def begin(self):
-            self.came = [0] * self.simulation.ranks
-            self.waiting = [False] * self.simulation.ranks
+    def begin(self):
+        self.came = [0] * self.simulation.ranks
+        self.waiting = [False] * self.simulation.ranks
 
-        def arrives(self, rank):
-            self.waiting[rank] = True
-            self.simulation.send(rank, (rank + 1) % self.simulation.ranks, self.nbytes, 0)
-            self.go_on(rank)
+    def arrives(self, rank):
+        self.waiting[rank] = True
+        self.simulation.send(rank, (rank + 1) % self.simulation.ranks, self.nbytes, 0)
+        self.go_on(rank)
 
-        def happens(self, kind, rank, a, b):
-            self.came[rank] += 1
-            self.go_on(rank)
+    def happens(self, kind, rank, a, b):
+        self.came[rank] += 1
+        self.go_on(rank)
 
-        def go_on(self, rank):
-            if self.waiting[rank] and self.came[rank]:
-                self.came[rank] -= 1
-                self.waiting[rank] = False
-                self.simulation.returns(rank)
+    def go_on(self, rank):
+        if self.waiting[rank] and self.came[rank]:
+            self.came[rank] -= 1
+            self.waiting[rank] = False
+            self.simulation.returns(rank)
 
-    monkeypatch.setitem(METHODS, "ring", lambda settings, ranks: Ring(settings.nbytes))
+
+def test_a_method_can_be_written_in_python(monkeypatch):
+    simulated = f"{__name__}.Ring"
+    monkeypatch.setitem(
+        METHODS, "ring", Declared("ring", "gossip", optimizer="", simulated=simulated)
+    )
     result = simulate("ring", uneven(10, 4), MACHINES["aries"], Settings(1 << 20))
     assert result.messages == 40
     assert result.staleness.size == 0
@@ -668,27 +673,34 @@ def test_bad_arguments_are_named(arguments, message):
         simulate(*arguments, FREE, Settings(8))
 
 
-@pytest.mark.parametrize("group_size", (0, 3, -1))
+@pytest.mark.parametrize("group_size", (3, 4))
 def test_a_group_must_fit_into_the_job(group_size):
     with pytest.raises(ValueError, match="group size"):
-        simulate("wagma", np.ones((2, 2)), FREE, Settings(8, group_size))
+        simulate("wagma", np.ones((2, 2)), FREE, Settings(8, group_size=group_size))
 
 
 @pytest.mark.parametrize(
     "changes, message",
     (
-        ({"nbytes": 0}, "nbytes and sync_period must be 1 or more, not 0, 10"),
-        ({"sync_period": -6}, "nbytes and sync_period must be 1 or more, not 8, -6"),
-        ({"groups": "none"}, 'groups must be "changing" or "fixed", not \'none\''),
-        ({"wait": "everybody"}, 'wait must be "nobody" or "group", not \'everybody\''),
-        ({"clock": "none"}, 'clock must be "neighbors" or "global", not \'none\''),
-        ({"mode": "sync"}, 'mode must be "bsp" or "backup" or "asp" or "hete", not \'sync\''),
-        ({"neighbors": 0}, "neighbors must be 1 or more, and backups 0 or more, not 0, 0"),
+        ({"nbytes": 0}, "nbytes must be 1 or more, not 0"),
+        ({"sync_period": -6}, "sync_period must be a whole number from 1 on, not '-6'"),
+        ({"group_size": 0}, "group_size must be a whole number from 1 on, not '0'"),
+        ({"groups": "none"}, "groups must be changing or fixed, not 'none'"),
+        ({"wait": "everybody"}, "wait must be nobody or group, not 'everybody'"),
+        ({"clock": "none"}, "clock must be neighbors or global, not 'none'"),
+        ({"mode": "sync"}, "mode must be bsp or backup or asp or hete, not 'sync'"),
+        ({"neighbors": 0}, "neighbors must be a whole number from 1 on, not '0'"),
+        ({"backups": -1}, "backups must be a whole number from 0 on, not '-1'"),
     ),
 )
 def test_settings_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Settings(**{"nbytes": 8} | changes)
+
+
+def test_an_option_that_no_method_has_is_refused():
+    with pytest.raises(TypeError, match="no simulated method has an option 'speed'"):
+        Settings(8, speed=3)
 
 
 def test_what_takes_for_ever_is_refused():
@@ -819,10 +831,9 @@ def test_a_directory_without_metrics_and_a_run_without_steps_are_no_traces(tmp_p
 # The command line names what there is without loading it.
 
 
-def test_the_command_line_knows_all_methods_and_machines():
-    assert sorted(cli.ALGORITHMS) == sorted(METHODS)
-    assert sorted(cli.MACHINES) == sorted(MACHINES)
-    assert list(cli.MACHINE_VALUES) == [field.name for field in dataclasses.fields(Machine)]
+def test_the_command_line_knows_all_machines():
+    assert sorted(command.MACHINES) == sorted(MACHINES)
+    assert list(command.MACHINE_VALUES) == [field.name for field in dataclasses.fields(Machine)]
 
 
 def test_random_numbers_of_ranks_have_the_papers_group_size():

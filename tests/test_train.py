@@ -21,15 +21,15 @@ from collectives.statistics import Statistics
 from collectives.topology import group_of
 from wagma import data, imbalance, progress
 from wagma import train as train_module
-from wagma.algorithms import all_wait_after
-from wagma.cli import ALGORITHMS
+from wagma.commands.simulate import SIMULATED
+from wagma.methods import METHODS
 from wagma.runs import POINTS, Curve, JsonLines, Tally, summarize
 from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
 from wagma.train import log_end, outcome_in_words
 
 RANKS = 4
-SETTINGS = ["--steps", 125, "--seed", 3, "--wait", "group"]
+SETTINGS = ["--steps", 125, "--seed", 3, "--algorithm", "wagma:wait=group"]
 UNEVEN = ["--step-time", 2, "--imbalance", "cloud", "--imbalance-scale", 0.05, "--slow-rank", "1:3"]
 STATISTICS = Statistics(*(0,) * 5, (), *(0,) * 5)
 RECORD = {
@@ -77,7 +77,8 @@ def no_bound(seconds):
 def test_the_bound_is_the_sum_over_periods_of_the_slowest_rank_s_own_time():
     first = tally_of([record(1.0), record(1.0, 2.0), record(1.0, elapsed_s=10.0)])
     second = tally_of([record(1.5), record(1.5), record(1.5, 0.5, elapsed_s=9.0)])
-    summary = summarize([first, second], lambda seconds: all_wait_after(seconds, 2))
+    method = METHODS["local-sgd"]
+    summary = summarize([first, second], lambda times: method.bound(times, {"sync_period": 2}))
     assert summary["bound_s"] == 4.0 + 2.0
     assert summary["wall_s"] == 10.0
     assert summary["bound_over_wall"] == 0.6
@@ -299,6 +300,7 @@ def test_the_configuration_is_complete(run):
     asked = {
         "steps": 125,
         "seed": 3,
+        "algorithm": "wagma:wait=group",
         "wait": "group",
         "step_time_ms": 2.0,
         "imbalance": "cloud",
@@ -371,7 +373,7 @@ def test_waiting_for_the_group_the_same_seed_gives_the_same_model_whoever_is_slo
 @pytest.mark.launch
 def test_overlapped_training_learns_and_records_every_step_with_its_own_average(runs):
     """118 steps, so that the last one's average is outstanding at the end."""
-    options = ["--overlap", "--wait", "group", "--seed", 3, "--steps", 118, *UNEVEN]
+    options = ["--algorithm", "wagma:overlap:wait=group", "--seed", 3, "--steps", 118, *UNEVEN]
     train(runs, "overlap", *options, "--log-level", "info", ranks=2).check()
     run = runs / "overlap"
     assert json.loads((run / "config.json").read_text())["overlap"] is True
@@ -403,7 +405,8 @@ def test_another_algorithm_is_recorded_with_its_own_bound(runs):
     assert ended.stdout.splitlines()[-2].endswith(", algorithm allreduce")
     run = runs / "allreduce"
     configuration = json.loads((run / "config.json").read_text())
-    assert configuration["algorithm"] == "allreduce" and configuration["sync_period"] is None
+    assert configuration["algorithm"] == "allreduce"
+    assert configuration["options"] == {"transport": None} and "sync_period" not in configuration
     assert "wagma.train: algorithm: allreduce\n" in (run / "rank-0001.log").read_text()
     everyone = [metrics(run, rank) for rank in range(2)]
     for one in (one for records in everyone for one in records):
@@ -422,5 +425,5 @@ def test_its_steps_can_be_simulated(mpirun, run, tmp_path):
     ended = mpirun(None, "-m", "wagma", "simulate", *options, timeout=60, cwd=tmp_path).check()
     lines = [line.split() for line in ended.stdout.splitlines()]
     walls = [float(line[2]) for line in lines if line[0].isdigit()]
-    assert len(walls) == 2 * len(ALGORITHMS)
+    assert len(walls) == 2 * len(SIMULATED.split(","))
     assert all(wall > 30 * 0.002 for wall in walls)

@@ -46,7 +46,18 @@ def loss(model, batch):
 def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(tmp_path):
     script = tmp_path / "my_task.py"
     script.write_text(SCRIPT)
-    options = ["--steps", 60, "--batch-size", 16, "--lr", 0.1, "--momentum", 0, "--wait", "group"]
+    options = [
+        "--steps",
+        60,
+        "--batch-size",
+        16,
+        "--lr",
+        0.1,
+        "--momentum",
+        0,
+        "--algorithm",
+        "wagma:wait=group",
+    ]
     options += ["--script", script, "--log-level", "info"]
     ended = train(tmp_path, "script", *options, ranks=2).check()
     outcome = ended.stdout.splitlines()[-2]
@@ -70,7 +81,16 @@ def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(tmp_path):
 
 def test_folders_of_images_are_learnt(tmp_path):
     squares(tmp_path / "squares")
-    options = ["--steps", 30, "--batch-size", 8, "--image-size", 16, "--wait", "group"]
+    options = [
+        "--steps",
+        30,
+        "--batch-size",
+        8,
+        "--image-size",
+        16,
+        "--algorithm",
+        "wagma:wait=group",
+    ]
     ended = train(tmp_path, "images", "--images", tmp_path / "squares", *options, ranks=2).check()
     assert re.match("test accuracy [0-9.]+%, wall time ", ended.stdout.splitlines()[-2])
     run = tmp_path / "images"

@@ -81,27 +81,6 @@ def separated(convert: Callable[[str], Any]) -> Callable[[str], list]:
     return convert_all
 
 
-def compared(names: Collection[str]) -> Callable[[str], dict[str, tuple[str, list[str]]]]:
-    """Return a converter of "NAME,NAME:OPTION=VALUE:OPTION,…", with names of these.
-
-    It returns the name and the options, as a command line would have them, by the label, which is
-    what the algorithm was called; none of them twice.
-    """
-
-    def convert(text: str) -> dict[str, tuple[str, list[str]]]:
-        found = {}
-        for label in separated(str)(text):
-            name, *options = label.split(":")
-            words = [option.partition("=") for option in options]
-            found[label] = (
-                one_of(names)(name),
-                [f"--{key.replace('_', '-')}{sign}{value}" for key, sign, value in words],
-            )
-        return found
-
-    return convert
-
-
 def one_of(names: Collection[str]) -> Callable[[str], str]:
     """Return a converter of one of these names."""
 

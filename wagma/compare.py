@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from wagma import algorithms, plots, progress
+from wagma import plots, progress
 from wagma.info import versions
 from wagma.job import OK, Signals, UsageError, from_rank_0
+from wagma.methods import named
 from wagma.runs import make_directory, write_json
 from wagma.tasks import contract
 from wagma.train import Trainer, fair_threads, make_run, outcome_in_words
@@ -81,9 +82,10 @@ def compare(
 def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> None:
     """Raise UsageError where the settings are none for the algorithm; collective."""
     model = torch.nn.Linear(1, 1)
-    sgd = torch.optim.SGD(model.parameters(), lr=settings.lr)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
-        algorithms.named(settings.algorithm).make(sgd, model, comm, settings).close()
+        method = named(settings.algorithm)
+        method.make(sgd, model, comm, settings.options, settings.seed).close()
     except (TypeError, ValueError) as error:
         raise UsageError(f"argument --algorithms: {label}: {error}") from error
 
@@ -99,7 +101,8 @@ def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -
 
 def settings_of(settings: argparse.Namespace, label: str, seed: int) -> argparse.Namespace:
     """Return what one run's command line for `wagma train` would have said."""
-    given = vars(settings) | settings.compared[label] | {"seed": seed}
+    given = vars(settings) | {"seed": seed}
+    given |= {"algorithm": label, "options": settings.compared[label]}
     for name in ("algorithms", "compared", "seeds", "target"):
         del given[name]
     return argparse.Namespace(**given)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wagma.methods import named
 from wagma.runs import POINTS, Curve, Tally
 
 if TYPE_CHECKING:
@@ -38,25 +39,12 @@ LABELS = {
     "other": "other",
 }
 
-METHOD_COLOURS = {  # a method's color in every picture; Okabe and Ito's, and three of Paul Tol's
-    "wagma": "#D55E00",
-    "allreduce": "#000000",
-    "local-sgd": "#0072B2",
-    "eager-sgd": "#CC79A7",
-    "d-psgd": "#009E73",
-    "sgp": "#56B4E9",
-    "ad-psgd": "#E69F00",
-    "parameter-server": "#882255",
-    "ddp": "#777777",
-    "post-local-sgd": "#332288",
-}
-
 log = logging.getLogger(__name__)
 
 
 def color_of(label: str) -> str:
-    """Return the color of a method, also of "wagma:group_size=2" or "eager-sgd-solo"."""
-    return next(color for name, color in METHOD_COLOURS.items() if label.startswith(name))
+    """Return the color of a method, also of "wagma:group_size=2"."""
+    return named(label).color
 
 
 def styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -12,13 +12,11 @@ import numpy as np
 
 from wagma import plots
 from wagma.job import OK, Interrupted, Signals, UsageError, complain
+from wagma.methods import named
 from wagma.runs import new_directory, write_json
 from wagma.simulation import MACHINES, Machine, Result, Settings, simulate, steps
 
-HEADER = (
-    f"{'ranks':>7} {'algorithm':<19}{'wall s':>10}{'steps/s':>11}{'ratio':>7}{'idle':>7}"
-    f"{'timely':>8}   staleness: mean, 95 %, most"
-)
+NAME = 19  # characters of the table's column of names, where none is longer
 DEFAULT_STEP_TIME_MS = 500.0  # said in --help, too
 DEFAULT_SIGMA = 0.05
 
@@ -41,7 +39,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
     results: dict[str, list[Result]] = {name: [] for name in settings.algorithms}
     error = None
     job, network = job_in_words(settings), machine_in_words(settings, machine)
-    print(f"# {job}\n# {network}\n{HEADER}", flush=True)
+    print(f"# {job}\n# {network}\n{header(name_width(settings))}", flush=True)
     try:
         with signals.raising():
             for ranks in sorted(settings.ranks):
@@ -76,12 +74,13 @@ def simulate_all(
         step_times = step_times_of(settings, trace, ranks)
         for name in settings.algorithms:
             began = time.perf_counter()
-            result = simulate(name, step_times, machine, settings_of(settings, ranks))
+            chosen = settings_of(settings, name, ranks)
+            result = simulate(named(name), step_times, machine, chosen)
             seconds = time.perf_counter() - began
             log.info("%s: %d events in %.1f s", name, result.events, seconds)
             first = first or result
             results[name].append(result)
-            print(line(name, result, first), flush=True)
+            print(line(name, name_width(settings), result, first), flush=True)
     except (ValueError, OverflowError, MemoryError) as error:
         reason = str(error) or "not enough memory"
         raise UsageError(f"cannot simulate {ranks} ranks: {reason}") from error
@@ -143,21 +142,16 @@ def read_trace(settings: argparse.Namespace) -> np.ndarray | None:
         raise UsageError(f"argument --trace: {error}") from error
 
 
-def settings_of(settings: argparse.Namespace, ranks: int) -> Settings:
-    """Return what the methods need to know; a group is never larger than the job."""
-    group_size = settings.group_size and min(settings.group_size, ranks)
-    return Settings(
-        settings.parameters * settings.itemsize,
-        group_size,
-        settings.sync_period,
-        settings.wait,
-        clock=settings.clock,
-        neighbors=settings.neighbors,
-        mode=settings.mode,
-        backups=settings.backups,
-        seed=settings.seed,
-        groups=settings.groups,
-    )
+def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Settings:
+    """Return what a method needs to know; a group is never larger than the job."""
+    method, options = named(label), settings.compared[label]
+    known = {name: options[name] for name in method.simulated_options}
+    if known.get("group_size"):
+        known["group_size"] = min(known["group_size"], ranks)
+    problem = method.problem(options | known, ranks)
+    if problem:
+        raise ValueError(problem)
+    return Settings(settings.parameters * settings.itemsize, seed=settings.seed, **known)
 
 
 def step_times_of(settings: argparse.Namespace, trace: np.ndarray | None, ranks: int) -> np.ndarray:
@@ -182,10 +176,23 @@ def or_default(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def line(name: str, result: Result, first: Result) -> str:
+def name_width(settings: argparse.Namespace) -> int:
+    """Return how many characters the column of names has."""
+    return max(NAME, *(len(label) + 1 for label in settings.algorithms))
+
+
+def header(width: int) -> str:
+    """Return the table's first line."""
+    return (
+        f"{'ranks':>7} {'algorithm':<{width}}{'wall s':>10}{'steps/s':>11}{'ratio':>7}{'idle':>7}"
+        f"{'timely':>8}   staleness: mean, 95 %, most"
+    )
+
+
+def line(name: str, width: int, result: Result, first: Result) -> str:
     """Return a result as a line of the table, beside the first algorithm's on as many ranks."""
     ratio = result.throughput / first.throughput
-    text = f"{result.ranks:7} {name:<19}{result.wall:10.2f}{result.throughput:11.2f}"
+    text = f"{result.ranks:7} {name:<{width}}{result.wall:10.2f}{result.throughput:11.2f}"
     text += f"{ratio:7.2f}{result.idle_share:7.1%}"
     if not result.staleness.any():
         return text  # there are no group averages

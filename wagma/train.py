@@ -23,16 +23,17 @@ import torch
 from mpi4py import MPI
 
 import collectives
-from wagma import algorithms, imbalance, plots, progress
+from wagma import imbalance, plots, progress
 from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept, mean_over_ranks
 from wagma.info import versions
 from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, meet, together
+from wagma.methods import named
 from wagma.runs import JsonLines, Tally, summarize, write_json
 from wagma.stopwatch import Stopwatch
-from wagma.tasks import contract
+from wagma.tasks import contract, local
 
 if TYPE_CHECKING:
-    from wagma.optim.averaging import Averaging
+    from wagma.optim.interfaces import AveragingOptimizer
 
 SILENCE = 20.0  # seconds that rank 0 waits in silence for others to stop
 
@@ -50,15 +51,22 @@ class Trainer:
             ),
             comm,
         )
-        sgd = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
-        self.stopwatch = Stopwatch(sgd)
-        self.algorithm = algorithms.named(settings.algorithm)
-        self.optimizer = self.algorithm.make(sgd, self.model, comm, settings)
+        self.local, self.scheduler = together(self.make_local, comm)
+        self.stopwatch = Stopwatch(self.local)
+        self.method = named(settings.algorithm)
+        self.optimizer = self.method.make(
+            self.local, self.model, comm, settings.options, settings.seed
+        )
         self.kept: list[Kept] = []
+
+    def make_local(self) -> tuple[torch.optim.Optimizer, Any]:
+        """Return what makes this rank's own steps, and what changes its learning rate."""
+        optimizer = local.make(self.settings, self.task, self.model)
+        return optimizer, local.make_scheduler(self.task, optimizer)
 
     def bound(self, seconds: np.ndarray) -> float:
         """Return the least wall time of ranks whose steps take so long, of shape (ranks, steps)."""
-        return self.algorithm.bound(seconds, vars(self.settings) | self.optimizer.settings)
+        return self.method.bound(seconds, self.settings.options | self.optimizer.settings)
 
     def steps(self) -> Iterator[dict]:
         """Make all steps, and yield each one's record for the metrics once its average is there.
@@ -69,15 +77,19 @@ class Trainer:
         records = deque()
         for step in range(self.settings.steps):
             self.stopwatch.start()
-            batch = next(self.batches)
-            loss = self.compute_gradient(batch)
+            batches = [next(self.batches) for _ in range(self.settings.accumulate)]
+            loss = self.compute_gradient(batches)
             self.hold_up(step)
             self.optimizer.step()
             self.stopwatch.averaged()
+            if self.scheduler is not None:
+                self.scheduler.step()
             record = {
                 "step": step,
                 "loss": loss,
-                "samples": contract.samples(batch) or self.settings.batch_size,
+                "samples": sum(
+                    contract.samples(batch) or self.settings.batch_size for batch in batches
+                ),
                 "compute_s": self.stopwatch.compute,
                 "delay_s": self.stopwatch.delay,
                 "average_s": self.stopwatch.average,
@@ -102,17 +114,21 @@ class Trainer:
         every = self.settings.evaluate_every
         return every is not None and steps % every == 0 and steps < self.settings.steps
 
-    def compute_gradient(self, batch: Any) -> float:
-        """Compute the gradient on a batch, and return the loss."""
+    def compute_gradient(self, batches: list) -> float:
+        """Compute the mean gradient on these batches, and return the mean loss."""
         self.optimizer.zero_grad()
         # A method of torch's may have put a module around the model, and wait in the backward pass.
-        loss = self.task.loss(getattr(self.optimizer, "module", self.model), batch)
+        model = getattr(self.optimizer, "module", self.model)
         backward = getattr(self.optimizer, "backward", torch.Tensor.backward)
-        waited = backward(loss)
-        self.stopwatch.computed(waited or 0.0)
+        total = 0.0
+        for batch in batches:
+            loss = self.task.loss(model, batch) / len(batches)
+            waited = backward(loss)
+            self.stopwatch.computed(waited or 0.0)
+            total += loss.detach()
         time.sleep(self.settings.step_time_ms / 1000)
         self.stopwatch.computed()
-        return loss.item()
+        return float(total)
 
     def hold_up(self, step: int) -> None:
         """Sleep for as long as the injected imbalance makes this rank's step longer."""
@@ -301,13 +317,16 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent)
             shown.update(tally.steps, record["loss"], samples_per_s)
 
 
-def configuration(settings: argparse.Namespace, run: Path, size: int, optimizer: Averaging) -> dict:
+def configuration(
+    settings: argparse.Namespace, run: Path, size: int, optimizer: AveragingOptimizer
+) -> dict:
     """Return everything that a run depends on, with the defaults resolved."""
     return {
         **vars(settings),
         "name": run.name,
         "ranks": size,
         **optimizer.settings,
+        "local_optimizer": local.described(optimizer.optimizer),
         "threads": torch.get_num_threads(),
         "versions": versions(),
     }

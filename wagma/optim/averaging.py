@@ -17,6 +17,7 @@ from collectives.collective import check_comm
 from collectives.meeting import meet
 from collectives.settings import checked_weight, difference, limits
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
+from wagma.optim.interfaces import Collective
 from wagma.optim.wrapper import Wrapper
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -66,10 +67,8 @@ class Averaging(Wrapper):
     the main script: it must import `mpi4py.MPI`, if it does, inside `if __name__ == "__main__"` or
     a function.
 
-    A method is a subclass with `_make_collective` and `_take_step`. A collective is what has
-    `size`, `version`, `average(vectors)`, `synchronize(vectors)`, `load(vectors, version)`,
-    `joining(vectors)`, `statistics()`, `fail(error)`, `close()`, `closed` and `__exit__`, with the
-    meaning that they have in `collectives.GroupAllreduce`.
+    A method is a subclass with `_make_collective` and `_take_step`; a collective is what
+    `interfaces.Collective` says.
 
     Attributes:
         optimizer: the wrapped optimizer, which holds the parameter groups and the state.
@@ -164,7 +163,7 @@ class Averaging(Wrapper):
         """
         return {}
 
-    def _make_collective(self, comm: MPI.Intracomm, **settings: Any) -> Any:
+    def _make_collective(self, comm: MPI.Intracomm, **settings: Any) -> Collective:
         """Make the collective that averages, for vectors like those of `flat`; collective."""
         raise NotImplementedError
 

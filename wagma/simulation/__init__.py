@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wagma.methods import METHODS
+from wagma.methods.method import Method, load
 from wagma.simulation.core import Simulation
-from wagma.simulation.machine import MACHINES, Machine
-from wagma.simulation.methods import METHODS, Settings
+from wagma.simulation.machine import FREE, MACHINES, Machine
+from wagma.simulation.methods import Settings
 
-__all__ = ["MACHINES", "METHODS", "Machine", "Result", "Settings", "simulate"]
+__all__ = ["FREE", "MACHINES", "Machine", "Result", "Settings", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,13 @@ class Result:
         return 1 - self.compute.sum() / (self.ranks * self.wall)
 
 
-def simulate(method: str, step_times: np.ndarray, machine: Machine, settings: Settings) -> Result:
+def simulate(
+    method: str | Method, step_times: np.ndarray, machine: Machine, settings: Settings
+) -> Result:
     """Simulate a method on ranks whose steps take these times.
 
     Args:
-        method: one of `METHODS`.
+        method: one of `wagma.methods.METHODS`, or the name of one.
         step_times: float64 array of shape (steps, ranks): seconds, see `wagma.simulation.steps`.
         machine: what the ranks run on.
         settings: the job's.
@@ -70,15 +74,17 @@ def simulate(method: str, step_times: np.ndarray, machine: Machine, settings: Se
         raise ValueError(f"step_times must be of shape (steps, ranks), not {step_times.shape}")
     if not np.all(np.isfinite(step_times) & (step_times >= 0)) or not step_times.any():
         raise ValueError("step_times must be finite, 0 or more, and not all of them 0")
-    if method not in METHODS:
-        raise ValueError(f"no method {method!r}: there are {', '.join(METHODS)}")
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"no method {method!r}: there are {', '.join(METHODS)}")
+        method = METHODS[method]
     steps, ranks = step_times.shape
-    driver = METHODS[method](settings, ranks)
+    driver = load(method.simulated)(settings, ranks)
     simulation = Simulation(driver, machine, step_times)
     simulation.run()
     wall = float(simulation.ended.max())
     if not math.isfinite(wall):
-        raise ValueError(f"{method} on {ranks} ranks takes longer than can be counted")
+        raise ValueError(f"{method.name} on {ranks} ranks takes longer than can be counted")
     return Result(
         ranks=ranks,
         steps=steps,

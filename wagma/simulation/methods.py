@@ -1,70 +1,54 @@
-"""The methods that can be simulated, by the names that the command line has for them.
-
-A method adds itself to `METHODS`: what makes its `core.Method` from the settings of a job.
-"""
+"""What is simulated for the methods that `wagma.methods` declares, and the settings of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
-from collectives.protocols.parameter_server import MODES
 from collectives.topology import default_group_size
-from wagma.simulation import peers
+from wagma.methods import METHODS, Option
 from wagma.simulation.core import Method, mpi_allreduce_time
 from wagma.simulation.wait_avoiding import GroupAveraging
 
-__all__ = ["METHODS", "Settings", "Synchronous"]
+__all__ = ["Settings", "Synchronous", "allreduce", "eager_sgd", "local_sgd", "wagma"]
 
 
-@dataclass(frozen=True)
 class Settings:
     """What a method may need to know of a job.
 
-    Attributes:
+    Args:
         nbytes: length of the model, and of its gradient, in bytes.
-        group_size: S; the paper's choice for the number of ranks where it is None.
-        sync_period: τ.
-        wait: whom a group average waits for, "nobody" or the "group".
         doubling: whether group averages go by recursive doubling, whatever the model's length.
-        clock: whom D-PSGD's ranks wait for, their "neighbors" on the ring, or all ("global").
-        neighbors: how many ranks each of SGP's sends to in a step.
-        mode, backups: of `collectives.ParameterServer`.
         seed: of the neighbors that AD-PSGD draws.
-        groups: whether they are "changing" with every version, or "fixed".
+        options: those of methods, as they are declared, such as group_size, sync_period or mode.
+
+    Attributes: the same, and every other option that a simulated method has, with its default.
+
+    Raises:
+        TypeError: no simulated method has such an option.
+        ValueError: an option is out of range.
     """
 
-    nbytes: int
-    group_size: int | None = None
-    sync_period: int = 10
-    wait: str = "nobody"
-    doubling: bool = False
-    clock: str = "neighbors"
-    neighbors: int = 1
-    mode: str = "bsp"
-    backups: int = 0
-    seed: int = 0
-    groups: str = "changing"
+    def __init__(self, nbytes: int, *, doubling: bool = False, seed: int = 0, **options: Any):
+        if nbytes < 1:
+            raise ValueError(f"nbytes must be 1 or more, not {nbytes}")
+        self.nbytes, self.doubling, self.seed = nbytes, doubling, seed
+        known = simulated_options()
+        for name, value in options.items():
+            if name not in known:
+                raise TypeError(f"no simulated method has an option {name!r}")
+            known[name].checked(value)
+        vars(self).update({name: option.default for name, option in known.items()} | options)
 
-    def __post_init__(self) -> None:
-        if self.nbytes < 1 or self.sync_period < 1:
-            raise ValueError(
-                f"nbytes and sync_period must be 1 or more, not {self.nbytes}, {self.sync_period}"
-            )
-        if self.neighbors < 1 or self.backups < 0:
-            raise ValueError(
-                "neighbors must be 1 or more, and backups 0 or more, "
-                f"not {self.neighbors}, {self.backups}"
-            )
-        for name, known in (
-            ("wait", ("nobody", "group")),
-            ("groups", ("changing", "fixed")),
-            ("clock", ("neighbors", "global")),
-            ("mode", tuple(MODES)),
-        ):
-            if getattr(self, name) not in known:
-                names = " or ".join(f'"{each}"' for each in known)
-                raise ValueError(f"{name} must be {names}, not {getattr(self, name)!r}")
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"Settings({values})"
+
+
+def simulated_options() -> Mapping[str, Option]:
+    """Return the options that simulated methods have, by name."""
+    methods = METHODS.values()
+    return {each.name: each for method in methods for each in method.options if each.simulated}
 
 
 class Synchronous(Method):
@@ -108,26 +92,23 @@ def wagma(settings: Settings, ranks: int) -> Method:
     )
 
 
-def eager_sgd(trigger: str) -> Callable[[Settings, int], Method]:
-    """Return what makes eager-SGD's ranks: all are one group, and every τ steps models follow."""
-    return lambda settings, ranks: GroupAveraging(
+def eager_sgd(settings: Settings, ranks: int) -> Method:
+    """Return eager-SGD's ranks: all are one group, and every τ steps models follow."""
+    return GroupAveraging(
         ranks,
         settings.sync_period,
         settings.nbytes,
         doubling=settings.doubling,
-        drawing=trigger == "majority",
+        drawing=settings.trigger == "majority",
         synchronous_averages=2,
     )
 
 
-METHODS: dict[str, Callable[[Settings, int], Method]] = {
-    "wagma": wagma,
-    "allreduce": lambda settings, ranks: Synchronous(1, settings.nbytes),
-    "eager-sgd-solo": eager_sgd("solo"),
-    "eager-sgd-majority": eager_sgd("majority"),
-    "local-sgd": lambda settings, ranks: Synchronous(settings.sync_period, settings.nbytes),
-    "d-psgd": peers.d_psgd,
-    "sgp": peers.sgp,
-    "ad-psgd": peers.ad_psgd,
-    "parameter-server": peers.parameter_server,
-}
+def allreduce(settings: Settings, ranks: int) -> Method:
+    """Return Allreduce-SGD's ranks."""
+    return Synchronous(1, settings.nbytes)
+
+
+def local_sgd(settings: Settings, ranks: int) -> Method:
+    """Return local SGD's ranks."""
+    return Synchronous(settings.sync_period, settings.nbytes)

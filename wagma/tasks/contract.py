@@ -14,6 +14,11 @@ function may say what to report of the test batches, in place of the loss::
 
     def metrics(model, batch) -> dict[str, float]
 
+Two more may say what makes a rank's own steps, and what changes its learning rate after each::
+
+    def optimizer(parameters) -> torch.optim.Optimizer
+    def scheduler(optimizer) -> one of torch.optim.lr_scheduler
+
 ``loss`` and ``metrics`` are called once more before the first step, to find mistakes in them.
 """
 
@@ -46,6 +51,8 @@ class Task(NamedTuple):
         data: Takes rank, size, batch size and seed, and returns two iterables of batches.
         loss: Takes the model and a batch, and returns the mean loss, a scalar tensor.
         metrics: Takes the model and a test batch, and returns numbers that are means over it.
+        optimizer: Takes the model's parameters, a list, and returns what makes a rank's own steps.
+        scheduler: Takes that, and returns what changes its learning rate after every step.
     """
 
     name: str
@@ -53,6 +60,8 @@ class Task(NamedTuple):
     data: Callable[[int, int, int, int], tuple[Iterable, Iterable]]
     loss: Callable[[nn.Module, Any], torch.Tensor]
     metrics: Callable[[nn.Module, Any], Mapping[str, float]] | None = None
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, float]:
         """Return what is reported of a test batch: the script's metrics, or the loss."""

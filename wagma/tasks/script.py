@@ -28,10 +28,11 @@ def load(path: Path) -> Task:
             f"{path} has no function {' and no '.join(missing)}: `wagma train --help` says what "
             "a script defines"
         )
-    metrics = getattr(module, "metrics", None)
-    if metrics is not None and not callable(metrics):
-        raise UsageError(f"{path}: metrics is not a function")
-    return Task(path.name, **functions, metrics=metrics)
+    for name in ("metrics", "optimizer", "scheduler"):
+        functions[name] = getattr(module, name, None)
+        if functions[name] is not None and not callable(functions[name]):
+            raise UsageError(f"{path}: {name} is not a function")
+    return Task(path.name, **functions)
 
 
 def import_path(path: Path) -> ModuleType:

@@ -1,0 +1,201 @@
+"""A method of one's own: its protocol, its collective, its optimizer, and one declaration."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+FILES = {
+    "protocol.py": '''
+from collectives.protocols.formed_groups import Group, GroupProtocol
+
+
+class PairsProtocol(GroupProtocol):
+    """In every call a rank averages with its neighbor on one side, then on the other."""
+
+    def __init__(self, port, rank, size, both):
+        super().__init__(port, rank, size)
+        self.both = both
+
+    def call(self):
+        super().call()
+        for side in range(1 + self.both):
+            other = (self.rank + side ^ 1) - side
+            if 0 <= other < self.size:
+                pair = sorted((self.rank, other))
+                self.port.reduce(Group(2 * self.calls * self.size + 2 * pair[0] + side, pair))
+        self.port.return_model()
+''',
+    "collective.py": '''
+from collectives.formed_groups import FormedGroupCollective
+from collectives.protocols.scripted import ScriptedGroupProtocol
+from toy.protocol import PairsProtocol
+
+
+class PairsAverage(FormedGroupCollective):
+    """Averages of pairs of neighboring ranks."""
+
+    def __init__(self, comm, like, *, both, **options):
+        def make(port, rank, size):
+            return PairsProtocol(port, rank, size, both)
+
+        def plan():
+            return {"both": both}, lambda *rank: ScriptedGroupProtocol(*rank, make)
+
+        super().__init__(comm, like, plan, **options)
+''',
+    "optimizer.py": '''
+from toy.collective import PairsAverage
+from wagma.optim.averaging import Averaging
+
+
+class Pairs(Averaging):
+    """Average the model in pairs."""
+
+    def __init__(self, optimizer, model, *, both=False, **options):
+        super().__init__(optimizer, model, {"both": both}, **options)
+
+    def _make_collective(self, comm, *, both, **options):
+        return PairsAverage(comm, self.flat.vectors, both=both, **options)
+
+    def _take_step(self, closure, weight):
+        loss = self._local_step(closure)
+        self._average_model()
+        return loss
+''',
+    "simulated.py": """
+from collectives.protocols.scripted import ScriptedGroupProtocol
+from toy.protocol import PairsProtocol
+from wagma.simulation.formed_groups import FormedGroupMethod
+
+
+def pairs(settings, ranks):
+    def make(port, rank, size):
+        return PairsProtocol(port, rank, size, settings.both)
+
+    return FormedGroupMethod(
+        lambda *rank: ScriptedGroupProtocol(*rank, make), settings.nbytes
+    )
+""",
+    "declaration.py": """
+from wagma.methods.method import Method, Option, flag
+
+METHOD = Method(
+    "pairs",
+    "models of pairs of neighboring ranks",
+    optimizer="toy.optimizer.Pairs",
+    simulated="toy.simulated.pairs",
+    options=(Option("both", "one pair, then the other", False, convert=flag),),
+)
+""",
+    # The one line of the list of methods.
+    "__init__.py": """
+from toy.declaration import METHOD
+from wagma.methods import METHODS
+
+METHODS[METHOD.name] = METHOD
+""",
+}
+COMMAND = ("-c", "import sys, toy; from wagma.cli import main; sys.exit(main())")
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Write the package, and let launched jobs find it."""
+    (tmp_path / "toy").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / "toy" / name).write_text(text)
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+
+@pytest.mark.launch
+def test_a_method_of_ones_own_trains_is_compared_and_simulated(toy, mpirun, tmp_path):
+    for words in (["--help"], ["simulate", "--help"]):
+        text = mpirun(None, *COMMAND, *(words if words[1:] else ["train", *words]), timeout=30)
+        assert "pairs             models of pairs of neighboring ranks" in text.check().stdout
+        assert ":both" in text.stdout
+
+    options = ["--steps", 20, "--name", "mine", "--algorithm", "pairs:both"]
+    ended = mpirun(3, *COMMAND, "train", *options, timeout=60, cwd=tmp_path).check()
+    assert ended.stdout.splitlines()[-2].endswith(", algorithm pairs:both")
+    configuration = json.loads((tmp_path / "runs" / "mine" / "config.json").read_text())
+    assert configuration["options"] == {"both": True}
+    records = (tmp_path / "runs" / "mine" / "rank-0001.jsonl").read_text().splitlines()
+    assert [json.loads(record)["group"] for record in records] == 20 * [[1, 2]]
+
+    options = ["--steps", 10, "--name", "both", "--algorithms", "allreduce,pairs,pairs:both"]
+    ended = mpirun(2, *COMMAND, "compare", *options, timeout=90, cwd=tmp_path).check()
+    compared = json.loads((tmp_path / "runs" / "both" / "comparison.json").read_text())
+    for figures in compared["results"].values():
+        assert figures["ratio"] > 0 and 0 < figures["bound_over_wall"] <= 1.01
+
+    options = ["--ranks", "4,64", "--name", "simulated", "--algorithms", "pairs,pairs:both"]
+    mpirun(None, *COMMAND, "simulate", *options, timeout=60, cwd=tmp_path).check()
+    results = json.loads((tmp_path / "runs" / "simulated" / "simulation.json").read_text())
+    one, both = results["results"].values()
+    # Whoever waits on both sides waits longer.
+    assert [a["waited_s"] < b["waited_s"] for a, b in zip(one, both)] == [True, True]
+    assert all(each["idle_share"] < 0.5 for each in (*one, *both))
+
+
+@pytest.mark.launch
+def test_a_method_s_mistakes_are_one_line(toy, mpirun, tmp_path):
+    words = ["train", "--algorithm", "pairs:sides=2"]
+    ended = mpirun(None, *COMMAND, *words, timeout=30, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "pairs:sides=2: pairs has no option 'sides': it has both" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def completions(line):
+    """Return what argcomplete tells a shell."""
+    pytest.importorskip("argcomplete")
+    environment = {
+        **os.environ,
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "wagma"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return ended.stdout.split()
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("wagma sim", {"simulate"}),
+        ("wagma train --algorithm d", {"d-psgd"}),
+        ("wagma train --algorithm parameter-server:mode=", {"bsp", "backup", "asp", "hete"}),
+        ("wagma compare --algorithms wagma,dd", {"wagma,ddp"}),
+        ("wagma simulate --algorithms allreduce,sgp:ne", {"allreduce,sgp:neighbors="}),
+    ],
+)
+def test_a_shell_learns_of_methods_and_their_options(line, expected):
+    found = completions(line)
+    assert {word.rpartition("mode=")[2] for word in found} == expected
+
+
+def test_arguments_of_ones_own_are_checked_as_the_command_checks_them():
+    from wagma.methods import METHODS
+
+    method = METHODS["parameter-server"]
+    assert method.given(["mode=backup", "backups=2"]) == {"mode": "backup", "backups": 2}
+    with pytest.raises(argparse.ArgumentTypeError, match="backups must be a whole number from 0"):
+        method.given(["backups=-1"])
+    assert method.problem(method.resolved({"backups": 4}), 4).startswith("4 backups in a job of 4")
+    assert method.problem(method.resolved({"backups": 3}), 4) is None

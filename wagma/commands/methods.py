@@ -1,0 +1,111 @@
+"""Options that choose methods, and methods' own: "NAME:option=value:option"."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import textwrap
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from wagma.arguments import one_of, separated
+from wagma.methods import Method
+from wagma.methods.shared import SHARED
+
+WIDTH = 59  # characters of help beside a method's name
+
+
+class Chosen(NamedTuple):
+    """A method as a command line chooses it: what it was called, and the options given there."""
+
+    label: str
+    method: Method
+    given: dict[str, Any]
+
+
+def chosen(methods: Mapping[str, Method]) -> Callable[[str], Chosen]:
+    """Return a converter of "NAME:option=value:option", with names of these."""
+
+    def convert(text: str) -> Chosen:
+        name, *words = text.split(":")
+        method = methods[one_of(methods)(name)]
+        try:
+            return Chosen(text, method, method.given(words))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+
+    return convert
+
+
+def all_chosen(methods: Mapping[str, Method]) -> Callable[[str], list[Chosen]]:
+    """Return a converter of several, separated by commas, none of them twice."""
+    return lambda text: [chosen(methods)(label) for label in separated(str)(text)]
+
+
+def add_shared_options(group, simulated: bool = False) -> None:
+    """Add the options that several methods have, for all methods that take them."""
+    for option in SHARED:
+        if simulated and not option.simulated:
+            continue
+        words = {"choices": option.choices} if option.choices else {"metavar": option.metavar}
+        help = option.help_with_default
+        group.add_argument(option.flag, type=option.convert, help=help, **words)
+
+
+def resolve(settings: argparse.Namespace, methods: Collection[Chosen], refusal: str) -> None:
+    """Give the settings `compared`: each method's options, by what it was called.
+
+    Shared options that none of the methods takes are refused; of the others, the settings keep
+    none. ``refusal`` is why.
+    """
+    common = {}
+    for option in SHARED:
+        if hasattr(settings, option.name):
+            value = getattr(settings, option.name)
+            delattr(settings, option.name)
+            if value is not None:
+                common[option.name] = value
+                if not any(each.method.option(option.name) for each in methods):
+                    settings.parser.error(f"argument {option.flag}: {refusal}")
+    settings.compared = {each.label: each.method.resolved(common | each.given) for each in methods}
+
+
+def listed(methods: Mapping[str, Method], simulated: bool = False) -> str:
+    """Return lines that say what each method does, and which options it takes."""
+    lines = []
+    for name, method in methods.items():
+        options = [each for each in method.options if each.simulated or not simulated]
+        shared = ", ".join(each.flag for each in options if each in SHARED)
+        texts = [method.help, *([f"takes {shared}"] if shared else [])]
+        wrapped = [line for text in texts for line in wrap(text, WIDTH)]
+        for option in options:
+            if option not in SHARED:
+                described = wrap(option.help_with_default, WIDTH - 4)
+                wrapped += [f":{option.usage}", *(f"    {line}" for line in described)]
+        starts = itertools.chain([name], itertools.repeat(""))
+        lines += [f"  {start:<18}{line}\n" for start, line in zip(starts, wrapped)]
+    return "".join(lines)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return the text in lines, in which no word is broken."""
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def completer(methods: Mapping[str, Method], several: bool) -> Callable[..., list[str]]:
+    """Return what argcomplete asks for the words that "NAME:option=value" can go on with."""
+
+    def complete(prefix: str, **_: Any) -> list[str]:
+        before, comma, last = prefix.rpartition(",") if several else ("", "", prefix)
+        name, *words = last.split(":")
+        if not words:
+            return [f"{before}{comma}{each}" for each in methods]
+        if name not in methods:
+            return []
+        start = f"{before}{comma}{':'.join([name, *words[:-1]])}:"
+        given = {word.partition("=")[0].replace("-", "_") for word in words[:-1]}
+        options = [each for each in methods[name].options if each.name not in given]
+        ends = [end for each in options for end in each.words()]
+        return [start + end for end in ends]
+
+    return complete

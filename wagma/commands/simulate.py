@@ -1,0 +1,184 @@
+"""``wagma simulate``: methods in simulated time."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from wagma import job, logs
+from wagma.arguments import Once, assignment, not_negative, separated, whole
+from wagma.commands.methods import add_shared_options, all_chosen, completer, listed, resolve
+from wagma.commands.options import (
+    add_delay_options,
+    add_log_level,
+    add_run_options,
+)
+from wagma.commands.preparation import ranks
+from wagma.methods import METHODS
+from wagma.parsing import EXIT_STATUSES
+
+# Allreduce first, and eager-SGD with both of its triggers.
+NAMES = sorted(METHODS, key=lambda name: name != "allreduce")
+SIMULATED = ",".join([*NAMES, "eager-sgd:trigger=majority"])
+# What `wagma.simulation` has: --help loads neither it nor numpy.
+MACHINES = ("10gbe", "aries", "hdr")
+MACHINE_VALUES = (
+    "latency",
+    "overhead",
+    "gap",
+    "byte_gap",
+    "injection",
+    "memory",
+    "staging",
+    "response",
+    "ranks_per_node",
+)
+SIMULATE_EXAMPLES = """\
+examples:
+  wagma simulate --ranks 4,16,64,256 --imbalance cloud
+  wagma simulate --ranks 16,1024 --step-times long-tailed --sync-period 8
+  wagma simulate --ranks 64 --trace runs/mine --machine 10gbe --set ranks_per_node=4
+"""
+
+
+def add(commands) -> None:
+    """Add the command ``simulate``."""
+    parser = commands.add_parser(
+        "simulate",
+        help="predict throughput and waiting at other numbers of ranks",
+        description="Run the methods' protocols in simulated time, on a machine described by "
+        "LogGP's parameters, and compare throughput, idle time and staleness. One process; "
+        "no MPI job.",
+        epilog=f"algorithms:\n{listed(METHODS, simulated=True)}\n{SIMULATE_EXAMPLES}\n"
+        f"{EXIT_STATUSES}",
+    )
+    parser.set_defaults(parser=parser, command=run, check=check, run=job.run_alone)
+    add_simulation_options(parser.add_argument_group("what is simulated"))
+    group = parser.add_argument_group("averaging, by those that have use for it")
+    add_shared_options(group, simulated=True)
+    group = parser.add_argument_group("steps")
+    add_step_time_options(group)
+    add_delay_options(group)
+    add_run_options(parser.add_argument_group("the results' files"))
+    add_log_level(parser)
+
+
+def add_simulation_options(group) -> None:
+    """Add what says which methods run where, and for how long."""
+    add = group.add_argument
+    add(
+        "--algorithms",
+        type=all_chosen(METHODS),
+        default=SIMULATED,
+        metavar="NAME,…",
+        help="of those below, each with options of its own, such as eager-sgd:trigger=majority; "
+        "ratios are to the first (default: all, and that one)",
+    ).completer = completer(METHODS, several=True)
+    add(
+        "--ranks",
+        type=separated(whole(1)),
+        default=[4, 16, 64, 256, 1024],
+        metavar="N,…",
+        help="numbers of ranks (default: 4,16,64,256,1024)",
+    )
+    add(
+        "--steps",
+        type=whole(1),
+        default=100,
+        metavar="N",
+        help="steps that every rank makes (default: %(default)s)",
+    )
+    add(
+        "--parameters",
+        type=whole(1),
+        default=25_559_081,
+        metavar="N",
+        help="the model's parameters (default: ResNet-50's, %(default)s)",
+    )
+    add(
+        "--itemsize",
+        type=whole(1),
+        default=4,
+        metavar="BYTES",
+        help="bytes of a parameter (default: %(default)s)",
+    )
+    add(
+        "--machine",
+        choices=MACHINES,
+        default="aries",
+        help="the network between the ranks (default: %(default)s)",
+    )
+    add(
+        "--set",
+        type=assignment(MACHINE_VALUES),
+        action=Once,
+        default={},
+        metavar="NAME=VALUE",
+        help=f"another value of the machine, in seconds or bytes per second; may be given "
+        f"several times, for {', '.join(MACHINE_VALUES)}",
+    )
+    add(
+        "--seed",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="seed of the steps' lengths and of the imbalance (default: %(default)s)",
+    )
+
+
+def add_step_time_options(group) -> None:
+    """Add how long a simulated step takes."""
+    add = group.add_argument
+    times = group.add_mutually_exclusive_group()
+    times.add_argument(
+        "--step-times",
+        choices=("constant", "log-normal", "long-tailed"),
+        default="log-normal",
+        help="all alike; log-normal; or like reinforcement learning's, from 1.7 s to 43.5 s "
+        "(default: %(default)s)",
+    )
+    times.add_argument(
+        "--trace",
+        type=Path,
+        metavar="PATH",
+        help="as they were recorded: a directory of `wagma train`, or a text file of seconds with "
+        "one step a line and one column a rank",
+    )
+    add(
+        "--step-time",
+        dest="step_time_ms",
+        type=not_negative,
+        metavar="MS",
+        help="the median of constant or log-normal steps (default: 500)",
+    )
+    add(
+        "--sigma",
+        type=not_negative,
+        metavar="S",
+        help="standard deviation of log-normal steps' logarithm (default: 0.05)",
+    )
+
+
+def check(settings: argparse.Namespace) -> list[str]:
+    """Refuse options that do not go together, or that no simulated number of ranks has use for."""
+    parser, methods = settings.parser, settings.algorithms
+    resolve(settings, methods, "none of the algorithms has use for it")
+    settings.algorithms = [each.label for each in methods]
+    drawn = "--trace" if settings.trace else f"--step-times {settings.step_times}"
+    if settings.step_time_ms is not None and drawn in ("--trace", "--step-times long-tailed"):
+        parser.error(f"argument --step-time: not allowed with argument {drawn}")
+    if settings.sigma is not None and drawn != "--step-times log-normal":
+        parser.error(f"argument --sigma: not allowed with argument {drawn}")
+    for rank in settings.slow_rank:
+        if rank >= max(settings.ranks):
+            most = ranks(max(settings.ranks))
+            parser.error(f"argument --slow-rank: no rank {rank} in a job of {most}")
+    return []
+
+
+def run(settings: argparse.Namespace, signals: job.Signals) -> int:
+    """Simulate, in one process."""
+    from wagma import simulate  # not at the top: --help needs no numpy
+
+    logs.start(settings.log_level, 0)
+    return simulate.run(settings, signals)

@@ -1,0 +1,98 @@
+"""``wagma train``: train a model by one algorithm."""
+
+from __future__ import annotations
+
+import argparse
+
+from wagma import job
+from wagma.commands.methods import add_shared_options, chosen, completer, listed, resolve
+from wagma.commands.options import (
+    add_evaluation_option,
+    add_imbalance_options,
+    add_log_level,
+    add_run_options,
+    add_task_options,
+    add_training_options,
+    check_task,
+)
+from wagma.commands.preparation import prepare
+from wagma.methods import DEFAULT, METHODS
+from wagma.parsing import EXIT_STATUSES
+
+CONTRACT = """\
+a script defines:
+  model()             returns the torch.nn.Module to train
+  data(rank, size, batch_size, seed)
+                      returns two iterables of batches: this rank's to train on,
+                      started again when exhausted, and those to test with
+  loss(model, batch)  returns the mean loss, a scalar tensor
+and may define:
+  metrics(model, batch)
+                      returns what to report of a test batch, numbers by name;
+                      without it that is the loss
+  optimizer(parameters)
+                      returns the torch.optim.Optimizer of a rank's own steps, of
+                      one group of parameters or several; without it --optimizer
+  scheduler(optimizer)
+                      returns what changes its learning rate, which makes a step
+                      after every training step
+"""
+TRAIN_EXAMPLES = """\
+examples:
+  mpiexec -n 4 wagma train
+  mpiexec -n 8 wagma train --group-size 2 --sync-period 20 --name small-groups
+  mpiexec -n 4 wagma train --algorithm local-sgd --sync-period 20
+  mpiexec -n 4 wagma train --step-time 50 --imbalance cloud --imbalance-scale 0.5
+  srun --mpi=pmi2 -n 4 wagma train --step-time 20 --slow-rank 3:5 --shards label-sorted
+  mpiexec -n 4 wagma train --images flowers --image-size 64 --steps 2000
+  mpiexec -n 4 wagma train --script my_task.py --batch-size 64 --log-level info
+"""
+
+
+def add(commands) -> None:
+    """Add the command ``train``."""
+    parser = commands.add_parser(
+        "train",
+        help="train a model: on digits, on folders of images, or your own",
+        description="Train a model, each rank on its own part of the data, and test the average "
+        "of all ranks' models. Without --images or --script, that is a small convolutional "
+        "network on scikit-learn's digits.",
+        epilog=f"algorithms, by what they average:\n{listed(METHODS)}\n{CONTRACT}\n"
+        f"{TRAIN_EXAMPLES}\n{EXIT_STATUSES}",
+    )
+    parser.set_defaults(parser=parser, command=run, check=check, run=job.run)
+    add_task_options(parser.add_argument_group("what is trained"))
+    group = parser.add_argument_group("training")
+    add_training_options(group)
+    add_evaluation_option(group, "only after the last step")
+    group = parser.add_argument_group("averaging")
+    group.add_argument(
+        "--algorithm",
+        type=chosen(METHODS),
+        default=DEFAULT,
+        metavar="NAME",
+        help="one of those listed below, with options of its own, such as wagma:late=paper:overlap "
+        "(default: %(default)s)",
+    ).completer = completer(METHODS, several=False)
+    add_shared_options(group)
+    add_imbalance_options(parser.add_argument_group("injected imbalance"))
+    add_run_options(parser.add_argument_group("the run's files"))
+    add_log_level(parser)
+
+
+def check(settings: argparse.Namespace) -> list[str]:
+    """Refuse options that do not go together, and return the modules that training needs."""
+    algorithm = settings.algorithm
+    resolve(settings, [algorithm], f"not allowed with argument --algorithm {algorithm.label}")
+    settings.algorithm = algorithm.label
+    (settings.options,) = settings.compared.values()
+    del settings.compared
+    return check_task(settings)
+
+
+def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
+    """Check what only the running job knows, and train."""
+    task, directory = prepare(settings, comm)
+    from wagma.train import train  # not at the top: it loads torch
+
+    return train(settings, task, directory, comm, signals)

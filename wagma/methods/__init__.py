@@ -1,0 +1,57 @@
+"""The methods that a job can train by, each declared in a module of its own as its `METHOD`.
+
+`METHODS` has them by the names that the command line has for them, `REFERENCES` those of torch's
+own, which are there for comparisons.
+"""
+
+from __future__ import annotations
+
+from wagma.methods import (
+    ad_psgd,
+    allreduce,
+    d_psgd,
+    ddp,
+    eager_sgd,
+    local_sgd,
+    parameter_server,
+    post_local_sgd,
+    sgp,
+    wagma,
+)
+from wagma.methods.method import Method, Option
+
+__all__ = ["DEFAULT", "METHODS", "REFERENCES", "Method", "Option", "example", "named"]
+
+DEFAULT = "wagma"
+
+METHODS: dict[str, Method] = {
+    module.METHOD.name: module.METHOD
+    for module in (
+        wagma,
+        allreduce,
+        local_sgd,
+        eager_sgd,
+        d_psgd,
+        sgp,
+        ad_psgd,
+        parameter_server,
+    )
+}
+REFERENCES: dict[str, Method] = {
+    module.METHOD.name: module.METHOD for module in (ddp, post_local_sgd)
+}
+
+
+def named(name: str) -> Method:
+    """Return the method or reference of this name, also where options follow it."""
+    name = name.partition(":")[0]
+    return METHODS.get(name) or REFERENCES[name]
+
+
+def example(name: str) -> str | None:
+    """Return how an option of this name is written, None where no method has it."""
+    for method in METHODS.values():
+        option = method.option(name)
+        if option is not None:
+            return f"{method.name}:{option.usage}"
+    return None

@@ -1,0 +1,11 @@
+"""torch's DistributedDataParallel, for comparisons."""
+
+from wagma.methods.method import Method
+
+METHOD = Method(
+    "ddp",
+    "torch's DistributedDataParallel, over gloo: gradients, in every step",
+    optimizer="wagma.references.DDP",
+    simulated="wagma.simulation.methods.allreduce",
+    color="#777777",
+)

@@ -1,0 +1,38 @@
+"""Stochastic gradient push (Assran et al.)."""
+
+from __future__ import annotations
+
+from wagma.arguments import whole
+from wagma.methods.method import Method, Option
+from wagma.methods.shared import TRANSPORT
+
+
+def too_many(neighbors: int, ranks: int) -> str | None:
+    """Say why ranks of such a job cannot push to so many others."""
+    hops = max(1, (ranks - 1).bit_length())
+    if neighbors > hops:
+        return (
+            f"{neighbors} neighbors in a job of {ranks} ranks, which has {hops} distances that "
+            "are powers of two"
+        )
+    return None
+
+
+METHOD = Method(
+    "sgp",
+    "shares of models pushed to some ranks, other ones in every step",
+    optimizer="wagma.optim.SGP",
+    simulated="wagma.simulation.peers.sgp",
+    options=(
+        Option(
+            "neighbors",
+            "ranks that each rank pushes to in a step, at distances that are powers of two",
+            1,
+            convert=whole(1),
+            metavar="N",
+            problem=too_many,
+        ),
+        TRANSPORT,
+    ),
+    color="#56B4E9",
+)

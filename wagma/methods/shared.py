@@ -1,0 +1,45 @@
+"""Options that several methods have; a command has them for all its methods at once, too."""
+
+from __future__ import annotations
+
+from wagma.arguments import whole
+from wagma.methods.method import Option
+
+
+def larger_than_the_job(group_size: int | None, ranks: int) -> str | None:
+    """Say why a job of so many ranks has no groups of this size."""
+    if group_size is not None and group_size > ranks:
+        return f"groups of {group_size} in a job of {ranks} ranks"
+    return None
+
+
+GROUP_SIZE = Option(
+    "group_size",
+    "ranks that average with each other at a step",
+    convert=whole(1),
+    metavar="S",
+    otherwise="the square root of the number of ranks, rounded up to a power of two",
+    problem=larger_than_the_job,
+)
+SYNC_PERIOD = Option(
+    "sync_period",
+    "steps from one average over all ranks to the next",
+    10,
+    convert=whole(1),
+    metavar="STEPS",
+)
+WIRE_DTYPE = Option(
+    "wire_dtype",
+    "send wider numbers as these",
+    choices=("float16", "bfloat16"),
+    otherwise="as they are",
+    simulated=False,
+)
+TRANSPORT = Option(
+    "transport",
+    "how the ranks of a node exchange models: in memory that they share, or by messages",
+    choices=("shared", "messages"),
+    otherwise="shared where it can be",
+    simulated=False,
+)
+SHARED = (GROUP_SIZE, SYNC_PERIOD, WIRE_DTYPE, TRANSPORT)
