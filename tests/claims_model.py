@@ -900,8 +900,8 @@ class Rank:
         self.protocol.returns()
 
     def load(self):
+        self.publishing.load()
         if self.publishing.present:
-            self.publishing.replace()
             self.expected = list(self.x)
             self.base = list(self.x)
         self.protocol.load(self.loading)

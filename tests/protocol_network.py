@@ -695,7 +695,7 @@ class Rank:
         empty = self.publishing.state == contribution.EMPTY
         self.world.published += self.model - (self.returned if empty else self.snapshot)
         self.returned = self.model
-        self.publishing.replace()
+        self.publishing.load()
 
     def note_adoption(self):
         """What all have averaged, or what was loaded, is what this rank contributes."""

@@ -25,7 +25,6 @@ cdef class Snapshots(AllRanks):
     cdef char *snapshot
     # Statistics
     cdef readonly long long versions, passive
-    cdef long long published_version
     cdef long long staleness[MOST_STALENESS + 1]
 
     cdef int _allocate_vectors(self, bint sharing) except -1

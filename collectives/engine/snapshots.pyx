@@ -143,7 +143,7 @@ cdef class Snapshots(AllRanks):
             self.shared.shift = self.protocol.base - self.data_ops
 
     cdef void _count_version(self, long long version) noexcept nogil:
-        cdef long long staleness = version - self.published_version
+        cdef long long staleness = version - self.publishing.published_version
         self.versions += 1
         self.passive += staleness != 0
         self.staleness[min(staleness, MOST_STALENESS)] += 1

@@ -75,7 +75,6 @@ cdef class GroupVersions(Snapshots):
         if self.taken == NULL:
             raise MemoryError
         self._allocate_vectors(sharing)
-        self.published_version = -1
         opened = UserVector(like[0] if self.layout.single else like, self.layout, 0)
         self.vectors.of[X] = opened.arrays
         self.publishing.replace()
@@ -160,12 +159,6 @@ cdef class GroupVersions(Snapshots):
         self._count_version(self.versioning.running)
         self.versioning.finished()
 
-    cdef void _begin_reducing(self) noexcept nogil:
-        cdef bint publishes = self.publishing.publishes()
-        Snapshots._begin_reducing(self)
-        if publishes and self.protocol.operation != AVERAGE:
-            self.published_version = self.protocol.version
-
     cdef void _reduce(self) noexcept nogil:
         if self.protocol.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
             Snapshots._reduce(self)
@@ -186,7 +179,6 @@ cdef class GroupVersions(Snapshots):
             return
         if operation == SYNC and not self.protocol.joined:
             self.timely += self.publishing.finite
-        self.published_version = self.protocol.version - (operation != SYNC)
         self._unlock_to_copy()
         if self.publishing.total != 0:
             self.reduction.remember(self.snapshot)
@@ -194,11 +186,9 @@ cdef class GroupVersions(Snapshots):
         self._lock_after_copy()
 
     cdef void _load(self) noexcept nogil:
-        if self.publishing.present:
-            self._unlock_to_copy()
-            self.publishing.replace()
-            self._lock_after_copy()
-        self.published_version = self.protocol.version - 1
+        self._unlock_to_copy()
+        self.publishing.load()
+        self._lock_after_copy()
         Snapshots._load(self)
 
     # The application's part: what it publishes and what it takes back
@@ -215,7 +205,6 @@ cdef class GroupVersions(Snapshots):
         self._unlock_to_copy()
         self.publishing.lend()
         self._lock_after_copy()
-        self.published_version = self.protocol.version
 
     cdef void _complete_call(self) noexcept nogil:
         """The version that the call waited for has been executed, timely or not: return."""
@@ -225,7 +214,6 @@ cdef class GroupVersions(Snapshots):
             self._unlock_to_copy()
             self.publishing.end_call()
             self._lock_after_copy()
-        self.published_version = self.protocol.version
         memcpy(self.taken, self.groups.members, self.groups.count * sizeof(int))
         self.taken_count = self.groups.count
         self.taken_weight = self.publishing.total
@@ -243,7 +231,6 @@ cdef class GroupVersions(Snapshots):
         self._unlock_to_copy()
         self.publishing.publish_between_calls()
         self._lock_after_copy()
-        self.published_version = self.protocol.version
         self.holding = False
         return 0
 

@@ -45,12 +45,15 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef readonly bint conserving, summing, calling, published, direct, keeps, out
     cdef readonly int state
     cdef readonly double snapshot_weight
+    cdef readonly long long published_version
     cdef long long joined_at
     cdef bint shares
 
     cdef void replace(self) noexcept nogil
+    cdef void load(self) noexcept nogil
     cdef void set_snapshot(self, bint filled) noexcept nogil
     cdef void publish(self) noexcept nogil
+    cdef void note_published(self) noexcept nogil
     cdef void lend(self) noexcept nogil
     cdef void publish_between_calls(self) noexcept nogil
     cdef void join(self) noexcept nogil

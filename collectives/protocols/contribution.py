@@ -242,6 +242,7 @@ class SnapshotProtocol(ContributionProtocol):
         state: of the snapshot. snapshot_weight: how much it weighs; what is EMPTY weighs 0.
         calling: whether the application is in a call of a version; `published`: and is past
             publishing, there or in an operation.
+        published_version: the version that it last published for, of which staleness is counted.
         direct: whether the version that has begun has the vector of this call.
         keeps: whether an X that is lent is to be in the snapshot afterwards.
         out: whether the rank has joined, and its weight is 0 until all have.
@@ -256,6 +257,7 @@ class SnapshotProtocol(ContributionProtocol):
         self.snapshot_weight = 0
         self.calling = False
         self.published = False
+        self.published_version = -1
         self.direct = False
         self.keeps = False
         self.out = False
@@ -275,6 +277,12 @@ class SnapshotProtocol(ContributionProtocol):
             self.leave_out()
             self.vectors.zero(SNAPSHOT)
         self.set_snapshot(self.finite)
+
+    def load(self):
+        """All ranks go on from what this one's application gives, if it is there."""
+        if self.present:
+            self.replace()
+        self.published_version = self.ranks.version - 1
 
     def set_snapshot(self, filled):
         """The snapshot is what the application has, or else nothing that counts."""
@@ -303,7 +311,12 @@ class SnapshotProtocol(ContributionProtocol):
                 self.snapshot_weight = self.given_weight
             else:
                 self.leave_out()
+        self.note_published()
+
+    def note_published(self):
+        """The rank contributes what its application has now."""
         self.published = True
+        self.published_version = self.ranks.version
 
     def lend(self):
         """Publish for an exchange that begins at once, without a copy where it needs none."""
@@ -314,7 +327,7 @@ class SnapshotProtocol(ContributionProtocol):
         self.lent = True
         self.finite = True
         self.set_snapshot(True)
-        self.published = True
+        self.note_published()
 
     def publish_between_calls(self):
         """Publish, and go on from X."""
@@ -507,6 +520,7 @@ class SnapshotProtocol(ContributionProtocol):
         operation: cython.int = self.ranks.operation
         if operation == AVERAGE:
             return
+        self.published_version = self.ranks.version - (operation != SYNC)
         # What a rank that has joined had not yet shared is in this average.
         self.out = self.ranks.joined and operation != FINISH
         if self.total != 0:

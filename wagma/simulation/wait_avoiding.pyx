@@ -2,7 +2,7 @@
 """WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
 
 What `collectives.engine.versions` does when messages come in and exchanges end is done here at the
-times that the machine's model says; all decisions are `collectives.protocols.wait_avoiding`'s.
+times that the machine's model says; all decisions are those of `collectives.protocols`.
 """
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from collectives.topology import activation_peers, propagation_bound
 
 from collectives.protocols.all_ranks cimport REDUCING, SYNC, TreePort
+from collectives.protocols.contribution cimport SnapshotProtocol, Vectors
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport HELD, RUNNING, WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, allreduce_time
@@ -45,6 +46,28 @@ cdef class SimulatedTree(TreePort):
                 version, ops << 8 | dimension)
 
 
+cdef class NoVectors(Vectors):
+    """What a simulated rank contributes has no value; only when it does so matters."""
+
+    cdef void copy(self, int to, int source) noexcept nogil:
+        pass
+
+    cdef void zero(self, int vector) noexcept nogil:
+        pass
+
+    cdef bint all_finite(self, int vector) noexcept nogil:
+        return True
+
+    cdef bint is_change_finite(self) noexcept nogil:
+        return True
+
+    cdef void add_change(self, int to) noexcept nogil:
+        pass
+
+    cdef void absorb(self, double own, double total) noexcept nogil:
+        pass
+
+
 cdef class GroupAveraging(Method):
     """WAGMA-SGD's ranks: `collectives.GroupAllreduce`, as `wagma.WAGMA` calls it.
 
@@ -55,21 +78,23 @@ cdef class GroupAveraging(Method):
         doubling: whether exchanges are by recursive doubling, whatever the model's length.
         drawing: whether each version is started by a rank drawn for it (eager-SGD, majority).
         synchronous_averages: how many vectors all ranks average one after another every τ steps.
+        overlap: whether a call only starts an average, and the next one waits for it.
     """
 
     cdef readonly int group_size
     cdef readonly long long sync_period, nbytes
-    cdef readonly bint passive, doubling, drawing, fixed
+    cdef readonly bint passive, doubling, drawing, fixed, overlap
     cdef readonly int synchronous_averages
     cdef long long[::1] staleness_counts
-    cdef list protocols
+    cdef list protocols, contributions
     cdef Groups groups
     cdef int dimensions, window
     cdef int[:, ::1] peers
-    # What each rank is doing: the version that it has begun, what its application does, and the
-    # version after which it last published.
-    cdef long long[::1] begun, published_version
-    cdef unsigned char[::1] calling, published, copying, moving
+    # What each rank is doing: the version that it has begun, and whether it copies or all average.
+    cdef long long[::1] begun
+    cdef unsigned char[::1] copying, moving
+    # Whether an average that overlaps the next step is under way, and that step waits for it.
+    cdef unsigned char[::1] outstanding, waiting
     # How many members of each group of the window's versions have begun, by their first place.
     cdef int[:, ::1] present
     cdef int entered, moving_count
@@ -77,10 +102,11 @@ cdef class GroupAveraging(Method):
     cdef double[::1] exchange_time
 
     def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False,
-                 drawing=False, synchronous_averages=1, fixed=False):
+                 drawing=False, synchronous_averages=1, fixed=False, overlap=False):
         self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
         self.passive, self.doubling, self.fixed = wait == "nobody", doubling, fixed
         self.drawing, self.synchronous_averages = drawing, synchronous_averages
+        self.overlap = overlap
 
     cpdef begin(self):
         cdef int ranks = self.simulation.ranks
@@ -93,8 +119,13 @@ cdef class GroupAveraging(Method):
             WaitAvoidingProtocol(self.dimensions, self.group_size, self.sync_period, self.passive)
             for _ in range(ranks)
         ]
+        self.contributions = [
+            SnapshotProtocol(NoVectors(), protocol, False, False) for protocol in self.protocols
+        ]
         for rank in range(ranks):
             (<WaitAvoidingProtocol>self.protocols[rank]).attach(SimulatedTree(self, rank))
+            (<SnapshotProtocol>self.contributions[rank]).replace()
+            (<SnapshotProtocol>self.contributions[rank]).count_once()
         if self.drawing:
             for rank in range(ranks):
                 (<WaitAvoidingProtocol>self.protocols[rank]).draw(rank, ranks, 0)
@@ -102,8 +133,7 @@ cdef class GroupAveraging(Method):
         self.window = gap + 2
         self.present = np.zeros((self.window, ranks), dtype=np.intc)
         self.begun = np.full(ranks, -1)
-        self.published_version = np.full(ranks, -1)
-        self.calling, self.published, self.copying, self.moving = np.zeros((4, ranks), np.uint8)
+        self.copying, self.moving, self.outstanding, self.waiting = np.zeros((4, ranks), np.uint8)
         most = min(self.sync_period, self.simulation.iterations) + gap + 1
         self.staleness = np.zeros(most, dtype=np.int64)
         self.staleness_counts = self.staleness
@@ -118,9 +148,21 @@ cdef class GroupAveraging(Method):
             self.exchange_time[size] = allreduce_time(machine, size, self.nbytes, self.doubling)
 
     cpdef arrives(self, int rank):
+        if self.outstanding[rank]:
+            self.waiting[rank] = True
+        else:
+            self._call(rank)
+
+    cdef void _call(self, int rank):
+        """Begin the application's call; one that is overlapped returns at once, but the last."""
         cdef WaitAvoidingProtocol protocol = <WaitAvoidingProtocol>self.protocols[rank]
-        self.calling[rank] = True
+        cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
+        if self.overlap and self.simulation.steps[rank] < self.simulation.iterations - 1:
+            self.outstanding[rank] = True
+            self.simulation.returns(rank)
+        contribution.give(1)
         if not protocol.is_synchronous():
+            contribution.begin_call()
             protocol.call()
             self._react(rank, protocol)
             return
@@ -133,19 +175,24 @@ cdef class GroupAveraging(Method):
 
     cpdef happens(self, int kind, int rank, long long a, long long b):
         cdef WaitAvoidingProtocol protocol = <WaitAvoidingProtocol>self.protocols[rank]
+        cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
         cdef long long[2] common
         if kind == ACTIVATED:
             protocol.tell(a, b >> 8, b & 255)
         elif kind == PUBLISHED:
             self.copying[rank] = False
-            self.published[rank] = True
-            self.published_version[rank] = protocol.version
+            contribution.lend()
             protocol.published()
         elif kind == TAKEN:
             self.copying[rank] = False
-            self._return(rank, protocol)
+            self.calls += 1
+            self.timely += protocol.timely
+            contribution.end_call()
+            protocol.returns()
+            self._return(rank, contribution)
         elif kind == EXCHANGED:
-            self._count_version(rank, a)
+            contribution.end_version(1)
+            self._count_version(a, contribution)
             protocol.finished()
         elif kind == AGREED:
             # All ranks bring the same operation and version, so one record stands for theirs.
@@ -153,22 +200,26 @@ cdef class GroupAveraging(Method):
             protocol.agreed(common, 1)
         else:
             self.moving[rank] = False
-            self.published_version[rank] = protocol.version
+            contribution.end_exchange(1)
+            contribution.end_average()
             protocol.reduced()
-            self.calling[rank] = False
-            self.simulation.returns(rank)
+            contribution.end_operation(False)
+            self._return(rank, contribution)
         self._react(rank, protocol)
 
     cdef void _react(self, int rank, WaitAvoidingProtocol protocol):
         """Do what the protocol says is to be done, as the engine does."""
+        cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
         self._send_activations(rank, protocol)
         if protocol.vectors == RUNNING and self.begun[rank] < protocol.running:
+            contribution.begin_version()
             self._begin_version(rank, protocol.running)
         elif self.copying[rank]:
             return
-        elif self.calling[rank] and protocol.vectors == HELD and protocol.stage != REDUCING:
-            self._serve_call(rank, protocol)
+        elif contribution.calling and protocol.vectors == HELD:
+            self._serve_call(rank, protocol, contribution)
         elif protocol.stage == REDUCING and not self.moving[rank]:
+            contribution.begin_average()
             self._begin_moving(rank)
 
     cdef void _send_activations(self, int rank, WaitAvoidingProtocol protocol):
@@ -177,7 +228,9 @@ cdef class GroupAveraging(Method):
             if protocol.due_on() >> k & 1:
                 protocol.send_on(k)
 
-    cdef void _serve_call(self, int rank, WaitAvoidingProtocol protocol):
+    cdef void _serve_call(
+        self, int rank, WaitAvoidingProtocol protocol, SnapshotProtocol contribution
+    ):
         """Let a call publish, and return once its version has run.
 
         A late one publishes and takes the newest result in one go. The mean of a timely one is
@@ -186,20 +239,20 @@ cdef class GroupAveraging(Method):
         self.copying[rank] = True
         if not protocol.timely:
             self.simulation.later(2 * (self.copy_time + self.staging_time), TAKEN, rank)
-        elif not self.published[rank]:
+        elif not contribution.published:
             self.simulation.later(self.copy_time + self.staging_time, PUBLISHED, rank)
         else:
             self.simulation.later(self.staging_time, TAKEN, rank)
 
-    cdef void _return(self, int rank, WaitAvoidingProtocol protocol):
-        self.calls += 1
-        self.timely += protocol.timely
-        if not protocol.timely:
-            self.published_version[rank] = protocol.version
-        self.calling[rank] = False
-        self.published[rank] = False
-        protocol.returns()
-        self.simulation.returns(rank)
+    cdef void _return(self, int rank, SnapshotProtocol contribution):
+        contribution.forget()
+        if not self.outstanding[rank]:
+            self.simulation.returns(rank)
+            return
+        self.outstanding[rank] = False
+        if self.waiting[rank]:
+            self.waiting[rank] = False
+            self._call(rank)
 
     cdef void _begin_version(self, int rank, long long version):
         """Take part in an exchange, which begins once the last member of the group does."""
@@ -232,6 +285,6 @@ cdef class GroupAveraging(Method):
         for rank in range(self.simulation.ranks):
             self.simulation.later(delay, kind, rank)
 
-    cdef void _count_version(self, int rank, long long version):
-        cdef long long staleness = version - self.published_version[rank]
+    cdef void _count_version(self, long long version, SnapshotProtocol contribution):
+        cdef long long staleness = version - contribution.published_version
         self.staleness_counts[min(staleness, self.staleness_counts.shape[0] - 1)] += 1
