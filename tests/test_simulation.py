@@ -397,6 +397,21 @@ def test_fixed_groups_wait_for_their_own_members_alone():
     assert changing > 1.01 * fixed
 
 
+def test_an_average_that_overlaps_is_waited_for_a_step_later():
+    times = uneven(40, 8)
+    called, done = np.zeros(8), np.zeros(8)
+    for step in times:
+        called = np.maximum(called + step, done)
+        done = np.full(8, called.max())
+    chosen = {"group_size": 8, "wait": "group", "sync_period": 10}
+    walls = [
+        simulate("wagma", times, FREE, Settings(8, overlap=overlap, **chosen)).wall
+        for overlap in (False, True)
+    ]
+    assert walls == pytest.approx([times.max(axis=1).sum(), done.max()])
+    assert walls[1] < walls[0]
+
+
 @st.composite
 def machines(draw):
     machine = MACHINES[draw(st.sampled_from(sorted(MACHINES)))]

@@ -89,6 +89,7 @@ def wagma(settings: Settings, ranks: int) -> Method:
         settings.wait,
         settings.doubling,
         fixed=settings.groups == "fixed",
+        overlap=settings.overlap,
     )
 
 
