@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         chooses = known.get("algorithm") or known.get("algorithms")
         for word in words:
             written = methods.example(word.replace("-", "_"))
-            if chooses and written:
+            if chooses and written and word.replace("_", "-") not in known:
                 self.error(f"argument --{word}: it is a method's own: write {chooses} {written}")
         nearest = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
         meant = "".join(f", did you mean {known[match]}?" for match in nearest[:1])

@@ -71,8 +71,8 @@ def add_simulation_options(group) -> None:
         type=all_chosen(METHODS),
         default=SIMULATED,
         metavar="NAME,…",
-        help="of those below, each with options of its own, such as eager-sgd:trigger=majority; "
-        "ratios are to the first (default: all, and that one)",
+        help="of those below, each with options of its own, such as wagma:wait=group; ratios are "
+        "to the first (default: all of them)",
     ).completer = completer(METHODS, several=True)
     add(
         "--ranks",

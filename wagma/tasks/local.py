@@ -78,8 +78,12 @@ def make(settings: argparse.Namespace, task: Task, model: torch.nn.Module) -> to
         takes = OPTIMIZERS[settings.optimizer]
         local = kind(parameters, **{name: getattr(settings, name) for name in takes})
     if settings.clip_norm is not None:
+
+        def clip(*_: Any) -> None:
+            clip_grad_norm_(parameters, settings.clip_norm)
+
         # What the step uses: where gradients are averaged, their average.
-        local.register_step_pre_hook(lambda *_: clip_grad_norm_(parameters, settings.clip_norm))
+        local.register_step_pre_hook(clip)
     return local
 
 
