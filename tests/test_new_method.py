@@ -10,24 +10,44 @@ import pytest
 
 FILES = {
     "protocol.py": '''
-from collectives.protocols.formed_groups import Group, GroupProtocol
+from collectives.protocols.formed_groups import Group
 
 
-class PairsProtocol(GroupProtocol):
+class PairsProtocol:
     """In every call a rank averages with its neighbor on one side, then on the other."""
 
+    passive = False
+
     def __init__(self, port, rank, size, both):
-        super().__init__(port, rank, size)
-        self.both = both
+        self.port, self.rank, self.size, self.both = port, rank, size, both
+        self.calls, self.calling, self.leaving = 0, False, False
 
     def call(self):
-        super().call()
+        self.calling = True
         for side in range(1 + self.both):
             other = (self.rank + side ^ 1) - side
             if 0 <= other < self.size:
                 pair = sorted((self.rank, other))
                 self.port.reduce(Group(2 * self.calls * self.size + 2 * pair[0] + side, pair))
         self.port.return_model()
+
+    def returned(self):
+        self.calling = False
+        self.calls += 1
+
+    def leave(self):
+        self.leaving = True
+
+    def is_quiet(self):
+        return not self.calling
+
+    def waits_for(self, rank):
+        return False
+
+    def ignore(self, *event):
+        pass
+
+    begin = arrived = reduced = pause = resume = ignore
 ''',
     "collective.py": '''
 from collectives.formed_groups import FormedGroupCollective
