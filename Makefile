@@ -18,7 +18,7 @@ TORCH ?= 2.13.0
 VENV := .venv
 MPI := mpich
 TREE := .
-SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives slurm tests wagma
+SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives docs slurm tests wagma
 
 -include $(VENV)/mpi.mk
 ifdef MPICC

@@ -6,8 +6,8 @@ import re
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
+import pages
 import pytest
 
 import collectives
@@ -357,9 +357,8 @@ def test_help_is_plain_without_rich_argparse(help_of, terminal, monkeypatch):
     assert "\x1b" not in help_of("train")
 
 
-def test_the_readme_has_the_exit_statuses(help_of):
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    rows = dict(re.findall(r"^\| `(\d+)` \| (.*) \|$", readme, re.MULTILINE))
+def test_the_documentation_has_the_exit_statuses(help_of):
+    rows = dict(re.findall(r"^\| `(\d+)` \| (.*) \|$", pages.text(), re.MULTILINE))
     assert rows == {str(int(status)): text for status, text in job.EXIT_STATUSES.items()}
     assert list(job.EXIT_STATUSES) == [0, 1, 2, 130, 138, 143]
 

@@ -2,11 +2,10 @@
 
 import itertools
 import random
-import re
 import sys
-from pathlib import Path
 
 import numpy as np
+import pages
 import pytest
 import torch
 from squares import squares
@@ -225,9 +224,8 @@ def test_a_script_s_functions_are_a_task_and_it_finds_its_neighbors(load, tmp_pa
     assert callable(load(text, "another-task.py").metrics)
 
 
-def test_the_readme_s_script_keeps_the_contract(load):
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (text,) = re.findall(r"```python\n((?:(?!```).)*def model\(\).*?)```", readme, re.DOTALL)
+def test_the_documentation_s_script_keeps_the_contract(load):
+    (text,) = pages.task_scripts()
     task = load(text)
     parts = []
     for rank in range(3):

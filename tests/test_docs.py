@@ -1,0 +1,129 @@
+"""The README and the pages of docs/: links, examples and command lines."""
+
+import ast
+import inspect
+import shlex
+
+import pages
+import pytest
+
+from wagma import cli, optim
+
+KINDS = {"python", "sh"}
+MOST_LINES = 250  # of the README, which is read first
+COMMON = {"comm", "transport", "engine", "stall", "abort", "log_level"}
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    assert pages.dead_links(page) == []
+
+
+def test_the_readme_is_short_and_leads_to_every_page():
+    assert len(pages.README.read_text().splitlines()) <= MOST_LINES
+    assert {pages.name(page) for page in pages.PAGES[1:]} <= set(pages.links(pages.README))
+
+
+DEAD = ["gone.md", "gone.png", "#gone", "other.md#gone", "other.md#not-a-heading", "#a-b-2"]
+ALIVE = ["other.md", "#a-b", "#a-b-1", "other.md#the-papers-τ-9-of-10", "https://a.example/gone"]
+
+
+@pytest.mark.parametrize("link", DEAD + ALIVE)
+@pytest.mark.parametrize("form", ["[a\nb](%s)", "![](%s)", "[`a`][1]\n\n[1]: %s", '<a href="%s">'])
+def test_dead_links_are_found(tmp_path, form, link):
+    page = tmp_path / "page.md"
+    page.write_text(f"# A B\n\n`[](gone)`\n\n```sh\n[](gone)\n```\n\n## A `B`\n\n{form % link}\n")
+    other = "## The [paper's](x) τ, 9 of 10\n\n```sh\n# Not a heading\n```\n"
+    (tmp_path / "other.md").write_text(other)
+    assert pages.dead_links(page) == ([link] if link in DEAD else [])
+
+
+# --- Python
+
+
+def python(page):
+    return [text for language, text in pages.blocks(page) if language == "python"]
+
+
+def calls(block):
+    """Return the calls of a block that says which arguments there are; of others, nothing."""
+    statements = ast.parse(block).body
+    if not all(isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) for s in statements):
+        return []
+    return [statement.value for statement in statements]
+
+
+def scripts(page):
+    """Return a page's examples. What does not import MPI goes on with the one before."""
+    found = []
+    for block in python(page):
+        # What `wagma train --script` takes is in test_tasks.py.
+        if block in pages.task_scripts() or calls(block):
+            continue
+        if "from mpi4py import MPI\n" in block:
+            found.append("")
+        found[-1] += block
+    return found
+
+
+EXAMPLES = [
+    pytest.param(script, id=f"{pages.name(page)}-{number}")
+    for page in pages.PAGES
+    for number, script in enumerate(scripts(page))
+]
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    assert {language for page in pages.PAGES for language, _ in pages.blocks(page)} == KINDS
+    assert len(EXAMPLES) == 3
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("script", EXAMPLES)
+def test_examples_run_on_four_ranks(mpirun, tmp_path, script):
+    (tmp_path / "train.py").write_text(script)
+    ended = mpirun(4, "train.py", timeout=60, cwd=tmp_path).check()
+    assert len(ended.stdout.splitlines()) == 4
+
+
+def test_methods_have_the_arguments_and_defaults_that_are_written_down():
+    written = [call for page in pages.PAGES for block in python(page) for call in calls(block)]
+    assert {call.func.id for call in written} == set(optim.__all__) - {"WAGMA"}
+    for call in written:
+        parameters = inspect.signature(getattr(optim, call.func.id)).parameters
+        defaults = {name: parameters[name].default for name in parameters.keys() - COMMON}
+        for argument, name in zip(call.args, ("optimizer", "model"), strict=True):
+            assert isinstance(argument, ast.Name) and defaults.pop(name) is inspect.Parameter.empty
+        assert {k.arg: ast.literal_eval(k.value) for k in call.keywords} == defaults
+
+
+# --- command lines
+
+
+def command_lines(page):
+    """Return the words of each command line of a page."""
+    blocks = [text for language, text in pages.blocks(page) if language == "sh"]
+    lines = "".join(blocks).replace("\\\n", "").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+COMMANDS = [
+    pytest.param(words, id=shlex.join(words))
+    for page in pages.PAGES
+    for words in command_lines(page)
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_command_lines_are_those_of_the_command_and_name_files_that_are_there(words):
+    if words[0] in ("sbatch", "python"):
+        assert (pages.ROOT / words[1]).is_file()
+    if words[0] == "sbatch":
+        words = ["wagma", "train", *words[2:]]
+    if "wagma" not in words:
+        return
+    start = words.index("wagma")
+    settings = cli.make_parser().parse_args(words[start + 1 :])
+    settings.check(settings)
+    if words[0] == "mpiexec" and settings.command in (cli.run_train, cli.run_compare):
+        cli.check_ranks(settings, int(words[words.index("-n") + 1]))
