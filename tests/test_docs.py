@@ -8,6 +8,9 @@ import pages
 import pytest
 
 from wagma import cli, optim
+from wagma.commands import compare, train
+from wagma.commands.preparation import check_ranks
+from wagma.methods.__main__ import table
 
 KINDS = {"python", "sh"}
 MOST_LINES = 250  # of the README, which is read first
@@ -97,6 +100,10 @@ def test_methods_have_the_arguments_and_defaults_that_are_written_down():
         assert {k.arg: ast.literal_eval(k.value) for k in call.keywords} == defaults
 
 
+def test_the_table_of_methods_is_what_they_declare():
+    assert table() in (pages.ROOT / "docs" / "methods.md").read_text()
+
+
 # --- command lines
 
 
@@ -125,5 +132,5 @@ def test_command_lines_are_those_of_the_command_and_name_files_that_are_there(wo
     start = words.index("wagma")
     settings = cli.make_parser().parse_args(words[start + 1 :])
     settings.check(settings)
-    if words[0] == "mpiexec" and settings.command in (cli.run_train, cli.run_compare):
-        cli.check_ranks(settings, int(words[words.index("-n") + 1]))
+    if words[0] == "mpiexec" and settings.command in (train.run, compare.run):
+        check_ranks(settings, int(words[words.index("-n") + 1]))

@@ -24,6 +24,7 @@ from wagma import optim
 from wagma.methods import DEFAULT, METHODS, REFERENCES, named
 from wagma.methods.method import load
 from wagma.optim.averaging import Averaging
+from wagma.optim.interfaces import AveragingOptimizer, Collective
 from wagma.simulation.methods import simulated_options
 
 ALONE = MPI.COMM_SELF
@@ -436,6 +437,13 @@ def test_an_optimizer_has_the_options_that_are_declared(name):
         default = getattr(parameters.get(option.name), "default", None)
         assert default in (None, inspect.Parameter.empty, option.default)
     assert ("seed" in parameters) == method.seeded
+
+
+@each_method
+def test_optimizers_and_collectives_have_what_is_asked_of_them(method):
+    with method.wrap(make_model(), ALONE) as optimizer:
+        assert isinstance(optimizer, AveragingOptimizer)
+        assert isinstance(optimizer.collective, Collective)
 
 
 def test_options_of_one_name_are_the_same_where_they_are_simulated():
