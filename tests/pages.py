@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+INLINE = r"`((?:[^`\n]|\n(?! *\n))*)`"
 
 
 def name(page):
@@ -35,6 +36,11 @@ def prose(page):
     return re.sub(r"^ *```.*\n(?:.*\n)*? *```$", "", page.read_text(), flags=re.MULTILINE)
 
 
+def inline(page):
+    """Return the pieces of code in a page's text."""
+    return [" ".join(code.split()) for code in re.findall(INLINE, prose(page))]
+
+
 def anchors(page):
     """Return what a link may name of a page, as GitHub makes it of the headings."""
     found = set()
@@ -48,7 +54,7 @@ def anchors(page):
 
 def links(page):
     """Return where a page's links and images lead, but for those to other sites."""
-    written = re.sub(r"`(?:[^`\n]|\n(?! *\n))*`", "", prose(page))
+    written = re.sub(INLINE, "", prose(page))
     found = re.findall(r"\]\(<?([^)>\s]+)", written)
     found += re.findall(r"^ *\[[^]]+\]: *<?([^>\s]+)", written, re.MULTILINE)
     found += re.findall(r"<[^>]* (?:src|href)=[\"']([^\"']+)", written)

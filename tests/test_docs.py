@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import shlex
 
 import pages
@@ -20,6 +21,14 @@ COMMON = {"comm", "transport", "engine", "stall", "abort", "log_level"}
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
 def test_links_lead_to_files_and_headings_that_are_there(page):
     assert pages.dead_links(page) == []
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_files_of_the_source_tree_that_are_named_are_there(page):
+    folders = "benchmarks|collectives|docs|slurm|tests|wagma"
+    paths = [code for code in pages.inline(page) if re.fullmatch(rf"({folders})/\S*", code)]
+    gone = [path for path in paths if not (pages.ROOT / path).exists()]
+    assert [path for path in gone if "NAME" not in path] == []
 
 
 def test_the_readme_is_short_and_leads_to_every_page():
@@ -85,7 +94,7 @@ def test_every_block_is_of_a_kind_that_is_tested():
 @pytest.mark.parametrize("script", EXAMPLES)
 def test_examples_run_on_four_ranks(mpirun, tmp_path, script):
     (tmp_path / "train.py").write_text(script)
-    ended = mpirun(4, "train.py", timeout=60, cwd=tmp_path).check()
+    ended = mpirun(4, "train.py", timeout=90, cwd=tmp_path).check()
     assert len(ended.stdout.splitlines()) == 4
 
 
@@ -111,6 +120,7 @@ def command_lines(page):
     """Return the words of each command line of a page."""
     blocks = [text for language, text in pages.blocks(page) if language == "sh"]
     lines = "".join(blocks).replace("\\\n", "").splitlines()
+    lines += [code for code in pages.inline(page) if re.match(r"wagma \w+ --(?!help)", code)]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
