@@ -1,8 +1,9 @@
-"""What the benchmarks share: launching, the slowest rank's time, ratios, figures, the results."""
+"""What the benchmarks share: launching, turns and times, ratios, figures, the results."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -13,6 +14,9 @@ import time
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
+MIN_ROUNDS = 3
+WARM_UP = 2  # calls at least; the first ones touch new pages
+MAX_CALLS = 300
 # A collective's keyword arguments for each.
 TRANSPORTS = {name: {"transport": name} for name in ("messages", "shared")}
 
@@ -43,6 +47,81 @@ def time_calls(comm, call, repetitions):
     for _ in range(repetitions):
         call()
     return comm.allreduce(time.perf_counter() - begin, op=MPI.MAX) / repetitions
+
+
+def time_warm(comm, call, calls):
+    """Seconds per call of so many, after others to warm up."""
+    time_calls(comm, call, WARM_UP + calls // 10)
+    return time_calls(comm, call, calls)
+
+
+def take_turns(comm, variants, rounds, seconds):
+    """Return {variant: seconds per call in each round} on rank 0; the variants take turns.
+
+    A first round is thrown away. It ends after so many rounds more, or seconds, whichever is first,
+    but not before MIN_ROUNDS.
+
+    Args:
+        variants: {variant: function that returns the seconds per call of so many calls; it is told
+            whether these are the first}.
+    """
+    times = {name: [] for name in variants}
+    share = seconds / (rounds + 1) / len(variants)
+    end = time.monotonic() + seconds
+    for done in range(rounds + 1):  # the first round warms up, and shows how many calls to make
+        if comm.bcast(done > MIN_ROUNDS and time.monotonic() > end):
+            break
+        for name, timed in variants.items():
+            taken = times[name]
+            calls = comm.bcast(calls_in(share, taken) if comm.rank == 0 else None)
+            taken.append(timed(calls, not taken))
+    return {name: taken[1:] for name, taken in times.items()}
+
+
+def calls_in(seconds, taken):
+    """How many calls to make in this time, of which each has taken so long so far."""
+    return max(1, min(MAX_CALLS, int(seconds / min(taken)))) if taken else WARM_UP
+
+
+def compare_by_size(comm, doc, name, sizes, references, timed, bound):
+    """Measure variants with vectors of float32 of several sizes, and report.
+
+    Args:
+        doc, name: of the benchmark.
+        sizes: of the vectors, in bytes.
+        references: {variant: the one that it is compared with, or None}, in the table's order.
+        timed: function of (variant, vector, calls, whether they are the first) that returns the
+            seconds per call.
+        bound: of the ratios.
+    """
+    import numpy as np
+
+    arguments = parser(doc)
+    arguments.add_argument("--max-kib", type=int, default=sizes[-1] >> 10)
+    arguments.add_argument("--rounds", type=int, default=11, help="at most (default 11)")
+    arguments.add_argument("--seconds", type=float, default=10.0, help="for a size (default 10)")
+    arguments = arguments.parse_args()
+    rows, found = [], {}
+    if comm.rank == 0:
+        print(f"# {comm.size} ranks, {', '.join(str(value) for value in machine().values())}")
+        print("# µs per call of the slowest rank, median of the rounds")
+        print(f"{'# Size (B)':<12}" + "".join(f"{each:>18}" for each in references), flush=True)
+    for size in [size for size in sizes if size >> 10 <= arguments.max_kib]:
+        vector = np.empty(size // 4, np.float32)
+        variants = {each: functools.partial(timed, each, vector) for each in references}
+        times = take_turns(comm, variants, arguments.rounds, arguments.seconds)
+        if comm.rank:
+            continue
+        medians = {each: 1e6 * statistics.median(taken) for each, taken in times.items()}
+        print(f"{size:<12}" + "".join(f"{value:18.2f}" for value in medians.values()), flush=True)
+        rounds = len(next(iter(times.values())))
+        rows.append({"bytes": size, "rounds": rounds, "microseconds": medians})
+        for each, reference in references.items():
+            if reference:
+                found[ratio_label(size, each, reference)] = ratio(times[each], times[reference])
+    if comm.rank == 0:
+        figures = [figure(label, value, bound) for label, value in found.items()]
+        report(arguments, name, comm.size, rows, ratios=found, figures=figures)
 
 
 def ratio(numerators, denominators):

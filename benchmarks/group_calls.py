@@ -16,11 +16,9 @@ rounds, and a ratio is the median of the ratios round by round.
 
 import contextlib
 import functools
-import time
-from statistics import median
 
 import numpy as np
-from common import figure, machine, parser, ratio, ratio_label, report, time_calls
+from common import compare_by_size, time_warm
 from mpi4py import MPI
 
 from collectives.formed_groups import FormedGroupCollective
@@ -28,8 +26,6 @@ from collectives.protocols.formed_groups import Group
 from collectives.protocols.scripted import ScriptedGroupProtocol
 
 SIZES = [1 << 10 << shift for shift in range(0, 16, 2)]
-WARM_UP = 3
-MAX_CALLS = 300
 BOUND = 1.0
 
 
@@ -140,14 +136,6 @@ def variants(comm):
     return made
 
 
-def time_variant(comm, open_variant, vector, calls):
-    """Seconds per call that all ranks begin together."""
-    vector[:] = comm.rank
-    with open_variant(comm, vector) as call:
-        time_calls(comm, call, WARM_UP + calls // 10)
-        return time_calls(comm, call, calls)
-
-
 def check(comm, name, vector):
     """Raise where a group's mean is not what it must be."""
     half = comm.size // 2
@@ -157,50 +145,21 @@ def check(comm, name, vector):
         raise ArithmeticError(f"wrong result of {name} for {vector.nbytes} bytes: {vector[:3]}")
 
 
-def measure(comm, size, rounds, seconds):
-    """Return {variant: seconds per call in each round}; the variants take turns."""
-    vector = np.empty(size // 4, np.float32)
-    made = variants(comm)
-    times = {name: [] for name in made}
-    share = seconds / (rounds + 1) / len(times)
-    end = time.monotonic() + seconds
-    for done in range(rounds + 1):
-        if comm.bcast(done > 3 and time.monotonic() > end):
-            break
-        for name, (open_variant, reference) in made.items():
-            taken = times[name]
-            calls = max(1, min(MAX_CALLS, int(share / min(taken)))) if taken else WARM_UP
-            taken.append(time_variant(comm, open_variant, vector, comm.bcast(calls)))
-            if reference and done == 0:
-                check(comm, name, vector)
-    return {name: taken[1:] for name, taken in times.items()}
-
-
 def main():
     comm = MPI.COMM_WORLD
-    arguments = parser(__doc__)
-    arguments.add_argument("--max-kib", type=int, default=SIZES[-1] >> 10)
-    arguments.add_argument("--rounds", type=int, default=11, help="at most (default 11)")
-    arguments.add_argument("--seconds", type=float, default=10.0, help="for a size (default 10)")
-    arguments = arguments.parse_args()
-    made, rows, found = variants(comm), [], {}
-    if comm.rank == 0:
-        print(f"# {comm.size} ranks, {', '.join(str(value) for value in machine().values())}")
-        print("# µs per call of the slowest rank, median of the rounds")
-        print(f"{'# Size (B)':<12}" + "".join(f"{name:>18}" for name in made), flush=True)
-    for size in [size for size in SIZES if size >> 10 <= arguments.max_kib]:
-        times = measure(comm, size, arguments.rounds, arguments.seconds)
-        if comm.rank:
-            continue
-        medians = {name: 1e6 * median(taken) for name, taken in times.items()}
-        print(f"{size:<12}" + "".join(f"{medians[name]:18.2f}" for name in made), flush=True)
-        rows.append({"bytes": size, "microseconds": medians})
-        for name, (_, reference) in made.items():
-            if reference:
-                found[ratio_label(size, name, reference)] = ratio(times[name], times[reference])
-    if comm.rank == 0:
-        figures = [figure(label, value, BOUND) for label, value in found.items()]
-        report(arguments, "group-calls", comm.size, rows, ratios=found, figures=figures)
+    made = variants(comm)
+
+    def timed(name, vector, calls, first):
+        open_variant, reference = made[name]
+        vector[:] = comm.rank
+        with open_variant(comm, vector) as call:
+            seconds = time_warm(comm, call, calls)
+        if reference and first:
+            check(comm, name, vector)
+        return seconds
+
+    references = {name: reference for name, (_, reference) in made.items()}
+    compare_by_size(comm, __doc__, "group-calls", SIZES, references, timed, BOUND)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ whichever is first, but not before three rounds more. To measure longer, raise b
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -35,7 +34,8 @@ from common import (
     ratio,
     ratio_label,
     report,
-    time_calls,
+    take_turns,
+    time_warm,
 )
 from mpi4py import MPI
 
@@ -45,9 +45,6 @@ RULES = ("paper", "conserving")
 LARGEST_KIB = 256 * 1024
 VECTORS = 8  # that a rank holds at once: the user's, a copy, ours, and what MPI and gloo allocate
 BULK = 1 << 20  # bytes from which the memory's bandwidth decides
-MIN_ROUNDS = 3
-WARM_UP = 2  # calls at least; the first ones touch new pages
-MAX_CALLS = 300
 PATTERN = np.tile(np.arange(1021, dtype=np.float32), 64)  # a prime: no shift of segments escapes
 REFERENCE = "MPI_Allreduce"
 
@@ -194,8 +191,7 @@ def time_together(comm, variant, vector, calls, checked):
             factor = comm.size if variant.sums else 1
             check(comm, variant.name, vector, factor, factor * (comm.size - 1) / 2)
         vector.fill(0)  # sums in place neither grow nor become NaN
-        time_calls(comm, call, WARM_UP + calls // 10)
-        return time_calls(comm, call, calls)
+        return time_warm(comm, call, calls)
 
 
 def time_late(sleeper, variant, vector, calls, checked):
@@ -205,8 +201,7 @@ def time_late(sleeper, variant, vector, calls, checked):
         if sleeper.sleeps:
             return sleeper.sleep()
         try:
-            time_calls(sleeper.others, call, WARM_UP + calls // 10)
-            seconds = time_calls(sleeper.others, call, calls)
+            seconds = time_warm(sleeper.others, call, calls)
             if checked:
                 check(sleeper.others, variant.name, vector, 1, 0)
             return seconds
@@ -217,24 +212,12 @@ def time_late(sleeper, variant, vector, calls, checked):
 def measure(comm, variants, sleeper, size, rounds, seconds):
     """Return {variant: seconds per call in each round} on rank 0; the variants take turns."""
     vector = np.empty(size // 4, np.float32)
-    variants = [variant for variant in variants if size >= variant.smallest]
-    times = {variant.name: [] for variant in variants}
-    share = seconds / (rounds + 1) / len(variants)
-    end = time.monotonic() + seconds
-    for done in range(rounds + 1):  # the first round warms up, and shows how many calls to make
-        if comm.bcast(done > MIN_ROUNDS and time.monotonic() > end):
-            break
-        for variant in variants:
-            taken = times[variant.name]
-            calls = comm.bcast(calls_in(share, taken) if comm.rank == 0 else None)
-            timed, ranks = (time_late, sleeper) if variant.late else (time_together, comm)
-            taken.append(timed(ranks, variant, vector, calls, checked=not taken))
-    return {name: taken[1:] for name, taken in times.items()}
-
-
-def calls_in(seconds, taken):
-    """How many calls to make in this time, of which each has taken so long so far."""
-    return max(1, min(MAX_CALLS, int(seconds / min(taken)))) if taken else WARM_UP
+    timed = {}
+    for variant in variants:
+        if size >= variant.smallest:
+            function, ranks = (time_late, sleeper) if variant.late else (time_together, comm)
+            timed[variant.name] = partial(function, ranks, variant, vector)
+    return take_turns(comm, timed, rounds, seconds)
 
 
 def ratios(size, times):

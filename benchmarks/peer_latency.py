@@ -15,19 +15,15 @@ whichever is first, but not before three rounds more.
 """
 
 import contextlib
-import time
-from statistics import median
+import functools
 
 import numpy as np
-from common import figure, machine, parser, ratio, ratio_label, report, time_calls
+from common import compare_by_size, time_warm
 from mpi4py import MPI
 
 from collectives import NeighborAverage, PushSum, graphs
 
 SIZES = [1 << 10 << shift for shift in range(0, 18, 2)] + [96 << 20]
-MIN_ROUNDS = 3
-WARM_UP = 2
-MAX_CALLS = 300
 BOUND = 1.0
 
 
@@ -81,74 +77,37 @@ def opened(kind, comm, vector):
         yield lambda: collective(vector)
 
 
-# {ours: (what opens it, the reference's name, what opens that)}
-PAIRS = {
-    "D-PSGD": (NeighborAverage, "Sendrecv, ring", neighbors),
-    "push-sum": (PushSum, "Sendrecv, one", push_sum),
+# {variant: (what opens it, its reference's name or None)}
+VARIANTS = {
+    "D-PSGD": (functools.partial(opened, NeighborAverage), "Sendrecv, ring"),
+    "Sendrecv, ring": (neighbors, None),
+    "push-sum": (functools.partial(opened, PushSum), "Sendrecv, one"),
+    "Sendrecv, one": (push_sum, None),
 }
 
 
-def variants():
-    for name, (kind, other, by_hand) in PAIRS.items():
-        yield name, lambda comm, vector, kind=kind: opened(kind, comm, vector)
-        yield other, by_hand
-
-
-def time_variant(comm, open_variant, vector, calls, checked):
-    """Seconds per call that all ranks begin together."""
-    vector[:] = comm.rank
-    with open_variant(comm, vector) as call:
-        if checked:
-            for _ in range(40):
-                call()
-            near = np.allclose(vector, (comm.size - 1) / 2, atol=1e-3)
-            if not comm.allreduce(near, op=MPI.LAND):
-                raise ArithmeticError(f"wrong result for {vector.nbytes} bytes: {vector[:3]}")
-        time_calls(comm, call, WARM_UP + calls // 10)
-        return time_calls(comm, call, calls)
-
-
-def measure(comm, size, rounds, seconds):
-    """Return {variant: seconds per call in each round}; the variants take turns."""
-    vector = np.empty(size // 4, np.float32)
-    times = {name: [] for name, _ in variants()}
-    share = seconds / (rounds + 1) / len(times)
-    end = time.monotonic() + seconds
-    for done in range(rounds + 1):
-        if comm.bcast(done > MIN_ROUNDS and time.monotonic() > end):
-            break
-        for name, open_variant in variants():
-            taken = times[name]
-            calls = max(1, min(MAX_CALLS, int(share / min(taken)))) if taken else WARM_UP
-            checked = not taken and size <= 1 << 20  # forty calls of long vectors take long
-            taken.append(time_variant(comm, open_variant, vector, comm.bcast(calls), checked))
-    return {name: taken[1:] for name, taken in times.items()}
+def check(comm, call, vector):
+    """Raise where calls do not bring the vectors together."""
+    for _ in range(40):
+        call()
+    near = np.allclose(vector, (comm.size - 1) / 2, atol=1e-3)
+    if not comm.allreduce(near, op=MPI.LAND):
+        raise ArithmeticError(f"wrong result for {vector.nbytes} bytes: {vector[:3]}")
 
 
 def main():
     comm = MPI.COMM_WORLD
-    arguments = parser(__doc__)
-    arguments.add_argument("--max-kib", type=int, default=SIZES[-1] >> 10)
-    arguments.add_argument("--rounds", type=int, default=11, help="at most (default 11)")
-    arguments.add_argument("--seconds", type=float, default=10.0, help="for a size (default 10)")
-    arguments = arguments.parse_args()
-    rows, found = [], {}
-    names = [name for name, _ in variants()]
-    if comm.rank == 0:
-        print(f"# {comm.size} ranks, {', '.join(str(value) for value in machine().values())}")
-        print("# µs per call of the slowest rank, median of the rounds")
-        print(f"{'# Size (B)':<12}" + "".join(f"{name:>16}" for name in names), flush=True)
-    for size in [size for size in SIZES if size >> 10 <= arguments.max_kib]:
-        times = measure(comm, size, arguments.rounds, arguments.seconds)
-        if comm.rank == 0:
-            medians = {name: 1e6 * median(taken) for name, taken in times.items()}
-            print(f"{size:<12}" + "".join(f"{medians[name]:16.2f}" for name in names), flush=True)
-            rows.append({"bytes": size, "rounds": len(times[names[0]]), "microseconds": medians})
-            for name, (_, other, _) in PAIRS.items():
-                found[ratio_label(size, name, other)] = ratio(times[name], times[other])
-    if comm.rank == 0:
-        figures = [figure(label, value, BOUND) for label, value in found.items()]
-        report(arguments, "peer-latency", comm.size, rows, ratios=found, figures=figures)
+
+    def timed(name, vector, calls, first):
+        open_variant, _ = VARIANTS[name]
+        vector[:] = comm.rank
+        with open_variant(comm, vector) as call:
+            if first and vector.nbytes <= 1 << 20:  # forty calls of long vectors take long
+                check(comm, call, vector)
+            return time_warm(comm, call, calls)
+
+    references = {name: reference for name, (_, reference) in VARIANTS.items()}
+    compare_by_size(comm, __doc__, "peer-latency", SIZES, references, timed, BOUND)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
-from collectives.engine.all_ranks cimport AllRanks
 from collectives.engine.group_queue cimport GroupQueue
+from collectives.engine.protocol_calls cimport ProtocolCalls
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.reduction cimport Reduction
-from collectives.memory.layout cimport UserVector
 
-cdef class FormedGroups(AllRanks):
+cdef class FormedGroups(ProtocolCalls):
     cdef readonly GroupQueue queue
     cdef Exchange group_exchange
     cdef Reduction group_reduction
     # The exchange of the queue's first group is under way, for the application's call.
     cdef bint averaging, in_call
-    # The application's arrays; NULL where it is in no call, or an exception has ended its part;
-    # and whether the last call has begun.
+    # The application's arrays; NULL where it is in no call, or an exception has ended its part.
     cdef char **user
-    cdef bint began
     # What goes on in place of the application's vector then; zeros, where it gives nothing.
     cdef char *kept
     cdef char **kept_arrays
@@ -40,6 +37,3 @@ cdef class FormedGroups(AllRanks):
     cdef void _end_group(self, double weight, bint timely) noexcept nogil
     cdef void _return_call(self) noexcept nogil
     cdef void _add_what_moved(self) noexcept nogil
-    cdef void _forget_user(self) noexcept nogil
-    cdef int _enter_call(self, int what, vector) except -1
-    cdef int _do(self, int what, char **arrays) except -1 nogil

@@ -10,10 +10,17 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 from mpi4py.MPI cimport Comm
 
-from collectives.engine.all_ranks cimport AllRanks
-from collectives.engine.calls cimport CALL, OTHER_GOALS, OTHER_WISHES
-from collectives.engine.control_tree cimport ControlTree
+from collectives.engine.calls cimport CALL
 from collectives.engine.group_queue cimport GroupQueue, Step
+from collectives.engine.protocol_calls cimport (
+    ANSWERED,
+    EMPTY,
+    PAUSE,
+    PAUSED,
+    QUIET,
+    RESUME,
+    ProtocolCalls,
+)
 from collectives.engine.waiting cimport SECOND
 from collectives.exchange.clock cimport now
 from collectives.exchange.doubling cimport PHASES
@@ -21,29 +28,12 @@ from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport allocate
 from collectives.memory.layout cimport UserVector
-from collectives.protocols.all_ranks cimport AllRanksProtocol
-from collectives.protocols.contribution cimport ContributionProtocol
 from collectives.protocols.formed_groups cimport GroupProtocol
 
 from collectives.result import Result
-from collectives.topology import activation_peers
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
-
-cdef enum:
-    # The application's call is over; nothing is under way that this rank has begun, in close() and
-    # before; all messages have come.
-    ANSWERED = OTHER_GOALS
-    QUIET
-    PAUSED
-    EMPTY
-
-cdef enum:
-    # What the application wants, beside CALL.
-    PAUSE = OTHER_WISHES
-    RESUME
-    SETTLE
 
 cdef enum:
     # Tags of groups' exchanges, after that of messages. Ranks that have several groups in common
@@ -52,7 +42,7 @@ cdef enum:
     WINDOW = 64
 
 
-cdef class FormedGroups(AllRanks):
+cdef class FormedGroups(ProtocolCalls):
     """One rank of a method whose groups a protocol forms.
 
     Args:
@@ -61,12 +51,9 @@ cdef class FormedGroups(AllRanks):
     """
 
     def __init__(self, Comm control, Comm data, like, *, Comm groups, **others):
-        cdef AllRanksProtocol protocol
-        AllRanks.__init__(self, control, data, like, **others)
-        protocol = AllRanksProtocol(len(activation_peers(self.rank, self.size)))
-        self._begin_protocol(protocol, ControlTree(control, protocol, 1),
-                             ContributionProtocol(self.vectors, protocol))
+        ProtocolCalls.__init__(self, control, data, like, **others)
         self.queue = GroupQueue(groups)
+        self.messages = self.queue.messages
         self.group_exchange = Exchange(groups, self.layout, None)
         self.group_reduction = self.group_exchange.reduction
         self.last_members = <int *>calloc(self.size, sizeof(int))
@@ -103,7 +90,7 @@ cdef class FormedGroups(AllRanks):
     # Progress
 
     cdef void _advance(self) noexcept nogil:
-        AllRanks._advance(self)
+        ProtocolCalls._advance(self)
         if self.queue.progress():
             self.rhythm.beat(now())
         while self._step_group():
@@ -114,7 +101,7 @@ cdef class FormedGroups(AllRanks):
             self.error = self.group_reduction.error
 
     cdef bint _is_busy(self) noexcept nogil:
-        return (AllRanks._is_busy(self) or self.queue.is_under_way()
+        return (ProtocolCalls._is_busy(self) or self.queue.is_under_way()
                 or self.queue.protocol.calling)
 
     cdef long long progressed(self) noexcept nogil:
@@ -122,7 +109,7 @@ cdef class FormedGroups(AllRanks):
                 + self.queue.progress_count)
 
     cdef long long _busy_ns(self) noexcept nogil:
-        return AllRanks._busy_ns(self) + self.group_reduction.busy_ns
+        return ProtocolCalls._busy_ns(self) + self.group_reduction.busy_ns
 
     # Groups
 
@@ -255,20 +242,16 @@ cdef class FormedGroups(AllRanks):
         if goal == QUIET or goal == PAUSED:
             return self.queue.first == NULL and self.queue.protocol.is_quiet()
         if goal == EMPTY:
-            return self.queue.first == NULL and self.queue.messages.is_over()
-        return AllRanks._reached(self, goal)
-
-    cdef bint _is_calls(self, int goal) noexcept nogil:
-        return goal == ANSWERED or goal == PAUSED or AllRanks._is_calls(self, goal)
+            return self.queue.first == NULL and self.messages.is_over()
+        return ProtocolCalls._reached(self, goal)
 
     cdef long long _calls_made(self) noexcept nogil:
         return self.queue.protocol.calls
 
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         """Which group is under way is told as its number plus one; 0: none."""
-        AllRanks._describe_call(self, answer)
+        ProtocolCalls._describe_call(self, answer)
         answer[1] = self.queue.first.number + 1 if self.averaging else 0
-        answer[3] = self.queue.protocol.calling
 
     def _waits_in_call(self):
         cdef int rank, i
@@ -288,38 +271,19 @@ cdef class FormedGroups(AllRanks):
     # Leaving
 
     cdef void _announce_leaving(self) noexcept nogil:
-        self.queue.protocol.leave()
-
-    cdef int _leave_others(self) except -1 nogil:
         if not self.queue.protocol.leaving:
             self.queue.protocol.leave()
-        self._wait(QUIET)
-        return 0
-
-    cdef int _end_messages(self) except -1 nogil:
-        if not self.queue.messages.ending:
-            self.queue.messages.end()
-        self._wait(EMPTY)
-        return 0
 
     # What Python calls
 
     def call(self, vector):
         """Make the next call, in place, and return its `Result`."""
         cdef int i
-        self._enter_call(CALL, vector)
+        self._use_protocol(CALL, vector)
         version = self._calls_made() - 1
         members = [self.last_members[i] for i in range(self.last_size)] or [self.rank]
         weight = self.last_weight if self.last_size else 1.0
         return Result(version, self.last_timely, version, tuple(members), weight, False)
-
-    def settle(self):
-        """Carry a call that an exception interrupted on to its end."""
-        self._enter_call(SETTLE, None)
-
-    def pause(self, bint paused):
-        """Let others not wait for this rank's calls, and wait for what it has begun; or go on."""
-        self._enter_call(PAUSE if paused else RESUME, None)
 
     def add_moved(self, vector):
         """Add to the vector what averages have changed since the last call, as a call would."""
@@ -342,49 +306,18 @@ cdef class FormedGroups(AllRanks):
                 self.unreturned = False
             pthread_mutex_unlock(&self.lock)
 
-    cdef int _enter_call(self, int what, vector) except -1:
-        """Do what the application wants, and wait for it."""
-        cdef UserVector opened = None
-        cdef char **arrays = NULL
-        cdef long long began = now()
+    cdef int _before_call(self) except -1:
         if self.no_progress_thread:
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 self.progress()
                 pthread_mutex_unlock(&self.lock)
         self._check_usable()
-        self._enter()
-        self.began = False
-        try:
-            if what == CALL:
-                try:
-                    opened = UserVector(vector, self.layout, PyBUF_WRITABLE)
-                except (TypeError, ValueError) as error:
-                    self.fail(f"{type(error).__name__}: {error}")
-                    raise
-                arrays = opened.arrays
-            with nogil:
-                pthread_mutex_lock(&self.lock)
-                try:
-                    self._do(what, arrays)
-                finally:
-                    self._forget_user()
-                    self.calls_ns += now() - began
-                    pthread_mutex_unlock(&self.lock)
-                self._serve_others()
-        finally:
-            if self.began:
-                # Until the next call: messages of one that is interrupted may still be under way.
-                self.last_vector = opened
-            self.guard.taken = False
         return 0
 
-    cdef int _do(self, int what, char **arrays) except -1 nogil:
-        if what == CALL or what == SETTLE:
-            # A call that an exception interrupted is carried on to its end first.
-            self._wait(ANSWERED)
+    cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
         if what == CALL:
-            self.began = True
+            self.lent = True
             self.last_size = 0
             self.last_timely = True
             self.user = arrays

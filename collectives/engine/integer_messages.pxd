@@ -1,10 +1,9 @@
-from mpi4py.libmpi cimport MPI_Comm, MPI_Request, MPI_Status
-from mpi4py.MPI cimport Comm
+from mpi4py.libmpi cimport MPI_Request, MPI_Status
 
-cdef class IntegerMessages:
-    cdef Comm communicator
-    cdef MPI_Comm comm
-    cdef int tag, size, most, error
+from collectives.engine.counted_messages cimport CountedMessages
+
+cdef class IntegerMessages(CountedMessages):
+    cdef int tag, most
     # The last message that has come: from whom, and what.
     cdef int source, length
     cdef long long[::1] integers
@@ -17,17 +16,8 @@ cdef class IntegerMessages:
     cdef long long **spaces
     cdef int *indices
     cdef int room, under_way
-    # For each rank: how many were sent to it; and at the end, how many it has sent here.
-    cdef long long *posted
-    cdef long long *expected
-    cdef readonly long long received
-    cdef MPI_Request gather
-    cdef bint ending
 
     cdef void send(self, int destination, long long[::1] integers) noexcept nogil
     cdef int _find_room(self) noexcept nogil
     cdef bint take(self) noexcept nogil
     cdef void test(self) noexcept nogil
-    cdef void end(self) noexcept nogil
-    cdef bint is_over(self) noexcept nogil
-    cdef void _check(self, int rc) noexcept nogil

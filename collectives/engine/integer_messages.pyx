@@ -18,10 +18,8 @@ from mpi4py.libmpi cimport (
     MPI_REQUEST_NULL,
     MPI_STATUS_IGNORE,
     MPI_STATUSES_IGNORE,
-    MPI_SUCCESS,
     MPI_UNDEFINED,
     MPI_Get_count,
-    MPI_Ialltoall,
     MPI_Improbe,
     MPI_Imrecv,
     MPI_Isend,
@@ -32,10 +30,11 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
+from collectives.engine.counted_messages cimport CountedMessages
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 
 
-cdef class IntegerMessages:
+cdef class IntegerMessages(CountedMessages):
     """One rank's messages.
 
     Args:
@@ -45,19 +44,12 @@ cdef class IntegerMessages:
     """
 
     def __init__(self, Comm comm, int tag, int most):
-        self.communicator = comm
-        self.comm = comm.ob_mpi
+        CountedMessages.__init__(self, comm)
         self.tag = tag
-        self.size = comm.Get_size()
         self.most = most
         # The last one that has come, of which the first `length` integers count.
         self.integers = array.array("q", [0]) * most
         self.receive = MPI_REQUEST_NULL
-        self.gather = MPI_REQUEST_NULL
-        self.posted = <long long *>calloc(2 * self.size, sizeof(long long))
-        if self.posted == NULL:
-            raise MemoryError
-        self.expected = self.posted + self.size
 
     def __dealloc__(self):
         cdef int i
@@ -66,7 +58,6 @@ cdef class IntegerMessages:
         free(self.spaces)
         free(self.sends)
         free(self.indices)
-        free(self.posted)
 
     cdef void send(self, int destination, long long[::1] integers) noexcept nogil:
         """Send a list; what is sent after `end` goes nowhere, since nobody is there any more."""
@@ -153,27 +144,5 @@ cdef class IntegerMessages:
         if done != MPI_UNDEFINED:
             self.under_way -= done
 
-    cdef void end(self) noexcept nogil:
-        """Nothing more is sent from here: learn how much was sent, by all ranks together."""
-        self.ending = True
-        pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Ialltoall(self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG,
-                                  self.comm, &self.gather))
-        pthread_mutex_unlock(&mpi_mutex)
-
     cdef bint is_over(self) noexcept nogil:
-        """Whether everything sent has been received."""
-        cdef long long sent = 0
-        cdef int rank, done = 0
-        pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
-        pthread_mutex_unlock(&mpi_mutex)
-        if not done:
-            return False
-        for rank in range(self.size):
-            sent += self.expected[rank]
-        return self.under_way == 0 and self.received == sent
-
-    cdef void _check(self, int rc) noexcept nogil:
-        if rc != MPI_SUCCESS:
-            self.error = rc
+        return CountedMessages.is_over(self) and self.under_way == 0

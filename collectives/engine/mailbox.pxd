@@ -47,5 +47,4 @@ cdef class Mailbox(Port):
     cdef void forget_user(self) noexcept nogil
     cdef void read_model(self, char **user) noexcept nogil
     cdef void restart(self, char **model, long long calls) noexcept nogil
-    cdef void end(self) noexcept nogil
     cdef bint is_over(self) noexcept nogil

@@ -327,10 +327,6 @@ cdef class Mailbox(Port):
         while self.advance():
             pass
 
-    cdef void end(self) noexcept nogil:
-        """Nothing more is sent from here, but what has been noted."""
-        self.messages.end()
-
     cdef bint is_over(self) noexcept nogil:
         """Whether all that was sent has come, and is used or dropped."""
         return self.vectors.first == NULL and self.messages.is_over()

@@ -1,6 +1,6 @@
-from mpi4py.libmpi cimport MPI_Comm, MPI_Datatype, MPI_Request
-from mpi4py.MPI cimport Comm
+from mpi4py.libmpi cimport MPI_Datatype, MPI_Request
 
+from collectives.engine.counted_messages cimport CountedMessages
 from collectives.memory.layout cimport Layout
 
 cdef enum:
@@ -38,18 +38,13 @@ cdef inline long long *header(Message *message) noexcept nogil:
 cdef inline double *weight_in(Message *message) noexcept nogil:
     return <double *>message.memory + WEIGHT
 
-cdef class Messages:
+cdef class Messages(CountedMessages):
     cdef readonly Layout layout
     # Whether vectors are in their messages.
     cdef readonly bint inside
-    # How many messages have come, and how often anything has moved.
-    cdef readonly long long received, moved
-    cdef readonly bint ending
-    cdef int error
-    cdef Comm communicator
-    cdef MPI_Comm comm
+    # How often anything has moved.
+    cdef readonly long long moved
     cdef MPI_Datatype line
-    cdef int size
     # By what memory is for: its bytes, and what is not in use. Messages on their way here, in the
     # order in which their sources sent them.
     cdef Py_ssize_t bytes[3]
@@ -60,10 +55,6 @@ cdef class Messages:
     cdef Message **carried
     cdef int *indices
     cdef int count, room
-    # For each rank: how many messages were sent to it; and at the end, how many it has sent here.
-    cdef long long *posted
-    cdef long long *expected
-    cdef MPI_Request gather
 
     cdef void progress(self) noexcept nogil
     cdef void _move_blocks(self) noexcept nogil
@@ -77,7 +68,4 @@ cdef class Messages:
     cdef bint _add_request(self, Message *message) noexcept nogil
     cdef void post(self, Message *message, int destination) noexcept nogil
     cdef bint is_busy(self) noexcept nogil
-    cdef void end(self) noexcept nogil
-    cdef bint is_over(self) noexcept nogil
     cdef void free_type(self) noexcept nogil
-    cdef void _check(self, int rc) noexcept nogil

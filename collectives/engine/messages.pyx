@@ -7,21 +7,16 @@ from mpi4py.libmpi cimport (
     MPI_ANY_SOURCE,
     MPI_BYTE,
     MPI_ERR_NO_MEM,
-    MPI_LONG_LONG,
     MPI_MESSAGE_NULL,
     MPI_REQUEST_NULL,
-    MPI_STATUS_IGNORE,
     MPI_STATUSES_IGNORE,
-    MPI_SUCCESS,
     MPI_UNDEFINED,
     MPI_Get_count,
-    MPI_Ialltoall,
     MPI_Improbe,
     MPI_Imrecv,
     MPI_Isend,
     MPI_Message,
     MPI_Status,
-    MPI_Test,
     MPI_Testsome,
     MPI_Type_commit,
     MPI_Type_contiguous,
@@ -29,6 +24,7 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
+from collectives.engine.counted_messages cimport CountedMessages
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport LINE, try_to_allocate
 from collectives.memory.layout cimport HEADER, Layout
@@ -75,7 +71,7 @@ cdef void free_all(MessageList *messages) noexcept nogil:
     messages.first = NULL
 
 
-cdef class Messages:
+cdef class Messages(CountedMessages):
     """What this rank sends others and gets from them; whoever holds a collective's lock uses it.
 
     Args:
@@ -85,18 +81,11 @@ cdef class Messages:
     """
 
     def __init__(self, Comm comm, Layout layout, bint inside):
-        self.communicator = comm
-        self.comm = comm.ob_mpi
-        self.size = comm.Get_size()
+        CountedMessages.__init__(self, comm)
         self.layout = layout
         self.inside = inside or layout.size - HEADER <= LONGEST_INSIDE
         self.bytes[<int>SHORT] = HEADER
         self.bytes[<int>WHOLE] = layout.size
-        self.posted = <long long *>calloc(2 * self.size, sizeof(long long))
-        if self.posted == NULL:
-            raise MemoryError
-        self.expected = self.posted + self.size
-        self.gather = MPI_REQUEST_NULL
         self._check(MPI_Type_contiguous(LINE, MPI_BYTE, &self.line))
         self._check(MPI_Type_commit(&self.line))
 
@@ -105,7 +94,6 @@ cdef class Messages:
         for room in range(3):
             free_all(&self.pools[room])
         free_all(&self.coming)
-        free(self.posted)
         free(self.requests)
         free(self.carried)
         free(self.indices)
@@ -265,31 +253,9 @@ cdef class Messages:
 
     # The end
 
-    cdef void end(self) noexcept nogil:
-        """Nothing more is sent from here: learn how much was sent, by all ranks together."""
-        self.ending = True
-        pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Ialltoall(self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG,
-                                  self.comm, &self.gather))
-        pthread_mutex_unlock(&mpi_mutex)
-
     cdef bint is_over(self) noexcept nogil:
-        """Whether everything sent has been received."""
-        cdef long long sent = 0
-        cdef int rank, done = 0
-        pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
-        pthread_mutex_unlock(&mpi_mutex)
-        if not done:
-            return False
-        for rank in range(self.size):
-            sent += self.expected[rank]
-        return self.received == sent and self.count == 0
+        return CountedMessages.is_over(self) and self.count == 0
 
     cdef void free_type(self) noexcept nogil:
         """Give back what MPI has of it, once it is over; the MPI mutex is held."""
         self._check(MPI_Type_free(&self.line))
-
-    cdef void _check(self, int rc) noexcept nogil:
-        if rc != MPI_SUCCESS:
-            self.error = rc

@@ -1,0 +1,115 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Calls that a protocol of their own carries out, by messages, beside what all ranks do."""
+
+from cpython.buffer cimport PyBUF_WRITABLE
+from mpi4py.MPI cimport Comm
+
+from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.calls cimport CALL
+from collectives.engine.control_tree cimport ControlTree
+from collectives.exchange.clock cimport now
+from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.layout cimport UserVector
+from collectives.protocols.all_ranks cimport AllRanksProtocol
+from collectives.protocols.contribution cimport ContributionProtocol
+
+from collectives.topology import activation_peers
+
+
+cdef class ProtocolCalls(AllRanks):
+    """One rank of a method whose calls such a protocol carries out, with a subclass's driver.
+
+    Args:
+        control, data, like, others: see `AllRanks`.
+    """
+
+    def __init__(self, Comm control, Comm data, like, **others):
+        cdef AllRanksProtocol protocol
+        AllRanks.__init__(self, control, data, like, **others)
+        protocol = AllRanksProtocol(len(activation_peers(self.rank, self.size)))
+        self._begin_protocol(protocol, ControlTree(control, protocol, 1),
+                             ContributionProtocol(self.vectors, protocol))
+
+    # What subclasses say
+
+    cdef int _before_call(self) except -1:
+        """Raise where the application can make no call."""
+        return 0
+
+    cdef UserVector _open(self, vector):
+        """Open what the application gives; all ranks hear of a mistake."""
+        try:
+            return UserVector(vector, self.layout, PyBUF_WRITABLE)
+        except (TypeError, ValueError) as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+
+    cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
+        """Do what the application wants, and wait for it; the lock is held."""
+        return 0
+
+    cdef void _forget_user(self) noexcept nogil:
+        """The application's memory is its own again; the lock is held."""
+
+    # What callers wait for, and say of it
+
+    cdef bint _is_calls(self, int goal) noexcept nogil:
+        return goal == ANSWERED or goal == PAUSED or AllRanks._is_calls(self, goal)
+
+    cdef void _describe_call(self, long long *answer) noexcept nogil:
+        AllRanks._describe_call(self, answer)
+        answer[3] = not self._reached(ANSWERED)
+
+    # Leaving
+
+    cdef int _leave_others(self) except -1 nogil:
+        self._announce_leaving()
+        self._wait(QUIET)
+        return 0
+
+    cdef int _end_messages(self) except -1 nogil:
+        if not self.messages.ending:
+            self.messages.end()
+        self._wait(EMPTY)
+        return 0
+
+    # What Python calls
+
+    def settle(self):
+        """Carry a call that an exception interrupted on to its end."""
+        self._use_protocol(SETTLE)
+
+    def pause(self, bint paused):
+        """Begin nothing new between ranks, and wait for what this one has begun; or go on."""
+        self._use_protocol(PAUSE if paused else RESUME)
+
+    cdef int _use_protocol(self, int what, vector=None, long long calls=0) except -1:
+        """Do what the application wants, and wait for it."""
+        cdef UserVector opened = None
+        cdef char **arrays = NULL
+        cdef long long began = now()
+        self._before_call()
+        self._enter()
+        self.lent = False
+        try:
+            if what == CALL or vector is not None:
+                opened = self._open(vector)
+                arrays = opened.arrays
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                try:
+                    if arrays != NULL or what == SETTLE:
+                        # A call that an exception interrupted is carried on to its end first.
+                        self._wait(ANSWERED)
+                    self._do(what, arrays, calls)
+                finally:
+                    self._forget_user()
+                    self.calls_ns += now() - began
+                    pthread_mutex_unlock(&self.lock)
+                self._serve_others()
+        finally:
+            if self.lent:
+                # Until the next call: messages of one that is interrupted may still be under way.
+                self.last_vector = opened
+            self.guard.taken = False
+        return 0
