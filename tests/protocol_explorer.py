@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import argparse
 import enum
-import io
 import pickle
 import sys
 import time
 from collections import Counter, defaultdict, deque
+from copy import copy
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, permutations
@@ -122,6 +122,13 @@ class Part(ExploredWorld):
         self.clear()
         self.rank = rank_type(self, number, protocol_type, application_type)
         self.ranks = {number: self.rank}
+
+    def share(self, scenario, network):
+        """Be with these, which all parts have in common."""
+        self.scenario = scenario
+        for holder in (self, self.rank.exchange, self.rank.average):
+            if holder is not None:
+                holder.network = network
 
     def clear(self):
         """Be without messages and notes."""
@@ -223,27 +230,17 @@ class Saver:
     """Saves parts as bytes, without the scenario and the network that they have in common."""
 
     def __init__(self, scenario, network):
-        common = {"scenario": scenario, "network": network}
-        names = {id(thing): name for name, thing in common.items()}
-        self.network = network
-
-        class Pickler(pickle.Pickler):
-            def persistent_id(self, thing):
-                return names.get(id(thing))
-
-        class Unpickler(pickle.Unpickler):
-            def persistent_load(self, name):
-                return common[name]
-
-        self.pickler, self.unpickler = Pickler, Unpickler
+        self.common = scenario, network
 
     def save(self, part):
-        saved = io.BytesIO()
-        self.pickler(saved, pickle.HIGHEST_PROTOCOL).dump(part)
-        return saved.getvalue()
+        part.share(None, None)
+        saved = pickle.dumps(part, pickle.HIGHEST_PROTOCOL)
+        part.share(*self.common)
+        return saved
 
     def load(self, saved):
-        part = self.unpickler(io.BytesIO(saved)).load()
+        part = pickle.loads(saved)
+        part.share(*self.common)
         part.clear()
         return part
 
@@ -279,12 +276,15 @@ class Inbox(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A rank's state: the pickled `Part`, and what is asked of it from outside.
+    """A rank's state, and what is asked of it from outside.
 
     Attributes:
+        part: the `Part`, of which no event is tried.
+        saved: the same, pickled: every event is tried on a copy.
         awaits: the rank that is drawn to start what this one waits for, if it waits for that.
     """
 
+    part: Part
     saved: bytes
     next: int
     left: bool
@@ -358,7 +358,6 @@ class Explorer:
             `reduced`, only those without an urgent event.
         ends: the states in which nothing more can happen.
         apart: the largest distance between two ranks' next versions.
-        waiting: the most data messages that have waited at a rank.
     """
 
     def __init__(
@@ -384,8 +383,10 @@ class Explorer:
         self.effects = {}
         self.messages = Numbers()
         self.places = Numbers()
-        self.moves = []
         self.next = []
+        self.data_at = []
+        self.found = {}
+        self.moves = {}
         self.deliveries = {}
         self.outside = Numbers()
         self.outside_after = {}
@@ -393,7 +394,7 @@ class Explorer:
         self.images = {shift: ({}, {}) for shift in self.shifts}
         self.local_images = {}
         self.image_numbers = Numbers()
-        self.apart = self.waiting = 0
+        self.apart = 0
         self.seen = set()
         self.ends = set()
         ranks = range(scenario.world_size)
@@ -406,6 +407,18 @@ class Explorer:
             self.outside[Outside()],
         )
 
+    def lagging(self, laggard):
+        """Return an explorer with this laggard; a step that one of them has made, both know."""
+        other = copy(self)
+        other.laggard = laggard
+        other.moves, other.seen, other.ends, other.apart = {}, set(), set(), 0
+        return other
+
+    @property
+    def waiting(self):
+        """The most data messages that have waited at a rank."""
+        return max(self.data_at[place] for place in self.moves)
+
     # One rank
 
     def local(self, part):
@@ -417,6 +430,7 @@ class Explorer:
             rank = part.rank
             self.locals.append(
                 Local(
+                    part,
                     self.saver.save(part),
                     rank.protocol.next,
                     rank.left,
@@ -431,14 +445,14 @@ class Explorer:
     def place(self, local, inbox):
         """Return the number of a rank's state together with its inbox."""
         place = self.places[local, inbox]
-        if place == len(self.moves):
-            self.moves.append(None)
+        if place == len(self.next):
             self.next.append(self.locals[local].next)
+            self.data_at.append(sum(len(messages) for _, messages in inbox.data))
         return place
 
     def moves_of(self, place):
         """Return all that can happen on a rank, or one urgent event if there is any."""
-        if self.moves[place] is None:
+        if place not in self.moves:
             found = self.all_moves(place)
             urgent = [
                 move
@@ -449,6 +463,11 @@ class Explorer:
         return self.moves[place]
 
     def all_moves(self, place):
+        if place not in self.found:
+            self.found[place] = self.make_moves(place)
+        return self.found[place]
+
+    def make_moves(self, place):
         local, inbox = self.places.things[place]
         found = []
         for event, kind, key in self.events(local, inbox):
@@ -472,7 +491,8 @@ class Explorer:
         there = tuple(channel for channel, _ in inbox.control), tuple(key for key, _ in inbox.data)
         key = local, there, bool(inbox.agreed)
         if key not in self.possible:
-            part = self.saver.load(self.locals[local].saved)
+            part = self.locals[local].part
+            part.clear()
             part.fill(inbox)
             self.possible[key] = [(event, *source_of(event, part)) for event in part.rank.events()]
         return self.possible[key]
@@ -507,10 +527,10 @@ class Explorer:
                 allowed = self.locals[local].next + self.network.gap
                 require(content[0] <= allowed, Invariant.BOUNDED, content, "comes", allowed)
             inbox = inbox.put(self.messages.things[message])
-            waiting = sum(len(messages) for _, messages in inbox.data)
+            after = self.place(local, inbox)
+            waiting = self.data_at[after]
             require(waiting <= self.network.data_bound, Invariant.BOUNDED, waiting, inbox.data)
-            self.waiting = max(self.waiting, waiting)
-            self.deliveries[key] = self.place(local, inbox)
+            self.deliveries[key] = after
         return self.deliveries[key]
 
     # What is known from outside
@@ -545,10 +565,10 @@ class Explorer:
 
     # All ranks
 
-    def after(self, state, rank, move):
+    def after(self, state, move):
         """Return the state after an event."""
         after = list(state)
-        after[rank] = move.after
+        after[move.event[0]] = move.after
         for to, message in move.sent:
             after[to] = self.deliver(after[to], message)
         if move.notes:
@@ -563,13 +583,13 @@ class Explorer:
         return after
 
     def options(self, state):
-        """Return all that can happen, as (rank, move), or one urgent event if there is any."""
+        """Return whether anything is urgent, and that, or all that can happen."""
         options = []
-        for rank in range(self.scenario.world_size):
-            urgent, moves = self.moves[state[rank]] or self.moves_of(state[rank])
+        for place in state[:-1]:
+            urgent, moves = self.moves.get(place) or self.moves_of(place)
             if urgent:
-                return True, [(rank, moves[0])]
-            options += [(rank, move) for move in moves]
+                return True, moves
+            options += moves
         return False, options
 
     def settle(self, state, met=None):
@@ -579,8 +599,8 @@ class Explorer:
             if not urgent:
                 return tuple(state), options
             if met is not None:
-                met.append(options[0][1].event)
-            state = self.after(state, *options[0])
+                met.append(options[0].event)
+            state = self.after(state, options[0])
 
     def explore(self, most=None):
         """Explore everything, or until there are so many states; return whether it is all.
@@ -598,7 +618,7 @@ class Explorer:
                     path.pop()
                 else:
                     path[-1][2] += 1
-                    self.reach(self.after(state, *options[tried]), path)
+                    self.reach(self.after(state, options[tried]), path)
         except Violation as violation:
             violation.events = self.events_of(path)
             violation.args = (f"{violation}\n{self.scenario}\nafter {violation.events}",)
@@ -609,12 +629,10 @@ class Explorer:
 
     def check_commuting(self):
         """Check that urgent events commute on all ranks of which every order has been met."""
-        for place, moves in enumerate(self.moves):
-            if moves is None or (
-                self.reduced and moves[1][:1] and moves[1][0].event[0] != self.laggard
-            ):
+        for place, (_, moves) in self.moves.items():
+            if self.reduced and moves and moves[0].event[0] != self.laggard:
                 continue
-            for urgent, other in permutations(moves[1], 2):
+            for urgent, other in permutations(moves, 2):
                 if urgent.urgent and not self.commute(urgent, other):
                     inbox = self.places.things[place][1]
                     raise NotCommuting(f"{urgent.event}, {other.event}: {inbox}")
@@ -655,7 +673,7 @@ class Explorer:
             self.check_end(state)
             self.ends.add(state)
         else:
-            if not any(move.sure for _, move in options):
+            if not any(move.sure for move in options):
                 self.check_nobody_waits(state)
             path.append([state, options, 0])
 
@@ -665,8 +683,8 @@ class Explorer:
         try:
             self.settle(self.first, met)
             for state, options, tried in path:
-                met.append(options[tried - 1][1].event)
-                self.settle(self.after(state, *options[tried - 1]), met)
+                met.append(options[tried - 1].event)
+                self.settle(self.after(state, options[tried - 1]), met)
         except Violation as violation:
             # What breaks something is found out before it is tried.
             if hasattr(violation, "event"):
@@ -705,9 +723,7 @@ class Explorer:
 
     def describe(self, state):
         ranks = (self.places.things[place] for place in state[:-1])
-        return "; ".join(
-            f"{self.saver.load(self.locals[local].saved).rank} {inbox}" for local, inbox in ranks
-        )
+        return "; ".join(f"{self.locals[local].part.rank} {inbox}" for local, inbox in ranks)
 
     # Symmetry
 
@@ -902,10 +918,10 @@ def laggards(scenario):
 
 def explore_completely(scenario, **types):
     """Explore with every rank as the laggard; return what has been explored, by rank."""
-    explored = []
-    for rank in laggards(scenario):
-        explored.append(Explorer(scenario, laggard=rank, **types))
-        explored[-1].explore()
+    explorer = Explorer(scenario, **types)
+    explored = [explorer.lagging(rank) for rank in laggards(scenario)]
+    for each in explored:
+        each.explore()
     return explored
 
 
@@ -927,8 +943,9 @@ def explore_naively(scenario, **types):
             world.check_end()
             ends.add(world.state())
         check_stop(world, events)
-        for event in events:
-            world = pickle.loads(saved)
+        for number, event in enumerate(events):
+            if number:
+                world = pickle.loads(saved)
             world.happen(event)
             state = world.state()
             if state not in seen:
