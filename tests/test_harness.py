@@ -78,6 +78,7 @@ def test_a_passing_run_prints_one_summary_and_ends_with_status_0(mpi_pytest):
 @pytest.mark.launch
 @pytest.mark.parametrize("ci", ["", "true"])  # pytest prints more where CI is set
 def test_a_failing_rank_fails_the_test_with_its_traceback_and_the_next_test_runs(mpi_pytest, ci):
+    """Also where it fails in the setup, which keeps the others out of the test, or skips it."""
     result = mpi_pytest(
         4,
         """
@@ -86,48 +87,28 @@ def test_a_failing_rank_fails_the_test_with_its_traceback_and_the_next_test_runs
             print("said by", comm.rank)
             assert comm.rank != failing, f"the reason of {failing}"
 
+        @pytest.fixture
+        def broken(comm):
+            assert comm.rank != 1, "the setup's reason"
+
+        def test_never_runs(comm, broken):
+            comm.Barrier()
+
+        def test_skips_on_one_rank(comm):
+            if comm.rank == 3:
+                pytest.skip("one rank")
+
         def test_next(comm):
             comm.Barrier()
         """,
         CI=ci,
     )
     assert result.returncode == 1
-    assert "2 failed, 1 passed" in result.stdout
+    assert "3 failed, 1 passed, 1 error" in result.stdout
     for failing in (0, 2):
         assert result.stdout.count(f"E       AssertionError: the reason of {failing}") == 1
         assert f"said by {failing}" in result.stdout
-
-
-@pytest.mark.launch
-def test_a_failing_setup_on_one_rank_keeps_the_others_out_of_the_test(mpi_pytest):
-    result = mpi_pytest(
-        3,
-        """
-        @pytest.fixture
-        def broken(comm):
-            assert comm.rank != 1, "the reason"
-
-        @pytest.mark.ranks(3)
-        def test_never_runs(comm, broken):
-            comm.Barrier()
-        """,
-    )
-    assert result.returncode == 1
-    assert "1 error" in result.stdout
-    assert "the reason" in result.stdout
-
-
-@pytest.mark.launch
-def test_a_skip_on_one_rank_is_a_failure(mpi_pytest):
-    result = mpi_pytest(
-        4,
-        """
-        def test_skips_on_one_rank(comm):
-            if comm.rank == 3:
-                pytest.skip("one rank")
-        """,
-    )
-    assert result.returncode == 1
+    assert "the setup's reason" in result.stdout
     assert "passed on ranks 0, 1, 2; skipped on rank 3" in result.stdout
 
 
@@ -198,10 +179,10 @@ def test_a_rank_that_hangs_in_teardown_after_a_failure_aborts_the_run(mpi_pytest
 @pytest.mark.launch
 def test_a_module_that_one_rank_cannot_import_stops_the_run(mpi_pytest):
     result = mpi_pytest(
-        4,
+        2,
         """
         from mpi4py import MPI
-        if MPI.COMM_WORLD.rank == 3:
+        if MPI.COMM_WORLD.rank == 1:
             import no_such_module
 
         def test_never_runs(comm):

@@ -147,27 +147,25 @@ def test_an_image_that_cannot_be_decoded_ends_the_job_in_one_line(mpirun, tmp_pa
     broken = tmp_path / "train" / "green" / "3.png"
     broken.write_bytes(broken.read_bytes()[:100])
     flags = ["--images", ".", "--batch-size", "1", "--steps", "1000", "--step-time", "5"]
-    ended = mpirun(3, "-m", "wagma", "train", *flags, timeout=TIMEOUT, cwd=tmp_path)
+    ended = mpirun(2, "-m", "wagma", "train", *flags, timeout=TIMEOUT, cwd=tmp_path)
     assert ended.returncode == 2
     cannot = r"wagma: error: rank \d: cannot read the image train/green/3.png: .*\n"
     assert re.fullmatch(cannot, ended.complaints)
 
 
 @pytest.mark.parametrize(
-    ("number", "to", "status", "ranks", "algorithm"),
+    ("number", "to", "status", "algorithm"),
     [
-        (signal.SIGINT, "launcher", 130, 2, "wagma"),
-        (signal.SIGTERM, "ranks", 143, 2, "wagma"),
-        (signal.SIGUSR1, "ranks", 138, 2, "allreduce"),
-        (signal.SIGTERM, 1, 143, 3, "d-psgd"),
+        (signal.SIGINT, "launcher", 130, "wagma"),
+        (signal.SIGTERM, "ranks", 143, "wagma"),
+        (signal.SIGUSR1, "ranks", 138, "allreduce"),
+        (signal.SIGTERM, 1, 143, "d-psgd"),
     ],
 )
-def test_a_signal_ends_all_ranks_with_one_line(
-    mpirun, tmp_path, number, to, status, ranks, algorithm
-):
+def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, status, algorithm):
     flags = ["--steps", "500", "--step-time", "10", "--name", "stopped", "--algorithm", algorithm]
     ended = mpirun(
-        *(ranks, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
+        *(2, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
         timeout=TIMEOUT,
         # Batch systems send theirs twice.
         signals=[Signal(number, "step 50/500", to), *[Signal(number, 0, to)] * (to == "ranks")],
@@ -183,7 +181,7 @@ def test_a_signal_ends_all_ranks_with_one_line(
     assert line.startswith(f"wagma: stopped by {number.name}{where} after ")
     assert line.endswith(f" steps: the model, averaged as it was, is in {tmp_path / 'stopped'}")
     assert len(torch.load(tmp_path / "stopped" / "model.pt")) > 4
-    for rank in range(ranks):
+    for rank in range(2):
         assert 40 <= len(metrics(tmp_path / "stopped", rank)) < 250
 
 
