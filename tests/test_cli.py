@@ -104,6 +104,8 @@ MISTAKES = {
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
     "wagma, allreduce, local-sgd, eager-sgd, d-psgd, sgp, ad-psgd, parameter-server, not 'hope'",
+    "simulate --algorithms wagma,eager-sgd-majority": "argument --algorithms: eager-sgd-majority "
+    "is written eager-sgd:trigger=majority",
     "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",
     "simulate --ranks 4,0": "argument --ranks: must be a whole number from 1 on, not '0'",
     "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",

@@ -101,14 +101,14 @@ def pairs(settings, ranks):
     )
 """,
     "declaration.py": """
-from wagma.methods.method import Method, Option, flag
+from wagma.methods.method import Method, Option, on_or_off
 
 METHOD = Method(
     "pairs",
     "models of pairs of neighboring ranks",
     optimizer="toy.optimizer.Pairs",
     simulated="toy.simulated.pairs",
-    options=(Option("both", "one pair, then the other", False, convert=flag),),
+    options=(Option("both", "one pair, then the other", False, convert=on_or_off),),
 )
 """,
     # The one line of the list of methods.

@@ -12,6 +12,8 @@ from wagma.arguments import one_of, separated
 from wagma.methods import Method
 from wagma.methods.shared import SHARED
 
+# What `wagma simulate` called what is an option now.
+RENAMED = {"eager-sgd-solo": "eager-sgd", "eager-sgd-majority": "eager-sgd:trigger=majority"}
 WIDTH = 59  # characters of help beside a method's name
 
 
@@ -28,6 +30,8 @@ def chosen(methods: Mapping[str, Method]) -> Callable[[str], Chosen]:
 
     def convert(text: str) -> Chosen:
         name, *words = text.split(":")
+        if name in RENAMED:
+            raise argparse.ArgumentTypeError(f"{name} is written {RENAMED[name]}")
         method = methods[one_of(methods)(name)]
         try:
             return Chosen(text, method, method.given(words))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wagma.methods import METHODS, REFERENCES
-from wagma.methods.method import flag
+from wagma.methods.method import on_or_off
 from wagma.methods.shared import SHARED
 
 
@@ -16,7 +16,9 @@ def table() -> str:
         for option in method.options:
             if option not in SHARED:
                 usage = option.usage.replace("|", "\\|")
-                default = "off" if option.convert is flag else option.otherwise or option.default
+                default = (
+                    "off" if option.convert is on_or_off else option.otherwise or option.default
+                )
                 lines.append(f"| `{name}:{usage}` | {option.help} | {default} |")
     for option in SHARED:
         usage = "\\|".join(option.choices) or option.metavar

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from wagma.optim.interfaces import AveragingOptimizer
 
-__all__ = ["Method", "Option", "flag", "load"]
+__all__ = ["Method", "Option", "load", "on_or_off"]
 
 
-def flag(text: str) -> bool:
+def on_or_off(text: str) -> bool:
     """Convert what an option that is on or off is written as."""
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
@@ -67,20 +67,20 @@ class Option:
     @property
     def usage(self) -> str:
         """What can be written: "option=a|b", "option=N" or "option"."""
-        if self.convert is flag:
+        if self.convert is on_or_off:
             return self.name
         return f"{self.name}={'|'.join(self.choices) or self.metavar}"
 
     def words(self) -> list[str]:
         """Return what it can be written as, as far as that is known."""
-        if self.convert is flag:
+        if self.convert is on_or_off:
             return [self.name]
         return [f"{self.name}={choice}" for choice in self.choices or ("",)]
 
     @property
     def help_with_default(self) -> str:
         """What it is, and its default."""
-        if self.convert is flag:
+        if self.convert is on_or_off:
             return self.help
         return f"{self.help} (default: {self.otherwise or self.default})"
 
@@ -144,7 +144,7 @@ class Method:
                 )
             if option.name in values:
                 raise argparse.ArgumentTypeError(f"{option.name} is given twice")
-            if not sign and option.convert is not flag:
+            if not sign and option.convert is not on_or_off:
                 raise argparse.ArgumentTypeError(f"{option.name} needs a value: {option.usage}")
             try:
                 values[option.name] = option.value_of(text if sign else "true")

@@ -1,6 +1,6 @@
 """WAGMA-SGD (Li et al.)."""
 
-from wagma.methods.method import Method, Option, flag
+from wagma.methods.method import Method, Option, on_or_off
 from wagma.methods.shared import GROUP_SIZE, SYNC_PERIOD, TRANSPORT, WIRE_DTYPE
 
 METHOD = Method(
@@ -29,7 +29,7 @@ METHOD = Method(
             "overlap",
             "compute the next gradient while the model is averaged: gradients are one step staler",
             False,
-            convert=flag,
+            convert=on_or_off,
         ),
         WIRE_DTYPE,
         TRANSPORT,
