@@ -78,7 +78,7 @@ cdef class GroupAveraging(Method):
         doubling: whether exchanges are by recursive doubling, whatever the model's length.
         drawing: whether each version is started by a rank drawn for it (eager-SGD, majority).
         synchronous_averages: how many vectors all ranks average one after another every τ steps.
-        overlap: whether a call only starts an average, and the next one waits for it.
+        overlap: whether a call only starts a group's average, and the next one waits for it.
     """
 
     cdef readonly int group_size
@@ -154,10 +154,11 @@ cdef class GroupAveraging(Method):
             self._call(rank)
 
     cdef void _call(self, int rank):
-        """Begin the application's call; one that is overlapped returns at once, but the last."""
+        """Begin the application's call; a group's that is overlapped returns at once."""
         cdef WaitAvoidingProtocol protocol = <WaitAvoidingProtocol>self.protocols[rank]
         cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
-        if self.overlap and self.simulation.steps[rank] < self.simulation.iterations - 1:
+        cdef bint last = self.simulation.steps[rank] == self.simulation.iterations - 1
+        if self.overlap and not (last or protocol.is_synchronous()):
             self.outstanding[rank] = True
             self.simulation.returns(rank)
         contribution.give(1)
