@@ -7,15 +7,14 @@ import argparse
 from wagma import job
 from wagma.commands.methods import add_shared_options, chosen, completer, listed, resolve
 from wagma.commands.options import (
-    add_evaluation_option,
     add_imbalance_options,
     add_log_level,
     add_run_options,
     add_task_options,
-    add_training_options,
     check_task,
 )
 from wagma.commands.preparation import prepare
+from wagma.commands.training import add_evaluation_option, add_training_options
 from wagma.methods import DEFAULT, METHODS
 from wagma.parsing import EXIT_STATUSES
 
