@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from collectives import settings
@@ -84,10 +85,48 @@ class FormedGroupCollective(PlannedCollective):
         """Average `vector` in place over all ranks, which go on from there; collective."""
         with self._collectively("synchronize()"):
             self.native.pause(True)
-            self.native.add_moved(vector)
-            self.native.synchronize(vector, 1.0)
+            self._go_on_together(vector)
+
+    def load(self, vector, version: int) -> None:
+        """Go on from `vector`, which may differ between ranks, after `version` calls; collective.
+
+        For checkpoints: all ranks call it with the same version, else they raise
+        DisagreementError.
+        """
+        with self._collectively("load()"):
+            self.native.check(vector)
+            self.native.pause(True)
+            self._load(vector, version)
             self.native.go_on_from(vector)
+            self.native.restart(version)
+            self.native.meet()
             self.native.pause(False)
+
+    def join(self, vector) -> None:
+        """Make no more calls, and let the others form groups without this rank until all join.
+
+        Collective. All ranks then have the average of all their vectors, and have made as many
+        calls as the rank that made the most.
+        """
+        with self.joining(vector):
+            pass
+
+    @contextlib.contextmanager
+    def joining(self, vector):
+        """Begin to join, and wait for the others only at the end of the block."""
+        with self._collectively("join()"):
+            self.native.check(vector)
+            self.native.pause(True)
+            yield
+            self.native.restart(max(self.native.meet()))
+            self._go_on_together(vector)
+
+    def _go_on_together(self, vector) -> None:
+        """Average over all ranks, which have paused and go on from there."""
+        self.native.add_moved(vector)
+        self.native.synchronize(vector, 1.0)
+        self.native.go_on_from(vector)
+        self.native.pause(False)
 
     def statistics(self) -> Statistics:
         """Return what this rank has done so far.

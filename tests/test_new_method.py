@@ -47,7 +47,7 @@ class PairsProtocol:
     def ignore(self, *event):
         pass
 
-    begin = arrived = reduced = pause = resume = ignore
+    begin = arrived = reduced = pause = resume = restart = ignore
 ''',
     "collective.py": '''
 from collectives.formed_groups import FormedGroupCollective

@@ -306,6 +306,13 @@ cdef class FormedGroups(ProtocolCalls):
                 self.unreturned = False
             pthread_mutex_unlock(&self.lock)
 
+    def restart(self, long long calls):
+        """Go on after so many calls, once all ranks have paused."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.queue.protocol.restart(calls)
+            pthread_mutex_unlock(&self.lock)
+
     cdef int _before_call(self) except -1:
         if self.no_progress_thread:
             with nogil:

@@ -243,6 +243,13 @@ class GroupProtocol:
     def resume(self):
         """The application goes on."""
 
+    def restart(self, calls):
+        """All ranks, which have paused, go on after so many calls when they resume.
+
+        Nobody resumes before all have heard of it.
+        """
+        self.calls = calls
+
     def leave(self):
         """The application makes no more calls."""
         self.leaving = True
