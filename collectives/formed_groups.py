@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 
 from collectives import settings
-from collectives.agreement import raise_collectively
 from collectives.planned import PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
@@ -33,21 +32,26 @@ class FormedGroupCollective(PlannedCollective):
             plan: function that checks the arguments of a method, and returns what must not differ
                 between ranks, by name, and a function that returns the `GroupProtocol` of a (port,
                 rank, size). It may raise TypeError or ValueError.
-            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`; the transport
-                has no effect: groups send messages.
+            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
         """
         super().__init__(comm, like, plan, **dict.fromkeys(settings.VARIABLES) | options)
 
     def _allocate(self, native, node, like, given):
         groups = self.comm.Dup()
         self._communicators = (*self._communicators, groups)
-        protocol = error = None
-        try:
-            self.native = native.FormedGroups(groups=groups, **self._common(node, like, given))
-            protocol = self._make_protocol(self.native.queue, self.rank, self.size)
-        except (MemoryError, ValueError) as problem:
-            error = problem
-        raise_collectively(self.comm, error)
+        common = self._common(node, like, given)
+        protocol = None
+
+        def make(sharing):
+            nonlocal protocol
+            try:
+                self.native = native.FormedGroups(groups=groups, sharing=sharing, **common)
+                protocol = self._make_protocol(self.native.queue, self.rank, self.size)
+            except (MemoryError, ValueError) as error:
+                return error
+            return None
+
+        self._share(node, given["transport"], make)
         self.native.attach(protocol, like)
 
     def __call__(self, vector) -> Result:
@@ -143,5 +147,5 @@ class FormedGroupCollective(PlannedCollective):
 
     @property
     def transport(self) -> str:
-        """ "messages", whatever was given: no vector of a group is in shared memory."""
-        return "messages"
+        """ "shared" where this rank shares memory with any other one, else "messages"."""
+        return "shared" if self.native.shares else "messages"

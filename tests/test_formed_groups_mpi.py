@@ -15,8 +15,7 @@ from collectives import ClosedError, DisagreementError, GroupAllreduce, RankFail
 from collectives.formed_groups import FormedGroupCollective
 from collectives.protocols.scripted import ScriptedGroupProtocol
 
-# The averages of groups, and of all ranks, always send messages here.
-pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
+pytestmark = pytest.mark.mpi
 
 SHORT, LONG = 3, 100_000
 
@@ -73,6 +72,16 @@ def test_groups_that_one_rank_forms_have_the_means_of_their_records(comm, late, 
     own = [number for number, members, _ in formed if comm.rank in members]
     assert script.told == own
     assert collective.statistics().versions == len(own)
+
+
+@pytest.mark.ranks(3, 4)
+def test_vectors_of_groups_on_one_node_travel_as_the_transport_says(comm, transport):
+    mine = np.full(LONG, float(comm.rank))
+    with form(comm, mine, PlannedGroups, plan=4 * [[(0, (0, 1, 2))]]) as collective:
+        assert collective.transport == transport
+        collective(mine)
+        assert (collective.native.group_bytes > 0) == (transport == "messages" and comm.rank < 3)
+    np.testing.assert_array_equal(mine, 1 if comm.rank < 3 else 3)
 
 
 @pytest.mark.ranks(3, 4, 8)

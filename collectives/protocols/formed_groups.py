@@ -21,7 +21,7 @@ class Group:
     """Which ranks average their vectors, and how much each one's counts.
 
     Args:
-        number: tells it from others; 0 or more.
+        number: tells it from others; 0 or more, and of a rank's later groups larger.
         members: the ranks, each once.
         weights: of the members, in their order; 0 for one that only gets the mean. None: all count
             alike.
