@@ -136,6 +136,14 @@ def test_the_collectives_counts_are_put_together():
     assert summary["mean_staleness"] == (1 + 2 * 4) / 8
 
 
+def test_what_a_method_reports_is_put_together():
+    tallies = [tally_of([record(elapsed_s=1.0)]) for _ in range(3)]
+    for rank, tally in enumerate(tallies):
+        tally.report = {"rho": 0.5 if rank == 1 else None, "alone_of_rank": rank}
+    summary = summarize(tallies, no_bound)
+    assert (summary["rho"], summary["alone_of_rank"]) == (0.5, [0, 1, 2])
+
+
 @given(steps=st.integers(1, 500))
 def test_a_curve_is_thinned_to_means_and_keeps_its_ends(steps):
     curve = Curve(steps)

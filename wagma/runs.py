@@ -153,6 +153,7 @@ class Tally:
         step_seconds: What each step has taken this rank itself: compute and injected delay.
         samples, steps_in_time: What the steps have learnt from that were over in these seconds, and
             how many they were.
+        report: What the method says of the run, see `interfaces.AveragingOptimizer`.
     """
 
     def __init__(self, steps: int | None, seconds: float | None = None) -> None:
@@ -169,6 +170,7 @@ class Tally:
         self.communicating_s = 0.0
         self.bytes_sent = 0
         self.staleness: tuple[int, ...] = ()
+        self.report: dict[str, float | None] = {}
         self.step_seconds = array("d")
         self.loss = Curve(steps, seconds)
 
@@ -218,6 +220,16 @@ def mean_staleness(tallies: list[Tally]) -> float | None:
     return float(np.average(versions, weights=counts)) if sum(counts) else None
 
 
+def put_together(reports: list[dict]) -> dict:
+    """Return what ranks report: lists of what is each one's, and what only one of them knows."""
+    names = dict.fromkeys(name for report in reports for name in report)
+    values = {name: [report.get(name) for report in reports] for name in names}
+    return {
+        name: of if name.endswith("_of_rank") else next((v for v in of if v is not None), None)
+        for name, of in values.items()
+    }
+
+
 def share(part: int, whole: int) -> float:
     """Return part ÷ whole, and 1 for nothing out of nothing."""
     return part / whole if whole else 1.0
@@ -257,5 +269,6 @@ def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None],
         "mean_staleness": mean_staleness(tallies),
         "bytes_sent_of_rank": [tally.bytes_sent for tally in tallies],
         "steps_of_rank": [tally.steps for tally in tallies],
+        **put_together([tally.report for tally in tallies]),
         "seconds_of_rank": [tally.seconds for tally in tallies],
     }
