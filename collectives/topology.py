@@ -234,7 +234,9 @@ def static_groups(world_size: int, local_size: int, iteration: int) -> list[tupl
     nodes = [ranks[first : first + local_size] for first in ranks[::local_size]]
     phase = iteration % STATIC_PERIOD
     if phase == 0:
-        found = [[node[0] for node in nodes]] + [pair for node in nodes for pair in _pairs(node[2:])]
+        found = [[node[0] for node in nodes]] + [
+            pair for node in nodes for pair in _pairs(node[2:])
+        ]
     elif phase == 2:
         half = len(nodes) // 2
         bridges = [node[min(1, len(node) - 1)] for node in nodes]

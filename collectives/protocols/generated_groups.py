@@ -37,7 +37,7 @@ class GeneratedGroupProtocol(GroupProtocol):
 
     Args:
         port, rank, size: see `GroupProtocol`.
-        generator: the `GroupGenerator`. All ranks have one like it, and the controller's is used.
+        generator: the `GroupGenerator`, or one like that of the controller, which is used.
         controller: the rank that controls.
 
     Attributes:

@@ -11,14 +11,15 @@ lock vector, queue of pending groups and acknowledgements (section 4.1) are not 
 - Smart: a request gets the oldest group that its rank was put into and has not asked for (the group
   buffer). If there is none, all idle ranks are divided into disjoint groups at once (the global
   division, section 5.1). A rank is idle if it has asked for every group of its, and so have the
-  other members of the last one. It is left out if it has made fewer requests than the requester, by
-  the threshold or more (C_thres, section 5.3). Where there are several nodes there are two
-  divisions (Inter-Intra, section 5.2): first one rank of each node, drawn anew, averages in groups
-  of these heads, and the others of a node in groups of their own; then all idle ranks of a node.
+  other members of the last one. It is left out if it has made fewer requests than the requester had
+  before this one, by the threshold or more (C_thres, section 5.3). Where there are several nodes
+  there are two divisions (Inter-Intra, section 5.2): first one rank of each node, drawn anew,
+  averages in groups of these heads, and the others of a node in groups of their own; then all idle
+  ranks of a node.
 
-Groups are of at least two ranks. Where one is left over it joins the last group; where a node has
-one besides its head, that one goes into the head's group. A requester that is the only one left
-is told so, and has no group.
+A division makes as few groups as it can of at most the group size, as equal as they can be; of an
+odd number of ranks one pair has three. So nobody is left over. Where a node has one rank beside
+its head, that one goes into the head's group. A requester for which there is nobody is told so.
 
 Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019.
 """
@@ -41,7 +42,7 @@ class GroupGenerator:
 
     Args:
         size: how many ranks there are.
-        group_size: how many ranks a group has, 2 or more.
+        group_size: how many ranks a group has, or at most has; 2 or more.
         seed: of what it draws.
         nodes: the node of each rank, numbered from 0; None: groups are random ones.
         threshold: C_thres, 1 or more.
@@ -109,16 +110,17 @@ class GroupGenerator:
         """
         # Who has paused and asks again has met all others: they will ask as well.
         self.back = max(self.back, pauses)
-        self.requests[rank] += 1
         self.formed = 0
         self.filled = 0
         if self.smart and self.untaken[rank] > 0:
+            self.requests[rank] += 1
             self.take(rank)
             return BUFFERED
         if self.smart:
             self.divide(rank)
         else:
             self.draw_group(rank)
+        self.requests[rank] += 1
         self.groups += self.formed
         if self.formed == 0:
             self.taken_place[rank] = -1
@@ -262,10 +264,11 @@ class GroupGenerator:
             begin += share
 
     def share(self, count):
-        """Return how many of so many are in the next group: none is left alone."""
-        if count <= self.group_size + 1:
-            return count
-        return self.group_size
+        """Return how many of so many, 2 or more, are in the next group: sizes differ by one."""
+        groups: cython.int = (count + self.group_size - 1) // self.group_size
+        if 2 * groups > count:
+            groups = count // 2
+        return (count + groups - 1) // groups
 
     def add(self, rank):
         """Add a member to the group that is being made."""
