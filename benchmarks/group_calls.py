@@ -3,8 +3,9 @@
     mpiexec -n 4 python benchmarks/group_calls.py
 
 Vectors of float32 of 1 KiB to 16 MiB; all ranks of one node call together, in one group of all of
-them, or in two of half of them each at the same time. "planned": every rank knows the groups, so no
-message says them; "formed": each rank tells rank 0 that it is ready, and is told its group by it.
+them, or in two of half of them each at the same time, by messages or in memory that they share.
+"planned": every rank knows the groups, so no message says them; "formed": each rank tells rank 0
+that it is ready, and is told its group by it.
 The reference is MPI_Allreduce of the same vector on a communicator made for the group before; it
 sums, where ours averages, checks that all is finite, and serves whatever else comes. Both protocols
 are in Python here, which takes most of a short call's time; compiled ones take a fraction of that.
@@ -16,9 +17,10 @@ rounds, and a ratio is the median of the ratios round by round.
 
 import contextlib
 import functools
+import itertools
 
 import numpy as np
-from common import compare_by_size, time_warm
+from common import TRANSPORTS, compare_by_size, time_warm
 from mpi4py import MPI
 
 from collectives.formed_groups import FormedGroupCollective
@@ -60,6 +62,9 @@ class Planned:
     def pause(self):
         pass
 
+    def restart(self, calls):
+        self.calls = calls
+
     resume = pause
 
     def leave(self):
@@ -98,14 +103,14 @@ class Formed(Planned):
                 self.port.send(member, [-self.formed, *members])
 
 
-def form(comm, vector, protocol, **settings):
+def form(comm, vector, protocol, transport=None, **settings):
     """Return a collective of one of these protocols."""
     make = functools.partial(protocol, **settings)
 
     def plan():
         return {}, lambda port, rank, size: ScriptedGroupProtocol(port, rank, size, make)
 
-    return FormedGroupCollective(comm, vector, plan)
+    return FormedGroupCollective(comm, vector, plan, transport=transport)
 
 
 @contextlib.contextmanager
@@ -130,9 +135,10 @@ def variants(comm):
     for where, members in {"all": range(comm.size), "halves": mine}.items():
         reference = f"Allreduce, {where}"
         made[reference] = functools.partial(allreduce, members=members), None
-        for kind in (Planned, Formed):
-            name = f"{kind.__name__.lower()}, {where}"
-            made[name] = functools.partial(opened, members=members, protocol=kind), reference
+        for kind, transport in itertools.product((Planned, Formed), TRANSPORTS):
+            name = f"{kind.__name__.lower()}, {transport}, {where}"
+            settings = {"members": members, "protocol": kind, "transport": transport}
+            made[name] = functools.partial(opened, **settings), reference
     return made
 
 

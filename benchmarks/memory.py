@@ -121,7 +121,11 @@ def variants(comm, vector, name):
             return {name: functools.partial(kind, comm, vector)}, KINDS_OF_PEERS, bound
     if name == FORMED_GROUPS[0]:
         make = functools.partial(form, comm, vector, Planned, members=range(comm.size))
-        return {name: make}, KINDS_OF_PEERS, FORMED_GROUPS[1]
+        made = {
+            f"{name}, {transport}": functools.partial(make, **given)
+            for transport, given in TRANSPORTS.items()
+        }
+        return made, KINDS_OF_PEERS, FORMED_GROUPS[1]
     groups = {"group_size": comm.size, "sync_period": 10**9}
     made = {
         f"{transport}, {rule}": functools.partial(

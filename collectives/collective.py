@@ -106,6 +106,35 @@ class Collective(Described):
             "abort": given["abort"],
         }
 
+    def _share(self, node, asked, make) -> bool:
+        """Make this rank's part, in memory that the ranks of its node share where they can.
+
+        Args:
+            asked: the transport that is asked for; None: whatever there is.
+            make: function of whether memory is shared that makes `native`, and returns the error
+                where it cannot.
+
+        Returns:
+            Whether memory is shared on this node.
+
+        Raises:
+            RuntimeError, MemoryError: it cannot be made so; on all ranks.
+        """
+        sharing = asked != "messages" and len(node.ranks) > 1
+        raise_collectively(self.comm, make(sharing))
+        error = node.share(self.native) if sharing else None
+        if asked == "shared":
+            why_not = error or node.elsewhere
+            raise_collectively(
+                self.comm, RuntimeError(f"transport: {why_not}") if why_not else None
+            )
+        if any(self.comm.allgather(error is not None)):
+            if error is not None:
+                self.native, sharing = None, False
+                error = make(sharing)
+            raise_collectively(self.comm, error)
+        return sharing
+
     def _load(self, vector, version):
         """Let all ranks go on from another version; collective."""
         error = settings.version_error(version)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from collectives import settings
-from collectives.agreement import raise_collectively
 from collectives.planned import PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
@@ -32,21 +32,26 @@ class FormedGroupCollective(PlannedCollective):
             plan: function that checks the arguments of a method, and returns what must not differ
                 between ranks, by name, and a function that returns the `GroupProtocol` of a (port,
                 rank, size). It may raise TypeError or ValueError.
-            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`; the transport
-                has no effect: groups send messages.
+            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
         """
         super().__init__(comm, like, plan, **dict.fromkeys(settings.VARIABLES) | options)
 
     def _allocate(self, native, node, like, given):
         groups = self.comm.Dup()
         self._communicators = (*self._communicators, groups)
-        protocol = error = None
-        try:
-            self.native = native.FormedGroups(groups=groups, **self._common(node, like, given))
-            protocol = self._make_protocol(self.native.queue, self.rank, self.size)
-        except (MemoryError, ValueError) as problem:
-            error = problem
-        raise_collectively(self.comm, error)
+        common = self._common(node, like, given)
+        protocol = None
+
+        def make(sharing):
+            nonlocal protocol
+            try:
+                self.native = native.FormedGroups(groups=groups, sharing=sharing, **common)
+                protocol = self._make_protocol(self.native.queue, self.rank, self.size)
+            except (MemoryError, ValueError) as error:
+                return error
+            return None
+
+        self._share(node, given["transport"], make)
         self.native.attach(protocol, like)
 
     def __call__(self, vector) -> Result:
@@ -84,10 +89,48 @@ class FormedGroupCollective(PlannedCollective):
         """Average `vector` in place over all ranks, which go on from there; collective."""
         with self._collectively("synchronize()"):
             self.native.pause(True)
-            self.native.add_moved(vector)
-            self.native.synchronize(vector, 1.0)
+            self._go_on_together(vector)
+
+    def load(self, vector, version: int) -> None:
+        """Go on from `vector`, which may differ between ranks, after `version` calls; collective.
+
+        For checkpoints: all ranks call it with the same version, else they raise
+        DisagreementError.
+        """
+        with self._collectively("load()"):
+            self.native.check(vector)
+            self.native.pause(True)
+            self._load(vector, version)
             self.native.go_on_from(vector)
+            self.native.restart(version)
+            self.native.meet()
             self.native.pause(False)
+
+    def join(self, vector) -> None:
+        """Make no more calls, and let the others form groups without this rank until all join.
+
+        Collective. All ranks then have the average of all their vectors, and have made as many
+        calls as the rank that made the most.
+        """
+        with self.joining(vector):
+            pass
+
+    @contextlib.contextmanager
+    def joining(self, vector):
+        """Begin to join, and wait for the others only at the end of the block."""
+        with self._collectively("join()"):
+            self.native.check(vector)
+            self.native.pause(True)
+            yield
+            self.native.restart(max(self.native.meet()))
+            self._go_on_together(vector)
+
+    def _go_on_together(self, vector) -> None:
+        """Average over all ranks, which have paused and go on from there."""
+        self.native.add_moved(vector)
+        self.native.synchronize(vector, 1.0)
+        self.native.go_on_from(vector)
+        self.native.pause(False)
 
     def statistics(self) -> Statistics:
         """Return what this rank has done so far.
@@ -104,5 +147,5 @@ class FormedGroupCollective(PlannedCollective):
 
     @property
     def transport(self) -> str:
-        """ "messages", whatever was given: no vector of a group is in shared memory."""
-        return "messages"
+        """ "shared" where this rank shares memory with any other one, else "messages"."""
+        return "shared" if self.native.shares else "messages"

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 
 from collectives import settings
-from collectives.agreement import raise_collectively
 from collectives.collective import Collective
 from collectives.settings import DEFAULT_LATE
 from collectives.topology import default_group_size
@@ -138,21 +137,11 @@ class GroupAllreduce(Collective):
         super()._build(native, comm, like, given)
 
     def _allocate(self, native, node, like, given):
-        """Make this rank's part, in memory that the ranks of its node share where they can."""
-        asked = given["transport"]
-        sharing = asked != "messages" and len(node.ranks) > 1
-        raise_collectively(self.comm, self._make(native, node, like, given, sharing))
-        error = node.share(self.native) if sharing else None
-        if asked == "shared":
-            why_not = error or node.elsewhere
-            raise_collectively(
-                self.comm, RuntimeError(f"transport: {why_not}") if why_not else None
-            )
-        if any(self.comm.allgather(error is not None)):
-            if error is not None:
-                self.native, sharing = None, False
-                error = self._make(native, node, like, given, sharing)
-            raise_collectively(self.comm, error)
+        sharing = self._share(
+            node,
+            given["transport"],
+            lambda sharing: self._make(native, node, like, given, sharing),
+        )
         travels = not (sharing and node.elsewhere is None)
         if self.wire_dtype and travels and len(set(self.comm.allgather(_digest(like)))) == 1:
             self.native.compress_from_initial()

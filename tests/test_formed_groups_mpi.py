@@ -11,12 +11,11 @@ import pytest
 from formed_groups import LATE, PlannedGroups, RandomGroups, replay
 from together import compute_until, interrupted, same_everywhere, wait_until
 
-from collectives import ClosedError, GroupAllreduce, RankFailedError
+from collectives import ClosedError, DisagreementError, GroupAllreduce, RankFailedError
 from collectives.formed_groups import FormedGroupCollective
 from collectives.protocols.scripted import ScriptedGroupProtocol
 
-# The averages of groups, and of all ranks, always send messages here.
-pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
+pytestmark = pytest.mark.mpi
 
 SHORT, LONG = 3, 100_000
 
@@ -73,6 +72,16 @@ def test_groups_that_one_rank_forms_have_the_means_of_their_records(comm, late, 
     own = [number for number, members, _ in formed if comm.rank in members]
     assert script.told == own
     assert collective.statistics().versions == len(own)
+
+
+@pytest.mark.ranks(3, 4)
+def test_vectors_of_groups_on_one_node_travel_as_the_transport_says(comm, transport):
+    mine = np.full(LONG, float(comm.rank))
+    with form(comm, mine, PlannedGroups, plan=4 * [[(0, (0, 1, 2))]]) as collective:
+        assert collective.transport == transport
+        collective(mine)
+        assert (collective.native.group_bytes > 0) == (transport == "messages" and comm.rank < 3)
+    np.testing.assert_array_equal(mine, 1 if comm.rank < 3 else 3)
 
 
 @pytest.mark.ranks(3, 4, 8)
@@ -179,6 +188,61 @@ def test_arrays_of_several_types_and_averages_of_all(comm, engine):
         assert same_everywhere(comm, mine[1].tobytes())
         collective(mine)
         np.testing.assert_allclose(mine[2], (comm.size - 1) / 2, rtol=1e-12)
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("engine", ["adaptive", "none"])
+def test_ranks_that_join_are_in_no_group_and_keep_the_sum(comm, late, engine):
+    """Rank r makes fewer calls than the others, twice; with equal weights the sum stays."""
+    mine = change(SHORT, comm.rank, -1)
+    given = mine.copy()
+    with form(comm, mine, RandomGroups, late=late, equal=True, engine=engine) as collective:
+        for block in range(2):
+            before = collective.version
+            calls = 2 + 3 * ((comm.rank + block) % comm.size)
+            for call in range(calls):
+                loiter(comm.rank, call)
+                changed = change(SHORT, comm.rank, 100 * block + call)
+                given += changed
+                mine += changed
+                assert collective(mine).version == before + call
+            if comm.rank % 2:
+                collective.join(mine)
+            else:
+                with collective.joining(mine):
+                    pass
+            assert collective.version == before + 2 + 3 * (comm.size - 1)
+            expected = np.mean(comm.allgather(given), axis=0)
+            np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-10)
+            assert same_everywhere(comm, mine.tobytes())
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", LATE)
+def test_all_go_on_from_what_they_load(comm, late):
+    mine = np.zeros(SHORT)
+    with form(comm, mine, RandomGroups, late=late, equal=True) as collective:
+        for call in range(4):
+            mine += change(SHORT, comm.rank, call)
+            collective(mine)
+        mine[:] = comm.rank
+        collective.load(mine, 17)
+        assert collective.version == 17
+        for call in range(3):
+            loiter(comm.rank, call)
+            assert collective(mine).version == 17 + call
+        collective.synchronize(mine)
+        np.testing.assert_allclose(mine, (comm.size - 1) / 2, rtol=1e-12)
+
+
+@pytest.mark.ranks(4)
+def test_ranks_that_load_different_versions_are_named(comm):
+    with form(comm, np.zeros(SHORT), RandomGroups) as collective:
+        with pytest.raises(DisagreementError, match=r"load\(\) of version [34]"):
+            collective.load(np.zeros(SHORT), 4 if comm.rank == 2 else 3)
+        with pytest.raises(ClosedError):
+            collective(np.zeros(SHORT))
 
 
 # Exceptions, failures and the end

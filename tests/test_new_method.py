@@ -28,7 +28,7 @@ class PairsProtocol:
             other = (self.rank + side ^ 1) - side
             if 0 <= other < self.size:
                 pair = sorted((self.rank, other))
-                self.port.reduce(Group(2 * self.calls * self.size + 2 * pair[0] + side, pair))
+                self.port.reduce(Group((2 * self.calls + side) * self.size + pair[0], pair))
         self.port.return_model()
 
     def returned(self):
@@ -47,7 +47,7 @@ class PairsProtocol:
     def ignore(self, *event):
         pass
 
-    begin = arrived = reduced = pause = resume = ignore
+    begin = arrived = reduced = pause = resume = restart = ignore
 ''',
     "collective.py": '''
 from collectives.formed_groups import FormedGroupCollective

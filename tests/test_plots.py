@@ -239,7 +239,7 @@ def test_a_simulation_is_drawn_over_ranks_as_ratios_to_the_ideal(simulation):
     assert {line.get_label() for line in lines} == set(results)
     for line, share in zip(lines, idle.lines):
         of = results[line.get_label()]
-        bounds = [each.ranks * each.steps / each.compute.max() for each in of]
+        bounds = [each.made.sum() / each.compute.max() for each in of]
         ratios = [each.throughput / bound for each, bound in zip(of, bounds)]
         assert line.get_xdata().tolist() == share.get_xdata().tolist() == [2, 8]
         assert line.get_ydata() == pytest.approx([100 * ratio for ratio in ratios])

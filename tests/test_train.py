@@ -11,6 +11,7 @@ import sys
 import time
 
 import launch
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -67,7 +68,7 @@ def tally_of(records):
     return tally
 
 
-def no_bound(seconds):
+def no_bound(seconds, limit):
     return 0.0
 
 
@@ -78,7 +79,12 @@ def test_the_bound_is_the_sum_over_periods_of_the_slowest_rank_s_own_time():
     first = tally_of([record(1.0), record(1.0, 2.0), record(1.0, elapsed_s=10.0)])
     second = tally_of([record(1.5), record(1.5), record(1.5, 0.5, elapsed_s=9.0)])
     method = METHODS["local-sgd"]
-    summary = summarize([first, second], lambda times: method.bound(times, {"sync_period": 2}))
+
+    def bound(seconds, limit):
+        assert limit is None
+        return method.bound(np.array(seconds), {"sync_period": 2})
+
+    summary = summarize([first, second], bound)
     assert summary["bound_s"] == 4.0 + 2.0
     assert summary["wall_s"] == 10.0
     assert summary["bound_over_wall"] == 0.6
@@ -130,6 +136,14 @@ def test_the_collectives_counts_are_put_together():
     assert summary["mean_staleness"] == (1 + 2 * 4) / 8
 
 
+def test_what_a_method_reports_is_put_together():
+    tallies = [tally_of([record(elapsed_s=1.0)]) for _ in range(3)]
+    for rank, tally in enumerate(tallies):
+        tally.report = {"rho": 0.5 if rank == 1 else None, "alone_of_rank": rank}
+    summary = summarize(tallies, no_bound)
+    assert (summary["rho"], summary["alone_of_rank"]) == (0.5, [0, 1, 2])
+
+
 @given(steps=st.integers(1, 500))
 def test_a_curve_is_thinned_to_means_and_keeps_its_ends(steps):
     curve = Curve(steps)
@@ -156,7 +170,7 @@ def test_progress_is_about_ten_lines_without_a_terminal_and_nothing_above_rank_0
     for rank in range(2):
         shown = progress.start(rank, 105)
         for step in range(1, 106):
-            shown.update(step, 0.5, 12345.6)
+            shown.update(step, 0.1 * step, 0.5, 12345.6)
         shown.close()
     lines = capsys.readouterr().out.splitlines()
     assert 10 <= len(lines) <= 12

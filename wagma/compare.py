@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from itertools import islice
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -16,11 +15,12 @@ from wagma import plots, progress
 from wagma.info import versions
 from wagma.job import OK, Signals, UsageError, from_rank_0
 from wagma.methods import named
+from wagma.plots import counted
 from wagma.runs import make_directory, write_json
 from wagma.tasks import contract
 from wagma.train import Trainer, fair_threads, make_run, outcome_in_words
 
-PER_RANK = ("timely_share_of_rank", "seconds_of_rank", "bytes_sent_of_rank")
+PER_RANK = ("timely_share_of_rank", "seconds_of_rank", "bytes_sent_of_rank", "steps_of_rank")
 NOTHING = "–"
 WARM_UP = 2  # steps
 
@@ -57,7 +57,8 @@ def compare(
         for label in settings.compared:
             run = make_directory(directory / f"seed-{seed}", directory_name(label), comm)
             own = settings_of(settings, label, seed)
-            shown = progress.Bar(settings.steps, terminal) if terminal else progress.Silent()
+            length = settings.steps, settings.seconds
+            shown = progress.Bar(*length, terminal) if terminal else progress.Silent()
             try:
                 status, summary = make_run(own, task, run, comm, signals, shown)
             except UsageError:
@@ -93,8 +94,9 @@ def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> Non
 def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
     """Make the first steps of a run, so that no run alone pays for what torch does once."""
     torch.set_num_threads(fair_threads(comm))
-    trainer = Trainer(settings, task, comm)
-    for _ in islice(trainer.steps(), WARM_UP):
+    length = {"steps": WARM_UP, "seconds": None, "evaluate_every_seconds": None}
+    trainer = Trainer(argparse.Namespace(**vars(settings) | length), task, comm)
+    for _ in trainer.steps():
         pass
     trainer.optimizer.close()
 
@@ -137,8 +139,9 @@ def report(
     write_json(directory / "comparison.json", record)
     show(list(results), rows(results, settings.target))
     metric = metric_of(first[0])
-    counts = ((ranks, "rank"), (settings.steps, "step"), (len(first), "seed"))
-    title = f"{directory.name}: {', '.join(plots.counted(*each) for each in counts)}"
+    length = f"{settings.seconds:g} s" if settings.seconds else counted(settings.steps, "step")
+    parts = counted(ranks, "rank"), length, counted(len(first), "seed")
+    title = f"{directory.name}: {', '.join(parts)}"
     curves = {label: [points(each, metric) for each in of] for label, of in summaries.items()}
     rates = {label: [each["samples_per_s"] for each in of] for label, of in summaries.items()}
     plots.draw_comparison(directory, curves, rates, metric or "", settings.target, title)

@@ -6,6 +6,7 @@ is over: it takes nothing of the training's time, and nobody waits for it.
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ class Kept(NamedTuple):
 
     Args:
         steps: How many steps the rank had made.
-        elapsed_s: How long that took it.
+        elapsed_s: How long that took it, or the time at which it had made so many.
         state: A copy of the model's state.
     """
 
@@ -68,18 +69,20 @@ def evaluate_kept(trainer: Trainer, comm: MPI.Comm, signals: Signals) -> list[di
     Where a signal has come on any rank, all stop. The model is not as it was afterwards.
 
     Returns:
-        On rank 0, for each: step, how many had been made; elapsed_s, when the last rank had made
-        them; and the task's metrics.
+        On rank 0, for each: step, how many had been made, by the mean rank; elapsed_s, when the
+        last rank had made them, or the time that all ranks have kept their models of; and the
+        task's metrics.
     """
     results = []
-    for kept in trainer.kept:
+    # A rank that was faster has kept none for the last of other ranks' times.
+    for kept in trainer.kept[: min(comm.allgather(len(trainer.kept)))]:
         if any(comm.allgather(signals.received)):
             break
         trainer.model.load_state_dict(mean_over_ranks(kept.state, comm))
         measured = contract.evaluate(trainer.task, trainer.model, trainer.test)
-        everyone = comm.gather((kept.elapsed_s, measured))
+        everyone = comm.gather((kept.steps, kept.elapsed_s, measured))
         if comm.rank == 0:
-            elapsed, means = zip(*everyone)
+            steps, elapsed, means = zip(*everyone)
             metrics = contract.all_ranks(means)
-            results.append({"step": kept.steps, "elapsed_s": max(elapsed), **metrics})
+            results.append({"step": mean(steps), "elapsed_s": max(elapsed), **metrics})
     return results

@@ -260,8 +260,8 @@ def behind(axes: Axes) -> None:
 def draw_simulation(directory: Path, results: dict[str, Sequence[Result]], title: str) -> None:
     """Write ``simulation.png``: throughput and idle share against ranks, and the staleness.
 
-    Throughput is divided by that of ranks which never wait and whose messages take no time: what
-    the slowest rank's own steps allow.
+    Throughput is divided by that of ranks which never wait and whose messages take no time: where
+    all make as many steps, what the slowest rank's own steps allow.
 
     Args:
         directory: Where it goes.
@@ -295,7 +295,7 @@ def draw_over_ranks(throughput: Axes, idle: Axes, results: dict[str, Sequence[Re
     for name in sorted(results, key=lambda name: -results[name][-1].idle_share):
         of = results[name]
         ranks = [each.ranks for each in of]
-        ratios = [100 * each.compute.max() / each.wall for each in of]
+        ratios = [100 * each.ideal_wall / each.wall for each in of]
         throughput.plot(ranks, ratios, label=name, markersize=4, **drawn[name])
         idle.plot(ranks, [100 * each.idle_share for each in of], markersize=4, **drawn[name])
     throughput.set(title="throughput", ylabel="throughput ÷ ideal throughput in %")

@@ -41,8 +41,8 @@ def _process(pid: int) -> tuple[str, int, int]:
 class Silent:
     """What ranks other than 0 show: nothing."""
 
-    def update(self, step: int, loss: float, samples_per_s: float) -> None:
-        """Show that ``step`` steps are done."""
+    def update(self, step: int, elapsed_s: float, loss: float, samples_per_s: float) -> None:
+        """Show that ``step`` steps are done, after so many seconds."""
 
     def close(self) -> None:
         """Leave the screen in order."""
@@ -51,20 +51,25 @@ class Silent:
 class Lines(Silent):
     """About ten lines over the run, for logs and pipes."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-        self.every = max(1, steps // LINES)
+    def __init__(self, steps: int | None, seconds: float | None = None) -> None:
+        self.steps, self.seconds = steps, seconds
+        self.every = seconds / LINES if steps is None else max(1, steps // LINES)
+        self.shown = 0
 
-    def update(self, step: int, loss: float, samples_per_s: float) -> None:
-        if step % self.every == 0 or step == self.steps:
-            text = figures(loss, samples_per_s)
-            print(f"step {step}/{self.steps}  {text}", flush=True)
+    def update(self, step: int, elapsed_s: float, loss: float, samples_per_s: float) -> None:
+        part = (elapsed_s if self.steps is None else step) // self.every
+        if part > self.shown or step == self.steps:
+            self.shown = part
+            done = f"step {step}/{self.steps}"
+            if self.steps is None:
+                done = f"step {step}  {elapsed_s:.1f} of {self.seconds:g} s"
+            print(f"{done}  {figures(loss, samples_per_s)}", flush=True)
 
 
 class Bar(Silent):
     """A progress bar, redrawn ten times a second; it has no thread that would take the GIL."""
 
-    def __init__(self, steps: int, output: TextIO) -> None:
+    def __init__(self, steps: int | None, seconds: float | None, output: TextIO) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -74,26 +79,29 @@ class Bar(Silent):
             TimeRemainingColumn,
         )
 
-        self.steps = steps
+        self.steps, self.total = steps, seconds if steps is None else steps
         self.drawn = 0.0
+        counts = [TextColumn("step"), MofNCompleteColumn()]
+        if steps is None:
+            counts = [TextColumn(f"{{task.completed:.1f}} of {seconds:g} s")]
         self.bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
+            *counts,
             BarColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=Console(file=output),
             auto_refresh=False,
         )
-        self.task = self.bar.add_task("", total=steps, figures="")
+        self.task = self.bar.add_task("", total=self.total, figures="")
         self.bar.start()
 
-    def update(self, step: int, loss: float, samples_per_s: float) -> None:
+    def update(self, step: int, elapsed_s: float, loss: float, samples_per_s: float) -> None:
         now = time.monotonic()
-        if now - self.drawn >= REDRAW_EVERY or step == self.steps:
+        done = step if self.steps is not None else min(elapsed_s, self.total)
+        if now - self.drawn >= REDRAW_EVERY or done == self.total:
             self.drawn = now
             text = figures(loss, samples_per_s)
-            self.bar.update(self.task, completed=step, figures=text, refresh=True)
+            self.bar.update(self.task, completed=done, figures=text, refresh=True)
 
     def close(self) -> None:
         self.bar.stop()
@@ -104,9 +112,15 @@ def figures(loss: float, samples_per_s: float) -> str:
     return f"loss {loss:.4f}  {samples_per_s:,.0f} samples/s"
 
 
-def start(rank: int, steps: int) -> Silent:
-    """Return what shows a rank's progress: update it after each step, and close it."""
+def start(rank: int, steps: int | None, seconds: float | None = None) -> Silent:
+    """Return what shows a rank's progress: update it after each step, and close it.
+
+    Args:
+        rank: Its number.
+        steps: How many steps it will make; None where that is not known.
+        seconds: For how long it will make some.
+    """
     if rank != 0:
         return Silent()
     output = terminal()
-    return Bar(steps, output) if output else Lines(steps)
+    return Bar(steps, seconds, output) if output else Lines(steps, seconds)

@@ -110,44 +110,56 @@ def _json_value(value: object) -> object:
 
 
 class Curve:
-    """A rank's loss over its steps, thinned to at most `POINTS` means.
+    """A rank's loss over its steps, thinned to about `POINTS` means.
 
     Args:
-        steps: How many steps there will be.
+        steps: How many steps there will be; None where that is not known.
+        seconds: How long it will be.
 
     Attributes:
         points: (step, elapsed seconds, loss) each; step, counted from 1, and time are those of the
             last step that the mean is over.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int | None, seconds: float | None = None) -> None:
         self.points: list[tuple[int, float, float]] = []
-        self._width = math.ceil(steps / POINTS)
+        self._by_time = steps is None
+        self._width = seconds / POINTS if self._by_time else math.ceil(steps / POINTS)
         self._steps = 0
+        # Of the last point: which one it would be of evenly spaced ones, and how many steps it has.
+        self._place, self._count = -1, 0
 
     def add(self, elapsed_s: float, loss: float) -> None:
         """Count the next step."""
-        part = 1 / (self._steps % self._width + 1)
+        place = (elapsed_s if self._by_time else self._steps) // self._width
         self._steps += 1
-        if part == 1:
+        if place > self._place:
+            self._place, self._count = place, 1
             self.points.append((self._steps, elapsed_s, loss))
-        else:
-            mean = (1 - part) * self.points[-1][2] + part * loss
-            self.points[-1] = (self._steps, elapsed_s, mean)
+            return
+        self._count += 1
+        part = 1 / self._count
+        mean = (1 - part) * self.points[-1][2] + part * loss
+        self.points[-1] = (self._steps, elapsed_s, mean)
 
 
 class Tally:
     """What one rank adds up over its steps.
 
     Args:
-        steps: How many steps there will be.
+        steps, seconds: How many steps there will be, or how long they will take.
 
     Attributes:
         step_seconds: What each step has taken this rank itself: compute and injected delay.
+        samples, steps_in_time: What the steps have learnt from that were over in these seconds, and
+            how many they were.
+        report: What the method says of the run, see `interfaces.AveragingOptimizer`.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int | None, seconds: float | None = None) -> None:
+        self.limit = math.inf if seconds is None else seconds
         self.steps = 0
+        self.steps_in_time = 0
         self.samples = 0
         self.group_calls = 0
         self.timely_calls = 0
@@ -158,8 +170,9 @@ class Tally:
         self.communicating_s = 0.0
         self.bytes_sent = 0
         self.staleness: tuple[int, ...] = ()
+        self.report: dict[str, float | None] = {}
         self.step_seconds = array("d")
-        self.loss = Curve(steps)
+        self.loss = Curve(steps, seconds)
 
     def add(self, record: dict) -> None:
         """Count one step's record."""
@@ -168,8 +181,10 @@ class Tally:
         self.delay_s += record["delay_s"]
         self.elapsed_s = record["elapsed_s"]
         self.loss.add(record["elapsed_s"], record["loss"])
-        self.samples += record["samples"]
         self.steps += 1
+        if record["elapsed_s"] <= self.limit:
+            self.samples += record["samples"]
+            self.steps_in_time += 1
         if not record["synchronized"]:
             self.group_calls += 1
             self.timely_calls += record["timely"]
@@ -205,24 +220,41 @@ def mean_staleness(tallies: list[Tally]) -> float | None:
     return float(np.average(versions, weights=counts)) if sum(counts) else None
 
 
+def put_together(reports: list[dict]) -> dict:
+    """Return what ranks report: lists of what is each one's, and what only one of them knows."""
+    names = dict.fromkeys(name for report in reports for name in report)
+    values = {name: [report.get(name) for report in reports] for name in names}
+    return {
+        name: of if name.endswith("_of_rank") else next((v for v in of if v is not None), None)
+        for name, of in values.items()
+    }
+
+
 def share(part: int, whole: int) -> float:
     """Return part ÷ whole, and 1 for nothing out of nothing."""
     return part / whole if whole else 1.0
 
 
-def summarize(tallies: list[Tally], bound: Callable[[np.ndarray], float]) -> dict:
+def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None], float]) -> dict:
     """Return what the ranks' tallies say about the job.
 
     ``bound_s`` is what the job would take if averaging were free, and ranks waited for whom they
-    must; ``bound_over_wall`` says how near the job came to that.
+    must; ``bound_over_wall`` says how near the job came to that. Of ranks that have trained for a
+    time, that is ``wall_s``, and ``bound_s`` is when they would have made as many steps.
 
     Args:
         tallies: Every rank's.
-        bound: What returns ``bound_s`` for the seconds that every rank's steps have taken that rank
-            itself, of shape (ranks, steps).
+        bound: What returns, for the seconds that each of every rank's steps has taken that rank
+            itself, ``bound_s``; or how many steps they would make, if averaging were free, in so
+            many seconds.
     """
-    wall_s = max(tally.elapsed_s for tally in tallies)
-    bound_s = bound(np.array([tally.step_seconds for tally in tallies]))
+    seconds, limit = [tally.step_seconds for tally in tallies], tallies[0].limit
+    if limit == math.inf:
+        wall_s = max(tally.elapsed_s for tally in tallies)
+        bound_s = bound(seconds, None)
+    else:
+        wall_s = limit
+        bound_s = limit * sum(tally.steps_in_time for tally in tallies) / bound(seconds, limit)
     timely_calls = sum(tally.timely_calls for tally in tallies)
     group_calls = sum(tally.group_calls for tally in tallies)
     samples = sum(tally.samples for tally in tallies)
@@ -236,5 +268,7 @@ def summarize(tallies: list[Tally], bound: Callable[[np.ndarray], float]) -> dic
         "waiting_share": sum(t.waiting_s for t in tallies) / sum(t.elapsed_s for t in tallies),
         "mean_staleness": mean_staleness(tallies),
         "bytes_sent_of_rank": [tally.bytes_sent for tally in tallies],
+        "steps_of_rank": [tally.steps for tally in tallies],
+        **put_together([tally.report for tally in tallies]),
         "seconds_of_rank": [tally.seconds for tally in tallies],
     }

@@ -75,7 +75,7 @@ def simulate_all(
         for name in settings.algorithms:
             began = time.perf_counter()
             chosen = settings_of(settings, name, ranks)
-            result = simulate(named(name), step_times, machine, chosen)
+            result = simulate(named(name), step_times, machine, chosen, settings.seconds)
             seconds = time.perf_counter() - began
             log.info("%s: %d events in %.1f s", name, result.events, seconds)
             first = first or result
@@ -98,7 +98,10 @@ def job_in_words(settings: argparse.Namespace) -> str:
     """Return how many steps of what kind, of which model, with what injected delays."""
     kind = "recorded" if settings.trace else settings.step_times
     model = f"{settings.parameters:,} parameters of {plots.counted(settings.itemsize, 'byte')}"
-    parts = [plots.counted(settings.steps, f"{kind} step"), model]
+    if settings.seconds is None:
+        parts = [plots.counted(settings.steps, f"{kind} step"), model]
+    else:
+        parts = [f"{settings.seconds:g} s of {kind} steps", model]
     if settings.imbalance != "none":
         scale = settings.imbalance_scale
         parts.append(f"imbalance {settings.imbalance}" + (f" × {scale:g}" if scale != 1 else ""))
@@ -155,8 +158,28 @@ def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Setting
 
 
 def step_times_of(settings: argparse.Namespace, trace: np.ndarray | None, ranks: int) -> np.ndarray:
-    """Return the seconds of all ranks' steps, of shape (steps, ranks)."""
-    count, seed = settings.steps, settings.seed
+    """Return the seconds of all ranks' steps, of shape (steps, ranks).
+
+    Where a job ends by time, each rank has as many as it could make in that time.
+    """
+    if settings.seconds is None:
+        return first_steps(settings, trace, ranks, settings.steps)
+    count = max(64, 0 if trace is None else len(trace))
+    while True:
+        made = first_steps(settings, trace, ranks, count)
+        total = made.sum(axis=0)
+        if (total >= settings.seconds).all():
+            return made
+        if not total.all():
+            raise ValueError(f"the steps of rank {total.argmin()} take no time: they have no end")
+        count = max(2 * count, math.ceil(count * 1.1 * settings.seconds / total.min()))
+
+
+def first_steps(
+    settings: argparse.Namespace, trace: np.ndarray | None, ranks: int, count: int
+) -> np.ndarray:
+    """Return the seconds of all ranks' first steps, of shape (count, ranks)."""
+    seed = settings.seed
     seconds = or_default(settings.step_time_ms, DEFAULT_STEP_TIME_MS) / 1000
     if trace is not None:
         made = steps.recorded(trace, count, ranks, seed)
@@ -216,7 +239,7 @@ def in_json(result: Result) -> dict:
     """Return a result with its arrays of ranks summed up."""
     return {
         "ranks": result.ranks,
-        "steps": result.steps,
+        "steps": result.made.sum() / result.ranks,
         "wall_s": result.wall,
         "steps_per_s": result.throughput,
         "compute_s": float(result.compute.sum()),

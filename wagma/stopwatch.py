@@ -37,6 +37,10 @@ class Stopwatch:
         """Count the time since the last call as averaging."""
         self.average += self._lap()
 
+    def skip(self) -> None:
+        """Count the time since the last call as nothing of the step's."""
+        self._lap()
+
     def _lap(self) -> float:
         last, self._last = self._last, time.perf_counter()
         return self._last - last

@@ -6,16 +6,19 @@ Importing it loads torch and MPI; `train` is what the command line runs on every
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import math
 import os
 import signal
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +29,7 @@ import collectives
 from wagma import imbalance, plots, progress
 from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept, mean_over_ranks
 from wagma.info import versions
-from wagma.job import OK, Interrupted, Signals, complain, from_rank_0, meet, together
+from wagma.job import OK, Interrupted, Signals, UsageError, complain, from_rank_0, meet, together
 from wagma.methods import named
 from wagma.runs import JsonLines, Tally, summarize, write_json
 from wagma.stopwatch import Stopwatch
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from wagma.optim.interfaces import AveragingOptimizer
 
 SILENCE = 20.0  # seconds that rank 0 waits in silence for others to stop
+ALMOST = 1 - 1e-9  # so that no time differs from another by rounding alone
 
 log = logging.getLogger(__name__)
 
@@ -64,22 +68,32 @@ class Trainer:
         optimizer = local.make(self.settings, self.task, self.model)
         return optimizer, local.make_scheduler(self.task, optimizer)
 
-    def bound(self, seconds: np.ndarray) -> float:
-        """Return the least wall time of ranks whose steps take so long, of shape (ranks, steps)."""
-        return self.method.bound(seconds, self.settings.options | self.optimizer.settings)
+    def bound(self, seconds: list[array], limit: float | None) -> float:
+        """Return the least wall time of ranks whose steps take so long.
+
+        Where it is limited, return how many steps they make in it, each rank its own ones again
+        where it has too few.
+        """
+        options = self.settings.options | self.optimizer.settings
+        if limit is None:
+            return self.method.bound(np.array(seconds), options)
+        return self.method.bound_of_steps(lasting(seconds, limit), options, limit)
 
     def steps(self) -> Iterator[dict]:
         """Make all steps, and yield each one's record for the metrics once its average is there.
 
         No clock runs while a model is kept for its evaluation.
         """
-        started = time.perf_counter()
+        self.started = time.perf_counter()
         records = deque()
-        for step in range(self.settings.steps):
+        for step in itertools.count():
+            if not self.goes_on(step):
+                break
             self.stopwatch.start()
             batches = [next(self.batches) for _ in range(self.settings.accumulate)]
             loss = self.compute_gradient(batches)
             self.hold_up(step)
+            self.keep_by_time(step)
             self.optimizer.step()
             self.stopwatch.averaged()
             if self.scheduler is not None:
@@ -93,26 +107,70 @@ class Trainer:
                 "compute_s": self.stopwatch.compute,
                 "delay_s": self.stopwatch.delay,
                 "average_s": self.stopwatch.average,
-                "elapsed_s": time.perf_counter() - started,
+                "elapsed_s": self.elapsed,
             }
             records.append(record)
-            if self.is_kept(step + 1):
-                began = time.perf_counter()
-                self.kept.append(Kept(step + 1, record["elapsed_s"], copy_of(self.model)))
-                started += time.perf_counter() - began
+            self.keep_by_steps(step + 1)
+            self.keep_by_time(step + 1)
             for result in self.optimizer.results:
                 yield records.popleft() | outcome(result)
         if records:
             self.optimizer.complete()
             self.stopwatch.averaged()
             record["average_s"] = self.stopwatch.average
-            record["elapsed_s"] = time.perf_counter() - started
+            record["elapsed_s"] = self.elapsed
             yield record | outcome(self.optimizer.result)
 
-    def is_kept(self, steps: int) -> bool:
-        """Return whether the model after so many steps, not the last, is to be evaluated."""
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first step began, without those in which a model was kept."""
+        return time.perf_counter() - self.started
+
+    def goes_on(self, steps: int) -> bool:
+        """Return whether this rank makes another step after so many."""
+        if self.settings.seconds is None:
+            return steps < self.settings.steps
+        own = self.elapsed < self.settings.seconds
+        # torch's own methods have no way to go on without a rank.
+        any_goes_on = getattr(self.optimizer, "any_goes_on", None)
+        return any_goes_on(own) if any_goes_on else own
+
+    def until_all_end(self) -> AbstractContextManager:
+        """Return a block in which ranks may make different numbers of steps, if they will."""
+        return nullcontext() if self.settings.seconds is None else self.optimizer.join()
+
+    def keep_by_steps(self, steps: int) -> None:
+        """Keep the model, after so many steps, if it is to be evaluated and is not the last."""
         every = self.settings.evaluate_every
-        return every is not None and steps % every == 0 and steps < self.settings.steps
+        if every and steps % every == 0 and steps < self.settings.steps:
+            with self.clock_stopped() as elapsed:
+                self.kept.append(Kept(steps, elapsed, copy_of(self.model)))
+
+    def keep_by_time(self, steps: int) -> None:
+        """Keep the model, after so many steps, once for each time to evaluate it that has passed.
+
+        Before a step's average it is the model as it was at that time; if the time was in the
+        middle of an average, it is the model after that.
+        """
+        if self.settings.evaluate_every_seconds is None or self.next_time() > self.elapsed:
+            return
+        with self.clock_stopped() as elapsed:
+            state = copy_of(self.model)
+            while self.next_time() <= elapsed:
+                self.kept.append(Kept(steps, self.next_time(), state))
+
+    def next_time(self) -> float:
+        """Return the next time to evaluate the model, which is not the end of the training."""
+        at = self.settings.evaluate_every_seconds * (len(self.kept) + 1)
+        return at if at < (self.settings.seconds or math.inf) * ALMOST else math.inf
+
+    @contextmanager
+    def clock_stopped(self) -> Iterator[float]:
+        """Let what is done in the block take none of the training's time; give the time."""
+        elapsed = self.elapsed
+        yield elapsed
+        self.started += self.elapsed - elapsed
+        self.stopwatch.skip()
 
     def compute_gradient(self, batches: list) -> float:
         """Compute the mean gradient on these batches, and return the mean loss."""
@@ -145,6 +203,20 @@ class Trainer:
             self.stopwatch.delayed()
 
 
+def lasting(seconds: list[array], limit: float) -> np.ndarray:
+    """Return all ranks' steps, each rank's again and again until they take so long.
+
+    Args:
+        seconds: for each rank how long its steps take, of which one takes some time at least.
+        limit: how long.
+
+    Returns:
+        float64 array of shape (ranks, steps).
+    """
+    count = max(len(each) * (1 + math.ceil(limit / sum(each))) for each in seconds)
+    return np.array([np.resize(each, count) for each in seconds])
+
+
 def outcome(result: Any) -> dict:
     """Return what the metrics say of a `Result`."""
     return {
@@ -168,7 +240,7 @@ def train(
         comm: The ranks that train together.
         signals: What may end the training early.
     """
-    shown = progress.start(comm.rank, settings.steps)
+    shown = progress.start(comm.rank, settings.steps, settings.seconds)
     status, summary = make_run(settings, task, run, comm, signals, shown)
     if summary:
         print(
@@ -199,7 +271,7 @@ def make_run(
     torch.set_num_threads(fair_threads(comm))
     trainer = Trainer(settings, task, comm)
     optimizer = trainer.optimizer
-    tally = Tally(settings.steps)
+    tally = Tally(settings.steps, settings.seconds)
     if comm.rank == 0:
         write_json(run / "config.json", configuration(settings, run, comm.size, optimizer))
     log_beginning(trainer)
@@ -208,8 +280,10 @@ def make_run(
     comm.Barrier()
     try:
         with signals.raising():
-            run_steps(trainer, tally, run, shown)
-            tally.add_averaging(optimizer.collective.statistics())
+            with trainer.until_all_end():
+                run_steps(trainer, tally, run, shown)
+                tally.add_averaging(optimizer.collective.statistics())
+                tally.report = getattr(optimizer, "report", dict)()
             trained = evaluate(trainer)
     except Interrupted:
         pass
@@ -228,13 +302,16 @@ def make_run(
     summary = None
     finished = all(comm.allgather(trained is not None))
     if finished:
+        if not any(comm.allgather(tally.steps_in_time)):
+            raise UsageError(f"argument --seconds: no step was over in {settings.seconds:g} s")
         state, measured = trained
         evaluations = evaluate_kept(trainer, comm, signals)
         measured, tallies = comm.gather(measured), comm.gather(tally)
         if comm.rank == 0:
             measured = contract.all_ranks(measured)
             summary = {**measured, **summarize(tallies, trainer.bound)}
-            last = {"step": tally.steps, "elapsed_s": summary["wall_s"], **measured}
+            steps = mean(summary["steps_of_rank"])
+            last = {"step": steps, "elapsed_s": summary["wall_s"], **measured}
             summary["metrics"] = list(measured)
             summary["evaluations"] = [*evaluations, last]
         from_rank_0(lambda: write_run(run, state, summary, tallies), comm)
@@ -313,8 +390,8 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent)
             if finite and not math.isfinite(record["loss"]):
                 finite = False
                 log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
-            samples_per_s = trainer.size * tally.samples / tally.elapsed_s
-            shown.update(tally.steps, record["loss"], samples_per_s)
+            samples_per_s = trainer.size * tally.samples / min(tally.elapsed_s, tally.limit)
+            shown.update(tally.steps, tally.elapsed_s, record["loss"], samples_per_s)
 
 
 def configuration(

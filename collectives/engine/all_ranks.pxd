@@ -1,6 +1,13 @@
 from collectives.engine.calls cimport Calls
+from collectives.exchange.exchange cimport Exchange
+from collectives.exchange.shared cimport Shared
 
 cdef class AllRanks(Calls):
+    # What this rank shares with others of its node; why it has no memory that they can map.
+    cdef Shared shared
+    cdef readonly str not_shared
+
+    cdef int _share_memory(self, Exchange exchange, bint vectors, bint rings, groups=*) except -1
     cdef void _announce_leaving(self) noexcept nogil
     cdef int _leave_others(self) except -1 nogil
     cdef int _end_messages(self) except -1 nogil

@@ -5,11 +5,14 @@ from cpython.buffer cimport PyBUF_WRITABLE
 
 from collectives.engine.calls cimport LEFT, OVER, SETTLED, Calls
 from collectives.engine.operations cimport RECORD
+from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport (
     mpi_mutex,
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from collectives.exchange.shared cimport Shared
+from collectives.memory.allocation cimport Segment
 from collectives.protocols.all_ranks cimport (
     AVERAGE,
     CLOSE,
@@ -36,6 +39,37 @@ cdef class AllRanks(Calls):
         pthread_mutex_lock(&mpi_mutex)
         self.tree.listen()
         pthread_mutex_unlock(&mpi_mutex)
+
+    # Memory that the ranks of a node share
+
+    cdef int _share_memory(
+        self, Exchange exchange, bint vectors, bint rings, groups=None
+    ) except -1:
+        """Make memory for this rank's exchanges, unless the system has none that others can map."""
+        try:
+            self.shared = exchange.shared = Shared(
+                exchange.reduction, groups, self.rank, self.size, vectors, rings)
+        except (AttributeError, OSError) as error:  # memfd_create is Linux's
+            self.not_shared = f"rank {self.rank} has no memory to share: {error}"
+        return 0
+
+    @property
+    def handle(self):
+        """Where other ranks of the node find this one's memory; None if none can be shared."""
+        return None if self.shared is None else (<Segment>self.shared.segments[0]).handle
+
+    @property
+    def shares(self):
+        """Whether this rank and others of its node use each other's memory."""
+        return self.shared is not None and self.shared.works
+
+    def map(self, handles):
+        """Map the memory of the node's ranks, a dict from them to their handles; OSError if not."""
+        self.shared.map(handles)
+
+    def share(self):
+        """Exchange vectors in the memory that all ranks of the node have mapped."""
+        self.shared.use()
 
     # What subclasses have beside
 

@@ -34,6 +34,7 @@ cdef class FormedGroups(ProtocolCalls):
     cdef void _begin_group(self) noexcept nogil
     cdef void _begin_group_exchange(
         self, char *source, bint given, char **target, bint gives) noexcept nogil
+    cdef void _begin_group_in_memory(self) noexcept nogil
     cdef void _end_group(self, double weight, bint timely) noexcept nogil
     cdef void _return_call(self) noexcept nogil
     cdef void _add_what_moved(self) noexcept nogil

@@ -48,14 +48,17 @@ cdef class FormedGroups(ProtocolCalls):
     Args:
         control, data, like, others: see `AllRanks`.
         groups: a communicator of its own.
+        sharing: whether to average in memory that the ranks of a node share, where they can.
     """
 
-    def __init__(self, Comm control, Comm data, like, *, Comm groups, **others):
+    def __init__(self, Comm control, Comm data, like, *, Comm groups, bint sharing, **others):
         ProtocolCalls.__init__(self, control, data, like, **others)
         self.queue = GroupQueue(groups)
         self.messages = self.queue.messages
         self.group_exchange = Exchange(groups, self.layout, None)
         self.group_reduction = self.group_exchange.reduction
+        if sharing:
+            self._share_memory(self.group_exchange, False, True)
         self.last_members = <int *>calloc(self.size, sizeof(int))
         self.kept_arrays = <char **>calloc(3 * self.layout.count, sizeof(char *))
         if self.last_members == NULL or self.kept_arrays == NULL:
@@ -136,6 +139,8 @@ cdef class FormedGroups(ProtocolCalls):
             self._add_what_moved()
         if self.queue.first.size == 1:
             self._end_group(self.queue.first.weights[0], True)
+        elif self.group_exchange.shares(self.queue.first.members, self.queue.first.size):
+            self._begin_group_in_memory()
         elif self.in_call and self.user != NULL:
             self._unlock_to_copy()
             gives = self.layout.all_finite(self.user)
@@ -167,6 +172,34 @@ cdef class FormedGroups(ProtocolCalls):
         self.averaging = True
         self.group_exchange.begin(group.members, group.size, group.me, tag, weight, source,
                                   self.user, given, False, target, NULL, NULL)
+
+    cdef void _begin_group_in_memory(self) noexcept nogil:
+        """Begin to average where all members see it; a vector that does not count is not read."""
+        cdef Step *group = self.queue.first
+        cdef char **arrays = NULL
+        cdef double weight = 0
+        if self.in_call and self.user != NULL:
+            arrays = self.user
+            self._unlock_to_copy()
+            self.gives = self.layout.all_finite(arrays)
+            self._lock_after_copy()
+            if not self.gives:
+                self.contribution.leave_out()
+        elif self.in_call:
+            arrays = self.kept_arrays
+        elif self.queue.protocol.passive:
+            arrays = self.mean_arrays
+            self.gives = True
+            if not self.moved:
+                self._unlock_to_copy()
+                self.layout.copy(arrays, self.model_arrays)
+                self._lock_after_copy()
+        if arrays != NULL and self.gives:
+            weight = group.weights[group.me]
+        self.averaging = True
+        self.shared.describe(False, False, weight, weight)
+        self.group_exchange.begin_in_memory(
+            group.number, True, group.members, group.size, arrays, arrays != NULL, True)
 
     cdef void _end_group(self, double weight, bint timely) noexcept nogil:
         """The first group has averaged, with this total weight; one of one rank changes nothing."""
@@ -304,6 +337,13 @@ cdef class FormedGroups(ProtocolCalls):
                 self.layout.copy(self.model_arrays, opened.arrays)
                 self.moved = False
                 self.unreturned = False
+            pthread_mutex_unlock(&self.lock)
+
+    def restart(self, long long calls):
+        """Go on after so many calls, once all ranks have paused."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.queue.protocol.restart(calls)
             pthread_mutex_unlock(&self.lock)
 
     cdef int _before_call(self) except -1:

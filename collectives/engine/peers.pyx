@@ -140,8 +140,7 @@ cdef class PeerExchange(ProtocolCalls):
         if self.no_progress_thread:
             with nogil:
                 self._catch_up_with_messages()
-        self._check_usable()
-        ProtocolCalls._open(self, vector)
+        ProtocolCalls.check(self, vector)
 
     cdef void _catch_up_with_messages(self) noexcept nogil:
         """Without a progress thread, take in what has come: a call need not wait for any of it."""

@@ -75,6 +75,11 @@ cdef class ProtocolCalls(AllRanks):
 
     # What Python calls
 
+    def check(self, vector):
+        """Raise, and tell all ranks, where this vector cannot be averaged here or now."""
+        self._check_usable()
+        ProtocolCalls._open(self, vector)
+
     def settle(self):
         """Carry a call that an exception interrupted on to its end."""
         self._use_protocol(SETTLE)

@@ -1,5 +1,4 @@
 from collectives.engine.all_ranks cimport AllRanks
-from collectives.exchange.shared cimport Shared
 from collectives.protocols.contribution cimport SnapshotProtocol
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
@@ -9,15 +8,12 @@ cdef enum:
     MOST_STALENESS = 1000
 
 cdef class Snapshots(AllRanks):
-    # Why this rank has no memory that others can map.
-    cdef readonly str not_shared
     # `protocol`, with its versions.
     cdef WaitAvoidingProtocol versioning
     cdef Groups groups
     # `contribution`, with its snapshot.
     cdef SnapshotProtocol publishing
     # Of ranks that share memory: other ranks may begin this one's part.
-    cdef Shared shared
     cdef bint opened
     cdef long long opened_for
     # The memory of snapshot and result, where it is not shared.

@@ -4,8 +4,7 @@
 from libc.stdlib cimport free
 
 from collectives.engine.all_ranks cimport AllRanks
-from collectives.exchange.shared cimport Shared
-from collectives.memory.allocation cimport Segment, allocate
+from collectives.memory.allocation cimport allocate
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT
 from collectives.protocols.wait_avoiding cimport IDLE, SHARED
 
@@ -16,30 +15,13 @@ cdef class Snapshots(AllRanks):
     def __dealloc__(self):
         free(self.memory)
 
-    @property
-    def handle(self):
-        """Where other ranks of the node find this one's memory; None if none can be shared."""
-        return None if self.shared is None else (<Segment>self.shared.segments[0]).handle
-
-    @property
-    def shares(self):
-        """Whether this rank and others of its node use each other's memory."""
-        return self.shared is not None and self.shared.works
-
-    def map(self, handles):
-        """Map the memory of the node's ranks, a dict from them to their handles; OSError if not."""
-        self.shared.map(handles)
-
-    def share(self):
-        """Exchange vectors in the memory that all ranks of the node have mapped."""
-        self.shared.use()
-
     cdef int _allocate_vectors(self, bint sharing) except -1:
         """Snapshot and result vector, in one piece of memory, which other ranks can map."""
         cdef Py_ssize_t vector = self.layout.size
         cdef char *result
         if sharing:
-            self._make_shared()
+            self._share_memory(
+                self.exchange, True, not self.versioning.passive, self.groups)
         if self.shared is not None:
             self.snapshot = self.shared.snapshot(self.rank)
             result = self.shared.result(self.rank)
@@ -51,15 +33,6 @@ cdef class Snapshots(AllRanks):
         self.vectors.place(SNAPSHOT, self.snapshot)
         self.vectors.place(RESULT, result)
         return 0
-
-    def _make_shared(self):
-        """Make the memory for what this rank shares, unless the system has none that can be."""
-        try:
-            self.shared = Shared(
-                self.reduction, self.groups, self.size, rings=not self.versioning.passive)
-            self.exchange.shared = self.shared
-        except (AttributeError, OSError) as error:  # memfd_create is Linux's
-            self.not_shared = f"rank {self.rank} has no memory to share: {error}"
 
     # Vectors that other ranks may use
 

@@ -70,16 +70,17 @@ cdef class Exchange:
         return size > 1 and self.shared is not None and self.shared.joins(members, size)
 
     cdef void begin_in_memory(
-        self, long long number, bint operation, const int *members, int size,
+        self, long long number, bint together, const int *members, int size,
         char **user, bint given, bint ringed
     ) noexcept nogil:
         """Average the snapshots of ranks that share memory, as their parts say, by a number.
 
         The application's arrays `user` may be NULL. Where they are `given`, they replace the
-        snapshot meanwhile, or, `ringed`, leave it alone; they get the mean.
+        snapshot meanwhile, or, `ringed`, leave it alone; they get the mean. Where all members are
+        in it `together`, none executes it for another.
         """
         self.resume_in_memory()
-        self.shared.begin(number, operation, members, size, user, given, ringed)
+        self.shared.begin(number, together, members, size, user, given, ringed)
 
     cdef void resume_in_memory(self) noexcept nogil:
         """Go on with an exchange that another rank has begun this one's part in."""

@@ -30,8 +30,9 @@ cdef class Shared:
     # The exchange that this rank is in: its first member, its blocks' bytes and number, and how
     # many of them the application has published and has got.
     cdef long long number
-    cdef bint operation, given
-    cdef int first
+    cdef bint together, given
+    cdef int first, own_size
+    cdef int *own_members
     cdef char **user
     cdef Py_ssize_t own_block, own_blocks, published, returned
     # The one that is being averaged.
@@ -52,7 +53,7 @@ cdef class Shared:
     cdef bint close(self) noexcept nogil
     cdef long long reached(self) noexcept nogil
     cdef void begin(
-        self, long long number, bint operation, const int *members, int size, char **user,
+        self, long long number, bint together, const int *members, int size, char **user,
         bint given, bint ringed) noexcept nogil
     cdef bint progress(self) noexcept nogil
     cdef bint _advance(self) noexcept nogil

@@ -49,21 +49,26 @@ cdef class Shared:
     """This rank's part in the exchanges of its node, and its help in those of others.
 
     Args:
-        groups: used for the groups of other ranks, too.
-        size: number of ranks.
+        groups: who is in which exchange, used for the groups of other ranks, too; None where
+            members know that only of their own, and all are there for each.
+        rank, size: this rank, and number of ranks.
+        vectors: whether to have a snapshot and a result vector.
         rings: whether to have a ring.
     """
 
-    def __init__(self, Reduction reduction, Groups groups, int size, bint rings):
+    def __init__(
+        self, Reduction reduction, Groups groups, int rank, int size, bint vectors, bint rings
+    ):
         cdef Segment segment
         self.reduction = reduction
         self.layout = reduction.layout
         self.length = self.layout.size - HEADER
         self.groups = groups
-        self.rank, self.size = groups.rank, size
+        self.rank, self.size = rank, size
         self.claims = ClaimsProtocol(None)
         self.memory = <char **>calloc(3 * size, sizeof(char *))
-        self.members = <int *>calloc(size, sizeof(int))
+        self.members = <int *>calloc(2 * size, sizeof(int))
+        self.own_members = self.members + size
         self.shares = <double *>calloc(size, sizeof(double))
         self.vectors = <const char **>calloc(size, sizeof(char *))
         if (self.memory == NULL or self.members == NULL or self.shares == NULL
@@ -73,7 +78,7 @@ cdef class Shared:
         self.claims.words = <unsigned long long **>(self.memory + 2 * size)
         self.begin_of_vectors = round_up(
             WORDS + (BLOCKS + most_shared_blocks(self.length, size)) * sizeof(long long), PAGE)
-        self.begin_of_ring = self.begin_of_vectors + 2 * self.layout.size
+        self.begin_of_ring = self.begin_of_vectors + (2 * self.layout.size if vectors else 0)
         segment = Segment(self.begin_of_ring + (self._ring() if rings else 0))
         self.segments = [segment]
         self._place(self.rank, segment)
@@ -160,7 +165,7 @@ cdef class Shared:
         """Keep others from that again; return whether one has begun its part in `number`."""
         cdef unsigned long long word = self.claims.close(self.rank)
         self.number = number_of(word)
-        self.operation = False
+        self.together = False
         self.given = False
         self.user = NULL
         return state_of(word) == KEPT
@@ -170,17 +175,22 @@ cdef class Shared:
         return self.claims.number(self.rank)
 
     cdef void begin(
-        self, long long number, bint operation, const int *members, int size, char **user,
+        self, long long number, bint together, const int *members, int size, char **user,
         bint given, bint ringed
     ) noexcept nogil:
-        """Begin this rank's part in an exchange, which in an operation is all ranks'.
+        """Begin this rank's part in an exchange; of one that is `together` all members do so.
 
         The application's arrays, `user`, are published meanwhile where they are `given`, and get
-        the mean, unless NULL; where they are both, that may be by way of the ring alone.
+        the mean, unless NULL; where they are both, or nothing of this rank counts and it gets
+        nothing, that may be by way of the ring alone.
         """
+        cdef int i
         self.parts[self.rank].ringed = ringed
         self.number = number
-        self.operation = operation
+        self.together = together
+        for i in range(size):
+            self.own_members[i] = members[i]
+        self.own_size = size
         self.first = members[0]
         self.user = user
         self.given = given
@@ -208,13 +218,13 @@ cdef class Shared:
 
     cdef bint _advance(self) noexcept nogil:
         """Take the exchange that this rank is in one step on; return whether it did."""
-        cdef int rank
-        if not self.operation:
+        cdef int i
+        if not self.together:
             return self.help(self.rank, self.number)
-        for rank in range(self.size):
-            self.members[rank] = rank
-        return (self.claims.gather(self.number, self.members, self.size) == GATHERED
-                and self._average_block(self.number, self.size))
+        for i in range(self.own_size):
+            self.members[i] = self.own_members[i]
+        return (self.claims.gather(self.number, self.members, self.own_size) == GATHERED
+                and self._average_block(self.number, self.own_size))
 
     cdef bint _publish_block(self) noexcept nogil:
         """Publish the application's next block, if others are near it; return whether it did.

@@ -32,6 +32,7 @@ cdef class GroupProtocol:
     cdef void returned(self) noexcept nogil
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil
+    cdef void restart(self, long long calls) noexcept nogil
     cdef void leave(self) noexcept nogil
     cdef bint is_quiet(self) noexcept nogil
     cdef bint waits_for(self, int rank) noexcept nogil

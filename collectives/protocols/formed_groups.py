@@ -21,7 +21,7 @@ class Group:
     """Which ranks average their vectors, and how much each one's counts.
 
     Args:
-        number: tells it from others; 0 or more.
+        number: tells it from others; 0 or more, and of a rank's later groups larger.
         members: the ranks, each once.
         weights: of the members, in their order; 0 for one that only gets the mean. None: all count
             alike.
@@ -242,6 +242,13 @@ class GroupProtocol:
 
     def resume(self):
         """The application goes on."""
+
+    def restart(self, calls):
+        """All ranks, which have paused, go on after so many calls when they resume.
+
+        Nobody resumes before all have heard of it.
+        """
+        self.calls = calls
 
     def leave(self):
         """The application makes no more calls."""

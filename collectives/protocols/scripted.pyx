@@ -86,6 +86,10 @@ cdef class ScriptedGroupProtocol(GroupProtocol):
         with gil:
             self._tell("resume")
 
+    cdef void restart(self, long long calls) noexcept nogil:
+        with gil:
+            self._tell("restart", (calls,))
+
     cdef void leave(self) noexcept nogil:
         with gil:
             self._tell("leave")

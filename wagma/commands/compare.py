@@ -15,7 +15,7 @@ from wagma.commands.options import (
     check_task,
 )
 from wagma.commands.preparation import prepare
-from wagma.commands.training import add_evaluation_option, add_training_options
+from wagma.commands.training import add_evaluation_options, add_training_options, check_length
 from wagma.methods import METHODS, REFERENCES
 from wagma.parsing import EXIT_STATUSES
 
@@ -46,7 +46,7 @@ def add(commands) -> None:
     add_task_options(parser.add_argument_group("what is trained"))
     group = parser.add_argument_group("training, by each algorithm")
     add_training_options(group)
-    add_evaluation_option(group, "twenty times")
+    add_evaluation_options(group, "twenty times")
     add_shared_options(parser.add_argument_group("averaging, by those that have use for it"))
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
     add_run_options(parser.add_argument_group("the comparison's files"))
@@ -89,8 +89,12 @@ def check(settings: argparse.Namespace) -> list[str]:
     methods = settings.algorithms
     resolve(settings, methods, "none of the algorithms has use for it")
     settings.algorithms = [each.label for each in methods]
-    if settings.evaluate_every is None:
-        settings.evaluate_every = max(1, settings.steps // EVALUATIONS)
+    check_length(settings)
+    if settings.evaluate_every is None and settings.evaluate_every_seconds is None:
+        if settings.seconds is None:
+            settings.evaluate_every = max(1, settings.steps // EVALUATIONS)
+        else:
+            settings.evaluate_every_seconds = settings.seconds / EVALUATIONS
     return check_task(settings)
 
 

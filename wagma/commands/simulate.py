@@ -14,12 +14,14 @@ from wagma.commands.options import (
     add_run_options,
 )
 from wagma.commands.preparation import ranks
+from wagma.commands.training import add_length_options, resolve_length
 from wagma.methods import METHODS
 from wagma.parsing import EXIT_STATUSES
 
 # Allreduce first, and eager-SGD with both of its triggers.
 NAMES = sorted(METHODS, key=lambda name: name != "allreduce")
 SIMULATED = ",".join([*NAMES, "eager-sgd:trigger=majority"])
+DEFAULT_STEPS = 100
 # What `wagma.simulation` has: --help loads neither it nor numpy.
 MACHINES = ("10gbe", "aries", "hdr")
 MACHINE_VALUES = (
@@ -81,13 +83,7 @@ def add_simulation_options(group) -> None:
         metavar="N,…",
         help="numbers of ranks (default: 4,16,64,256,1024)",
     )
-    add(
-        "--steps",
-        type=whole(1),
-        default=100,
-        metavar="N",
-        help="steps that every rank makes (default: %(default)s)",
-    )
+    add_length_options(group, DEFAULT_STEPS)
     add(
         "--parameters",
         type=whole(1),
@@ -164,6 +160,7 @@ def check(settings: argparse.Namespace) -> list[str]:
     parser, methods = settings.parser, settings.algorithms
     resolve(settings, methods, "none of the algorithms has use for it")
     settings.algorithms = [each.label for each in methods]
+    resolve_length(settings, DEFAULT_STEPS)
     drawn = "--trace" if settings.trace else f"--step-times {settings.step_times}"
     if settings.step_time_ms is not None and drawn in ("--trace", "--step-times long-tailed"):
         parser.error(f"argument --step-time: not allowed with argument {drawn}")

@@ -14,7 +14,7 @@ from wagma.commands.options import (
     check_task,
 )
 from wagma.commands.preparation import prepare
-from wagma.commands.training import add_evaluation_option, add_training_options
+from wagma.commands.training import add_evaluation_options, add_training_options, check_length
 from wagma.methods import DEFAULT, METHODS
 from wagma.parsing import EXIT_STATUSES
 
@@ -63,7 +63,7 @@ def add(commands) -> None:
     add_task_options(parser.add_argument_group("what is trained"))
     group = parser.add_argument_group("training")
     add_training_options(group)
-    add_evaluation_option(group, "only after the last step")
+    add_evaluation_options(group, "only after the last step")
     group = parser.add_argument_group("averaging")
     group.add_argument(
         "--algorithm",
@@ -86,6 +86,7 @@ def check(settings: argparse.Namespace) -> list[str]:
     settings.algorithm = algorithm.label
     (settings.options,) = settings.compared.values()
     del settings.compared
+    check_length(settings)
     return check_task(settings)
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from wagma.arguments import not_negative, number, whole
 from wagma.tasks import local
 
+DEFAULT_STEPS = 400
+positive = number("above 0", lambda value: value > 0)
+
 
 def add_training_options(group) -> None:
     """Add what a training without averaging would have as well."""
     add = group.add_argument
-    add(
-        "--steps",
-        type=whole(1),
-        default=400,
-        metavar="N",
-        help="steps that every rank makes (default: %(default)s)",
-    )
+    add_length_options(group, DEFAULT_STEPS)
     add(
         "--batch-size",
         type=whole(1),
@@ -31,7 +28,7 @@ def add_training_options(group) -> None:
     )
     add(
         "--lr",
-        type=number("above 0", lambda value: value > 0),
+        type=positive,
         metavar="RATE",
         help=f"learning rate (default: {defaults_of('lr')})",
     )
@@ -49,7 +46,7 @@ def add_training_options(group) -> None:
     )
     add(
         "--clip-norm",
-        type=number("above 0", lambda value: value > 0),
+        type=positive,
         metavar="NORM",
         help="scale the gradient that a step uses down to this norm, where it is longer; that is "
         "the averaged one, where gradients are averaged (default: leave it)",
@@ -71,9 +68,37 @@ def add_training_options(group) -> None:
     )
 
 
-def add_evaluation_option(group, default: str) -> None:
+def add_length_options(group, default: int) -> None:
+    """Add when ranks end: after so many steps, or after a time; `resolve_length` has the default.
+
+    Whether ranks train in a job or in simulated time makes no difference.
+    """
+    add = group.add_mutually_exclusive_group().add_argument
+    add(
+        "--steps",
+        type=whole(1),
+        metavar="N",
+        help=f"steps that every rank makes (default: {default})",
+    )
+    add(
+        "--seconds",
+        type=positive,
+        metavar="S",
+        help="instead: for how long every rank makes steps, of which fast ranks make more; "
+        "a comparison with a rank that is always slow says something only so",
+    )
+
+
+def resolve_length(settings, default: int) -> None:
+    """Let ranks make so many steps where the command line says neither that nor a time."""
+    if settings.steps is None and settings.seconds is None:
+        settings.steps = default
+
+
+def add_evaluation_options(group, default: str) -> None:
     """Add when a model is evaluated; ``default`` says so in words where it is not given."""
-    group.add_argument(
+    add = group.add_mutually_exclusive_group().add_argument
+    add(
         "--evaluate-every",
         type=whole(1),
         metavar="STEPS",
@@ -81,6 +106,22 @@ def add_evaluation_option(group, default: str) -> None:
         "ranks keep copies, which are tested after the training, outside of its time "
         f"(default: {default})",
     )
+    add(
+        "--evaluate-every-seconds",
+        type=positive,
+        metavar="S",
+        help="the same, as all ranks' models were at the same time, every so many seconds",
+    )
+
+
+def check_length(settings) -> None:
+    """Refuse an evaluation after steps of which ranks make different numbers; set the default."""
+    resolve_length(settings, DEFAULT_STEPS)
+    if settings.seconds is not None and settings.evaluate_every is not None:
+        settings.parser.error(
+            "argument --evaluate-every: not allowed with argument --seconds, in which ranks make "
+            "different numbers of steps: use --evaluate-every-seconds"
+        )
 
 
 def defaults_of(name: str) -> str:

@@ -180,10 +180,17 @@ class Method:
             seconds: float64 array of shape (ranks, steps): how long every rank's steps take.
             options: its own, as `resolved` returns them, or those that its optimizer has chosen.
         """
+        return self._simulate_free(seconds, options, None).wall
+
+    def bound_of_steps(self, seconds: np.ndarray, options: Mapping[str, Any], limit: float) -> int:
+        """Return how many steps all ranks would make in so many seconds, as `bound` does."""
+        return int(self._simulate_free(seconds, options, limit).made.sum())
+
+    def _simulate_free(self, seconds, options, limit):
         from wagma.simulation import FREE, Settings, simulate  # not at the top: it loads numpy
 
         known = {name: options[name] for name in self.simulated_options if name in options}
-        return simulate(self, seconds.T, FREE, Settings(1, **known)).wall
+        return simulate(self, seconds.T, FREE, Settings(1, **known), limit)
 
     @property
     def simulated_options(self) -> list[str]:

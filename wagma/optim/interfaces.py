@@ -52,8 +52,12 @@ class AveragingOptimizer(Protocol):
         result, results: of the last call that was completed, and of those that the last step has
             completed: what has `version`, `timely`, `source`, `synchronized` and `group`.
 
-    It may have a `module`, with which the loss is to be computed, and `backward(loss)`, which
-    computes the gradients and returns for how many seconds others were waited for.
+    It may have a `module`, with which the loss is to be computed; `backward(loss)`, which computes
+    the gradients and returns for how many seconds others were waited for; and `any_goes_on(own)`,
+    where all ranks make as many steps inside `join` as well: whether any rank would go on. What it
+    says of a run beside its statistics is a dict that `report()` returns: of a name that ends in
+    "_of_rank", all ranks' values are put together; any other is of the one rank that knows it, and
+    None elsewhere.
     """
 
     optimizer: Any
@@ -73,6 +77,9 @@ class AveragingOptimizer(Protocol):
 
     def averaged(self) -> AbstractContextManager:
         """Hold the average of all ranks' models in the model; collective."""
+
+    def join(self) -> AbstractContextManager:
+        """Let ranks make different numbers of steps inside; collective."""
 
     def close(self) -> None:
         """Leave; collective."""

@@ -25,8 +25,10 @@ class Result:
     """What a simulation says.
 
     Attributes:
-        ranks, steps: how many ranks made how many steps each.
-        wall: seconds until the last rank's last step was over.
+        ranks: how many there were.
+        made: int64 array of shape (ranks,): how many steps each rank made.
+        wall: seconds until the last rank's last step was over, or the simulation.
+        ideal_wall: seconds in which ranks that never wait make as many steps.
         compute: float64 array of shape (ranks,): seconds of the rank's own steps.
         waited: float64 array of shape (ranks,): seconds that its calls took.
         staleness: see `core.Method`.
@@ -35,8 +37,9 @@ class Result:
     """
 
     ranks: int
-    steps: int
+    made: np.ndarray
     wall: float
+    ideal_wall: float
     compute: np.ndarray
     waited: np.ndarray
     staleness: np.ndarray
@@ -47,7 +50,7 @@ class Result:
     @property
     def throughput(self) -> float:
         """Steps per second, of all ranks together."""
-        return self.ranks * self.steps / self.wall
+        return self.made.sum() / self.wall
 
     @property
     def idle_share(self) -> float:
@@ -56,7 +59,11 @@ class Result:
 
 
 def simulate(
-    method: str | Method, step_times: np.ndarray, machine: Machine, settings: Settings
+    method: str | Method,
+    step_times: np.ndarray,
+    machine: Machine,
+    settings: Settings,
+    seconds: float | None = None,
 ) -> Result:
     """Simulate a method on ranks whose steps take these times.
 
@@ -65,6 +72,8 @@ def simulate(
         step_times: float64 array of shape (steps, ranks): seconds, see `wagma.simulation.steps`.
         machine: what the ranks run on.
         settings: the job's.
+        seconds: how long all ranks train; the steps of each must take as long. None: until all have
+            made all steps.
 
     Raises:
         ValueError: an argument is out of range.
@@ -78,21 +87,33 @@ def simulate(
         if method not in METHODS:
             raise ValueError(f"no method {method!r}: there are {', '.join(METHODS)}")
         method = METHODS[method]
-    steps, ranks = step_times.shape
+    ranks = step_times.shape[1]
     driver = load(method.simulated)(settings, ranks)
-    simulation = Simulation(driver, machine, step_times)
+    simulation = Simulation(driver, machine, step_times, seconds)
     simulation.run()
-    wall = float(simulation.ended.max())
+    if seconds is None:
+        compute = step_times.sum(axis=0)
+        wall, ideal_wall = float(simulation.ended.max()), float(compute.max())
+    else:
+        compute = seconds - simulation.waited
+        wall, ideal_wall = seconds, ideal_seconds(simulation.made, compute, seconds)
     if not math.isfinite(wall):
         raise ValueError(f"{method.name} on {ranks} ranks takes longer than can be counted")
     return Result(
         ranks=ranks,
-        steps=steps,
+        made=simulation.made,
         wall=wall,
-        compute=step_times.sum(axis=0),
+        ideal_wall=ideal_wall,
+        compute=compute,
         waited=simulation.waited,
         staleness=np.trim_zeros(driver.staleness, "b"),
         timely_share=driver.timely / driver.calls if driver.calls else 1.0,
         events=simulation.events,
         messages=simulation.messages,
     )
+
+
+def ideal_seconds(made: np.ndarray, compute: np.ndarray, seconds: float) -> float:
+    """Return how long ranks that always compute take for what they made in so many seconds."""
+    rates = np.divide(made, compute, out=np.zeros(len(made)), where=compute > 0)
+    return float(made.sum() / rates.sum()) if made.any() else seconds

@@ -13,15 +13,16 @@ cdef class Simulation:
     cdef readonly int ranks, iterations
     cdef readonly object machine
     cdef readonly Method method
-    # Seconds that each rank has waited in its calls, and when it made its last step.
-    cdef readonly object waited, ended
+    # How many steps each rank has made, for how long it waited in calls, when its last one was over.
+    cdef readonly object made, waited, ended
     cdef readonly long long events, messages
     cdef const double[:, ::1] step_times
     cdef double[::1] waits, ends, called_at, engine_free, port_free, node_free
+    cdef long long[::1] returned
     cdef int[::1] steps
     cdef unsigned char[::1] computing
     cdef int unfinished, ranks_per_node
-    cdef double overhead, latency, gap, byte_gap, node_byte_gap, response
+    cdef double overhead, latency, gap, byte_gap, node_byte_gap, response, seconds
     cdef Event *heap
     cdef Py_ssize_t count, room
     cdef long long pushed

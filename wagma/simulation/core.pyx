@@ -6,6 +6,7 @@ function of its arguments.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
+from libc.math cimport INFINITY
 from libc.stdlib cimport free, realloc
 
 import numpy as np
@@ -39,23 +40,34 @@ cdef class Simulation:
         machine: the `machine.Machine` that they run on.
         step_times: float64 array of shape (iterations, ranks): the seconds that each of a rank's
             steps takes before its call.
+        seconds: when the simulation ends; each rank's steps must take as long. None: when all
+            applications have made all steps.
 
     Attributes:
         now: the simulated time, in seconds.
+        made: int64 array of shape (ranks,): how many calls of each application have returned.
         waited: float64 array of shape (ranks,): seconds that each application waited in calls.
         ended: float64 array of shape (ranks,): when each application's last call returned.
         events, messages: how many have been simulated.
 
+    Raises:
+        ValueError: the steps of a rank take less than `seconds`.
+
     Source of the network model: Alexandrov et al., LogGP, 1995, and for the rest `machine.Machine`.
     """
 
-    def __init__(self, Method method not None, machine, step_times):
+    def __init__(self, Method method not None, machine, step_times, seconds=None):
         cdef int rank
         self.step_times = np.ascontiguousarray(step_times, dtype=np.float64)
+        self.seconds = INFINITY if seconds is None else seconds
+        if seconds is not None and not (np.sum(self.step_times, axis=0) >= seconds).all():
+            rank = np.argmin(np.sum(self.step_times, axis=0))
+            raise ValueError(f"the steps of rank {rank} take less than {seconds:g} s")
         self.iterations, self.ranks = self.step_times.shape[0], self.step_times.shape[1]
         self.waited = np.zeros(self.ranks)
         self.ended = np.zeros(self.ranks)
-        self.waits, self.ends = self.waited, self.ended
+        self.made = np.zeros(self.ranks, dtype=np.int64)
+        self.waits, self.ends, self.returned = self.waited, self.ended, self.made
         self.called_at = np.zeros(self.ranks)
         self.engine_free = np.zeros(self.ranks)
         self.port_free = np.zeros(self.ranks)
@@ -78,21 +90,29 @@ cdef class Simulation:
         free(self.heap)
 
     def run(self):
-        """Let everything happen until every application has made its steps.
+        """Let everything happen until every application has made its steps, or the time is over.
 
         Raises:
             RuntimeError: an application waits, and nothing is left that could happen.
         """
         cdef Event event
+        cdef int rank
         while self.unfinished:
             if self.count == 0:
                 raise RuntimeError(
                     f"{self.unfinished} of {self.ranks} ranks wait at {self.now:g} s for something "
                     "that will not happen"
                 )
+            if self.heap[0].time > self.seconds:
+                break
             event = self._pop()
             self.now = event.time
             self._take(&event)
+        if self.unfinished:
+            self.now = self.seconds
+            for rank in range(self.ranks):
+                if not self.computing[rank]:
+                    self.waits[rank] += self.now - self.called_at[rank]
 
     cdef void _take(self, Event *event):
         self.events += 1
@@ -167,9 +187,10 @@ cdef class Simulation:
         self._check(rank, delay, 0)
         if self.computing[rank]:
             raise RuntimeError(f"rank {rank} is not in a call at {self.now:g} s")
-        self.waits[rank] += at - self.called_at[rank]
+        self.waits[rank] += min(at, self.seconds) - self.called_at[rank]
         self.ends[rank] = at
         self.steps[rank] += 1
+        self.returned[rank] += at <= self.seconds
         # Until its next call; one that has made its last step makes no more.
         self.computing[rank] = True
         if self.steps[rank] == self.iterations:
