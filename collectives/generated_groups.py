@@ -17,9 +17,12 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
     """Averages each rank's vector with those of a few others, whom a group generator chooses.
 
     A call returns once the groups of its have averaged, one after the other; other ranks' groups
-    are under way at the same time. A rank that makes no calls for a while, in `average`,
-    `synchronize` or for good, is not waited for, and is in no group meanwhile. One for which there
-    is nobody goes on alone.
+    are under way at the same time. A rank that is in `average`, `synchronize`, `load` or `join`, or
+    has closed, is not waited for, and is in no group. One for which there is nobody goes on alone.
+
+    Where groups are not "static" a call may wait for another rank's next one. A rank that waits
+    elsewhere meanwhile, in a barrier or in another collective, for one whose call waits for it,
+    waits for ever. Call `average` or `join` first, or close.
 
     Args:
         comm, like: those of `GroupAllreduce`.
@@ -32,13 +35,12 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         group_size: how many ranks a group of "random" has, 2 or more; all, if there are fewer.
             "smart" makes groups of two up to so many, or three, and of all of a node.
         threshold: C_thres of "smart", 1 or more: ranks that have made so many calls fewer than the
-            one for which groups are made are in none of these.
+            one for which groups are made, since all have last met, are in none of these.
         ranks_per_node: how many ranks that follow one another count as a node in "smart" and
             "static". None: nodes are as MPI has them, for "static" with equally many ranks on each.
         seed: of the groups drawn; an integer, from 0 on.
         controller_rank: the rank whose engine generates the groups of "random" and "smart".
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`; the transport has no
-            effect: groups send messages.
+        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
         groups, group_size, threshold, controller_rank: as given.

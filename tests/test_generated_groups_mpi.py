@@ -17,8 +17,7 @@ from collectives.formed_groups import FormedGroupCollective
 from collectives.protocols.scripted import ScriptedGroupProtocol
 from collectives.topology import static_groups
 
-# The averages of groups, and of all ranks, always send messages here.
-pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
+pytestmark = pytest.mark.mpi
 
 SHORT, LONG = 3, 100_000
 KINDS = {
@@ -200,6 +199,47 @@ def test_a_smart_generator_leaves_out_a_rank_that_computes_for_long(comm):
     if comm.rank == 2:
         for _ in range(2):
             comm.recv()
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@each_kind
+def test_ranks_that_join_are_in_no_group_and_then_go_on_with_all(comm, kind):
+    mine = change(SHORT, comm.rank, -1)
+    given = mine.copy()
+    with GeneratedGroupAllreduce(comm, mine, **kind) as collective:
+        for block in range(2):
+            before = collective.version
+            calls = 2 + 3 * ((comm.rank + block) % comm.size)
+            for call in range(calls):
+                loiter(comm.rank, call)
+                changed = change(SHORT, comm.rank, 100 * block + call)
+                given += changed
+                mine += changed
+                assert collective(mine).version == before + call
+            collective.join(mine)
+            assert collective.version == before + 2 + 3 * (comm.size - 1)
+            expected = np.mean(comm.allgather(given), axis=0)
+            np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-10)
+            assert same_everywhere(comm, mine.tobytes())
+
+
+@pytest.mark.ranks(3, 4)
+@each_kind
+def test_all_go_on_from_what_they_load(comm, kind):
+    """Also in groups of a schedule whose iterations have been before."""
+    mine = np.zeros(SHORT)
+    with GeneratedGroupAllreduce(comm, mine, **kind) as collective:
+        for version in (16, 4, 1):
+            train(comm, collective, mine, 3 + comm.rank, first=collective.version)
+            mine[:] = comm.rank
+            collective.load(mine, version)
+            assert collective.version == version
+            alone = collective.alone
+            for _ in range(2):
+                collective(mine)
+            assert collective.alone - alone <= 1 or kind["groups"] == "random"
+            collective.synchronize(mine)
+            np.testing.assert_allclose(mine, (comm.size - 1) / 2, rtol=1e-12)
 
 
 # Exceptions, failures and the end

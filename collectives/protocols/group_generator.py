@@ -12,10 +12,10 @@ lock vector, queue of pending groups and acknowledgements (section 4.1) are not 
   buffer). If there is none, all idle ranks are divided into disjoint groups at once (the global
   division, section 5.1). A rank is idle if it has asked for every group of its, and so have the
   other members of the last one. It is left out if it has made fewer requests than the requester had
-  before this one, by the threshold or more (C_thres, section 5.3). Where there are several nodes
-  there are two divisions (Inter-Intra, section 5.2): first one rank of each node, drawn anew,
-  averages in groups of these heads, and the others of a node in groups of their own; then all idle
-  ranks of a node.
+  before this one, by the threshold or more (C_thres, section 5.3), since all have last met. Where
+  there are several nodes there are two divisions (Inter-Intra, section 5.2): first one rank of each
+  node, drawn anew, averages in groups of these heads, and the others of a node in groups of their
+  own; then all idle ranks of a node.
 
 A division makes as few groups as it can of at most the group size, as equal as they can be; of an
 odd number of ranks one pair has three. So nobody is left over. Where a node has one rank beside
@@ -108,8 +108,13 @@ class GroupGenerator:
             How many groups that makes, of which it and others must be told; BUFFERED if it has been
             told of its group; ALONE if there is nobody for it.
         """
-        # Who has paused and asks again has met all others: they will ask as well.
-        self.back = max(self.back, pauses)
+        i: cython.int
+        if pauses > self.back:
+            # Who has paused and asks again has met all others: they will ask as well, and nobody
+            # is behind any more.
+            self.back = pauses
+            for i in range(self.size):
+                self.requests[i] = 0
         self.formed = 0
         self.filled = 0
         if self.smart and self.untaken[rank] > 0:

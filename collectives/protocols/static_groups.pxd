@@ -5,7 +5,7 @@ cdef int OTHERS
 
 cdef class StaticGroupProtocol(GroupProtocol):
     cdef readonly long long alone
-    cdef long long pauses, back, calls_before
+    cdef long long pauses, back, last, largest
     cdef bint waiting
     cdef int period
     cdef Group record

@@ -17,8 +17,9 @@ import cython
 
 from collectives.protocols.formed_groups import Group, GroupProtocol
 
-# The kinds of messages: to a leader an iteration, or that a rank makes no calls, and whether for
-# good, both with how often it has paused; from there the group of an iteration, or that it is over.
+# The kinds of messages: to a leader an iteration and the number of the rank's last group, or that
+# it makes no calls, and whether for good, both with how often it has paused; from there the group
+# of an iteration, or that it is over.
 COME = 0
 OUT = 1
 GROUP = 2
@@ -61,7 +62,9 @@ class StaticGroupProtocol(GroupProtocol):
         self.left = array.array("i", [0]) * size
         self.begun = array.array("q", [-1]) * len(own)
         self.back = 0
-        self.calls_before = 0
+        # Groups have larger numbers than all that their members, or their leader's, had before.
+        self.last = 0
+        self.largest = 0
 
     def call(self):
         begin: cython.int = self.begins[self.phase(self.calls)]
@@ -79,6 +82,7 @@ class StaticGroupProtocol(GroupProtocol):
             self.came[source] = integers[1]
             # Who has paused and comes again has met all others: they will come as well.
             self.back = max(self.back, integers[2])
+            self.largest = max(self.largest, integers[3])
             self.look_after(source)
         elif kind == OUT:
             self.away[source] = integers[2]
@@ -88,6 +92,7 @@ class StaticGroupProtocol(GroupProtocol):
             self.waiting = False
             if kind == GROUP:
                 self.record.read(integers, 1)
+                self.last = self.record.number
                 self.port.reduce(self.record)
             else:
                 self.alone += 1
@@ -96,16 +101,15 @@ class StaticGroupProtocol(GroupProtocol):
     def pause(self):
         i: cython.int
         self.pauses += 1
-        self.calls_before = self.calls
         for i in range(len(self.leaders)):
             self.send(self.leaders[i], OUT, self.leaving)
 
-    def resume(self):
+    def restart(self, calls):
         phase: cython.int
-        if self.calls < self.calls_before:
-            # All ranks have gone back to an earlier iteration.
-            for phase in range(self.period):
-                self.begun[phase] = -1
+        GroupProtocol.restart(self, calls)
+        # No group is under way, and all ranks come to the same iteration next.
+        for phase in range(self.period):
+            self.begun[phase] = -1
 
     def waits_for(self, rank):
         """A call waits for the members of its group; its leader knows who has come."""
@@ -129,7 +133,8 @@ class StaticGroupProtocol(GroupProtocol):
         self.message[0] = kind
         self.message[1] = number
         self.message[2] = self.pauses
-        self.port.send(rank, self.message[:3])
+        self.message[3] = self.last
+        self.port.send(rank, self.message[:4])
 
     # The leader
 
@@ -167,8 +172,9 @@ class StaticGroupProtocol(GroupProtocol):
         i: cython.int
         member: cython.int
         end: cython.int
-        # No other group that is under way has this rank for a leader, and this iteration.
-        self.record.clear(iteration * self.size + self.rank)
+        # The next one that tells who the leader is.
+        self.largest = (self.largest // self.size + 1) * self.size + self.rank
+        self.record.clear(self.largest)
         for i in range(self.begins[phase], self.begins[phase + 1]):
             member = self.members[i]
             if self.came[member] == iteration:
