@@ -198,6 +198,34 @@ def test_a_slow_rank_s_own_division_has_faster_ones():
     assert ask(generator, 2) == [(0, 1, 2, 3)]
 
 
+def test_who_waits_for_a_slow_rank_does_not_count_as_slow():
+    """It is as far as the fastest once the slow one has come, which then is left out."""
+    generator = generator_of(4, 2, [0] * 4)
+    groups = ask(generator, 0)
+    slow, partner = next(group for group in groups if 0 not in group)
+    [other] = [rank for rank in range(1, 4) if rank not in (slow, partner)]
+    assert ask(generator, other) == BUFFERED
+    assert ask(generator, partner) == BUFFERED
+    for _ in range(20):
+        assert ask(generator, 0) == [(0, other)]
+        assert ask(generator, other) == BUFFERED
+    assert ask(generator, slow) == BUFFERED
+    assert generator.requests[slow] == 1
+    assert generator.requests[partner] == generator.requests[0] == 21
+    members = {member for group in ask(generator, 0) for member in group}
+    assert members == {0, other, partner}
+
+
+def test_a_slow_rank_is_in_no_group_that_waits_for_its_next_request():
+    """Its division puts it into one with others of its node, but not into a second one."""
+    generator = generator_of(6, 3, [0, 0, 0, 1, 1, 1])
+    for rank in range(1, 6):
+        generator.requests[rank] = 50
+    groups = ask(generator, 0)
+    assert [group for group in groups if 0 in group] == groups[:1] or len(groups[1]) == 2
+    assert groups[-2:] == [(1, 2), (3, 4, 5)]
+
+
 # Nodes
 
 

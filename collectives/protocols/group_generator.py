@@ -11,11 +11,15 @@ lock vector, queue of pending groups and acknowledgements (section 4.1) are not 
 - Smart: a request gets the oldest group that its rank was put into and has not asked for (the group
   buffer). If there is none, all idle ranks are divided into disjoint groups at once (the global
   division, section 5.1). A rank is idle if it has asked for every group of its, and so have the
-  other members of the last one. It is left out if it has made fewer requests than the requester had
-  before this one, by the threshold or more (C_thres, section 5.3), since all have last met. Where
-  there are several nodes there are two divisions (Inter-Intra, section 5.2): first one rank of each
-  node, drawn anew, averages in groups of these heads, and the others of a node in groups of their
-  own; then all idle ranks of a node.
+  other members of the last one. It is left out if it is behind the requester by the threshold or
+  more requests (C_thres, section 5.3). Where there are several nodes there are two divisions
+  (Inter-Intra, section 5.2): first one rank of each node, drawn anew, averages in groups of these
+  heads, and the others of a node in groups of their own; then all idle ranks of a node, but for
+  those that are behind.
+
+Requests are counted since all ranks have last met. Beyond the paper, those that the fastest rank
+makes while a rank waits for others count for that one, too: else who has waited for a slow rank
+would itself be taken for slow by all others, and go on with the slow one for good.
 
 A division makes as few groups as it can of at most the group size, as equal as they can be; of an
 odd number of ranks one pair has three. So nobody is left over. Where a node has one rank beside
@@ -72,7 +76,11 @@ class GroupGenerator:
             self.most = min(size, max(spread * (self.group_size + 1), largest))
         self.groups = 0
         self.back = 0
+        # How many requests count for a rank, for the one with most, and for that when a rank has
+        # asked last.
         self.requests = array.array("q", [0]) * size
+        self.most_requests = 0
+        self.asked_at = array.array("q", [0]) * size
         self.away = array.array("q", [0]) * size
         self.left = array.array("i", [0]) * size
         # The groups that the last request has made: where each one's members begin, and end.
@@ -113,19 +121,21 @@ class GroupGenerator:
             # Who has paused and asks again has met all others: they will ask as well, and nobody
             # is behind any more.
             self.back = pauses
+            self.most_requests = 0
             for i in range(self.size):
                 self.requests[i] = 0
+                self.asked_at[i] = 0
         self.formed = 0
         self.filled = 0
         if self.smart and self.untaken[rank] > 0:
-            self.requests[rank] += 1
+            self.count(rank)
             self.take(rank)
             return BUFFERED
         if self.smart:
             self.divide(rank)
         else:
             self.draw_group(rank)
-        self.requests[rank] += 1
+        self.count(rank)
         self.groups += self.formed
         if self.formed == 0:
             self.taken_place[rank] = -1
@@ -246,13 +256,26 @@ class GroupGenerator:
             self.cut(self.sorted, self.starts[node] + 1, self.starts[node + 1])
 
     def divide_nodes(self):
-        """The second division: all of a node."""
+        """The second division: all of a node, but for those that are too slow for the others.
+
+        Who is waits for nobody in the first one, but these would wait for its next request.
+        """
         i: cython.int
         node: cython.int
+        most: cython.longlong
+        count: cython.int
         for node in range(self.nodes):
-            if self.starts[node + 1] - self.starts[node] > 1:
-                for i in range(self.starts[node], self.starts[node + 1]):
-                    self.add(self.sorted[i])
+            most = 0
+            for i in range(self.starts[node], self.starts[node + 1]):
+                most = max(most, self.requests[self.sorted[i]])
+            count = 0
+            for i in range(self.starts[node], self.starts[node + 1]):
+                if most - self.requests[self.sorted[i]] < self.threshold:
+                    self.idle[count] = self.sorted[i]
+                    count += 1
+            if count > 1:
+                for i in range(count):
+                    self.add(self.idle[i])
                 self.end_group()
 
     # What they are made of
@@ -311,9 +334,24 @@ class GroupGenerator:
         self.taken_number[rank] = self.number_at[place]
         self.missing_at[place] -= 1
         if self.missing_at[place] == 0:
+            self.make_up(place)
             self.number_at[place] = -1
             self.free[self.free_count] = place
             self.free_count += 1
+
+    def count(self, rank):
+        """Count a request."""
+        self.requests[rank] += 1
+        self.most_requests = max(self.most_requests, self.requests[rank])
+        self.asked_at[rank] = self.most_requests
+
+    def make_up(self, place):
+        """All members have asked: count for each what the fastest rank has made while it waited."""
+        i: cython.int
+        for i in range(self.size):
+            if self.taken_place[i] == place and self.taken_number[i] == self.number_at[place]:
+                self.requests[i] += self.most_requests - self.asked_at[i]
+                self.asked_at[i] = self.most_requests
 
     def shuffle(self, values, count):
         """Put the first ones into a random order."""

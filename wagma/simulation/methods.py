@@ -103,6 +103,8 @@ class Synchronous(Method):
 
 def wagma(settings: Settings, ranks: int) -> Method:
     """Return WAGMA-SGD's ranks."""
+    if settings.groups not in (None, "changing", "fixed"):
+        raise ValueError(f"groups is {settings.groups!r}, not one of changing, fixed")
     size = default_group_size(ranks) if settings.group_size is None else settings.group_size
     return GroupAveraging(
         size,
