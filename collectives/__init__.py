@@ -4,6 +4,7 @@
 waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
 them. `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`, `PairwiseAverage`
 and `ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`.
+`GeneratedGroupAllreduce` averages over groups that a generator forms of the ranks that are there.
 Importing this package neither initializes MPI nor imports torch.
 """
 
@@ -13,6 +14,7 @@ from collectives.errors import (
     DisagreementError,
     RankFailedError,
 )
+from collectives.generated_groups import GeneratedGroupAllreduce
 from collectives.group_allreduce import DEFAULT_LATE, GroupAllreduce
 from collectives.joining import join
 from collectives.neighbor_average import NeighborAverage
@@ -27,6 +29,7 @@ __all__ = [
     "ClosedError",
     "CollectiveError",
     "DisagreementError",
+    "GeneratedGroupAllreduce",
     "GroupAllreduce",
     "NeighborAverage",
     "PairwiseAverage",

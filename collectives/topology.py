@@ -22,7 +22,11 @@ __all__ = [
     "groups",
     "propagation_bound",
     "shuffle",
+    "static_groups",
 ]
+
+# Iterations after which the groups of `static_groups` are the same again.
+STATIC_PERIOD = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +192,65 @@ def propagation_bound(world_size: int, group_size: int) -> int:
         reached *= group_size
         rounds += 1
     return 2 * rounds + 1
+
+
+def static_groups(world_size: int, local_size: int, iteration: int) -> list[tuple[int, ...]]:
+    """Return the disjoint groups of an iteration in Ripples' static schedule.
+
+    Ranks that follow one another are on a node, `local_size` of them, fewer on the last where they
+    do not divide the world size. The schedule repeats itself after four iterations:
+
+    0. The first ranks of all nodes average; on each node the third and the fourth do, and so on in
+       pairs.
+    1. All ranks of a node average.
+    2. On each node the first and the last average. The second averages with that of the opposite
+       node, half of the nodes further on. Those in between do in pairs, from the third on.
+    3. As 1.
+
+    With four ranks on each of an even number of nodes this is the paper's. Elsewhere: the opposites
+    of an odd number of nodes leave out the last one. On a node with two ranks the second averages
+    with the opposite node's, and the first with nobody. A node's only rank is its second as well.
+    The groups of a period connect all ranks.
+
+    Args:
+        world_size: number of ranks P, at least 1.
+        local_size: number of ranks of a node, at least 1.
+        iteration: from 0.
+
+    Returns:
+        The groups in ascending order of their smallest rank, each a sorted tuple of two ranks or
+        more; a rank without a partner is in none.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Source: Luo et al., Ripples, Figures 9 and 10 (section 4.2).
+    """
+    if world_size < 1 or local_size < 1:
+        raise ValueError(f"{world_size} ranks with {local_size} on a node: both must be 1 or more")
+    if iteration < 0:
+        raise ValueError(f"iteration {iteration} is negative")
+    ranks = range(world_size)
+    nodes = [ranks[first : first + local_size] for first in ranks[::local_size]]
+    phase = iteration % STATIC_PERIOD
+    if phase == 0:
+        found = [[node[0] for node in nodes]] + [
+            pair for node in nodes for pair in _pairs(node[2:])
+        ]
+    elif phase == 2:
+        half = len(nodes) // 2
+        bridges = [node[min(1, len(node) - 1)] for node in nodes]
+        found = [[bridges[i], bridges[half + i]] for i in range(half)]
+        found += [[node[0], node[-1]] for node in nodes if len(node) > 2]
+        found += [pair for node in nodes for pair in _pairs(node[2:-1])]
+    else:
+        found = nodes
+    return sorted(tuple(group) for group in found if len(group) > 1)
+
+
+def _pairs(ranks: range) -> list[range]:
+    """Return pairs of ranks that follow one another; the last of an odd number is in none."""
+    return [ranks[i : i + 2] for i in range(0, len(ranks) - 1, 2)]
 
 
 def _is_power_of_two(number: int) -> bool:

@@ -21,6 +21,8 @@ class Method(NamedTuple):
         repeatable: whether a run gives the same model every time, bit for bit.
         holds: whether a rank holds the model of it that others average with.
         rounding: relative error of one rank's steps beside those of the wrapped optimizer alone.
+        exclusive: whether a step may wait for other ranks' next steps, so that none of them may
+            wait for this rank in a barrier or in another optimizer's step.
     """
 
     kind: type
@@ -28,6 +30,7 @@ class Method(NamedTuple):
     repeatable: bool = True
     holds: bool = True
     rounding: float = 0
+    exclusive: bool = False
 
     def wrap(self, model, comm, make=None, **settings):
         local = (make or momentum_sgd)(model.parameters())
@@ -48,6 +51,9 @@ METHODS = {
     "sgp": Method(optim.SGP, {}),
     "ad-psgd": Method(optim.ADPSGD, {}, repeatable=False, holds=False),
     "parameter-server": Method(optim.ParameterServer, {}, repeatable=False),
+    "ripples": Method(optim.Ripples, {}, repeatable=False, exclusive=True),
+    "ripples-random": Method(optim.Ripples, {"groups": "random"}, False, exclusive=True),
+    "ripples-static": Method(optim.Ripples, {"groups": "static"}),
 }
 
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -15,6 +15,7 @@ from wagma.methods import (
     local_sgd,
     parameter_server,
     post_local_sgd,
+    ripples,
     sgp,
     wagma,
 )
@@ -35,6 +36,7 @@ METHODS: dict[str, Method] = {
         sgp,
         ad_psgd,
         parameter_server,
+        ripples,
     )
 }
 REFERENCES: dict[str, Method] = {

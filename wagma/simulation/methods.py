@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from collectives.topology import default_group_size
@@ -22,7 +21,8 @@ class Settings:
         seed: of the neighbors that AD-PSGD draws.
         options: those of methods, as they are declared, such as group_size, sync_period or mode.
 
-    Attributes: the same, and every other option that a simulated method has, with its default.
+    Attributes: the same, and every other option that a simulated method has, with its default; None
+        where methods have different ones.
 
     Raises:
         TypeError: no simulated method has such an option.
@@ -37,18 +37,40 @@ class Settings:
         for name, value in options.items():
             if name not in known:
                 raise TypeError(f"no simulated method has an option {name!r}")
-            known[name].checked(value)
-        vars(self).update({name: option.default for name, option in known.items()} | options)
+            check_option(known[name], value)
+        vars(self).update({name: default_of(known[name]) for name in known} | options)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"Settings({values})"
 
 
-def simulated_options() -> Mapping[str, Option]:
-    """Return the options that simulated methods have, by name."""
-    methods = METHODS.values()
-    return {each.name: each for method in methods for each in method.options if each.simulated}
+def simulated_options() -> dict[str, set[Option]]:
+    """Return the options that simulated methods have, by name: methods may have different ones."""
+    found = {}
+    for method in METHODS.values():
+        for option in method.options:
+            if option.simulated:
+                found.setdefault(option.name, set()).add(option)
+    return found
+
+
+def check_option(options: set[Option], value: Any) -> None:
+    """Raise ValueError where none of the options of a name can have this value."""
+    errors = []
+    for option in options:
+        try:
+            option.checked(value)
+        except ValueError as error:
+            errors.append(str(error))
+    if len(errors) == len(options):
+        raise ValueError("; ".join(sorted(errors)))
+
+
+def default_of(options: set[Option]) -> Any:
+    """Return the default of the options of a name, None where they have different ones."""
+    defaults = {option.default for option in options}
+    return defaults.pop() if len(defaults) == 1 else None
 
 
 class Synchronous(Method):
@@ -82,6 +104,8 @@ class Synchronous(Method):
 
 def wagma(settings: Settings, ranks: int) -> Method:
     """Return WAGMA-SGD's ranks."""
+    if settings.groups not in (None, "changing", "fixed"):
+        raise ValueError(f"groups is {settings.groups!r}, not one of changing, fixed")
     size = default_group_size(ranks) if settings.group_size is None else settings.group_size
     return GroupAveraging(
         size,

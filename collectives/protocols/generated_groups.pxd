@@ -1,0 +1,21 @@
+from collectives.protocols.formed_groups cimport Group, GroupProtocol
+from collectives.protocols.group_generator cimport GroupGenerator
+
+cdef int REQUEST, PAUSE, GROUP, NOBODY, PAUSED
+cdef int HEADER, ANY, OTHERS
+
+cdef class GeneratedGroupProtocol(GroupProtocol):
+    cdef readonly GroupGenerator generator
+    cdef readonly int controller
+    cdef readonly long long alone
+    cdef long long pauses
+    cdef bint waiting
+    cdef int unanswered, stride, room, first, count
+    cdef Group record
+    cdef long long[::1] message, kept
+
+    cdef void keep(self, long long[::1] integers) noexcept nogil
+    cdef void proceed(self) noexcept nogil
+    cdef void end_call(self) noexcept nogil
+    cdef void send(self, int rank, int kind, bint flag) noexcept nogil
+    cdef void answer(self, int source, int formed) noexcept nogil

@@ -1,0 +1,153 @@
+# cython: boundscheck=False, wraparound=False
+"""Ripples' ranks, whose groups one rank's group generator forms when they ask for one.
+
+A call asks the generator, on the rank that controls. It carries out the groups with its rank that
+the generator has formed, in their order: all of them up to the one that its own request has made
+(random), or the oldest one (smart), of which it may have been told before, so that it need not wait
+for an answer. Those that are left wait for the next call.
+
+A rank that pauses says so, and until the controller has answered it takes part in the groups that
+it was put into at once, outside of a call, where it gives nothing.
+"""
+
+import array
+
+import cython
+
+from collectives.protocols.formed_groups import Group, GroupProtocol
+
+# The kinds of messages: to the rank that controls a request, with how often the rank has paused,
+# and a pause, with that and whether it is for good; from there a group, that there is none, and
+# that nothing more comes for a rank that has paused.
+REQUEST = 0
+PAUSE = 1
+GROUP = 2
+NOBODY = 3
+PAUSED = 4
+
+# The integers of a group's message beside its members: its kind, the rank whose request it answers,
+# or ANY for that of each member, and the record's own.
+HEADER = 2
+ANY = -1
+OTHERS = HEADER + 3
+
+
+class GeneratedGroupProtocol(GroupProtocol):
+    """One rank of it.
+
+    Args:
+        port, rank, size: see `GroupProtocol`.
+        generator: the `GroupGenerator`, or one like that of the controller, which is used.
+        controller: the rank that controls.
+
+    Attributes:
+        alone: how many calls were in no group, as there was nobody else for one.
+    """
+
+    def __init__(self, port, rank, size, generator, controller):
+        GroupProtocol.__init__(self, port, rank, size)
+        self.generator = generator
+        self.controller = controller
+        self.alone = 0
+        self.pauses = 0
+        # Whether the application waits for its group to be formed; answers to pauses to come.
+        self.waiting = False
+        self.unanswered = 0
+        self.record = Group(room=generator.most)
+        self.message = array.array("q", [0]) * (OTHERS + generator.most)
+        # The groups that this rank has not yet begun, as their messages: a ring.
+        self.stride = len(self.message)
+        self.room = generator.room
+        self.kept = array.array("q", [0]) * (self.room * self.stride)
+        self.first = 0
+        self.count = 0
+
+    def call(self):
+        GroupProtocol.call(self)
+        self.waiting = True
+        self.send(self.controller, REQUEST, False)
+        self.proceed()
+
+    def arrived(self, source, integers):
+        kind: cython.longlong = integers[0]
+        if kind == REQUEST:
+            self.answer(source, self.generator.request(source, integers[1]))
+        elif kind == PAUSE:
+            self.generator.pause(source, integers[1], integers[2] != 0)
+            self.send(source, PAUSED, False)
+        elif kind == GROUP:
+            self.keep(integers)
+            self.proceed()
+        elif kind == NOBODY:
+            self.alone += 1
+            self.end_call()
+        else:
+            self.unanswered -= 1
+
+    def pause(self):
+        self.pauses += 1
+        self.unanswered += 1
+        self.send(self.controller, PAUSE, self.leaving)
+        self.proceed()
+
+    def is_quiet(self):
+        return GroupProtocol.is_quiet(self) and self.unanswered == 0
+
+    def waits_for(self, rank):
+        """What a call waits for before its group is known is the controller's answer."""
+        if rank == self.rank or rank != self.controller:
+            return False
+        return self.waiting or self.unanswered > 0
+
+    # The groups of this rank
+
+    def keep(self, integers):
+        """Keep a group until it is carried out."""
+        i: cython.int
+        begin: cython.int = (self.first + self.count) % self.room * self.stride
+        for i in range(len(integers)):
+            self.kept[begin + i] = integers[i]
+        self.count += 1
+
+    def proceed(self):
+        """Carry out groups as long as a call wants some, or this rank must get rid of them."""
+        begin: cython.int
+        asked: cython.longlong
+        while self.count > 0 and (self.waiting or self.unanswered > 0):
+            begin = self.first * self.stride
+            asked = self.kept[begin + 1]
+            self.record.read(self.kept, begin + HEADER)
+            self.first = (self.first + 1) % self.room
+            self.count -= 1
+            self.port.reduce(self.record)
+            if self.waiting and (asked == ANY or asked == self.rank):
+                self.end_call()
+
+    def end_call(self):
+        """The call returns, once what comes before has been averaged."""
+        self.waiting = False
+        self.port.return_model()
+
+    def send(self, rank, kind, flag):
+        """Send a message without a group."""
+        self.message[0] = kind
+        self.message[1] = self.pauses
+        self.message[2] = flag
+        self.port.send(rank, self.message[:3])
+
+    # The controller
+
+    def answer(self, source, formed):
+        """Tell of the groups that a request has made, or that it makes none."""
+        index: cython.int
+        i: cython.int
+        end: cython.int
+        if formed < 0:
+            self.send(source, NOBODY, False)
+        for index in range(formed):
+            self.generator.write(index, self.record)
+            self.message[0] = GROUP
+            self.message[1] = ANY if self.generator.smart else source
+            end = self.record.write(self.message, HEADER)
+            for i in range(self.record.size):
+                self.port.send(self.record.members[i], self.message[:end])

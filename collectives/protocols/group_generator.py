@@ -1,0 +1,367 @@
+# cython: boundscheck=False, wraparound=False
+"""The group generator of Ripples: which ranks average with each other, said for each request.
+
+Every group has a number, and whoever is in several carries them out in the order of these. So of
+groups that share a rank one runs after the other, while others run beside them, and nobody waits in
+a circle: all that the members of the oldest group wait for is each other's requests. The paper's
+lock vector, queue of pending groups and acknowledgements (section 4.1) are not needed for that.
+
+- Random: every request makes a group of the requester and others, drawn uniformly among those that
+  make calls, also if they are in groups already. (Section 4.1; Figure 7, Step 3.)
+- Smart: a request gets the oldest group that its rank was put into and has not asked for (the group
+  buffer). If there is none, all idle ranks are divided into disjoint groups at once (the global
+  division, section 5.1). A rank is idle if it has asked for every group of its, and so have the
+  other members of the last one. It is left out if it is behind the requester by the threshold or
+  more requests (C_thres, section 5.3). Where there are several nodes there are two divisions
+  (Inter-Intra, section 5.2): first one rank of each node, drawn anew, averages in groups of these
+  heads, and the others of a node in groups of their own; then all idle ranks of a node, but for
+  those that are behind.
+
+Requests are counted since all ranks have last met. Beyond the paper, those that the fastest rank
+makes while a rank waits for others count for that one, too: else who has waited for a slow rank
+would itself be taken for slow by all others, and go on with the slow one for good.
+
+A division makes as few groups as it can of at most the group size, as equal as they can be; of an
+odd number of ranks one pair has three. So nobody is left over. Where a node has one rank beside
+its head, that one goes into the head's group. A requester for which there is nobody is told so.
+
+Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019.
+"""
+
+import array
+import hashlib
+
+import cython
+
+# What a request gets that makes no groups: one that is there already, or none at all.
+BUFFERED = 0
+ALONE = -1
+
+# Groups that a division puts a rank into, at most.
+BUFFER = 2
+
+
+class GroupGenerator:
+    """Who is in which group; it learns of requests, and of ranks that make none for a while.
+
+    Args:
+        size: how many ranks there are.
+        group_size: how many ranks a group has, or at most has; 2 or more.
+        seed: of what it draws.
+        nodes: the node of each rank, numbered from 0; None: groups are random ones.
+        threshold: C_thres, 1 or more.
+
+    Attributes:
+        groups: how many were formed; they are numbered from 0.
+        formed: how many of these the last request has made.
+        most: how many members a group has, at most.
+        room: how many groups a rank may have been put into that it has not asked for, at most.
+    """
+
+    def __init__(self, size, group_size, seed, nodes=None, threshold=4):
+        self.size = size
+        self.group_size = min(group_size, size)
+        self.smart = nodes is not None
+        self.threshold = threshold
+        digest = hashlib.blake2b(f"groups {seed}".encode(), digest_size=8).digest()
+        self.random = 1 + int.from_bytes(digest, "little") % 2147483646
+        self.node = array.array("i", nodes or [0] * size)
+        self.nodes = max(self.node) + 1
+        # Where every request makes a group, each rank in a call may have made one of a rank's.
+        self.room = BUFFER if self.smart else size
+        self.most = min(size, self.group_size)
+        if self.smart:
+            largest = max(list(self.node).count(node) for node in range(self.nodes))
+            spread = 1 if self.nodes == 1 else 2
+            self.most = min(size, max(spread * (self.group_size + 1), largest))
+        self.groups = 0
+        self.back = 0
+        # How many requests count for a rank, for the one with most, and for that when a rank has
+        # asked last.
+        self.requests = array.array("q", [0]) * size
+        self.most_requests = 0
+        self.asked_at = array.array("q", [0]) * size
+        self.away = array.array("q", [0]) * size
+        self.left = array.array("i", [0]) * size
+        # The groups that the last request has made: where each one's members begin, and end.
+        self.formed = 0
+        self.filled = 0
+        self.members = array.array("i", [0]) * (BUFFER * size)
+        self.bounds = array.array("i", [0]) * (size + 1)
+        # Those that some member has not asked for have places: their numbers, −1 where there is
+        # none, and how many have not.
+        places = BUFFER * size if self.smart else 0
+        self.number_at = array.array("q", [-1]) * places
+        self.missing_at = array.array("i", [0]) * places
+        self.free = array.array("i", range(places))
+        self.free_count = places
+        # Of each rank: the places of the groups that it has not asked for, and how many these are;
+        # the place and the number of that which it has asked for last.
+        self.buffered = array.array("i", [0]) * places
+        self.untaken = array.array("i", [0]) * size
+        self.taken_place = array.array("i", [-1]) * size
+        self.taken_number = array.array("q", [-1]) * size
+        # Ranks that are to be divided, also by node, and the heads.
+        self.idle = array.array("i", [0]) * size
+        self.sorted = array.array("i", [0]) * size
+        self.starts = array.array("i", [0]) * (self.nodes + 2)
+        self.heads = array.array("i", [0]) * size
+
+    # Events
+
+    def request(self, rank, pauses):
+        """A rank asks for a group, after so many pauses.
+
+        Returns:
+            How many groups that makes, of which it and others must be told; BUFFERED if it has been
+            told of its group; ALONE if there is nobody for it.
+        """
+        i: cython.int
+        if pauses > self.back:
+            # Who has paused and asks again has met all others: they will ask as well, and nobody
+            # is behind any more.
+            self.back = pauses
+            self.most_requests = 0
+            for i in range(self.size):
+                self.requests[i] = 0
+                self.asked_at[i] = 0
+        self.formed = 0
+        self.filled = 0
+        if self.smart and self.untaken[rank] > 0:
+            self.count(rank)
+            self.take(rank)
+            return BUFFERED
+        if self.smart:
+            self.divide(rank)
+        else:
+            self.draw_group(rank)
+        self.count(rank)
+        self.groups += self.formed
+        if self.formed == 0:
+            self.taken_place[rank] = -1
+            return ALONE
+        if self.smart:
+            self.give()
+            self.take(rank)
+        return self.formed
+
+    def pause(self, rank, pauses, leaving):
+        """A rank makes no requests, for the so-manieth time, or for good; nobody waits for one."""
+        self.away[rank] = pauses
+        self.left[rank] = self.left[rank] or leaving
+        while self.untaken[rank] > 0:
+            self.take(rank)
+        self.taken_place[rank] = -1
+
+    def write(self, index, group):
+        """Make a record of one of the groups that the last request has made."""
+        i: cython.int
+        group.clear(self.groups - self.formed + index)
+        for i in range(self.bounds[index], self.bounds[index + 1]):
+            group.add(self.members[i], 1)
+
+    # Decisions
+
+    def is_active(self, rank):
+        """Whether a rank makes requests, as far as is known."""
+        return self.left[rank] == 0 and self.away[rank] <= self.back
+
+    def is_idle(self, rank):
+        """Whether it is in no group that some member has not asked for."""
+        place: cython.int = self.taken_place[rank]
+        if self.untaken[rank] > 0:
+            return False
+        return place < 0 or self.number_at[place] != self.taken_number[rank]
+
+    def draw_group(self, rank):
+        """Put the requester and random others into a group."""
+        i: cython.int
+        count: cython.int = 0
+        other: cython.int
+        for i in range(self.size):
+            if i != rank and self.is_active(i):
+                self.idle[count] = i
+                count += 1
+        if count == 0:
+            return
+        self.add(rank)
+        for i in range(min(self.group_size - 1, count)):
+            other = i + self.draw(count - i)
+            self.idle[i], self.idle[other] = self.idle[other], self.idle[i]
+            self.add(self.idle[i])
+        self.end_group()
+
+    def divide(self, rank):
+        """Divide the idle ranks that are not too slow for the requester, and this one."""
+        i: cython.int
+        count: cython.int = 0
+        for i in range(self.size):
+            if i == rank or (
+                self.is_active(i)
+                and self.is_idle(i)
+                and self.requests[rank] - self.requests[i] < self.threshold
+            ):
+                self.idle[count] = i
+                count += 1
+        self.shuffle(self.idle, count)
+        if self.nodes == 1:
+            self.cut(self.idle, 0, count)
+        elif count > 1:
+            self.sort_by_node(count)
+            self.divide_heads()
+            self.divide_nodes()
+
+    def sort_by_node(self, count):
+        """Put ranks of one node beside each other, and leave their order as it is."""
+        i: cython.int
+        node: cython.int
+        for node in range(self.nodes + 2):
+            self.starts[node] = 0
+        for i in range(count):
+            self.starts[self.node[self.idle[i]] + 2] += 1
+        for node in range(self.nodes):
+            self.starts[node + 2] += self.starts[node + 1]
+        for i in range(count):
+            node = self.node[self.idle[i]]
+            self.sorted[self.starts[node + 1]] = self.idle[i]
+            self.starts[node + 1] += 1
+
+    def divide_heads(self):
+        """The first division: heads of nodes, and the others of each node among themselves."""
+        i: cython.int
+        node: cython.int
+        begin: cython.int
+        share: cython.int
+        count: cython.int = 0
+        done: cython.int = 0
+        for node in range(self.nodes):
+            if self.starts[node + 1] > self.starts[node]:
+                self.heads[count] = node
+                count += 1
+        if count == 1:
+            node = self.heads[0]
+            self.cut(self.sorted, self.starts[node], self.starts[node + 1])
+            return
+        self.shuffle(self.heads, count)
+        while done < count:
+            share = self.share(count - done)
+            for i in range(done, done + share):
+                begin = self.starts[self.heads[i]]
+                self.add(self.sorted[begin])
+                if self.starts[self.heads[i] + 1] - begin == 2:
+                    self.add(self.sorted[begin + 1])
+            self.end_group()
+            done += share
+        for node in range(self.nodes):
+            self.cut(self.sorted, self.starts[node] + 1, self.starts[node + 1])
+
+    def divide_nodes(self):
+        """The second division: all of a node, but for those that are too slow for the others.
+
+        Who is waits for nobody in the first one, but these would wait for its next request.
+        """
+        i: cython.int
+        node: cython.int
+        most: cython.longlong
+        count: cython.int
+        for node in range(self.nodes):
+            most = 0
+            for i in range(self.starts[node], self.starts[node + 1]):
+                most = max(most, self.requests[self.sorted[i]])
+            count = 0
+            for i in range(self.starts[node], self.starts[node + 1]):
+                if most - self.requests[self.sorted[i]] < self.threshold:
+                    self.idle[count] = self.sorted[i]
+                    count += 1
+            if count > 1:
+                for i in range(count):
+                    self.add(self.idle[i])
+                self.end_group()
+
+    # What they are made of
+
+    def cut(self, ranks, begin, end):
+        """Make groups of what follows one another there; a single one is in none."""
+        i: cython.int
+        share: cython.int
+        while end - begin > 1:
+            share = self.share(end - begin)
+            for i in range(begin, begin + share):
+                self.add(ranks[i])
+            self.end_group()
+            begin += share
+
+    def share(self, count):
+        """Return how many of so many, 2 or more, are in the next group: sizes differ by one."""
+        groups: cython.int = (count + self.group_size - 1) // self.group_size
+        if 2 * groups > count:
+            groups = count // 2
+        return (count + groups - 1) // groups
+
+    def add(self, rank):
+        """Add a member to the group that is being made."""
+        self.members[self.filled] = rank
+        self.filled += 1
+
+    def end_group(self):
+        """The group that is being made has all its members."""
+        self.formed += 1
+        self.bounds[self.formed] = self.filled
+
+    def give(self):
+        """Put the groups that were formed into their members' buffers."""
+        index: cython.int
+        place: cython.int
+        rank: cython.int
+        i: cython.int
+        for index in range(self.formed):
+            self.free_count -= 1
+            place = self.free[self.free_count]
+            self.number_at[place] = self.groups - self.formed + index
+            self.missing_at[place] = self.bounds[index + 1] - self.bounds[index]
+            for i in range(self.bounds[index], self.bounds[index + 1]):
+                rank = self.members[i]
+                self.buffered[BUFFER * rank + self.untaken[rank]] = place
+                self.untaken[rank] += 1
+
+    def take(self, rank):
+        """A rank has asked for its oldest group."""
+        first: cython.int = BUFFER * rank
+        place: cython.int = self.buffered[first]
+        self.buffered[first] = self.buffered[first + 1]
+        self.untaken[rank] -= 1
+        self.taken_place[rank] = place
+        self.taken_number[rank] = self.number_at[place]
+        self.missing_at[place] -= 1
+        if self.missing_at[place] == 0:
+            self.make_up(place)
+            self.number_at[place] = -1
+            self.free[self.free_count] = place
+            self.free_count += 1
+
+    def count(self, rank):
+        """Count a request."""
+        self.requests[rank] += 1
+        self.most_requests = max(self.most_requests, self.requests[rank])
+        self.asked_at[rank] = self.most_requests
+
+    def make_up(self, place):
+        """All members have asked: count for each what the fastest rank has made while it waited."""
+        i: cython.int
+        for i in range(self.size):
+            if self.taken_place[i] == place and self.taken_number[i] == self.number_at[place]:
+                self.requests[i] += self.most_requests - self.asked_at[i]
+                self.asked_at[i] = self.most_requests
+
+    def shuffle(self, values, count):
+        """Put the first ones into a random order."""
+        i: cython.int
+        other: cython.int
+        for i in range(count - 1):
+            other = i + self.draw(count - i)
+            values[i], values[other] = values[other], values[i]
+
+    def draw(self, count):
+        """Return a random number below this one, by Park and Miller's generator."""
+        self.random = self.random * 48271 % 2147483647
+        return self.random % count

@@ -1,0 +1,189 @@
+# cython: boundscheck=False, wraparound=False
+"""Ripples' ranks with a static schedule: who averages with whom is known, and when is not.
+
+In its t-th call a rank averages with its group of iteration t. The group's first member, its
+leader, decides when: members tell it that they have come to iteration t, and it tells them who is
+in once all have come or are out. Those that make no calls for a while, or have left, are out; one
+that comes to that iteration later is told that the group is over, and goes on alone. So nobody
+waits for a rank that waits for all others.
+
+Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019, section
+4.2, where all ranks take part in all groups of theirs.
+"""
+
+import array
+
+import cython
+
+from collectives.protocols.formed_groups import Group, GroupProtocol
+
+# The kinds of messages: to a leader an iteration and the number of the rank's last group, or that
+# it makes no calls, and whether for good, both with how often it has paused; from there the group
+# of an iteration, or that it is over.
+COME = 0
+OUT = 1
+GROUP = 2
+OVER = 3
+
+# The integers of a group's message beside its members: its kind, and the record's own.
+OTHERS = 1 + 3
+
+
+class StaticGroupProtocol(GroupProtocol):
+    """One rank of it.
+
+    Args:
+        port, rank, size: see `GroupProtocol`.
+        schedule: the disjoint groups of each iteration of a period, sorted, such as
+            `collectives.topology.static_groups` has them.
+
+    Attributes:
+        alone: how many calls were in no group: there is none in the schedule, or all others are
+            out, or it was over.
+    """
+
+    def __init__(self, port, rank, size, schedule):
+        GroupProtocol.__init__(self, port, rank, size)
+        own = [next((group for group in groups if rank in group), ()) for groups in schedule]
+        self.period = len(own)
+        # The members of this rank's groups, and where those of each iteration begin.
+        self.members = array.array("i", [member for group in own for member in group])
+        self.begins = array.array("i", [sum(map(len, own[:i])) for i in range(len(own) + 1)])
+        self.leaders = array.array("i", sorted({group[0] for group in own if group}))
+        self.alone = 0
+        self.pauses = 0
+        self.waiting = False
+        self.record = Group(room=size)
+        self.message = array.array("q", [0]) * (OTHERS + max(map(len, own)))
+        # A leader's: the iteration that a rank waits in, −1 where it does not; when it is out; and
+        # the last iterations whose groups have begun.
+        self.came = array.array("q", [-1]) * size
+        self.away = array.array("q", [0]) * size
+        self.left = array.array("i", [0]) * size
+        self.begun = array.array("q", [-1]) * len(own)
+        self.back = 0
+        # Groups have larger numbers than all that their members, or their leader's, had before.
+        self.last = 0
+        self.largest = 0
+
+    def call(self):
+        begin: cython.int = self.begins[self.phase(self.calls)]
+        GroupProtocol.call(self)
+        if begin == self.begins[self.phase(self.calls) + 1]:
+            self.alone += 1
+            self.port.return_model()
+            return
+        self.waiting = True
+        self.send(self.members[begin], COME, self.calls)
+
+    def arrived(self, source, integers):
+        kind: cython.longlong = integers[0]
+        if kind == COME:
+            self.came[source] = integers[1]
+            # Who has paused and comes again has met all others: they will come as well.
+            self.back = max(self.back, integers[2])
+            self.largest = max(self.largest, integers[3])
+            self.look_after(source)
+        elif kind == OUT:
+            self.away[source] = integers[2]
+            self.left[source] = self.left[source] or integers[1] != 0
+            self.look_after_all()
+        else:
+            self.waiting = False
+            if kind == GROUP:
+                self.record.read(integers, 1)
+                self.last = self.record.number
+                self.port.reduce(self.record)
+            else:
+                self.alone += 1
+            self.port.return_model()
+
+    def pause(self):
+        i: cython.int
+        self.pauses += 1
+        for i in range(len(self.leaders)):
+            self.send(self.leaders[i], OUT, self.leaving)
+
+    def restart(self, calls):
+        phase: cython.int
+        GroupProtocol.restart(self, calls)
+        # No group is under way, and all ranks come to the same iteration next.
+        for phase in range(self.period):
+            self.begun[phase] = -1
+
+    def waits_for(self, rank):
+        """A call waits for the members of its group; its leader knows who has come."""
+        i: cython.int
+        phase: cython.int = self.phase(self.calls)
+        if not self.waiting or rank == self.rank:
+            return False
+        for i in range(self.begins[phase], self.begins[phase + 1]):
+            if self.members[i] == rank:
+                return self.members[self.begins[phase]] != self.rank or self.is_awaited(
+                    rank, self.calls
+                )
+        return False
+
+    def phase(self, iteration):
+        """Return which iteration of a period one is like."""
+        return iteration % self.period
+
+    def send(self, rank, kind, number):
+        """Send a message without a group."""
+        self.message[0] = kind
+        self.message[1] = number
+        self.message[2] = self.pauses
+        self.message[3] = self.last
+        self.port.send(rank, self.message[:4])
+
+    # The leader
+
+    def look_after_all(self):
+        """Begin what need not wait any more."""
+        i: cython.int
+        for i in range(len(self.members)):
+            self.look_after(self.members[i])
+
+    def look_after(self, rank):
+        """Begin the group that a rank waits for, if there is one and all have come or are out."""
+        i: cython.int
+        iteration: cython.longlong = self.came[rank]
+        if iteration < 0:
+            return
+        phase: cython.int = self.phase(iteration)
+        if self.begun[phase] >= iteration:
+            self.came[rank] = -1
+            self.send(rank, OVER, iteration)
+            return
+        for i in range(self.begins[phase], self.begins[phase + 1]):
+            if self.is_awaited(self.members[i], iteration):
+                return
+        self.begun[phase] = iteration
+        self.begin_group(phase, iteration)
+
+    def is_awaited(self, rank, iteration):
+        """Whether a member has not come to an iteration, and is not out."""
+        if self.came[rank] == iteration:
+            return False
+        return self.left[rank] == 0 and self.away[rank] <= self.back
+
+    def begin_group(self, phase, iteration):
+        """Tell those that have come who is in."""
+        i: cython.int
+        member: cython.int
+        end: cython.int
+        # The next one that tells who the leader is.
+        self.largest = (self.largest // self.size + 1) * self.size + self.rank
+        self.record.clear(self.largest)
+        for i in range(self.begins[phase], self.begins[phase + 1]):
+            member = self.members[i]
+            if self.came[member] == iteration:
+                self.came[member] = -1
+                self.record.add(member, 1)
+        if self.record.size == 1:
+            self.send(self.record.members[0], OVER, iteration)
+            return
+        self.message[0] = GROUP
+        end = self.record.write(self.message, 1)
+        for i in range(self.record.size):
+            self.port.send(self.record.members[i], self.message[:end])

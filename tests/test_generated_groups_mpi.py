@@ -1,0 +1,398 @@
+"""The averages of groups that a generator or a schedule makes, over MPI."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+
+import numpy as np
+import pytest
+from formed_groups import replay
+from generated_groups import with_generator, with_schedule
+from together import interrupted, same_everywhere, wait_until
+
+from collectives import ClosedError, GeneratedGroupAllreduce, GroupAllreduce, RankFailedError
+from collectives.formed_groups import FormedGroupCollective
+from collectives.protocols.scripted import ScriptedGroupProtocol
+from collectives.topology import static_groups
+
+pytestmark = pytest.mark.mpi
+
+SHORT, LONG = 3, 100_000
+KINDS = {
+    "random": {"groups": "random"},
+    "smart": {"groups": "smart"},
+    "nodes": {"groups": "smart", "ranks_per_node": 2, "group_size": 2},
+    "static": {"groups": "static"},
+    "pairs": {"groups": "static", "ranks_per_node": 2},
+}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def change(length, rank, call):
+    """What a rank's application changes before a call; before the first, what it begins with."""
+    return np.random.default_rng([rank, call + 1]).standard_normal(length)
+
+
+def loiter(rank, call):
+    """Let ranks come in any order."""
+    time.sleep(0.003 * np.random.default_rng((rank, call)).random())
+
+
+def total_of(comm, length, calls):
+    """Return what all ranks have been given, each in so many calls of its own."""
+    counts = comm.allgather(calls)
+    return sum(
+        change(length, rank, call) for rank, count in enumerate(counts) for call in range(-1, count)
+    )
+
+
+def train(comm, collective, mine, calls, first=0):
+    """Make calls, and return how many of these were in no group."""
+    alone = 0
+    for call in range(first, first + calls):
+        loiter(comm.rank, call)
+        mine += change(mine.size, comm.rank, call)
+        result = collective(mine)
+        assert result.version == call
+        assert comm.rank in result.group and result.timely
+        assert 1 <= result.weight <= len(result.group)
+        alone += len(result.group) == 1
+    return alone
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("length", [SHORT, LONG])
+@each_kind
+def test_groups_keep_the_sum_of_all_vectors_and_bring_them_together(comm, kind, length):
+    mine = change(length, comm.rank, -1)
+    with GeneratedGroupAllreduce(comm, mine, **kind) as collective:
+        alone = train(comm, collective, mine, 12)
+        # Others may wait for this rank's next call, unless it pauses.
+        mean = mine.copy()
+        collective.average(mean)
+        assert (collective.version, collective.alone) == (12, alone)
+        total = total_of(comm, length, 12)
+        np.testing.assert_allclose(comm.size * mean, total, rtol=1e-10, atol=1e-10)
+        before = comm.allreduce(np.abs(mine - mean).max())
+        for _ in range(20):
+            collective(mine)
+    np.testing.assert_allclose(comm.allreduce(mine), total, rtol=1e-10, atol=1e-10)
+    assert comm.allreduce(np.abs(mine - mean).max()) <= 0.7 * before + 1e-12
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("kind", ["random", "smart", "nodes", "static"])
+def test_ranks_have_the_means_of_their_groups_one_after_the_other(comm, kind):
+    """The same protocol in Python says which groups there were."""
+    if kind == "static":
+        make = with_schedule(local_size=2)
+    else:
+        nodes = {"random": None, "smart": [0] * comm.size}.get(
+            kind, [rank // 2 for rank in range(comm.size)]
+        )
+        make = with_generator(group_size=2, nodes=nodes, controller=1, seed=comm.size)
+    changed = functools.partial(change, LONG)
+    mine = changed(comm.rank, -1)
+    with FormedGroupCollective(
+        comm, mine, lambda: ({}, lambda *rank: ScriptedGroupProtocol(*rank, make))
+    ) as collective:
+        train(comm, collective, mine, 6 + 3 * (comm.rank % 2))
+    script = collective.native.queue.protocol.script
+    formed = sorted(group for groups in comm.allgather(script.formed) for group in groups)
+    everyones = comm.allgather(mine)
+    start = [changed(rank, -1) for rank in range(comm.size)]
+    expected = replay(formed, comm.allgather(script.log), start, changed)
+    np.testing.assert_allclose(everyones, expected, rtol=1e-12, atol=1e-12)
+    assert script.told == [number for number, members, _ in formed if comm.rank in members]
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("engine", ["adaptive", "none"])
+@pytest.mark.parametrize("local_size", [2, 4])
+def test_scheduled_groups_have_exactly_their_means(comm, local_size, engine):
+    calls = 13
+    mine = [change(LONG, comm.rank, -1), np.full(5, comm.rank, np.float32)]
+    vectors = [change(LONG, rank, -1) for rank in range(comm.size)]
+    settings = {"groups": "static", "ranks_per_node": local_size, "engine": engine}
+    with GeneratedGroupAllreduce(comm, mine, **settings) as collective:
+        for call in range(calls):
+            loiter(comm.rank, call)
+            mine[0] += change(LONG, comm.rank, call)
+            result = collective(mine)
+            vectors = [vector + change(LONG, rank, call) for rank, vector in enumerate(vectors)]
+            own = (comm.rank,)
+            for group in static_groups(comm.size, local_size, call):
+                mean = sum(vectors[rank] for rank in group) / len(group)
+                for rank in group:
+                    vectors[rank] = mean
+                if comm.rank in group:
+                    own = group
+            assert result.group == own and result.weight == len(own)
+            np.testing.assert_allclose(mine[0], vectors[comm.rank], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("engine", ["adaptive", "none"])
+@each_kind
+def test_ranks_with_fewer_calls_leave_and_nobody_waits_for_them(comm, kind, engine):
+    calls = 3 + 4 * comm.rank
+    mine = change(LONG, comm.rank, -1)
+    with GeneratedGroupAllreduce(comm, mine, **kind, engine=engine) as collective:
+        train(comm, collective, mine, calls)
+    np.testing.assert_allclose(
+        comm.allreduce(mine), total_of(comm, LONG, calls), rtol=1e-10, atol=1e-10
+    )
+    assert collective.version == calls
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("engine", ["adaptive", "none"])
+@each_kind
+def test_all_ranks_average_between_different_numbers_of_calls(comm, kind, engine):
+    """A rank whose group waits for one that has come to an average of all goes on without it."""
+    mine = change(LONG, comm.rank, -1)
+    calls = 0
+    with GeneratedGroupAllreduce(comm, mine, **kind, engine=engine) as collective:
+        for number in range(6):
+            count = (3 * comm.rank + number) % 5
+            train(comm, collective, mine, count, first=calls)
+            calls += count
+            if number % 2:
+                collective.synchronize(mine)
+                assert same_everywhere(comm, mine.tobytes())
+            else:
+                mean = mine.copy()
+                collective.average(mean)
+                total = total_of(comm, LONG, calls)
+                np.testing.assert_allclose(comm.size * mean, total, rtol=1e-9, atol=1e-9)
+    total = total_of(comm, LONG, calls)
+    np.testing.assert_allclose(comm.allreduce(mine), total, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("kind", ["random", "smart"])
+def test_after_an_average_of_all_ranks_nobody_is_alone(comm, kind):
+    mine = np.full(SHORT, float(comm.rank))
+    settings = {"groups": kind, "group_size": comm.size, "controller_rank": comm.size - 1}
+    with GeneratedGroupAllreduce(comm, mine, **settings) as collective:
+        for _ in range(20):
+            assert len(collective(mine).group) == comm.size
+            collective.synchronize(mine)
+        assert collective.alone == 0
+
+
+@pytest.mark.ranks(4)
+def test_a_smart_generator_leaves_out_a_rank_that_computes_for_long(comm):
+    """Only those wait for it that were put into a group with it before."""
+    mine = np.zeros(SHORT)
+    settings = {"groups": "smart", "group_size": 2, "threshold": 2}
+    with GeneratedGroupAllreduce(comm, mine, **settings) as collective:
+        for _ in range(40):
+            if comm.rank == 2 and collective.version == 4:
+                # One has made all its calls.
+                comm.recv()
+            collective(mine)
+        if comm.rank != 2:
+            comm.isend(None, dest=2).Wait()
+    if comm.rank == 2:
+        for _ in range(2):
+            comm.recv()
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@each_kind
+def test_ranks_that_join_are_in_no_group_and_then_go_on_with_all(comm, kind):
+    mine = change(SHORT, comm.rank, -1)
+    given = mine.copy()
+    with GeneratedGroupAllreduce(comm, mine, **kind) as collective:
+        for block in range(2):
+            before = collective.version
+            calls = 2 + 3 * ((comm.rank + block) % comm.size)
+            for call in range(calls):
+                loiter(comm.rank, call)
+                changed = change(SHORT, comm.rank, 100 * block + call)
+                given += changed
+                mine += changed
+                assert collective(mine).version == before + call
+            collective.join(mine)
+            assert collective.version == before + 2 + 3 * (comm.size - 1)
+            expected = np.mean(comm.allgather(given), axis=0)
+            np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-10)
+            assert same_everywhere(comm, mine.tobytes())
+
+
+@pytest.mark.ranks(3, 4)
+@each_kind
+def test_all_go_on_from_what_they_load(comm, kind):
+    """Also in groups of a schedule whose iterations have been before."""
+    mine = np.zeros(SHORT)
+    with GeneratedGroupAllreduce(comm, mine, **kind) as collective:
+        for version in (16, 4, 1):
+            train(comm, collective, mine, 3 + comm.rank, first=collective.version)
+            mine[:] = comm.rank
+            collective.load(mine, version)
+            assert collective.version == version
+            alone = collective.alone
+            for _ in range(2):
+                collective(mine)
+            assert collective.alone - alone <= 1 or kind["groups"] == "random"
+            collective.synchronize(mine)
+            np.testing.assert_allclose(mine, (comm.size - 1) / 2, rtol=1e-12)
+
+
+# Exceptions, failures and the end
+
+
+@pytest.mark.ranks(3, 4)
+@each_kind
+def test_a_call_that_a_signal_interrupts_comes_to_its_end(comm, kind):
+    """Its rank may leave before that."""
+    mine = np.full(LONG, float(comm.rank))
+    with GeneratedGroupAllreduce(comm, mine, **kind) as collective:
+        if comm.rank == 1:
+            with interrupted():
+                while True:
+                    collective(mine)
+            comm.send("interrupted", dest=0)
+            comm.send("interrupted", dest=2)
+        elif comm.rank in (0, 2):
+            wait_until(lambda: comm.iprobe(source=1))
+            comm.recv(source=1)
+            for _ in range(5):
+                collective(mine)
+    assert np.isfinite(mine).all()
+    assert 0 <= mine.min() <= mine.max() < comm.size
+
+
+@pytest.mark.ranks(3, 4)
+@each_kind
+@pytest.mark.parametrize("ends_by", ["failing", "a bad vector"])
+def test_a_rank_that_fails_ends_all_and_nobody_hangs(comm, kind, ends_by):
+    mine = np.zeros(LONG)
+    odd = comm.rank == 1
+    try:
+        with GeneratedGroupAllreduce(comm, mine, **kind) as collective:
+            for call in range(1000):
+                if odd and call == 3:
+                    if ends_by == "failing":
+                        raise KeyError("mine")
+                    collective(mine[:5])
+                collective(mine)
+    except (ClosedError, RankFailedError):
+        assert not odd
+    except (KeyError, ValueError):
+        assert odd
+    else:
+        raise AssertionError("nobody has heard of it")
+    assert collective.closed
+
+
+@pytest.mark.ranks(4)
+def test_who_waits_in_the_schedule_says_for_whom(comm, caplog):
+    mine = np.zeros(SHORT)
+    with (
+        GeneratedGroupAllreduce(comm, mine, groups="static", stall=0.2) as collective,
+        caplog.at_level(logging.WARNING),
+    ):
+        if comm.rank == 2:
+            with interrupted(seconds=1.0):
+                collective(mine)
+            assert "in call 0 for rank 3: still computing (0 calls completed)" in caplog.text
+            comm.send("said", dest=3)
+        elif comm.rank == 3:
+            wait_until(lambda: comm.iprobe(source=2))
+            comm.recv(source=2)
+            collective(mine)
+
+
+@pytest.mark.ranks(4)
+def test_several_schedules_and_a_group_allreduce_work_side_by_side(comm):
+    vectors = [np.full(LONG, float(comm.rank)) for _ in range(3)]
+    collectives = [
+        GeneratedGroupAllreduce(comm, vectors[0], groups="static"),
+        GeneratedGroupAllreduce(comm, vectors[1], groups="static", ranks_per_node=2),
+        GroupAllreduce(comm, vectors[2], group_size=2, sync_period=4),
+    ]
+    for call in range(8):
+        for collective, vector in zip(collectives, vectors):
+            loiter(comm.rank, call)
+            collective(vector)
+    for collective in collectives:
+        collective.close()
+    for vector in vectors[:2]:
+        np.testing.assert_allclose(comm.allreduce(vector), 6, rtol=1e-12)
+
+
+@pytest.mark.ranks(4)
+def test_several_generators_work_in_turn(comm):
+    """A rank that waited in one while others wait for it in another would hold up all."""
+    vectors = [np.full(LONG, float(comm.rank)) for _ in range(3)]
+    collectives = [
+        GeneratedGroupAllreduce(comm, vectors[0], groups="random", controller_rank=3),
+        GeneratedGroupAllreduce(comm, vectors[1], groups="smart", ranks_per_node=2),
+        GeneratedGroupAllreduce(comm, vectors[2], groups="smart", group_size=2),
+    ]
+    for _ in range(3):
+        for collective, vector in zip(collectives, vectors):
+            for call in range(4):
+                loiter(comm.rank, call)
+                collective(vector)
+            collective.average(vector.copy())
+    for collective, vector in zip(collectives, vectors):
+        collective.close()
+        np.testing.assert_allclose(comm.allreduce(vector), 6, rtol=1e-12)
+
+
+BAD = {
+    "no such groups": ({"groups": "clever"}, ValueError, "groups is 'clever', not one of random"),
+    "alone": ({"group_size": 1}, ValueError, "group_size is 1, less than 2"),
+    "half": ({"group_size": 2.5}, TypeError, "group_size is 2.5, not an integer"),
+    "never": ({"threshold": 0}, ValueError, "threshold is 0, less than 1"),
+    "nodes": ({"ranks_per_node": 0}, ValueError, "ranks_per_node is 0, less than 1"),
+    "a name": ({"ranks_per_node": "all"}, TypeError, "ranks_per_node is 'all', not an integer"),
+    "seed": ({"seed": -1}, ValueError, "seed is -1, less than 0"),
+    "elsewhere": ({"controller_rank": 99}, ValueError, "controller_rank is 99, not between 0 and"),
+}
+
+
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize(("given", "error", "text"), BAD.values(), ids=BAD)
+def test_what_is_wrong_raises_on_every_rank(comm, given, error, text):
+    given = given if comm.rank == comm.size - 1 else {}
+    with pytest.raises(error, match=text):
+        GeneratedGroupAllreduce(comm, np.zeros(3), **given)
+
+
+@pytest.mark.ranks(3)
+def test_what_differs_raises_on_every_rank(comm):
+    odd = comm.rank == 2
+    with pytest.raises(ValueError, match="kind of groups differs between ranks: smart on ranks 0"):
+        GeneratedGroupAllreduce(comm, np.zeros(3), groups="random" if odd else "smart")
+    with pytest.raises(ValueError, match="ranks_per_node differs between ranks: None on ranks 0"):
+        GeneratedGroupAllreduce(comm, np.zeros(3), ranks_per_node=2 if odd else None)
+
+
+@pytest.mark.ranks(1, 4)
+def test_groups_larger_than_the_job_are_of_all(comm):
+    mine = np.full(SHORT, float(comm.rank))
+    for groups in ("random", "smart"):
+        with GeneratedGroupAllreduce(comm, mine, groups=groups, group_size=99) as collective:
+            assert collective(mine).group == tuple(range(comm.size))
+            assert collective.ranks_per_node == comm.size
+            said = f"GeneratedGroupAllreduce({comm.size} rank"
+            assert repr(collective).startswith(said) and "group_size=99" in repr(collective)
+
+
+@pytest.mark.ranks(4)
+def test_a_schedule_needs_nodes_with_equally_many_ranks(comm, monkeypatch):
+    module = "collectives.generated_groups.nodes_of"
+    monkeypatch.setattr(module, lambda comm: [0, 1, 1, 1])
+    with pytest.raises(ValueError, match=r"equally many .*: rank 0; ranks 1-3; give ranks_per_nod"):
+        GeneratedGroupAllreduce(comm, np.zeros(3), groups="static")
+    mine = np.full(SHORT, float(comm.rank))
+    with GeneratedGroupAllreduce(comm, mine, groups="smart") as collective:
+        assert collective.ranks_per_node is None
+        assert collective(mine).group in ((0, 1), (0, 2), (0, 3), (1, 2), (2, 3), (1, 3))
+        assert collective(mine).group == ((0,) if comm.rank == 0 else (1, 2, 3)) or comm.rank == 0

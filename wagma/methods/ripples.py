@@ -1,0 +1,59 @@
+"""Ripples (Luo et al.), later published as Prague."""
+
+from __future__ import annotations
+
+from wagma.arguments import whole
+from wagma.methods.method import Method, Option
+from wagma.methods.shared import GROUP_SIZE, TRANSPORT
+
+
+def outside_the_job(controller_rank: int, ranks: int) -> str | None:
+    """Say why a job of so many ranks has no such controller."""
+    if controller_rank >= ranks:
+        return f"a controller on rank {controller_rank} in a job of {ranks} ranks"
+    return None
+
+
+METHOD = Method(
+    "ripples",
+    "models in groups, of 3 if not given, that a generator makes when a rank asks for one; only "
+    "members wait for each other",
+    optimizer="wagma.optim.Ripples",
+    simulated="wagma.simulation.ripples.ripples",
+    options=(
+        Option(
+            "groups",
+            "how they are made: a new random one for every step; of all ranks that wait for "
+            "nobody at once, without those that are too slow; by a schedule",
+            "smart",
+            choices=("random", "smart", "static"),
+        ),
+        Option(
+            "threshold",
+            "steps by which a rank is too slow for groups=smart",
+            4,
+            convert=whole(1),
+            metavar="C",
+        ),
+        Option(
+            "ranks_per_node",
+            "ranks that count as a node for groups=smart and static",
+            convert=whole(1),
+            metavar="N",
+            otherwise="MPI's",
+        ),
+        Option(
+            "controller_rank",
+            "the rank whose engine generates groups",
+            0,
+            convert=whole(0),
+            metavar="R",
+            simulated=False,
+            problem=outside_the_job,
+        ),
+        GROUP_SIZE,
+        TRANSPORT,
+    ),
+    color="#117733",
+    seeded=True,
+)

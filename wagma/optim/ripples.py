@@ -1,0 +1,98 @@
+"""Ripples: groups made by a generator, or a schedule, average models (Luo et al., 2019)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import collectives
+from wagma.optim.peers import PeerAveraging
+
+if TYPE_CHECKING:  # importing it initializes MPI
+    from mpi4py import MPI
+
+GROUP_SIZE = 3  # the paper's (section 7.1.3)
+
+
+class Ripples(PeerAveraging):
+    """Average the model with those of a few others after every step, which waits for these alone.
+
+    Who they are is said by a group generator, which leaves out ranks that are too slow for the
+    others, or by a schedule. What holds for all methods is said in `Averaging`.
+
+    Example:
+        >>> optimizer = Ripples(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    Attributes:
+        collective: the `collectives.GeneratedGroupAllreduce` that averages; its `alone` counts the
+            steps in which this rank averaged with nobody.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        groups: str = "smart",
+        group_size: int | None = None,
+        threshold: int = 4,
+        ranks_per_node: int | None = None,
+        controller_rank: int = 0,
+        seed: int = 0,
+        comm: MPI.Intracomm | None = None,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
+    ):
+        """Wrap an optimizer and its model; collective.
+
+        Args:
+            optimizer, model, comm: as for `Averaging`.
+            groups: "smart": all ranks that wait for nobody are divided into groups at once. The
+                generator of the paper that is best with slow ranks, and without. "random": every
+                step makes a group of random ranks. "static": a schedule.
+            group_size: ranks of a group, 2 or more; None: 3.
+            threshold: C_thres of "smart": a rank that is so many steps behind is left out.
+            ranks_per_node: of "smart" and "static"; None: as MPI has it.
+            controller_rank: the rank whose engine generates groups.
+            seed: of the groups drawn.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+
+        Raises:
+            TypeError, ValueError: as `Averaging` does.
+        """
+        super().__init__(
+            optimizer,
+            model,
+            {
+                "groups": groups,
+                "group_size": GROUP_SIZE if group_size is None else group_size,
+                "threshold": threshold,
+                "ranks_per_node": ranks_per_node,
+                "controller_rank": controller_rank,
+                "seed": seed,
+            },
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
+
+    def _make_collective(self, comm, *, seed, **options):
+        self._seed = seed
+        return collectives.GeneratedGroupAllreduce(comm, self.flat.vectors, seed=seed, **options)
+
+    def report(self) -> dict[str, Any]:
+        """Return how many of this rank's steps have averaged with nobody."""
+        return {"alone_of_rank": self.collective.alone}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How groups are made, and the seed; the ranks of a node as MPI has them, if not given."""
+        names = ("groups", "group_size", "threshold", "ranks_per_node", "controller_rank")
+        return {**{name: getattr(self.collective, name) for name in names}, "seed": self._seed}

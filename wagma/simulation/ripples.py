@@ -1,0 +1,35 @@
+"""Ripples in simulated time; all decisions are those of its protocols."""
+
+from __future__ import annotations
+
+from collectives.generated_groups import check, generated, scheduled
+from wagma.simulation.formed_groups import FormedGroupMethod
+from wagma.simulation.methods import Settings
+
+__all__ = ["ripples"]
+
+GROUP_SIZE = 3
+
+
+def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
+    """Return Ripples' ranks; the first one generates groups. Nodes are the machine's if not given.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    groups, group_size = settings.groups or "smart", settings.group_size or GROUP_SIZE
+    check(ranks, groups, group_size, settings.threshold, settings.ranks_per_node, settings.seed, 0)
+    makers = []
+
+    def make(port, rank, size):
+        if not makers:
+            per_node = settings.ranks_per_node or method.simulation.machine.ranks_per_node
+            if groups == "static":
+                makers.append(scheduled(size, per_node))
+            else:
+                nodes = [each // per_node for each in range(size)] if groups == "smart" else None
+                makers.append(generated(group_size, settings.seed, nodes, settings.threshold, 0))
+        return makers[0](port, rank, size)
+
+    method = FormedGroupMethod(make, settings.nbytes)
+    return method
