@@ -20,6 +20,7 @@ from collectives.pairwise_average import PairwiseAverage
 from collectives.parameter_server import ParameterServer
 from collectives.partial_allreduce import PartialAllreduce
 from collectives.push_sum import PushSum
+from collectives.ready_groups import ReadyGroupAllreduce, dynamic_weights
 from collectives.statistics import Statistics
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "PartialAllreduce",
     "PushSum",
     "RankFailedError",
+    "ReadyGroupAllreduce",
     "Statistics",
+    "dynamic_weights",
     "join",
 ]
