@@ -13,7 +13,7 @@ from together import interrupted, same_everywhere, wait_until
 from collectives import ClosedError, RankFailedError, ReadyGroupAllreduce, dynamic_weights
 from collectives.topology import averaging_matrix, rho
 
-pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
+pytestmark = pytest.mark.mpi
 
 SHORT, LONG = 3, 100_000
 
@@ -144,6 +144,21 @@ def test_ranks_may_make_any_numbers_of_calls(comm, length):
     assert sum(everyones)[0] == pytest.approx(sum(range(comm.size)), rel=1e-12)
 
 
+@pytest.mark.ranks(3, 4, 8)
+def test_ranks_that_join_are_in_no_group_until_all_have_joined(comm):
+    mine = np.full(LONG, float(comm.rank))
+    with ReadyGroupAllreduce(comm, mine, group_size=group_size_of(comm)) as allreduce:
+        for epoch in range(3):
+            calls = 1 + 4 * ((comm.rank + epoch) % comm.size)
+            for call in range(calls):
+                loiter(comm.rank, call, 0.002)
+                allreduce(mine)
+            allreduce.join(mine)
+            assert allreduce.version == (epoch + 1) * (4 * comm.size - 3)
+            assert same_everywhere(comm, mine.tobytes())
+            np.testing.assert_allclose(mine, (comm.size - 1) / 2, rtol=1e-12)
+
+
 @pytest.mark.ranks(1, 3, 4)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 def test_averages_of_all_between_the_calls(comm, engine):
@@ -180,20 +195,18 @@ def take_turns(allreduce, vector, pairs):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("synchronizes", [False, True])
-def test_after_a_synchronization_all_models_are_as_new(comm, synchronizes):
+@pytest.mark.parametrize("how", ["synchronize", "join", "load", "average"])
+def test_after_all_go_on_together_their_models_are_as_new(comm, how):
     mine = np.zeros(SHORT)
     chosen = {"group_size": 2, "weights": "dynamic"}
     with ReadyGroupAllreduce(comm, mine, **chosen) as allreduce:
         take_turns(allreduce, mine, [(0, 1), (0, 1), (2, 3)])
-        if synchronizes:
-            allreduce.synchronize(mine)
-        else:
-            allreduce.average(mine)
+        getattr(allreduce, how)(mine, *([7] if how == "load" else []))
+        assert allreduce.version == {"join": 2, "load": 7}.get(how, 1 if comm.rank > 1 else 2)
         mine[:] = comm.rank
         take_turns(allreduce, mine, [(0, 2)])
         # At α = 0.5 a model that is one iteration older counts half as much.
-        expected = [1, 1, 1, 3] if synchronizes else [2 / 3, 1, 2 / 3, 3]
+        expected = [2 / 3, 1, 2 / 3, 3] if how == "average" else [1, 1, 1, 3]
         np.testing.assert_allclose(mine, expected[comm.rank], rtol=1e-14)
 
 

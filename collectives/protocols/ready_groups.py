@@ -393,6 +393,10 @@ class ReadyGroupProtocol(GroupProtocol):
         self.unknown += 1
         self.tell(LEAVE if self.leaving else PAUSE)
 
+    def restart(self, calls):
+        GroupProtocol.restart(self, calls)
+        self.fresh = True
+
     def tell(self, kind):
         """Send the controller a message of this kind."""
         self.message[0] = kind
