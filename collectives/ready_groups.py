@@ -49,7 +49,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
-        group_size, history, controller_rank: as given or by default.
+        group_size, weights, alpha, missing, history, controller_rank: as given or by default.
 
     Raises:
         TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
@@ -85,26 +85,22 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             _check_choice("weights", weights, WEIGHTS)
             count = checked_group_size(group_size, size)
             _check_average(alpha, missing)
-            rank = _checked_integer("controller_rank", controller_rank, 0, size - 1)
-            least = ready_groups.shortest_history(size, count)
-            groups = ready_groups.default_history(size, count)
-            if history is not None:
-                groups = _checked_integer("history", history, max(least, 1))
             dynamic = weights == "dynamic"
             described = {
                 "group_size": count,
                 "weights": weights,
                 "alpha": float(alpha),
                 "missing": missing,
-                "history": groups,
-                "controller_rank": rank,
+                "history": checked_history(history, size, count),
+                "controller_rank": _checked_integer(
+                    "controller_rank", controller_rank, 0, size - 1
+                ),
             }
+            vars(self).update(described)
             if dynamic and missing == "initial":
                 self._initial = _copies_of(like)
                 described["like, the initial model,"] = _digest(self._initial)
-            self.group_size, self.history, self.controller_rank = count, groups, rank
-            self._dynamic = dynamic
-            settings = count, groups, dynamic, float(alpha), missing == "nearest"
+            settings = count, self.history, dynamic, self.alpha, missing == "nearest"
             return described, lambda port, rank, size: ready_groups.ReadyGroupProtocol(
                 port, rank, size, self.controller_rank, settings
             )
@@ -143,7 +139,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             weights, before the first group of several ranks, and in a job of more than 2,048 ranks.
         """
         controller = self._protocol.controller
-        if controller is None or self._dynamic or not len(controller.taken):
+        if controller is None or self.weights == "dynamic" or not len(controller.taken):
             return None
         while True:  # the engine may be at it
             groups = controller.formed
@@ -215,6 +211,16 @@ def checked_group_size(group_size, size: int) -> int:
     if group_size is None:
         return min(USUAL_GROUP_SIZE, size)
     return _checked_integer("group_size", group_size, 2, size if size > 1 else None)
+
+
+def checked_history(history, size: int, group_size: int) -> int:
+    """Return of how many groups the history is, as given or by default, or raise."""
+    from collectives.protocols import ready_groups
+
+    if history is None:
+        return ready_groups.default_history(size, group_size)
+    least = ready_groups.shortest_history(size, group_size)
+    return _checked_integer("history", history, max(least, 1))
 
 
 def _check_average(alpha, missing) -> None:

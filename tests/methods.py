@@ -48,6 +48,7 @@ METHODS = {
     "sgp": Method(optim.SGP, {}),
     "ad-psgd": Method(optim.ADPSGD, {}, repeatable=False, holds=False),
     "parameter-server": Method(optim.ParameterServer, {}, repeatable=False),
+    "partial-reduce": Method(optim.PartialReduce, {"group_size": 2}, repeatable=False),
 }
 
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -10,6 +10,8 @@ from protocol_messages import load_source
 
 source = load_source("ready_groups", "formed_groups")
 
+Controller = source.PartialReduceController
+
 # What an application does: it calls, calls and is interrupted, averages with all other ranks.
 CALL, INTERRUPTED, AVERAGE = "cia"
 
@@ -57,6 +59,19 @@ def expected_group(queue, there, groups, group_size, history):
     alone = len(met[0] & set(first)) == 1 and first[-1] in met[0]
     del first[-2 if alone else -1]
     return [*first, replacement], set()
+
+
+def variant(**methods):
+    """Return a controller with other methods."""
+    return type("Wrong", (Controller,), methods)
+
+
+def everybody_is_linked(self):
+    """Also take who is in no group of the history for a component: groups are held for it."""
+    frozen = Controller.is_frozen(self)
+    for rank in range(self.size):
+        self.linked[rank] = True
+    return frozen or len({self.root_of(rank) for rank in range(self.size)}) > 1
 
 
 class Logged(source.ReadyGroupProtocol):

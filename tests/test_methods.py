@@ -169,8 +169,7 @@ OURS = {
 @each_method
 def test_the_public_names_are_a_users(method):
     expected = OURS | {name for name in dir(torch.optim.Optimizer) if name[0] != "_"}
-    if method.kind is optim.WAGMA:
-        expected |= {"overlap"}
+    expected |= {optim.WAGMA: {"overlap"}, optim.PartialReduce: {"report"}}.get(method.kind, set())
     with method.wrap(make_model(), ALONE) as optimizer:
         assert {name for name in dir(optimizer) if name[0] != "_"} == expected
 
@@ -461,6 +460,7 @@ BOUNDS = {  # with periods of two steps
     "sgp": 13.0,
     "ad-psgd": 9.0,
     "parameter-server": 13.0,
+    "partial-reduce": 13.0,
     "eager-sgd": 5.0 + 6.0 + 1.0,
     "ddp": 13.0,
     "post-local-sgd": 5.0 + 6.0 + 1.0,
@@ -469,7 +469,8 @@ BOUNDS = {  # with periods of two steps
 
 @pytest.mark.parametrize("name", METHODS | REFERENCES)
 def test_the_bound_is_of_who_waits_for_whom(name):
-    bound = named(name).bound(SECONDS, {"sync_period": 2, "mode": "bsp", "group_size": 1})
+    group_size = 2 if name == "partial-reduce" else 1
+    bound = named(name).bound(SECONDS, {"sync_period": 2, "mode": "bsp", "group_size": group_size})
     assert isinstance(bound, float) and bound == BOUNDS[name]
 
 

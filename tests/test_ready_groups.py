@@ -1,4 +1,4 @@
-"""Partial Reduce without MPI: its filter, its ranks in every order, and in simulated time."""
+"""Partial Reduce without MPI: its filter, and its ranks in every order."""
 
 import math
 import random
@@ -6,7 +6,17 @@ import random
 import numpy as np
 import pytest
 from formed_groups import replay
-from ready_groups import Logged, ReadyWorld, components, expected_group, settings, source
+from ready_groups import (
+    Controller,
+    Logged,
+    ReadyWorld,
+    components,
+    everybody_is_linked,
+    expected_group,
+    settings,
+    source,
+    variant,
+)
 
 from collectives.topology import averaging_matrix, rho
 
@@ -37,8 +47,8 @@ def groups_of(controller, events):
 
 def test_four_workers_do_not_freeze_into_two_pairs():
     """Each worker is ready again after the one that it averages with."""
-    free = source.PartialReduceController(4, *settings(2, 10**4))
-    filtered = source.PartialReduceController(4, *settings(2, 3))
+    free = Controller(4, *settings(2, 10**4))
+    filtered = Controller(4, *settings(2, 3))
     arrivals = [0, 1, 2, 3] * 30
     frozen = set(groups_of(free, arrivals))
     assert frozen == {(0, 1), (2, 3)}
@@ -63,7 +73,7 @@ def pair_up(controller, count):
 
 
 def test_nothing_is_held_before_the_history_is_full_or_for_a_worker_in_no_group_of_it():
-    controller = source.PartialReduceController(5, *settings(2, 3))
+    controller = Controller(5, *settings(2, 3))
     # Worker 4 is slow, and 0 to 3 are one component.
     assert groups_of(controller, [0, 1, 2, 3, 0, 1]) == [(0, 1), (2, 3), (0, 1)]
     # Frozen now: the one of 0 and 1 waits for 2 or 3.
@@ -79,7 +89,7 @@ def test_nothing_is_held_before_the_history_is_full_or_for_a_worker_in_no_group_
 
 
 def test_a_group_waits_no_longer_once_those_of_the_other_component_have_left():
-    controller = source.PartialReduceController(5, *settings(2, 2))
+    controller = Controller(5, *settings(2, 2))
     assert groups_of(controller, [0, 1, 2, 3, 0, 1]) == [(0, 1), (2, 3)]
     assert groups_of(controller, [-1 - 2]) == [(0, 1)]
     assert not controller.held
@@ -87,7 +97,7 @@ def test_a_group_waits_no_longer_once_those_of_the_other_component_have_left():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_filter_is_as_sets_and_lists_say_it(seed):
-    check_controller(source.PartialReduceController, seed)
+    check_controller(Controller, seed)
 
 
 def check_controller(kind, seed, steps=300):
@@ -151,7 +161,7 @@ def check_controller(kind, seed, steps=300):
 
 
 def test_the_reference_bridges_and_holds():
-    counts = [check_controller(source.PartialReduceController, seed) for seed in range(30)]
+    counts = [check_controller(Controller, seed) for seed in range(30)]
     bridges, holds = map(sum, zip(*counts))
     assert bridges > 100 and holds > 100
 
@@ -268,7 +278,7 @@ def test_whom_a_call_waits_for():
 
 
 def test_after_an_average_that_all_go_on_from_all_models_are_as_new():
-    controller = source.PartialReduceController(2, *settings(2, 1, dynamic=True))
+    controller = Controller(2, *settings(2, 1, dynamic=True))
     for rank, iteration in enumerate((9, 2)):
         assert not controller.withdraw(rank, iteration, 1, False)
     for rank, iteration in enumerate((10, 3)):
@@ -281,10 +291,6 @@ def test_after_an_average_that_all_go_on_from_all_models_are_as_new():
 # Wrong variants
 
 
-def variant(name, **methods):
-    return type(name, (source.PartialReduceController,), methods)
-
-
 def never_chooses(self, count):
     self.dropped = self.added = count - 1
     return True
@@ -292,20 +298,13 @@ def never_chooses(self, count):
 
 def acts_at_once(self, count):
     formed, self.formed = self.formed, self.formed + self.history
-    chosen = source.PartialReduceController.choose(self, count)
+    chosen = Controller.choose(self, count)
     self.formed = formed
     return chosen
 
 
-def everybody_is_linked(self):
-    frozen = source.PartialReduceController.is_frozen(self)
-    for rank in range(self.size):
-        self.linked[rank] = True
-    return frozen or len({self.root_of(rank) for rank in range(self.size)}) > 1
-
-
 def the_newest_first(self, rank, iteration, pauses, fresh):
-    source.PartialReduceController.signal(self, rank, iteration, pauses, fresh)
+    Controller.signal(self, rank, iteration, pauses, fresh)
     self.queue[: self.waiting] = source.array.array("i", [rank, *self.queue[: self.waiting - 1]])
 
 
@@ -326,7 +325,7 @@ WRONG_CONTROLLERS = {
 def test_a_wrong_controller_is_caught(methods):
     with pytest.raises(AssertionError):
         for seed in range(60):
-            check_controller(variant("Wrong", **methods), seed)
+            check_controller(variant(**methods), seed)
 
 
 class Unanswered(Logged):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ready_groups import settings, source
+from ready_groups import Controller, settings, source
 
 from collectives import dynamic_weights
 from collectives.topology import averaging_matrix, convergence_condition, rho
@@ -129,7 +129,7 @@ def test_the_controllers_weights_are_the_same():
             count = int(generator.integers(1, 9))
             iterations = generator.integers(0, 10**6, count)
             given_settings = settings(8, 9, True, 0.9, missing == "nearest")
-            controller = source.PartialReduceController(8, *given_settings)
+            controller = Controller(8, *given_settings)
             for rank in range(count, 8):
                 controller.withdraw(rank, 0, 1, True)
             for rank, iteration in enumerate(iterations):

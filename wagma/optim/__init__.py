@@ -6,6 +6,7 @@ from wagma.optim.dpsgd import DPSGD
 from wagma.optim.eager_sgd import EagerSGD
 from wagma.optim.local_sgd import LocalSGD
 from wagma.optim.parameter_server import ParameterServer
+from wagma.optim.partial_reduce import PartialReduce
 from wagma.optim.sgp import SGP
 from wagma.optim.wagma import WAGMA
 
@@ -18,4 +19,5 @@ __all__ = [
     "EagerSGD",
     "LocalSGD",
     "ParameterServer",
+    "PartialReduce",
 ]
