@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import GROUP_SIZE, TRANSPORT
-
-
-def outside_the_job(controller_rank: int, ranks: int) -> str | None:
-    """Say why a job of so many ranks has no such controller."""
-    if controller_rank >= ranks:
-        return f"a controller on rank {controller_rank} in a job of {ranks} ranks"
-    return None
-
+from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, TRANSPORT
 
 METHOD = Method(
     "ripples",
@@ -42,16 +34,8 @@ METHOD = Method(
             metavar="N",
             otherwise="MPI's",
         ),
-        Option(
-            "controller_rank",
-            "the rank whose engine generates groups",
-            0,
-            convert=whole(0),
-            metavar="R",
-            simulated=False,
-            problem=outside_the_job,
-        ),
         GROUP_SIZE,
+        CONTROLLER_RANK,
         TRANSPORT,
     ),
     color="#117733",

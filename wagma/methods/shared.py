@@ -13,13 +13,29 @@ def larger_than_the_job(group_size: int | None, ranks: int) -> str | None:
     return None
 
 
+def outside_the_job(controller_rank: int, ranks: int) -> str | None:
+    """Say why a job of so many ranks has no such controller."""
+    if controller_rank >= ranks:
+        return f"a controller on rank {controller_rank} in a job of {ranks} ranks"
+    return None
+
+
 GROUP_SIZE = Option(
     "group_size",
     "ranks that average with each other at a step",
     convert=whole(1),
     metavar="S",
-    otherwise="the square root of the number of ranks, rounded up to a power of two",
+    otherwise="3; of wagma the square root of the number of ranks, rounded up to a power of two",
     problem=larger_than_the_job,
+)
+CONTROLLER_RANK = Option(
+    "controller_rank",
+    "the rank whose engine says which ranks average, beside its own steps",
+    0,
+    convert=whole(0),
+    metavar="R",
+    simulated=False,
+    problem=outside_the_job,
 )
 SYNC_PERIOD = Option(
     "sync_period",
@@ -42,4 +58,4 @@ TRANSPORT = Option(
     otherwise="shared where it can be",
     simulated=False,
 )
-SHARED = (GROUP_SIZE, SYNC_PERIOD, WIRE_DTYPE, TRANSPORT)
+SHARED = (GROUP_SIZE, SYNC_PERIOD, CONTROLLER_RANK, WIRE_DTYPE, TRANSPORT)
