@@ -22,6 +22,7 @@ from collectives import (
     ClosedError,
     CollectiveError,
     DisagreementError,
+    GeneratedGroupAllreduce,
     GroupAllreduce,
     NeighborAverage,
     PairwiseAverage,
@@ -426,6 +427,7 @@ KINDS = (
     PushSum,
     PairwiseAverage,
     ParameterServer,
+    GeneratedGroupAllreduce,
 )
 
 
