@@ -22,6 +22,7 @@ RANKS = {
     "latency": (2, 4),
     "peer_latency": (2, 4),
     "group_calls": (2, 4),
+    "controller_latency": (3,),
     "straggler_wait": (4,),
     "passive_latency": (2, 4),
     "waiting_callers": (4, 8),
@@ -37,10 +38,13 @@ RANKS = {
     "late_gradients": (None,),
     "overlap": (4,),
     "simulated_wall": (4, 8),
+    "stragglers": (None,),
+    "simulated_stragglers": (None,),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
 }
-BY_NAME = ("late_rules", "late_gradients")  # about methods rather than the machine
+# About methods rather than the machine.
+BY_NAME = ("late_rules", "late_gradients", "stragglers", "simulated_stragglers")
 
 
 def main():

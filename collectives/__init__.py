@@ -22,6 +22,7 @@ from collectives.pairwise_average import PairwiseAverage
 from collectives.parameter_server import ParameterServer
 from collectives.partial_allreduce import PartialAllreduce
 from collectives.push_sum import PushSum
+from collectives.ready_groups import ReadyGroupAllreduce, dynamic_weights
 from collectives.statistics import Statistics
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "PartialAllreduce",
     "PushSum",
     "RankFailedError",
+    "ReadyGroupAllreduce",
     "Statistics",
+    "dynamic_weights",
     "join",
 ]

@@ -7,20 +7,32 @@ The groups are consecutive chunks of a list of all ranks that is permuted anew a
 version ``t`` cuts ``σ^t`` into chunks of the group size. Where the world size and the group size
 are powers of two, σ rotates the bits of a rank, which gives the XOR-shift groups of WAGMA-SGD
 (section III-B, Algorithm 1) exactly; elsewhere σ is the perfect shuffle of the chunks.
+
+What groups of a run make of each other's models, whoever has formed them, is in their mean
+`averaging_matrix`, how fast that spreads updates in its `rho`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # importing it takes time
+    import numpy as np
 
 __all__ = [
     "Shuffle",
     "activation_peers",
+    "averaging_matrix",
+    "convergence_condition",
     "default_group_size",
     "group_of",
     "groups",
     "propagation_bound",
+    "rho",
     "shuffle",
     "static_groups",
 ]
@@ -192,6 +204,113 @@ def propagation_bound(world_size: int, group_size: int) -> int:
         reached *= group_size
         rounds += 1
     return 2 * rounds + 1
+
+
+def averaging_matrix(groups: Iterable[Sequence[int]], world_size: int) -> np.ndarray:
+    """Return the mean of the averaging matrices of groups that have averaged one by one.
+
+    That of a group S has 1/|S| for each two of its members, also for one with itself, and 1 on the
+    diagonal for every other rank.
+
+    Args:
+        groups: the ranks of each group, each once.
+        world_size: number of ranks N.
+
+    Returns:
+        Symmetric float64 array of shape (N, N), whose rows and columns sum to 1.
+
+    Raises:
+        ValueError: there is no group, or one has no members, one twice, or one that is no rank.
+
+    Source: Partial Reduce (Miao et al., 2021), equation 4.
+    """
+    import numpy as np
+
+    total, count = np.zeros((world_size, world_size)), 0
+    for group in groups:
+        for rank in group:
+            _check_rank(rank, world_size)
+        members = list(group)
+        if not members or len(set(members)) < len(members):
+            raise ValueError(f"the ranks {members} are no group")
+        total[np.ix_(members, members)] += 1 / len(members)
+        total[members, members] -= 1
+        count += 1
+    if not count:
+        raise ValueError("there is no group: the mean would be of nothing")
+    return np.eye(world_size) + total / count
+
+
+def rho(matrix: np.ndarray) -> float:
+    """Return ρ, the largest absolute eigenvalue of an averaging matrix but for one that is 1.
+
+    The smaller it is, the faster an update spreads; 1: some ranks never meet the others.
+
+    Args:
+        matrix: mean `averaging_matrix` of a run, symmetric array of shape (N, N).
+
+    Returns:
+        max(|λ2|, |λN|), from 0 to 1; 0 for one rank.
+
+    Raises:
+        ValueError: the matrix is not symmetric, or its rows do not sum to 1.
+
+    Source: Partial Reduce (Miao et al., 2021), equation 6. It is about groups in which all count
+    alike.
+    """
+    import numpy as np
+
+    matrix = np.asarray(matrix, np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        raise ValueError(f"the matrix has the shape {matrix.shape}, not (N, N)")
+    if not np.allclose(matrix, matrix.T, rtol=0, atol=1e-9):
+        raise ValueError("the matrix is not symmetric")
+    if not np.allclose(matrix.sum(axis=0), 1, rtol=0, atol=1e-9):
+        raise ValueError("a row of the matrix does not sum to 1")
+    others = np.linalg.eigvalsh(matrix)[:-1]
+    return min(float(np.abs(others).max(initial=0)), 1.0)
+
+
+def convergence_condition(
+    learning_rate: float, lipschitz: float, rho: float, world_size: int, group_size: int
+) -> float:
+    """Return the left side of the condition of Theorem 1, under which Partial Reduce converges.
+
+    It does where this is at most 1, all ranks start from one model, and all members of a group
+    count alike.
+
+    Args:
+        learning_rate: γ, by which a rank multiplies its gradient.
+        lipschitz: L, the Lipschitz constant of the gradient of the loss.
+        rho: ρ of the mean `averaging_matrix`, see `rho`.
+        world_size: number of ranks N.
+        group_size: number of ranks P' that average.
+
+    Returns:
+        η L + 2 N³ η² L² ρ̄ / P'², where η = P' γ / N and ρ̄ = ρ/(1 − ρ) + 2√ρ/(1 − √ρ)²; infinity
+        where ρ is 1.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Source: Partial Reduce (Miao et al., 2021), Theorem 1. Its equation 7 prints no L², which
+    equation 8 and the units need, and ρ/N for the P'/N of η.
+    """
+    if not 0 <= rho <= 1:
+        raise ValueError(f"rho is {rho}, not from 0 to 1")
+    if not (learning_rate >= 0 and lipschitz >= 0):
+        raise ValueError(f"the learning rate {learning_rate} or L, {lipschitz}, is not 0 or more")
+    if not 1 <= group_size <= world_size:
+        raise ValueError(
+            f"group size {group_size} is not between 1 and the world size {world_size}"
+        )
+    if rho == 1:
+        return math.inf
+    eta = group_size * learning_rate / world_size
+    root = math.sqrt(rho)
+    rho_bar = rho / (1 - rho) + 2 * root / (1 - root) ** 2
+    network = 2 * world_size**3 * (eta * lipschitz) ** 2 * rho_bar / group_size**2
+    return eta * lipschitz + network
 
 
 def static_groups(world_size: int, local_size: int, iteration: int) -> list[tuple[int, ...]]:

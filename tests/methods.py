@@ -51,6 +51,7 @@ METHODS = {
     "sgp": Method(optim.SGP, {}),
     "ad-psgd": Method(optim.ADPSGD, {}, repeatable=False, holds=False),
     "parameter-server": Method(optim.ParameterServer, {}, repeatable=False),
+    "partial-reduce": Method(optim.PartialReduce, {"group_size": 2}, repeatable=False),
     "ripples": Method(optim.Ripples, {}, repeatable=False, exclusive=True),
     "ripples-random": Method(optim.Ripples, {"groups": "random"}, False, exclusive=True),
     "ripples-static": Method(optim.Ripples, {"groups": "static"}),

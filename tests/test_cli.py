@@ -103,8 +103,8 @@ MISTAKES = {
     "compare --script a.py --shards iid": "argument --shards: not allowed with argument --script",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
-    "wagma, allreduce, local-sgd, eager-sgd, d-psgd, sgp, ad-psgd, parameter-server, ripples, "
-    "not 'hope'",
+    "wagma, allreduce, local-sgd, eager-sgd, d-psgd, sgp, ad-psgd, parameter-server, "
+    "partial-reduce, ripples, not 'hope'",
     "simulate --algorithms wagma,eager-sgd-majority": "argument --algorithms: eager-sgd-majority "
     "is written eager-sgd:trigger=majority",
     "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",

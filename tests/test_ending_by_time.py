@@ -192,6 +192,7 @@ def test_all_ranks_of_a_simulation_make_steps_until_the_time_is_over():
         for name in ("allreduce", "local-sgd", "ad-psgd")
     }
     assert made["allreduce"] == 4 * [5]
+    assert simulate("allreduce", times, FREE, Settings(1), 21.5).updates == 5
     # All synchronize at 40 s; until then each is as fast as it can.
     assert made["local-sgd"] == [9, 9, 9, 5]
     assert made["ad-psgd"] == [21, 21, 21, 5]

@@ -192,7 +192,7 @@ def test_every_group_is_averaged_once_by_each_member_in_simulated_time(size, lat
         averaged = [event for event, *_ in protocol.log if isinstance(event, int)]
         assert averaged == own[: len(averaged)]
         assert protocol.told == own[: len(protocol.told)]
-    assert simulation.method.groups > 5
+    assert simulation.method.updates > 5 or size == 1
     assert simulation.method.most > 2 or size < 8
     again, _ = simulated(RandomGroups, steps, **settings)
     np.testing.assert_array_equal(again.ended, simulation.ended)

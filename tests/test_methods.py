@@ -170,10 +170,9 @@ OURS = {
 @each_method
 def test_the_public_names_are_a_users(method):
     expected = OURS | {name for name in dir(torch.optim.Optimizer) if name[0] != "_"}
-    if method.kind is optim.WAGMA:
-        expected |= {"overlap"}
-    if method.kind is optim.Ripples:
-        expected |= {"report"}
+    own = {optim.WAGMA: {"overlap"}}
+    own |= {kind: {"report"} for kind in (optim.PartialReduce, optim.Ripples)}
+    expected |= own.get(method.kind, set())
     with method.wrap(make_model(), ALONE) as optimizer:
         assert {name for name in dir(optimizer) if name[0] != "_"} == expected
 
@@ -474,6 +473,7 @@ BOUNDS = {  # with periods of two steps
     "sgp": 13.0,
     "ad-psgd": 9.0,
     "parameter-server": 13.0,
+    "partial-reduce": 13.0,
     "ripples": 13.0,
     "eager-sgd": 5.0 + 6.0 + 1.0,
     "ddp": 13.0,

@@ -246,6 +246,7 @@ def in_json(result: Result) -> dict:
         "waited_s": float(result.waited.sum()),
         "idle_share": result.idle_share,
         "timely_share": result.timely_share,
+        "updates": result.updates,
         "staleness": result.staleness.tolist(),
         "events": result.events,
         "messages": result.messages,

@@ -14,6 +14,7 @@ from wagma.methods import (
     eager_sgd,
     local_sgd,
     parameter_server,
+    partial_reduce,
     post_local_sgd,
     ripples,
     sgp,
@@ -36,6 +37,7 @@ METHODS: dict[str, Method] = {
         sgp,
         ad_psgd,
         parameter_server,
+        partial_reduce,
         ripples,
     )
 }

@@ -6,6 +6,7 @@ from wagma.optim.dpsgd import DPSGD
 from wagma.optim.eager_sgd import EagerSGD
 from wagma.optim.local_sgd import LocalSGD
 from wagma.optim.parameter_server import ParameterServer
+from wagma.optim.partial_reduce import PartialReduce
 from wagma.optim.ripples import Ripples
 from wagma.optim.sgp import SGP
 from wagma.optim.wagma import WAGMA
@@ -19,5 +20,6 @@ __all__ = [
     "EagerSGD",
     "LocalSGD",
     "ParameterServer",
+    "PartialReduce",
     "Ripples",
 ]

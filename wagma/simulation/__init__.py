@@ -33,6 +33,8 @@ class Result:
         waited: float64 array of shape (ranks,): seconds that its calls took.
         staleness: see `core.Method`.
         timely_share: the share of the group averages that a rank's vector was in; 1 without any.
+        updates: averages of several ranks that were completed, of methods that count them; else
+            None.
         events, messages: how many were simulated.
     """
 
@@ -44,6 +46,7 @@ class Result:
     waited: np.ndarray
     staleness: np.ndarray
     timely_share: float
+    updates: int | None
     events: int
     messages: int
 
@@ -108,6 +111,7 @@ def simulate(
         waited=simulation.waited,
         staleness=np.trim_zeros(driver.staleness, "b"),
         timely_share=driver.timely / driver.calls if driver.calls else 1.0,
+        updates=driver.updates if driver.updates >= 0 else None,
         events=simulation.events,
         messages=simulation.messages,
     )

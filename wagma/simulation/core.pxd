@@ -43,7 +43,7 @@ cdef class Simulation:
 cdef class Method:
     cdef readonly Simulation simulation
     cdef public object staleness
-    cdef public long long calls, timely
+    cdef public long long calls, timely, updates
 
     cpdef begin(self)
     cpdef arrives(self, int rank)

@@ -266,10 +266,13 @@ cdef class Method:
             rank took part in a group's average with a vector of so many calls before; the last
             entry counts all from there on.
         calls, timely: calls that average in a group, and those whose vector was in its average.
+        updates: averages of several ranks that have been completed, each of which is one update of
+            the models (Partial Reduce's equation 3); −1 where they are not counted.
     """
 
     def __cinit__(self):
         self.staleness = np.zeros(0, dtype=np.int64)
+        self.updates = -1
 
     cpdef begin(self):
         """All ranks are there, in `self.simulation`, and begin to compute."""

@@ -69,8 +69,7 @@ cdef class FormedGroupMethod(Method):
         nbytes: length of the vector, in bytes.
 
     Attributes:
-        groups: how many groups have averaged.
-        most: how many were under way at a time, at most.
+        most: how many groups were under way at a time, at most.
     """
 
     cdef object make
@@ -80,11 +79,11 @@ cdef class FormedGroupMethod(Method):
     # How many members of each group have begun, by its number.
     cdef dict present
     cdef int under_way
-    cdef readonly long long groups
     cdef readonly int most
 
     def __init__(self, make, nbytes):
         self.make, self.nbytes = make, nbytes
+        self.updates = 0
         self.present = {}
 
     cpdef begin(self):
@@ -115,7 +114,9 @@ cdef class FormedGroupMethod(Method):
         else:
             group = port.steps.popleft()
             port.averaging = False
-            self.under_way -= group.members[0] == rank
+            if group.members[0] == rank:
+                self.under_way -= 1
+                self.updates += group.size > 1
             port.protocol.reduced(group)
         self._proceed(port)
 
@@ -140,7 +141,6 @@ cdef class FormedGroupMethod(Method):
         if present < group.size:
             self.present[group.number] = present
             return
-        self.groups += 1
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         time = allreduce_time(self.simulation.machine, group.size, self.nbytes)

@@ -81,7 +81,7 @@ class Synchronous(Method):
 
     def __init__(self, period: int, nbytes: int):
         self.period, self.nbytes = period, nbytes
-        self.arrived = 0
+        self.arrived = self.updates = 0
 
     def begin(self) -> None:
         ranks, machine = self.simulation.ranks, self.simulation.machine
@@ -97,6 +97,7 @@ class Synchronous(Method):
         self.arrived += 1
         if self.arrived == self.simulation.ranks:
             self.arrived = 0
+            self.updates += 1
             for each in range(self.simulation.ranks):
                 self.simulation.returns(each, self.average_time)
 

@@ -1,0 +1,216 @@
+"""Partial Reduce's controller as sets and lists say it, and its ranks in a network without MPI."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from formed_groups import World
+from protocol_messages import load_source
+
+source = load_source("ready_groups", "formed_groups")
+
+Controller = source.PartialReduceController
+
+# What an application does: it calls, calls and is interrupted, averages with all other ranks.
+CALL, INTERRUPTED, AVERAGE = "cia"
+
+
+def settings(group_size, history, dynamic=False, alpha=0.5, nearest=True):
+    """Return the arguments of a controller but for the number of ranks."""
+    return group_size, history, dynamic, alpha, nearest
+
+
+def components(groups):
+    """Return the sets of ranks that groups connect."""
+    found = []
+    for group in groups:
+        group = set(group)
+        for other in [each for each in found if each & group]:
+            group |= other
+            found.remove(other)
+        found.append(group)
+    return found
+
+
+def expected_group(queue, there, groups, group_size, history):
+    """Return who is to be the next group, or None; and who is waited for, if it is held.
+
+    Args:
+        queue: those that are ready, oldest first.
+        there: those that groups may wait for.
+        groups: all groups of several ranks so far.
+    """
+    count = min(group_size, len(there))
+    if not queue or len(queue) < count:
+        return None, set()
+    first = list(queue[:count])
+    window = [set(group) & there for group in groups[-history:]]
+    parts = components(group for group in window if len(group) > 1)
+    if len(groups) < history or len(parts) < 2:
+        return first, set()
+    met = [part for part in parts if part & set(first)]
+    if len(met) != 1:
+        return first, set()
+    others = set().union(*parts) - met[0]
+    replacement = next((rank for rank in queue if rank in others), None)
+    if replacement is None:
+        return None, others
+    alone = len(met[0] & set(first)) == 1 and first[-1] in met[0]
+    del first[-2 if alone else -1]
+    return [*first, replacement], set()
+
+
+def variant(**methods):
+    """Return a controller with other methods."""
+    return type("Wrong", (Controller,), methods)
+
+
+def everybody_is_linked(self):
+    """Also take who is in no group of the history for a component: groups are held for it."""
+    frozen = Controller.is_frozen(self)
+    for rank in range(self.size):
+        self.linked[rank] = True
+    return frozen or len({self.root_of(rank) for rank in range(self.size)}) > 1
+
+
+class Logged(source.ReadyGroupProtocol):
+    """A rank that says what has happened to it.
+
+    Attributes:
+        formed: of the controller: the groups as (number, members, weights).
+        newest: of the controller: the iteration of each group's members from then on.
+        log: ("call",), (number, whether in a call) of a group, ("return",).
+        told: the numbers of the groups that this rank was told of.
+    """
+
+    def __init__(self, port, rank, size, **others):
+        super().__init__(port, rank, size, **others)
+        self.formed, self.newest, self.log, self.told = [], [], [], []
+
+    def call(self):
+        self.log.append(("call",))
+        super().call()
+
+    def reduced(self, group):
+        self.log.append((group.number, self.calling))
+
+    def returned(self):
+        super().returned()
+        self.log.append(("return",))
+
+    def arrived(self, source_rank, integers):
+        if integers[0] == source.GROUP:
+            assert self.calling and not self.grouped, "a rank is in two groups at a time"
+            self.told.append(integers[3])
+        super().arrived(source_rank, integers)
+
+    def broadcast(self):
+        group = self.controller.group
+        self.formed.append((group.number, *group.listed()))
+        self.newest.append(self.controller.newest)
+        super().broadcast()
+
+
+def stepwise(rank, call):
+    """What an application changes before its calls, where nobody looks."""
+    return np.zeros(1)
+
+
+class ReadyWorld(World):
+    """Ranks of Partial Reduce with their applications.
+
+    Args:
+        programs: of each rank a text of CALL, INTERRUPTED and AVERAGE; all have as many averages,
+            and leave at the end.
+        others: see `World`.
+    """
+
+    def __init__(
+        self, programs, given, change=stepwise, controller_rank=0, protocol=Logged, **others
+    ):
+        super().__init__(
+            len(programs),
+            None,
+            change,
+            protocol,
+            controller_rank=controller_rank,
+            settings=given,
+            **others,
+        )
+        self.controlling = self.protocols[controller_rank]
+        for port, program in zip(self.ports, programs):
+            port.program, port.calls = deque(program), sum(step != AVERAGE for step in program)
+            port.averages, port.is_paused, port.has_left = 0, False, False
+
+    def events(self):
+        yield from super().events()
+        averages = min(port.averages for port in self.ports)
+        for rank, port in enumerate(self.ports):
+            if port.is_paused and self.protocols[rank].is_quiet() and port.averages <= averages:
+                yield self._go_on, rank
+
+    def _act(self, rank):
+        port, protocol = self.ports[rank], self.protocols[rank]
+        port.computes = False
+        if not port.program:
+            port.has_left = True
+            protocol.leave()
+        elif port.program[0] == AVERAGE:
+            port.program.popleft()
+            port.is_paused = True
+            port.averages += 1
+            protocol.pause()
+        else:
+            # Whoever is interrupted goes on before its call has returned; only leaving may come.
+            port.computes = port.program.popleft() == INTERRUPTED
+            assert not port.computes or not port.program
+            port.vector = port.vector + self.change(rank, protocol.calls)
+            protocol.call()
+
+    def _begin_step(self, rank):
+        super()._begin_step(rank)
+        self.ports[rank].computes &= not self.ports[rank].has_left
+
+    def _go_on(self, rank):
+        port = self.ports[rank]
+        port.is_paused, port.computes = False, True
+        self.protocols[rank].resume()
+
+    def key(self):
+        ranks = [
+            (
+                [step and step.number for step in port.steps],
+                (port.averaging, port.computes, port.averages, port.is_paused, port.has_left),
+                list(port.program),
+                {**vars(protocol), "port": 0, "log": 0, "controller": 0},
+            )
+            for port, protocol in zip(self.ports, self.protocols)
+        ]
+        channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
+        begun = {number: sorted(given) for number, given in self.begun.items()}
+        return repr((ranks, channels, begun, vars(self.controlling.controller)))
+
+    def check_end(self):
+        for port, protocol in zip(self.ports, self.protocols):
+            assert not port.steps
+            assert protocol.calls == port.calls, "a rank waits for ever"
+            assert protocol.leaving
+            assert protocol.is_quiet()
+        self.check_groups()
+
+    def check_groups(self):
+        """See that each rank was in all its groups, in the same order, one for each call."""
+        iterations = [0] * len(self.ports)
+        for (_, members, _), newest in zip(self.controlling.formed, self.controlling.newest):
+            for member in members:
+                iterations[member] += 1
+            assert newest == max(iterations[member] for member in members)
+            for member in members:
+                iterations[member] = newest
+        for rank, protocol in enumerate(self.protocols):
+            own = [number for number, members, _ in self.controlling.formed if rank in members]
+            assert protocol.told == own
+            assert [event for event, *_ in protocol.log if isinstance(event, int)] == own
+            assert len(own) == protocol.calls
+            assert protocol.iteration == iterations[rank]

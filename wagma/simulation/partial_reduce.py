@@ -1,0 +1,25 @@
+"""Partial Reduce in simulated time; all decisions are those of its protocol."""
+
+from __future__ import annotations
+
+from collectives.protocols.ready_groups import ReadyGroupProtocol
+from collectives.ready_groups import checked_group_size, checked_history
+from wagma.simulation.formed_groups import FormedGroupMethod
+from wagma.simulation.methods import Settings
+
+__all__ = ["partial_reduce"]
+
+
+def partial_reduce(settings: Settings, ranks: int) -> FormedGroupMethod:
+    """Return Partial Reduce's ranks; the first one has the controller, and all weights are alike.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    group_size = checked_group_size(settings.group_size, ranks)
+    history = checked_history(settings.history, ranks, group_size)
+
+    def make(port, rank, size):
+        return ReadyGroupProtocol(port, rank, size, 0, (group_size, history, False, 0.5, True))
+
+    return FormedGroupMethod(make, settings.nbytes)
