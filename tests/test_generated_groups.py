@@ -91,7 +91,7 @@ def run(kind, size, seed, makers=makers):
 @pytest.mark.parametrize("kind", makers(1))
 def test_groups_are_averaged_one_after_another_by_each_member_in_drawn_orders(kind, size):
     """As if one had been averaged after the other, in the generator's order."""
-    for seed in range(40):
+    for seed in range(40 if size < 8 else 15):
         world = run(kind, size, seed)
         logs = [protocol.log for protocol in world.protocols]
         start = [change(rank, -1) for rank in range(size)]
@@ -323,8 +323,7 @@ def test_compiled_ranks_decide_as_their_source_does(size, groups):
     np.testing.assert_array_equal(compiled.ended, interpreted.ended)
     for rank in range(size):
         assert compiled.method.protocol(rank).alone == method.protocol(rank).script.alone
-    # Random ones wait for each other so much that more steps are made while one is under way.
-    assert compiled.method.groups > 0 or size == 1
+    assert compiled.method.updates > 0 or size == 1
 
 
 def uneven(slow, steps=400):

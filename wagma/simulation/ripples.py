@@ -18,6 +18,8 @@ def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
         ValueError: an option is out of range.
     """
     groups, group_size = settings.groups or "smart", settings.group_size or GROUP_SIZE
+    if ranks == 1:
+        group_size = GROUP_SIZE  # not more than the ranks there are, as the command has it
     check(ranks, groups, group_size, settings.threshold, settings.ranks_per_node, settings.seed, 0)
     makers = []
 
