@@ -30,7 +30,8 @@ def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
                 makers.append(scheduled(size, per_node))
             else:
                 nodes = [each // per_node for each in range(size)] if groups == "smart" else None
-                makers.append(generated(group_size, settings.seed, nodes, settings.threshold, 0))
+                chosen = group_size, settings.seed, nodes, settings.threshold
+                makers.append(generated(size, *chosen, 0))
         return makers[0](port, rank, size)
 
     method = FormedGroupMethod(make, settings.nbytes)
