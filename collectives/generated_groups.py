@@ -94,6 +94,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
             }
             if groups != "static":
                 return described, generated(
+                    comm.size,
                     int(group_size),
                     int(seed),
                     nodes if groups == "smart" else None,
@@ -141,24 +142,28 @@ def check(size, groups, group_size, threshold, ranks_per_node, seed, controller_
         raise ValueError(f"controller_rank is {controller_rank}, not between 0 and {size - 1}")
 
 
-def generated(group_size, seed, nodes, threshold, controller):
-    """Return what makes a rank's protocol, with a generator; for smart groups the ranks' nodes."""
+def generated(size, group_size, seed, nodes, threshold, controller):
+    """Return what makes a rank's protocol, with a generator; for smart groups the ranks' nodes.
+
+    Ranks that are made by the same one, as in simulations, have the generator in common.
+    """
     from collectives.protocols.generated_groups import GeneratedGroupProtocol
     from collectives.protocols.group_generator import GroupGenerator
 
-    def make(port, rank, size):
-        generator = GroupGenerator(size, group_size, seed, nodes, threshold)
-        return GeneratedGroupProtocol(port, rank, size, generator, controller)
-
-    return make
+    generator = GroupGenerator(size, group_size, seed, nodes, threshold)
+    return lambda *rank: GeneratedGroupProtocol(*rank, generator, controller)
 
 
 def scheduled(size, local_size):
     """Return what makes a rank's protocol, with the static schedule."""
     from collectives.protocols.static_groups import StaticGroupProtocol
 
-    schedule = [static_groups(size, local_size, i) for i in range(STATIC_PERIOD)]
-    return lambda port, rank, size: StaticGroupProtocol(port, rank, size, schedule)
+    own = [[()] * STATIC_PERIOD for _ in range(size)]
+    for iteration in range(STATIC_PERIOD):
+        for group in static_groups(size, local_size, iteration):
+            for rank in group:
+                own[rank][iteration] = group
+    return lambda port, rank, size: StaticGroupProtocol(port, rank, size, own[rank])
 
 
 def nodes_of(comm) -> list[int]:

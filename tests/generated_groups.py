@@ -101,7 +101,8 @@ def with_schedule(*, local_size, kind=Static):
 
     def make(port, rank, size):
         schedule = [static_groups(size, local_size, i) for i in range(STATIC_PERIOD)]
-        return kind(port, rank, size, schedule)
+        own = [next((group for group in groups if rank in group), ()) for groups in schedule]
+        return kind(port, rank, size, own)
 
     return make
 

@@ -34,33 +34,31 @@ class StaticGroupProtocol(GroupProtocol):
 
     Args:
         port, rank, size: see `GroupProtocol`.
-        schedule: the disjoint groups of each iteration of a period, sorted, such as
-            `collectives.topology.static_groups` has them.
+        groups: this rank's group in each iteration of a period, sorted; () where it is in none.
 
     Attributes:
         alone: how many calls were in no group: there is none in the schedule, or all others are
             out, or it was over.
     """
 
-    def __init__(self, port, rank, size, schedule):
+    def __init__(self, port, rank, size, groups):
         GroupProtocol.__init__(self, port, rank, size)
-        own = [next((group for group in groups if rank in group), ()) for groups in schedule]
-        self.period = len(own)
-        # The members of this rank's groups, and where those of each iteration begin.
-        self.members = array.array("i", [member for group in own for member in group])
-        self.begins = array.array("i", [sum(map(len, own[:i])) for i in range(len(own) + 1)])
-        self.leaders = array.array("i", sorted({group[0] for group in own if group}))
+        self.period = len(groups)
+        # The members of all groups, and where those of each iteration begin.
+        self.members = array.array("i", [member for group in groups for member in group])
+        self.begins = array.array("i", [sum(map(len, groups[:i])) for i in range(len(groups) + 1)])
+        self.leaders = array.array("i", sorted({group[0] for group in groups if group}))
         self.alone = 0
         self.pauses = 0
         self.waiting = False
         self.record = Group(room=size)
-        self.message = array.array("q", [0]) * (OTHERS + max(map(len, own)))
+        self.message = array.array("q", [0]) * (OTHERS + max(map(len, groups)))
         # A leader's: the iteration that a rank waits in, −1 where it does not; when it is out; and
         # the last iterations whose groups have begun.
         self.came = array.array("q", [-1]) * size
         self.away = array.array("q", [0]) * size
         self.left = array.array("i", [0]) * size
-        self.begun = array.array("q", [-1]) * len(own)
+        self.begun = array.array("q", [-1]) * self.period
         self.back = 0
         # Groups have larger numbers than all that their members, or their leader's, had before.
         self.last = 0

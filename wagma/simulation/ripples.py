@@ -18,6 +18,8 @@ def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
         ValueError: an option is out of range.
     """
     groups, group_size = settings.groups or "smart", settings.group_size or GROUP_SIZE
+    if ranks == 1:
+        group_size = GROUP_SIZE  # not more than the ranks there are, as the command has it
     check(ranks, groups, group_size, settings.threshold, settings.ranks_per_node, settings.seed, 0)
     makers = []
 
@@ -28,7 +30,8 @@ def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
                 makers.append(scheduled(size, per_node))
             else:
                 nodes = [each // per_node for each in range(size)] if groups == "smart" else None
-                makers.append(generated(group_size, settings.seed, nodes, settings.threshold, 0))
+                chosen = group_size, settings.seed, nodes, settings.threshold
+                makers.append(generated(size, *chosen, 0))
         return makers[0](port, rank, size)
 
     method = FormedGroupMethod(make, settings.nbytes)
