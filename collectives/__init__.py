@@ -2,7 +2,8 @@
 
 `GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
 waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
-them. `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`, `PairwiseAverage`
+them; `ReadyGroupAllreduce`, of Partial Reduce, averages in groups of the ranks that are ready
+first. `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`, `PairwiseAverage`
 and `ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`.
 `GeneratedGroupAllreduce` averages over groups that a generator forms of the ranks that are there.
 Importing this package neither initializes MPI nor imports torch.

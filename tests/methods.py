@@ -34,7 +34,10 @@ class Method(NamedTuple):
 
     def wrap(self, model, comm, make=None, **settings):
         local = (make or momentum_sgd)(model.parameters())
-        return self.kind(local, model, comm=comm, **{**self.settings, **settings})
+        settings = {**self.settings, **settings}
+        if "group_size" in settings:
+            settings["group_size"] = min(settings["group_size"], max(comm.size, 2))
+        return self.kind(local, model, comm=comm, **settings)
 
 
 METHODS = {
@@ -51,7 +54,9 @@ METHODS = {
     "sgp": Method(optim.SGP, {}),
     "ad-psgd": Method(optim.ADPSGD, {}, repeatable=False, holds=False),
     "parameter-server": Method(optim.ParameterServer, {}, repeatable=False),
-    "partial-reduce": Method(optim.PartialReduce, {"group_size": 2}, False, exclusive=True),
+    # All ranks: one that is left over by smaller groups waits in its step for others, and must not
+    # be waited for outside.
+    "partial-reduce": Method(optim.PartialReduce, {"group_size": 8}),
     "ripples": Method(optim.Ripples, {}, repeatable=False, exclusive=True),
     "ripples-random": Method(optim.Ripples, {"groups": "random"}, False, exclusive=True),
     "ripples-static": Method(optim.Ripples, {"groups": "static"}),

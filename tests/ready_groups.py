@@ -69,6 +69,7 @@ def variant(**methods):
 def everybody_is_linked(self):
     """Also take who is in no group of the history for a component: groups are held for it."""
     frozen = Controller.is_frozen(self)
+    self.connected_until = -1
     for rank in range(self.size):
         self.linked[rank] = True
     return frozen or len({self.root_of(rank) for rank in range(self.size)}) > 1

@@ -5,6 +5,7 @@ import pytest
 from ready_groups import Logged, everybody_is_linked, settings, source, variant
 
 from collectives.protocols.scripted import ScriptedGroupProtocol
+from wagma.methods import METHODS
 from wagma.simulation import FREE, MACHINES, Settings, simulate
 from wagma.simulation.core import Simulation
 from wagma.simulation.formed_groups import FormedGroupMethod
@@ -68,6 +69,26 @@ def test_a_simulated_controller_forms_groups_as_long_as_ranks_are_there():
     # All in one group is Allreduce's wait.
     everybody = simulate("partial-reduce", times, FREE, Settings(1, group_size=10))
     assert everybody.wall == pytest.approx(times.max(axis=1).sum())
+
+
+def test_options_that_a_job_cannot_have_together_are_refused():
+    method = METHODS["partial-reduce"]
+
+    def problem(ranks, **options):
+        return method.problem(method.resolved(options), ranks)
+
+    assert problem(4, group_size=1).startswith("groups of 1")
+    assert problem(4, group_size=5) == "groups of 5 in a job of 4 ranks"
+    assert problem(4, controller_rank=4) == "a controller on rank 4 in a job of 4 ranks"
+    assert problem(9, history=3).startswith("a history of 3 groups, but it takes 4")
+    for fine in ({}, {"history": 2}, {"group_size": 2, "history": 3}, {"controller_rank": 3}):
+        assert problem(4, **fine) is None
+    assert problem(1) is None
+
+
+def test_one_rank_trains_alone():
+    result = simulate("partial-reduce", np.ones((5, 1)), FREE, Settings(8, group_size=1))
+    assert (result.wall, result.made.tolist()) == (5, [5])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ cdef class PartialReduceController:
     cdef double alpha
     cdef int[::1] queue, ready, left
     cdef long long[::1] iterations, pauses
-    cdef long long over, paused_at
+    cdef long long over, paused_at, connected_until
     cdef int[::1] window, sizes, parents, linked
     cdef int home, dropped, added
     cdef int[::1] chosen

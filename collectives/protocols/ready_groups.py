@@ -144,6 +144,8 @@ class PartialReduceController:
         self.parents = array.array("i", [0]) * size
         self.linked = array.array("i", [0]) * size
         self.home = -1
+        # Until so many groups have been formed it surely has one component only.
+        self.connected_until = -1
         # Who is chosen, and what they weigh.
         self.chosen = array.array("i", [0]) * size
         self.given = array.array("q", [0]) * size
@@ -167,7 +169,9 @@ class PartialReduceController:
 
     def signal(self, rank, iteration, pauses, fresh):
         """A rank is ready; `fresh`: it has the model of all ranks that its last pause was for."""
-        self.over = max(self.over, pauses)
+        if pauses > self.over:
+            self.over = pauses
+            self.connected_until = -1
         self.iterations[rank] = self.paused_at + 1 if fresh else iteration
         self.ready[rank] = True
         self.queue[self.waiting] = rank
@@ -178,6 +182,7 @@ class PartialReduceController:
         self.pauses[rank] = pauses
         self.left[rank] = self.left[rank] or leaves
         self.paused_at = max(self.paused_at, iteration)
+        self.connected_until = -1
         if not self.ready[rank]:
             return False
         self.chosen[0] = rank
@@ -225,7 +230,9 @@ class PartialReduceController:
         members: cython.int = 0
         self.dropped = self.added = count - 1
         self.home = -1
-        if self.formed < self.history or not self.is_frozen():
+        if self.formed < self.history or self.formed <= self.connected_until:
+            return True
+        if not self.is_frozen():
             return True
         for i in range(count):
             component = self.component_of(self.queue[i])
@@ -253,17 +260,22 @@ class PartialReduceController:
         Ranks that are not there are not in it, and what is left of a group is none if it is one.
         """
         rank: cython.int
-        place: cython.int
+        age: cython.int
         i: cython.int
+        # The oldest group that the components need: later groups can only connect more.
+        oldest: cython.longlong = self.formed
         for rank in range(self.size):
             self.parents[rank] = rank
             self.linked[rank] = False
-        for place in range(self.history):
+        for age in range(self.history):
+            place: cython.int = (self.formed - 1 - age) % self.history
             first: cython.int = -1
             for i in range(self.sizes[place]):
                 rank = self.window[place * self.group_size + i]
                 if self.is_there(rank):
                     if first >= 0:
+                        if self.root_of(rank) != self.root_of(first):
+                            oldest = self.formed - 1 - age
                         self.parents[self.root_of(rank)] = self.root_of(first)
                         self.linked[first] = self.linked[rank] = True
                     first = rank
@@ -273,6 +285,7 @@ class PartialReduceController:
                 if root >= 0 and self.root_of(rank) != root:
                     return True
                 root = self.root_of(rank)
+        self.connected_until = oldest + self.history
         return False
 
     def root_of(self, rank):
@@ -333,7 +346,13 @@ class PartialReduceController:
         place: cython.int = self.formed % self.history
         share: cython.double = 1 / cython.cast(cython.double, count)
         self.sizes[place] = count
+        linked: cython.bint = False
         for i in range(count):
+            linked = linked or self.linked[self.chosen[i]]
+        if not linked:
+            self.connected_until = -1
+        for i in range(count):
+            self.linked[self.chosen[i]] = True
             self.window[place * self.group_size + i] = self.chosen[i]
         self.recording += 1
         if len(self.taken) > 0:

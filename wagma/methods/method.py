@@ -33,6 +33,11 @@ def never(value: Any, ranks: int) -> str | None:
     return None
 
 
+def any_options(options: Mapping[str, Any], ranks: int) -> str | None:
+    """Every job can have them together."""
+    return None
+
+
 @dataclass(frozen=True)
 class Option:
     """An option of a method, written NAME:option=value, or NAME:option to switch it on.
@@ -113,6 +118,8 @@ class Method:
         options: those that it takes.
         color: of its curves in plots.
         seeded: whether it draws something, and the class takes the job's seed.
+        conflict: says why a job of so many ranks cannot have these options together, where each
+            alone has no problem; None where it can.
     """
 
     name: str
@@ -122,6 +129,7 @@ class Method:
     options: tuple[Option, ...] = ()
     color: str = "#999999"
     seeded: bool = False
+    conflict: Callable[[Mapping[str, Any], int], str | None] = any_options
 
     def option(self, name: str) -> Option | None:
         """Return its option of this name, None where it has none."""
@@ -159,7 +167,7 @@ class Method:
     def problem(self, options: Mapping[str, Any], ranks: int) -> str | None:
         """Return why a job of so many ranks cannot have these options; None: it can."""
         found = (option.problem(options[option.name], ranks) for option in self.options)
-        return next(filter(None, found), None)
+        return next(filter(None, found), None) or self.conflict(options, ranks)
 
     def make(
         self,

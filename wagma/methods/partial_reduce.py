@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from wagma.arguments import number, whole
 from wagma.methods.method import Method, Option
 from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, TRANSPORT
+
+def no_groups(options: Mapping[str, Any], ranks: int) -> str | None:
+    """Say why there are no such groups in a job of so many ranks."""
+    group_size = min(options["group_size"] or 3, ranks)
+    if group_size < 2 and ranks > 1:
+        return "groups of 1, which average nothing: they must be of 2 or more"
+    least = -(-(ranks - 1) // max(group_size - 1, 1))
+    if options["history"] is not None and options["history"] < least:
+        return (
+            f"a history of {options['history']} groups, but it takes {least} to connect all ranks"
+        )
+    return None
+
 
 METHOD = Method(
     "partial-reduce",
@@ -48,4 +64,5 @@ METHOD = Method(
         TRANSPORT,
     ),
     color="#661100",
+    conflict=no_groups,
 )

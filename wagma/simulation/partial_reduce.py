@@ -16,7 +16,7 @@ def partial_reduce(settings: Settings, ranks: int) -> FormedGroupMethod:
     Raises:
         ValueError: an option is out of range.
     """
-    group_size = checked_group_size(settings.group_size, ranks)
+    group_size = checked_group_size(settings.group_size if ranks > 1 else None, ranks)
     history = checked_history(settings.history, ranks, group_size)
 
     def make(port, rank, size):
