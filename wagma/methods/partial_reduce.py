@@ -9,6 +9,7 @@ from wagma.arguments import number, whole
 from wagma.methods.method import Method, Option
 from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, TRANSPORT
 
+
 def no_groups(options: Mapping[str, Any], ranks: int) -> str | None:
     """Say why there are no such groups in a job of so many ranks."""
     group_size = min(options["group_size"] or 3, ranks)
