@@ -16,7 +16,10 @@ import plots  # noqa: E402
 from common import RESULTS, mpiexec  # noqa: E402
 
 # What the benchmark of memory measures in a job each.
-ALONE = ("NeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer", "FormedGroups")
+ALONE = (
+    *("NeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer"),
+    *("ReadyGroupAllreduce", "GeneratedGroupAllreduce", "FormedGroups"),
+)
 # With how many ranks, and with which options beside.
 RANKS = {
     "latency": (2, 4),

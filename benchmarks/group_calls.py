@@ -5,10 +5,10 @@
 Vectors of float32 of 1 KiB to 16 MiB; all ranks of one node call together, in one group of all of
 them, or in two of half of them each at the same time, by messages or in memory that they share.
 "planned": every rank knows the groups, so no message says them; "formed": each rank tells rank 0
-that it is ready, and is told its group by it.
+that it is ready, and is told its group by it; both protocols are in Python here, which takes most
+of a short call's time. "ready": `ReadyGroupAllreduce`, whose groups are of whoever is ready first.
 The reference is MPI_Allreduce of the same vector on a communicator made for the group before; it
-sums, where ours averages, checks that all is finite, and serves whatever else comes. Both protocols
-are in Python here, which takes most of a short call's time; compiled ones take a fraction of that.
+sums, where ours averages, checks that all is finite, and serves whatever else comes.
 
 The variants take turns in every round; the first round is thrown away, and results are checked in
 it. A time is that of the slowest rank, per call of several in a row; the table has medians over the
@@ -23,6 +23,7 @@ import numpy as np
 from common import TRANSPORTS, compare_by_size, time_warm
 from mpi4py import MPI
 
+from collectives import ReadyGroupAllreduce
 from collectives.formed_groups import FormedGroupCollective
 from collectives.protocols.formed_groups import Group
 from collectives.protocols.scripted import ScriptedGroupProtocol
@@ -120,6 +121,12 @@ def opened(comm, vector, **settings):
 
 
 @contextlib.contextmanager
+def ready(comm, vector, **settings):
+    with ReadyGroupAllreduce(comm, vector, **settings) as collective:
+        yield lambda: collective(vector)
+
+
+@contextlib.contextmanager
 def allreduce(comm, vector, members):
     group = comm.Split(members[0])
     result = np.empty_like(vector)
@@ -135,6 +142,9 @@ def variants(comm):
     for where, members in {"all": range(comm.size), "halves": mine}.items():
         reference = f"Allreduce, {where}"
         made[reference] = functools.partial(allreduce, members=members), None
+        for transport in TRANSPORTS:
+            settings = {"group_size": len(members), "transport": transport}
+            made[f"ready, {transport}, {where}"] = functools.partial(ready, **settings), reference
         for kind, transport in itertools.product((Planned, Formed), TRANSPORTS):
             name = f"{kind.__name__.lower()}, {transport}, {where}"
             settings = {"members": members, "protocol": kind, "transport": transport}
@@ -143,11 +153,15 @@ def variants(comm):
 
 
 def check(comm, name, vector):
-    """Raise where a group's mean is not what it must be."""
+    """Raise where a group's mean is not what it must be; other halves keep the mean of all."""
     half = comm.size // 2
     halves = np.arange(half) if comm.rank < half else np.arange(half, comm.size)
-    expected = np.arange(comm.size) if name.endswith("all") else halves
-    if not comm.allreduce(np.allclose(vector, expected.mean(), rtol=1e-5), op=MPI.LAND):
+    if name.startswith("ready") and name.endswith("halves"):
+        right = np.isclose(comm.allreduce(vector.mean()) / comm.size, (comm.size - 1) / 2)
+    else:
+        expected = np.arange(comm.size) if name.endswith("all") else halves
+        right = np.allclose(vector, expected.mean(), rtol=1e-5)
+    if not comm.allreduce(bool(right), op=MPI.LAND):
         raise ArithmeticError(f"wrong result of {name} for {vector.nbytes} bytes: {vector[:3]}")
 
 

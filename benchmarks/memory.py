@@ -10,7 +10,8 @@ it shares with others its part, so that the ranks' sum is what they take togethe
 whatever MPI allocates meanwhile. The largest of what is seen after each call and, every 20 ms,
 during calls; of the rank that has most. Bounds, in vectors: 3; of NeighborAverage 2 and one for
 each neighbor that a rank averages with, of PushSum 3 and one for each neighbor, of PairwiseAverage
-and ParameterServer 3, of FormedGroups, groups that a protocol forms, 0.5 where nobody is passive.
+and ParameterServer 3, of ReadyGroupAllreduce, GeneratedGroupAllreduce and FormedGroups, groups that
+a protocol of the benchmark's forms, 0.5.
 """
 
 import contextlib
@@ -24,11 +25,13 @@ from group_calls import Planned, form
 from mpi4py import MPI
 
 from collectives import (
+    GeneratedGroupAllreduce,
     GroupAllreduce,
     NeighborAverage,
     PairwiseAverage,
     ParameterServer,
     PushSum,
+    ReadyGroupAllreduce,
 )
 
 BOUND = 3.0
@@ -38,6 +41,8 @@ PEERS = {
     PushSum: 3 + 1,
     PairwiseAverage: 3,
     ParameterServer: 3,
+    ReadyGroupAllreduce: 0.5,
+    GeneratedGroupAllreduce: 0.5,
 }
 FORMED_GROUPS = "FormedGroups", 0.5
 RULES = ("paper", "conserving")

@@ -82,7 +82,7 @@ def test_groups_keep_the_sum_of_all_vectors_and_bring_them_together(comm, kind, 
     assert comm.allreduce(np.abs(mine - mean).max()) <= 0.7 * before + 1e-12
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("kind", ["random", "smart", "nodes", "static"])
 def test_ranks_have_the_means_of_their_groups_one_after_the_other(comm, kind):
     """The same protocol in Python says which groups there were."""
@@ -108,7 +108,7 @@ def test_ranks_have_the_means_of_their_groups_one_after_the_other(comm, kind):
     assert script.told == [number for number, members, _ in formed if comm.rank in members]
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 @pytest.mark.parametrize("local_size", [2, 4])
 def test_scheduled_groups_have_exactly_their_means(comm, local_size, engine):
@@ -133,7 +133,7 @@ def test_scheduled_groups_have_exactly_their_means(comm, local_size, engine):
             np.testing.assert_allclose(mine[0], vectors[comm.rank], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 @each_kind
 def test_ranks_with_fewer_calls_leave_and_nobody_waits_for_them(comm, kind, engine):
@@ -147,7 +147,7 @@ def test_ranks_with_fewer_calls_leave_and_nobody_waits_for_them(comm, kind, engi
     assert collective.version == calls
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 @each_kind
 def test_all_ranks_average_between_different_numbers_of_calls(comm, kind, engine):
