@@ -9,6 +9,7 @@ import numpy as np
 
 from collectives import topology
 from collectives.formed_groups import FormedGroupCollective
+from collectives.process import check_owner
 from collectives.result import Result
 from collectives.settings import is_integer
 
@@ -138,6 +139,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             float64 array of shape (N, N), on the controller's rank. None on others, with dynamic
             weights, before the first group of several ranks, and in a job of more than 2,048 ranks.
         """
+        check_owner(self.native.pid)
         controller = self._protocol.controller
         if controller is None or self.weights == "dynamic" or not len(controller.taken):
             return None

@@ -30,6 +30,7 @@ from collectives import (
     PartialAllreduce,
     PushSum,
     RankFailedError,
+    ReadyGroupAllreduce,
 )
 
 pytestmark = pytest.mark.mpi
@@ -428,6 +429,7 @@ KINDS = (
     PairwiseAverage,
     ParameterServer,
     GeneratedGroupAllreduce,
+    ReadyGroupAllreduce,
 )
 
 

@@ -18,6 +18,7 @@ from collectives import (
     PartialAllreduce,
     PushSum,
     RankFailedError,
+    ReadyGroupAllreduce,
 )
 from collectives.topology import group_of, groups
 
@@ -233,6 +234,8 @@ def made(comm, kind, vector):
     """Return a collective, in which ranks with more calls wait for those with fewer."""
     if kind in (GroupAllreduce, PartialAllreduce):
         return kind(comm, vector, sync_period=5)
+    if kind is ReadyGroupAllreduce:  # nobody is left over
+        return kind(comm, vector, group_size=comm.size)
     return kind(comm, vector)
 
 
@@ -246,6 +249,7 @@ def made(comm, kind, vector):
         (NeighborAverage, PushSum),
         (PairwiseAverage, GroupAllreduce),
         (ParameterServer, NeighborAverage),
+        (ReadyGroupAllreduce, PairwiseAverage),
     ],
 )
 def test_ranks_with_fewer_calls_of_several_collectives_join_all_at_once(comm, first, second):
