@@ -145,9 +145,9 @@ def checked_rank(rank, number):
 
 def checked_weights(number, members, weights):
     """Return the weights of a group's members, or raise."""
-    twice = [member for i, member in enumerate(members) if member in members[:i]]
-    if twice:
-        raise ValueError(f"group {number} has rank {twice[0]} twice")
+    if len(set(members)) < len(members):
+        twice = next(member for member in members if members.count(member) > 1)
+        raise ValueError(f"group {number} has rank {twice} twice")
     if weights is None:
         return [1.0] * len(members)
     weights = [float(weight) for weight in weights]

@@ -52,11 +52,20 @@ cdef class SimulatedGroupPort(GroupPort):
 
     cdef void reduce(self, Group group) noexcept nogil:
         with gil:
-            self.steps.append(Group(group.number, *group.listed()))
+            self.steps.append(copy_of(group))
 
     cdef void return_model(self) noexcept nogil:
         with gil:
             self.steps.append(None)
+
+
+cdef Group copy_of(Group group):
+    """Return a record of the same group."""
+    cdef Group copy = Group(group.number, room=group.size)
+    cdef int i
+    for i in range(group.size):
+        copy.add(group.members[i], group.weights[i])
+    return copy
 
 
 cdef class FormedGroupMethod(Method):
