@@ -22,9 +22,10 @@ class FormedGroupCollective(PlannedCollective):
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
+        sync_every: as given.
     """
 
-    def __init__(self, comm, like, plan: Callable, **options):
+    def __init__(self, comm, like, plan: Callable, *, sync_every: int = 1, **options):
         """Make one; collective.
 
         Args:
@@ -32,9 +33,21 @@ class FormedGroupCollective(PlannedCollective):
             plan: function that checks the arguments of a method, and returns what must not differ
                 between ranks, by name, and a function that returns the `GroupProtocol` of a (port,
                 rank, size). It may raise TypeError or ValueError.
+            sync_every: in every so-manieth call a rank is in groups, from 1 on; between them calls
+                return at once.
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
         """
-        super().__init__(comm, like, plan, **dict.fromkeys(settings.VARIABLES) | options)
+
+        def whole_plan():
+            described, make = plan()
+            if not settings.is_integer(sync_every):
+                raise TypeError(f"sync_every is {sync_every!r}, not an integer")
+            if sync_every < 1:
+                raise ValueError(f"sync_every is {sync_every}, less than 1")
+            return described | {"sync_every": int(sync_every)}, make
+
+        self.sync_every = sync_every
+        super().__init__(comm, like, whole_plan, **dict.fromkeys(settings.VARIABLES) | options)
 
     def _allocate(self, native, node, like, given):
         groups = self.comm.Dup()
@@ -47,6 +60,7 @@ class FormedGroupCollective(PlannedCollective):
             try:
                 self.native = native.FormedGroups(groups=groups, sharing=sharing, **common)
                 protocol = self._make_protocol(self.native.queue, self.rank, self.size)
+                protocol.sync_every = self.sync_every
             except (MemoryError, ValueError) as error:
                 return error
             return None

@@ -39,6 +39,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         ranks_per_node: how many ranks that follow one another count as a node in "smart" and
             "static". None: nodes are as MPI has them, for "static" with equally many ranks on each.
         seed: of the groups drawn; an integer, from 0 on.
+        sync_every: in every so-manieth call a rank averages, from 1 on; others return at once.
         controller_rank: the rank whose engine generates the groups of "random" and "smart".
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
@@ -65,6 +66,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         threshold=4,
         ranks_per_node=None,
         seed=0,
+        sync_every=1,
         controller_rank=0,
         engine=None,
         transport=None,
@@ -112,6 +114,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
             comm,
             like,
             plan,
+            sync_every=sync_every,
             engine=engine,
             transport=transport,
             stall=stall,

@@ -45,6 +45,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             and the same on all ranks, and each rank keeps a copy of it.
         history: T, of how many groups the controller looks at who has met whom, from
             ⌈(N−1)/(P'−1)⌉ on. None: that, or ⌈(N/P') (ln N + 3)⌉ if that is more.
+        sync_every: in every so-manieth call a rank averages, from 1 on; others return at once.
         controller_rank: the rank whose engine has the controller. If its engine is "none", the
             others wait for its calls.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
@@ -70,6 +71,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         alpha=0.5,
         missing="nearest",
         history=None,
+        sync_every=1,
         controller_rank=0,
         engine=None,
         transport=None,
@@ -110,6 +112,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             comm,
             like,
             plan,
+            sync_every=sync_every,
             engine=engine,
             transport=transport,
             stall=stall,

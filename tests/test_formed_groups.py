@@ -17,7 +17,7 @@ from formed_groups import (
 
 from collectives.protocols import formed_groups as compiled
 from collectives.protocols.scripted import ScriptedGroupProtocol
-from wagma.simulation import MACHINES
+from wagma.simulation import MACHINES, Settings, simulate
 from wagma.simulation.core import Simulation, allreduce_time
 from wagma.simulation.formed_groups import FormedGroupMethod
 
@@ -216,3 +216,15 @@ def test_groups_of_one_rank_follow_one_another_in_simulated_time():
     simulation, _ = simulated(PlannedGroups, np.full((1, 3), 1e-3), 10**6, plan=plan)
     average = allreduce_time(machine.for_job(3), 2, 10**6)
     np.testing.assert_allclose(simulation.ended, 1e-3 + average * np.array([3, 2, 3]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["partial-reduce", "ripples"])
+@pytest.mark.parametrize("sync_every", [1, 3])
+def test_a_rank_averages_in_every_so_manieth_call(name, sync_every):
+    """Ranks that are in step; the time of each average is as if it was the only one."""
+    steps = np.full((12, 4), 1.0)
+    settings = Settings(10**8, sync_every=sync_every, group_size=4)
+    result = simulate(name, steps, MACHINES["hdr"], settings)
+    average = allreduce_time(MACHINES["hdr"], 4, 10**8)
+    assert result.updates == 12 // sync_every
+    assert result.wall == pytest.approx(12 + 12 // sync_every * average, rel=1e-3)

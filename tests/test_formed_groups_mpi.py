@@ -11,7 +11,14 @@ import pytest
 from formed_groups import LATE, PlannedGroups, RandomGroups, replay
 from together import compute_until, interrupted, same_everywhere, wait_until
 
-from collectives import ClosedError, DisagreementError, GroupAllreduce, RankFailedError
+from collectives import (
+    ClosedError,
+    DisagreementError,
+    GeneratedGroupAllreduce,
+    GroupAllreduce,
+    RankFailedError,
+    ReadyGroupAllreduce,
+)
 from collectives.formed_groups import FormedGroupCollective
 from collectives.protocols.scripted import ScriptedGroupProtocol
 
@@ -82,6 +89,27 @@ def test_vectors_of_groups_on_one_node_travel_as_the_transport_says(comm, transp
         collective(mine)
         assert (collective.native.group_bytes > 0) == (transport == "messages" and comm.rank < 3)
     np.testing.assert_array_equal(mine, 1 if comm.rank < 3 else 3)
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("kind", [ReadyGroupAllreduce, GeneratedGroupAllreduce])
+def test_a_rank_averages_in_every_so_manieth_call(comm, kind):
+    mine = np.zeros(SHORT)
+    with kind(comm, mine, group_size=max(comm.size, 2), sync_every=3) as collective:
+        for call in range(9):
+            mine += comm.rank
+            expected = tuple(range(comm.size)) if call % 3 == 2 else (comm.rank,)
+            assert collective(mine).group == expected
+    np.testing.assert_allclose(mine, 9 * (comm.size - 1) / 2)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("kind", [ReadyGroupAllreduce, GeneratedGroupAllreduce])
+def test_a_period_that_is_none_raises_on_every_rank(comm, kind):
+    with pytest.raises(ValueError, match="sync_every is 0, less than 1"):
+        kind(comm, np.zeros(SHORT), sync_every=0 if comm.rank == 1 else 1)
+    with pytest.raises(ValueError, match="sync_every differs between ranks"):
+        kind(comm, np.zeros(SHORT), sync_every=2 if comm.rank == 1 else 1)
 
 
 @pytest.mark.ranks(3, 4, 8)

@@ -24,9 +24,11 @@ cdef class GroupProtocol:
     cdef readonly int rank, size
     cdef readonly long long calls
     cdef readonly bint calling, leaving, passive
+    cdef public long long sync_every
 
     cdef void begin(self) noexcept nogil
     cdef void call(self) noexcept nogil
+    cdef bint skips(self) noexcept nogil
     cdef void arrived(self, int source, long long[::1] integers) noexcept nogil
     cdef void reduced(self, Group group) noexcept nogil
     cdef void returned(self) noexcept nogil

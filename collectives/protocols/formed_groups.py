@@ -200,6 +200,8 @@ class GroupProtocol:
         calls: how many calls of the application have returned.
         calling: whether the application is in a call, which ends with `GroupPort.return_model`.
         leaving: whether the application makes no more calls; messages are still answered.
+        sync_every: in every so-manieth call a rank averages; between them it returns at once. Set
+            before `begin`, to the same on all ranks.
         passive: whether this rank averages its model while its application computes. What the
             application has changed meanwhile is added to that in its next call. It takes memory for
             two vectors.
@@ -213,6 +215,7 @@ class GroupProtocol:
         self.calling = False
         self.leaving = False
         self.passive = False
+        self.sync_every = 1
 
     # Events: a subclass adds to these
 
@@ -222,6 +225,13 @@ class GroupProtocol:
     def call(self):
         """The application calls."""
         self.calling = True
+
+    def skips(self):
+        """Return whether this call is between two averages of the rank's; it returns then."""
+        if (self.calls + 1) % self.sync_every == 0:
+            return False
+        self.port.return_model()
+        return True
 
     def arrived(self, source, integers):
         """A message has come."""

@@ -64,6 +64,8 @@ class GeneratedGroupProtocol(GroupProtocol):
 
     def call(self):
         GroupProtocol.call(self)
+        if self.skips():
+            return
         self.waiting = True
         self.send(self.controller, REQUEST, False)
         self.proceed()

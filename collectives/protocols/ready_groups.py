@@ -402,6 +402,8 @@ class ReadyGroupProtocol(GroupProtocol):
     def call(self):
         GroupProtocol.call(self)
         self.iteration += 1
+        if self.skips():
+            return
         self.grouped = False
         self.is_held = False
         self.tell(READY)

@@ -12,6 +12,7 @@ cdef class StaticGroupProtocol(GroupProtocol):
     cdef int[::1] members, begins, leaders, left
     cdef long long[::1] message, came, away, begun
 
+    cdef long long iteration(self) noexcept nogil
     cdef int phase(self, long long iteration) noexcept nogil
     cdef void send(self, int rank, int kind, long long number) noexcept nogil
     cdef void look_after_all(self) noexcept nogil

@@ -65,14 +65,16 @@ class StaticGroupProtocol(GroupProtocol):
         self.largest = 0
 
     def call(self):
-        begin: cython.int = self.begins[self.phase(self.calls)]
+        begin: cython.int = self.begins[self.phase(self.iteration())]
         GroupProtocol.call(self)
-        if begin == self.begins[self.phase(self.calls) + 1]:
+        if self.skips():
+            return
+        if begin == self.begins[self.phase(self.iteration()) + 1]:
             self.alone += 1
             self.port.return_model()
             return
         self.waiting = True
-        self.send(self.members[begin], COME, self.calls)
+        self.send(self.members[begin], COME, self.iteration())
 
     def arrived(self, source, integers):
         kind: cython.longlong = integers[0]
@@ -112,15 +114,19 @@ class StaticGroupProtocol(GroupProtocol):
     def waits_for(self, rank):
         """A call waits for the members of its group; its leader knows who has come."""
         i: cython.int
-        phase: cython.int = self.phase(self.calls)
+        phase: cython.int = self.phase(self.iteration())
         if not self.waiting or rank == self.rank:
             return False
         for i in range(self.begins[phase], self.begins[phase + 1]):
             if self.members[i] == rank:
                 return self.members[self.begins[phase]] != self.rank or self.is_awaited(
-                    rank, self.calls
+                    rank, self.iteration()
                 )
         return False
+
+    def iteration(self):
+        """Return which average of the rank's this call has."""
+        return self.calls // self.sync_every
 
     def phase(self, iteration):
         """Return which iteration of a period one is like."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from wagma.arguments import number, whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, TRANSPORT
+from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, SYNC_EVERY, TRANSPORT
 
 
 def no_groups(options: Mapping[str, Any], ranks: int) -> str | None:
@@ -61,6 +61,7 @@ METHOD = Method(
             otherwise="enough to connect N ranks: (N / S) (ln N + 3)",
         ),
         GROUP_SIZE,
+        SYNC_EVERY,
         CONTROLLER_RANK,
         TRANSPORT,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, TRANSPORT
+from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, SYNC_EVERY, TRANSPORT
 
 METHOD = Method(
     "ripples",
@@ -35,6 +35,7 @@ METHOD = Method(
             otherwise="MPI's",
         ),
         GROUP_SIZE,
+        SYNC_EVERY,
         CONTROLLER_RANK,
         TRANSPORT,
     ),

@@ -37,6 +37,13 @@ CONTROLLER_RANK = Option(
     simulated=False,
     problem=outside_the_job,
 )
+SYNC_EVERY = Option(
+    "sync_every",
+    "steps from one average of a rank's to its next",
+    1,
+    convert=whole(1),
+    metavar="STEPS",
+)
 SYNC_PERIOD = Option(
     "sync_period",
     "steps from one average over all ranks to the next",
@@ -58,4 +65,4 @@ TRANSPORT = Option(
     otherwise="shared where it can be",
     simulated=False,
 )
-SHARED = (GROUP_SIZE, SYNC_PERIOD, CONTROLLER_RANK, WIRE_DTYPE, TRANSPORT)
+SHARED = (GROUP_SIZE, SYNC_PERIOD, SYNC_EVERY, CONTROLLER_RANK, WIRE_DTYPE, TRANSPORT)

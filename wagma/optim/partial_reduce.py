@@ -31,12 +31,13 @@ class PartialReduce(PeerAveraging):
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
-        *,
         group_size: int | None = None,
+        *,
         weights: str = "constant",
         alpha: float = 0.5,
         missing: str = "nearest",
         history: int | None = None,
+        sync_every: int = 1,
         controller_rank: int = 0,
         comm: MPI.Intracomm | None = None,
         engine: str | None = None,
@@ -57,6 +58,7 @@ class PartialReduce(PeerAveraging):
                 nearest that one has. "initial": for the initial model, of which each rank keeps a
                 copy; `collective.initial_share` says how much.
             history: T, of how many groups is looked at who has met whom; None: enough.
+            sync_every: steps from one average of a rank to its next.
             controller_rank: the rank whose engine forms groups.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
@@ -72,6 +74,7 @@ class PartialReduce(PeerAveraging):
                 "alpha": alpha,
                 "missing": missing,
                 "history": history,
+                "sync_every": sync_every,
                 "controller_rank": controller_rank,
             },
             comm=comm,
@@ -98,5 +101,6 @@ class PartialReduce(PeerAveraging):
     @property
     def settings(self) -> dict[str, Any]:
         """Its arguments, those that were not given as they were chosen."""
-        names = ("group_size", "weights", "alpha", "missing", "history", "controller_rank")
+        names = ("group_size", "weights", "alpha", "missing", "history")
+        names += ("sync_every", "controller_rank")
         return {name: getattr(self.collective, name) for name in names}

@@ -38,6 +38,7 @@ class Ripples(PeerAveraging):
         group_size: int | None = None,
         threshold: int = 4,
         ranks_per_node: int | None = None,
+        sync_every: int = 1,
         controller_rank: int = 0,
         seed: int = 0,
         comm: MPI.Intracomm | None = None,
@@ -57,6 +58,7 @@ class Ripples(PeerAveraging):
             group_size: ranks of a group, 2 or more; None: 3.
             threshold: C_thres of "smart": a rank that is so many steps behind is left out.
             ranks_per_node: of "smart" and "static"; None: as MPI has it.
+            sync_every: steps from one average of a rank to its next.
             controller_rank: the rank whose engine generates groups.
             seed: of the groups drawn.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
@@ -72,6 +74,7 @@ class Ripples(PeerAveraging):
                 "group_size": GROUP_SIZE if group_size is None else group_size,
                 "threshold": threshold,
                 "ranks_per_node": ranks_per_node,
+                "sync_every": sync_every,
                 "controller_rank": controller_rank,
                 "seed": seed,
             },
@@ -94,5 +97,6 @@ class Ripples(PeerAveraging):
     @property
     def settings(self) -> dict[str, Any]:
         """How groups are made, and the seed; the ranks of a node as MPI has them, if not given."""
-        names = ("groups", "group_size", "threshold", "ranks_per_node", "controller_rank")
+        names = ("groups", "group_size", "threshold", "ranks_per_node")
+        names += ("sync_every", "controller_rank")
         return {**{name: getattr(self.collective, name) for name in names}, "seed": self._seed}

@@ -76,13 +76,14 @@ cdef class FormedGroupMethod(Method):
     Args:
         make: returns the protocol of a (port, rank, size).
         nbytes: length of the vector, in bytes.
+        sync_every: in every so-manieth call a rank averages.
 
     Attributes:
         most: how many groups were under way at a time, at most.
     """
 
     cdef object make
-    cdef long long nbytes
+    cdef long long nbytes, sync_every
     cdef double staging_time
     cdef list ports
     # How many members of each group have begun, by its number.
@@ -90,8 +91,8 @@ cdef class FormedGroupMethod(Method):
     cdef int under_way
     cdef readonly int most
 
-    def __init__(self, make, nbytes):
-        self.make, self.nbytes = make, nbytes
+    def __init__(self, make, nbytes, sync_every=1):
+        self.make, self.nbytes, self.sync_every = make, nbytes, sync_every
         self.updates = 0
         self.present = {}
 
@@ -102,6 +103,7 @@ cdef class FormedGroupMethod(Method):
         self.ports = [SimulatedGroupPort(self.simulation, rank) for rank in range(size)]
         for port in self.ports:
             port.protocol = self.make(port, port.rank, size)
+            port.protocol.sync_every = self.sync_every
         for port in self.ports:
             port.protocol.begin()
             self._proceed(port)

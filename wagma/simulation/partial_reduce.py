@@ -22,4 +22,4 @@ def partial_reduce(settings: Settings, ranks: int) -> FormedGroupMethod:
     def make(port, rank, size):
         return ReadyGroupProtocol(port, rank, size, 0, (group_size, history, False, 0.5, True))
 
-    return FormedGroupMethod(make, settings.nbytes)
+    return FormedGroupMethod(make, settings.nbytes, settings.sync_every)

@@ -34,5 +34,5 @@ def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
                 makers.append(generated(size, *chosen, 0))
         return makers[0](port, rank, size)
 
-    method = FormedGroupMethod(make, settings.nbytes)
+    method = FormedGroupMethod(make, settings.nbytes, settings.sync_every)
     return method
