@@ -82,7 +82,8 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         self._initial = None
 
         def plan():
-            from collectives.protocols import ready_groups
+            from collectives.protocols.ready_controller import PartialReduceController
+            from collectives.protocols.ready_groups import ReadyGroupProtocol
 
             size = comm.size
             _check_choice("weights", weights, WEIGHTS)
@@ -104,9 +105,13 @@ class ReadyGroupAllreduce(FormedGroupCollective):
                 self._initial = _copies_of(like)
                 described["like, the initial model,"] = _digest(self._initial)
             settings = count, self.history, dynamic, self.alpha, missing == "nearest"
-            return described, lambda port, rank, size: ready_groups.ReadyGroupProtocol(
-                port, rank, size, self.controller_rank, settings
-            )
+
+            def make(port, rank, size):
+                here = rank == self.controller_rank
+                controller = PartialReduceController(size, *settings) if here else None
+                return ReadyGroupProtocol(port, rank, size, self.controller_rank, controller)
+
+            return described, make
 
         super().__init__(
             comm,
@@ -196,7 +201,7 @@ def dynamic_weights(
 
     Source: Partial Reduce (Miao et al., 2021), equation 9 and section 3.3.3.
     """
-    from collectives.protocols import ready_groups
+    from collectives.protocols import ready_controller
 
     _check_average(alpha, missing)
     given = list(iterations)
@@ -205,7 +210,7 @@ def dynamic_weights(
     if not given:
         raise ValueError("there are no iterations")
     weights = np.empty(len(given))
-    initial = ready_groups.weights_of(
+    initial = ready_controller.weights_of(
         np.array(given, np.int64), float(alpha), missing == "nearest", weights
     )
     return weights, initial
@@ -220,11 +225,11 @@ def checked_group_size(group_size, size: int) -> int:
 
 def checked_history(history, size: int, group_size: int) -> int:
     """Return of how many groups the history is, as given or by default, or raise."""
-    from collectives.protocols import ready_groups
+    from collectives.protocols import ready_controller
 
     if history is None:
-        return ready_groups.default_history(size, group_size)
-    least = ready_groups.shortest_history(size, group_size)
+        return ready_controller.default_history(size, group_size)
+    least = ready_controller.shortest_history(size, group_size)
     return _checked_integer("history", history, max(least, 1))
 
 

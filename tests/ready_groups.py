@@ -9,8 +9,9 @@ from formed_groups import World
 from protocol_messages import load_source
 
 source = load_source("ready_groups", "formed_groups")
+controllers = load_source("ready_controller", "formed_groups")
 
-Controller = source.PartialReduceController
+Controller = controllers.PartialReduceController
 
 # What an application does: it calls, calls and is interrupted, averages with all other ranks.
 CALL, INTERRUPTED, AVERAGE = "cia"
@@ -85,8 +86,9 @@ class Logged(source.ReadyGroupProtocol):
         told: the numbers of the groups that this rank was told of.
     """
 
-    def __init__(self, port, rank, size, **others):
-        super().__init__(port, rank, size, **others)
+    def __init__(self, port, rank, size, controller_rank, settings, kind=Controller):
+        controller = kind(size, *settings) if rank == controller_rank else None
+        super().__init__(port, rank, size, controller_rank, controller)
         self.formed, self.newest, self.log, self.told = [], [], [], []
 
     def call(self):

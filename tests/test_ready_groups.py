@@ -11,6 +11,7 @@ from ready_groups import (
     Logged,
     ReadyWorld,
     components,
+    controllers,
     everybody_is_linked,
     expected_group,
     settings,
@@ -24,7 +25,7 @@ from collectives.topology import averaging_matrix, rho
 
 
 def test_a_history_is_long_enough_to_connect_all_ranks():
-    shortest, default = source.shortest_history, source.default_history
+    shortest, default = controllers.shortest_history, controllers.default_history
     assert [shortest(*job) for job in ((8, 3), (4, 2), (8, 8), (9, 3), (2, 2), (1, 1))] == [
         *(4, 3, 1, 4, 1, 0)
     ]
@@ -104,7 +105,7 @@ def check_controller(kind, seed, steps=300):
     draws = random.Random(seed)
     size = draws.randint(1, 9)
     group_size = draws.choice((2, 2, 3, draws.randint(2, max(size, 2))))
-    history = max(1, source.shortest_history(size, group_size)) + draws.choice((0, 0, 1, 5))
+    history = max(1, controllers.shortest_history(size, group_size)) + draws.choice((0, 0, 1, 5))
     controller = kind(size, *settings(group_size, history))
     speeds = [draws.choice((1, 1, 5, 0.1)) for _ in range(size)]
     # Often those of a clan are ready together.
@@ -197,7 +198,7 @@ def run_drawn(seed, kind=Logged, averages=2):
     draws = random.Random(seed)
     size = draws.choice((1, 2, 3, 4, 5, 8))
     group_size = draws.randint(2, max(2, min(size, 4)))
-    history = max(1, source.shortest_history(size, group_size)) + draws.choice((0, 0, 2))
+    history = max(1, controllers.shortest_history(size, group_size)) + draws.choice((0, 0, 2))
     dynamic = draws.random() < 0.3
     world = ReadyWorld(
         draw_programs(draws, size, averages),
@@ -225,7 +226,7 @@ def test_the_vectors_are_the_means_of_the_groups(seed, dynamic):
     draws = random.Random(seed)
     size = draws.choice((2, 3, 5, 8))
     group_size = draws.randint(2, min(size, 4))
-    history = source.shortest_history(size, group_size)
+    history = controllers.shortest_history(size, group_size)
     programs = ["c" * draws.randint(1, 9) for _ in range(size)]
     world = ReadyWorld(programs, settings(group_size, history, dynamic), change)
     world.run(seed)

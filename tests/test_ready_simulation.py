@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ready_groups import Logged, everybody_is_linked, settings, source, variant
+from ready_groups import Logged, controllers, everybody_is_linked, settings, variant
 
 from collectives.protocols.scripted import ScriptedGroupProtocol
 from wagma.methods import METHODS
@@ -29,7 +29,7 @@ NEVER = 10**5  # so many groups are not formed: the filter is off
 def test_the_filter_takes_nothing_from_the_throughput_beside_a_slow_rank():
     times = with_a_slow_rank(8)
     free = throughput(times, 3, NEVER)
-    assert throughput(times, 3, source.shortest_history(8, 3)) > 0.98 * free
+    assert throughput(times, 3, controllers.shortest_history(8, 3)) > 0.98 * free
     # Nobody waits for the slow rank: seven of the eight make most of the steps that they can.
     assert free > 0.8 * (7 + 1 / 6) / times[:, 0].mean()
 
@@ -41,14 +41,15 @@ def test_with_the_default_history_it_is_as_good_as_off(size, group_size):
     assert throughput(times, group_size, None) > 0.998 * free
 
 
-def test_waiting_for_a_rank_in_no_group_of_the_history_would_take_a_third(monkeypatch):
+def test_waiting_for_a_rank_in_no_group_of_the_history_would_take_a_third():
     wrong = variant(is_frozen=everybody_is_linked)
-    monkeypatch.setattr(source, "PartialReduceController", wrong)
     made = {}
-    for history in (source.shortest_history(8, 3), NEVER):
+    for history in (controllers.shortest_history(8, 3), NEVER):
 
         def make(port, rank, size, history=history):
-            return Logged(port, rank, size, controller_rank=0, settings=settings(3, history))
+            return Logged(
+                port, rank, size, controller_rank=0, settings=settings(3, history), kind=wrong
+            )
 
         method = FormedGroupMethod(
             lambda port, rank, size, make=make: ScriptedGroupProtocol(port, rank, size, make), 10**6

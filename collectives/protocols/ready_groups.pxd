@@ -1,44 +1,8 @@
 from collectives.protocols.formed_groups cimport Group, GroupProtocol
+from collectives.protocols.ready_controller cimport PartialReduceController
 
 cdef int READY, PAUSE, LEAVE, GROUP, HELD, NOTED
 cdef double SHARE
-
-cdef double weigh(
-    long long[::1] iterations, int count, double alpha, bint nearest, double[::1] weights
-) noexcept nogil
-
-cdef class PartialReduceController:
-    cdef readonly int size, group_size, history, waiting
-    cdef bint dynamic, nearest
-    cdef double alpha
-    cdef int[::1] queue, ready, left
-    cdef long long[::1] iterations, pauses
-    cdef long long over, paused_at, connected_until
-    cdef int[::1] window, sizes, parents, linked
-    cdef int home, dropped, added
-    cdef int[::1] chosen
-    cdef long long[::1] given
-    cdef double[::1] shares
-    cdef readonly Group group
-    cdef readonly long long newest, initial, number
-    cdef readonly long long formed, alone, bridges, holds, recording
-    cdef readonly bint held
-    cdef readonly double[::1] met
-    cdef readonly long long[::1] taken
-
-    cdef void signal(
-        self, int rank, long long iteration, long long pauses, bint fresh) noexcept nogil
-    cdef bint withdraw(
-        self, int rank, long long iteration, long long pauses, bint leaves) noexcept nogil
-    cdef bint is_there(self, int rank) noexcept nogil
-    cdef bint form(self) noexcept nogil
-    cdef bint choose(self, int count) noexcept nogil
-    cdef bint is_frozen(self) noexcept nogil
-    cdef int root_of(self, int rank) noexcept nogil
-    cdef int component_of(self, int rank) noexcept nogil
-    cdef bint holds_for(self, int rank) noexcept nogil
-    cdef void close_group(self, int count) noexcept nogil
-    cdef void record(self, int count) noexcept nogil
 
 cdef class ReadyGroupProtocol(GroupProtocol):
     cdef readonly PartialReduceController controller

@@ -1,24 +1,15 @@
 # cython: boundscheck=False, wraparound=False
 """Partial Reduce: who is ready first averages with whoever else is, in groups of P' ranks.
 
-A rank that calls sends a ready signal, with its iteration number, to one rank's controller, and
-waits for the group that this puts it into. Its parts are the paper's (Figure 6):
-
-- the signal queue: ready ranks, oldest first;
-- the group history: the members of the last T groups;
-- the group filter: it takes the first P' of the queue, but not where that would keep the graph of
-  who has met whom in pieces (`PartialReduceController.choose`);
-- the weight generator: all members count alike, or less the older their models are (`weigh`);
-- the group broadcaster: it tells the members, whose iteration number is the newest one's from then
-  on (`ReadyGroupProtocol.broadcast`).
+A rank that calls sends a ready signal, with its iteration number, to one rank's controller
+(`ready_controller`), and waits for the group that this puts it into. The members learn who they
+are, what each counts, and the newest one's iteration number, which is all of theirs from then on.
 
 Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce,
-SIGMOD 2021, Algorithm 2 and sections 3.3 and 4. What the filter does where it finds the graph in
-pieces goes beyond the paper.
+SIGMOD 2021, Algorithm 2 and section 3.3.3.
 """
 
 import array
-import math
 
 import cython
 
@@ -36,332 +27,6 @@ NOTED = 5
 # The share of the initial model travels as a multiple of this.
 SHARE = 1 / 2**53
 
-# Ranks up to which the controller counts who has met whom: a matrix of 32 MiB.
-MOST_RECORDED = 2048
-
-
-def shortest_history(size, group_size):
-    """Return how many groups it takes to connect all ranks: the least T."""
-    return -(-(size - 1) // max(group_size - 1, 1))
-
-
-def default_history(size, group_size):
-    """Return how many random groups connect all ranks as good as always: ⌈(N/P')(ln N + 3)⌉."""
-    enough = math.ceil(size / group_size * (math.log(size) + 3))
-    return max(1, shortest_history(size, group_size), enough)
-
-
-def weigh(iterations, count, alpha, nearest, weights):
-    """Fill in the weights of models by their iterations, and return that of the initial model.
-
-    Where k is the newest iteration less one's own, plus one, its weight is (1 − α) α^(k−1) divided
-    by 1 − α^(largest k), shared by those of the same k. That of a k in between that nobody has goes
-    to the `nearest` one that somebody has, of two to the newer; or else to the initial model.
-    """
-    i: cython.int
-    j: cython.int
-    newest: cython.longlong = iterations[0]
-    oldest: cython.longlong = iterations[0]
-    for i in range(count):
-        newest = max(newest, iterations[i])
-        oldest = min(oldest, iterations[i])
-    total: cython.double = 1 - alpha ** (newest - oldest + 1)
-    initial: cython.double = 0
-    for i in range(count):
-        # How much newer all others are, those before this one and those after it.
-        behind: cython.longlong = newest - iterations[i]
-        before: cython.longlong = -1
-        after: cython.longlong = -1
-        alike: cython.int = 0
-        for j in range(count):
-            other: cython.longlong = newest - iterations[j]
-            if other == behind:
-                alike += 1
-            elif other < behind:
-                before = max(before, other)
-            elif after < 0 or other < after:
-                after = other
-        first: cython.longlong = behind
-        last: cython.longlong = behind + 1
-        if nearest:
-            first = (before + behind) // 2 + 1 if before >= 0 else 0
-            last = (behind + after) // 2 + 1 if after >= 0 else last
-        elif after >= 0:
-            initial += (alpha**last - alpha**after) / total / alike
-        weights[i] = (alpha**first - alpha**last) / total / alike
-    return initial
-
-
-def weights_of(iterations, alpha, nearest, weights):
-    """Call `weigh` from Python, with arrays of as many iterations and weights."""
-    return weigh(iterations, len(weights), alpha, nearest, weights)
-
-
-class PartialReduceController:
-    """Says who averages next; it is told of ready signals, and of ranks that pause or leave.
-
-    Args:
-        size: N.
-        group_size: P', from 2 on; fewer average where fewer are there.
-        history: T, from `shortest_history` on.
-        dynamic: whether older models count less, else all count alike.
-        alpha: α of dynamic weights, from 0 to less than 1.
-        nearest: see `weigh`.
-
-    Attributes:
-        formed: how many groups of several ranks there have been; alone: of one rank.
-        bridges: groups that the filter has put another rank into.
-        holds: how often it made groups wait, and held: whether one waits now.
-        group: the group formed last. newest: its iteration. initial: the initial model's share in
-            it, in multiples of SHARE.
-    """
-
-    def __init__(self, size, group_size, history, dynamic, alpha, nearest):
-        self.size = size
-        self.group_size = min(group_size, size)
-        self.history = history
-        self.dynamic = dynamic
-        self.alpha = alpha
-        self.nearest = nearest
-        # The signal queue, and the iterations of its ranks.
-        self.queue = array.array("i", [0]) * size
-        self.waiting = 0
-        self.iterations = array.array("q", [0]) * size
-        self.ready = array.array("i", [0]) * size
-        # The last pause of each rank, and of those that are over; who has left. All pause before
-        # anybody's pause of the same number is over.
-        self.pauses = array.array("q", [0]) * size
-        self.over = 0
-        self.left = array.array("i", [0]) * size
-        # The newest iteration of ranks that have paused.
-        self.paused_at = 0
-        # The group history: a ring of T groups.
-        self.window = array.array("i", [0]) * (history * self.group_size)
-        self.sizes = array.array("i", [0]) * history
-        self.formed = 0
-        self.alone = 0
-        # Its graph: a forest with a tree for each component, and who has met somebody.
-        self.parents = array.array("i", [0]) * size
-        self.linked = array.array("i", [0]) * size
-        self.home = -1
-        # Until so many groups have been formed it surely has one component only.
-        self.connected_until = -1
-        # Who is chosen, and what they weigh.
-        self.chosen = array.array("i", [0]) * size
-        self.given = array.array("q", [0]) * size
-        self.shares = array.array("d", [0]) * size
-        self.dropped = 0
-        self.added = 0
-        self.group = Group(room=size)
-        self.newest = 0
-        self.initial = 0
-        self.number = 0
-        self.bridges = 0
-        self.holds = 0
-        self.held = False
-        # Sums of 1/|S| over the groups S that two ranks were in, and how many each was in.
-        recorded: cython.int = size if size <= MOST_RECORDED and not dynamic else 0
-        self.met = array.array("d", [0]) * (recorded * recorded)
-        self.taken = array.array("q", [0]) * recorded
-        self.recording = 0
-
-    # The signal queue
-
-    def signal(self, rank, iteration, pauses, fresh):
-        """A rank is ready; `fresh`: it has the model of all ranks that its last pause was for."""
-        if pauses > self.over:
-            self.over = pauses
-            self.connected_until = -1
-        self.iterations[rank] = self.paused_at + 1 if fresh else iteration
-        self.ready[rank] = True
-        self.queue[self.waiting] = rank
-        self.waiting += 1
-
-    def withdraw(self, rank, iteration, pauses, leaves):
-        """A rank pauses or leaves; return whether it was ready, and is now a group by itself."""
-        self.pauses[rank] = pauses
-        self.left[rank] = self.left[rank] or leaves
-        self.paused_at = max(self.paused_at, iteration)
-        self.connected_until = -1
-        if not self.ready[rank]:
-            return False
-        self.chosen[0] = rank
-        self.close_group(1)
-        return True
-
-    def is_there(self, rank):
-        """Whether groups may wait for a rank."""
-        return not self.left[rank] and self.pauses[rank] <= self.over
-
-    def form(self):
-        """Form the next group; return False where too few are ready, or the filter holds it."""
-        rank: cython.int
-        i: cython.int
-        count: cython.int = 0
-        for rank in range(self.size):
-            count += self.is_there(rank)
-        count = min(count, self.group_size)
-        if self.waiting == 0 or self.waiting < count:
-            self.held = False
-            return False
-        if not self.choose(count):
-            self.holds += not self.held
-            self.held = True
-            return False
-        self.held = False
-        for i in range(count):
-            self.chosen[i] = self.queue[i]
-        if self.added != self.dropped:
-            self.bridges += 1
-            self.chosen[self.dropped] = self.queue[self.added]
-        self.close_group(count)
-        return True
-
-    # The group filter
-
-    def choose(self, count):
-        """Say who of the queue is `dropped` of the first `count`, and who is `added` instead.
-
-        Return False where the group is to be held. That is where the graph of the last T groups is
-        frozen, the first ranks are of one component, and none of another is ready.
-        """
-        i: cython.int
-        component: cython.int
-        members: cython.int = 0
-        self.dropped = self.added = count - 1
-        self.home = -1
-        if self.formed < self.history or self.formed <= self.connected_until:
-            return True
-        if not self.is_frozen():
-            return True
-        for i in range(count):
-            component = self.component_of(self.queue[i])
-            if component >= 0:
-                if members > 0 and component != self.home:
-                    return True
-                self.home = component
-                members += 1
-        # Ranks that have met nobody lately freeze nothing.
-        if members == 0:
-            return True
-        for i in range(count, self.waiting):
-            component = self.component_of(self.queue[i])
-            if component >= 0 and component != self.home:
-                self.added = i
-                # Who is the only one of its component stays: the other one is to meet it.
-                if members == 1 and self.component_of(self.queue[self.dropped]) == self.home:
-                    self.dropped -= 1
-                return True
-        return False
-
-    def is_frozen(self):
-        """Whether two or more components of the graph each contain a group of the last T.
-
-        Ranks that are not there are not in it, and what is left of a group is none if it is one.
-        """
-        rank: cython.int
-        age: cython.int
-        i: cython.int
-        # The oldest group that the components need: later groups can only connect more.
-        oldest: cython.longlong = self.formed
-        for rank in range(self.size):
-            self.parents[rank] = rank
-            self.linked[rank] = False
-        for age in range(self.history):
-            place: cython.int = (self.formed - 1 - age) % self.history
-            first: cython.int = -1
-            for i in range(self.sizes[place]):
-                rank = self.window[place * self.group_size + i]
-                if self.is_there(rank):
-                    if first >= 0:
-                        if self.root_of(rank) != self.root_of(first):
-                            oldest = self.formed - 1 - age
-                        self.parents[self.root_of(rank)] = self.root_of(first)
-                        self.linked[first] = self.linked[rank] = True
-                    first = rank
-        root: cython.int = -1
-        for rank in range(self.size):
-            if self.linked[rank]:
-                if root >= 0 and self.root_of(rank) != root:
-                    return True
-                root = self.root_of(rank)
-        self.connected_until = oldest + self.history
-        return False
-
-    def root_of(self, rank):
-        while self.parents[rank] != rank:
-            self.parents[rank] = self.parents[self.parents[rank]]
-            rank = self.parents[rank]
-        return rank
-
-    def component_of(self, rank):
-        """Return which component of the graph a rank is in, −1 if it has met nobody in it."""
-        return self.root_of(rank) if self.linked[rank] else -1
-
-    def holds_for(self, rank):
-        """Whether the group that is held waits for this rank."""
-        if not (self.held and self.is_there(rank)):
-            return False
-        component: cython.int = self.component_of(rank)
-        return component >= 0 and component != self.home
-
-    # The weight generator
-
-    def close_group(self, count):
-        """Make those chosen the group, with their weights, and take them from the queue."""
-        i: cython.int
-        rank: cython.int
-        initial: cython.double = 0
-        self.newest = 0
-        for i in range(count):
-            rank = self.chosen[i]
-            self.given[i] = self.iterations[rank]
-            self.newest = max(self.newest, self.given[i])
-            self.shares[i] = 1
-            self.ready[rank] = False
-        if self.dynamic:
-            initial = weigh(self.given, count, self.alpha, self.nearest, self.shares)
-        self.initial = cython.cast(cython.longlong, initial / SHARE + 0.5)
-        self.group.clear(self.number)
-        self.number += 1
-        for i in range(count):
-            self.group.add(self.chosen[i], self.shares[i])
-        waiting: cython.int = 0
-        for i in range(self.waiting):
-            if self.ready[self.queue[i]]:
-                self.queue[waiting] = self.queue[i]
-                waiting += 1
-        self.waiting = waiting
-        if count > 1:
-            self.record(count)
-        else:
-            self.alone += 1
-
-    # The group history
-
-    def record(self, count):
-        """Add the group to the history, in place of the oldest one."""
-        i: cython.int
-        j: cython.int
-        place: cython.int = self.formed % self.history
-        share: cython.double = 1 / cython.cast(cython.double, count)
-        self.sizes[place] = count
-        linked: cython.bint = False
-        for i in range(count):
-            linked = linked or self.linked[self.chosen[i]]
-        if not linked:
-            self.connected_until = -1
-        for i in range(count):
-            self.linked[self.chosen[i]] = True
-            self.window[place * self.group_size + i] = self.chosen[i]
-        self.recording += 1
-        if len(self.taken) > 0:
-            for i in range(count):
-                self.taken[self.chosen[i]] += 1
-                for j in range(count):
-                    self.met[self.chosen[i] * self.size + self.chosen[j]] += share
-        self.formed += 1
-
 
 class ReadyGroupProtocol(GroupProtocol):
     """One rank of it.
@@ -369,22 +34,20 @@ class ReadyGroupProtocol(GroupProtocol):
     Args:
         port, rank, size: see `GroupProtocol`.
         controller_rank: the rank whose engine has the controller.
-        settings: the other arguments of `PartialReduceController`.
+        controller: on that rank a `PartialReduceController`, None on others.
 
     Attributes:
-        controller: on that rank.
+        controller: as given.
         iteration: of this rank's model: one more in each call, then that of its group's newest.
         initial_share: the initial model's in the last group's mean, where dynamic weights give it
             one; initial_total: the sum of all groups'.
         fresh: to be set, while the application is in no call, once all ranks have the same model.
     """
 
-    def __init__(self, port, rank, size, controller_rank, settings):
+    def __init__(self, port, rank, size, controller_rank, controller):
         GroupProtocol.__init__(self, port, rank, size)
         self.controller_rank = controller_rank
-        self.controller = None
-        if rank == controller_rank:
-            self.controller = PartialReduceController(size, *settings)
+        self.controller = controller
         self.iteration = 0
         self.initial_share = 0
         self.initial_total = 0
@@ -482,7 +145,7 @@ class ReadyGroupProtocol(GroupProtocol):
         i: cython.int
         self.message[0] = GROUP
         self.message[1] = self.controller.newest
-        self.message[2] = self.controller.initial
+        self.message[2] = cython.cast(cython.longlong, self.controller.initial / SHARE + 0.5)
         end: cython.int = self.controller.group.write(self.message, 3)
         for i in range(self.controller.group.size):
             self.port.send(self.controller.group.members[i], self.message[:end])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collectives.protocols.ready_controller import PartialReduceController
 from collectives.protocols.ready_groups import ReadyGroupProtocol
 from collectives.ready_groups import checked_group_size, checked_history
 from wagma.simulation.formed_groups import FormedGroupMethod
@@ -20,6 +21,9 @@ def partial_reduce(settings: Settings, ranks: int) -> FormedGroupMethod:
     history = checked_history(settings.history, ranks, group_size)
 
     def make(port, rank, size):
-        return ReadyGroupProtocol(port, rank, size, 0, (group_size, history, False, 0.5, True))
+        controller = None
+        if rank == 0:
+            controller = PartialReduceController(size, group_size, history, False, 0.5, True)
+        return ReadyGroupProtocol(port, rank, size, 0, controller)
 
     return FormedGroupMethod(make, settings.nbytes, settings.sync_every)
