@@ -8,8 +8,8 @@ section 7.4); every rank takes 6 times as long with probability 1/n (Hop, 7.3.1)
 take 1.87 times as long (what sharing an accelerator costs All-Reduce in Partial Reduce, section
 5.2). Steps sleep, so that ranks do not wait for processors rather than for each other.
 
-Where a method averages in groups, "updates/s" counts averages of several ranks (one is one update,
-Partial Reduce's equation 3), from the groups that ranks have recorded of their steps.
+Where a step averages in at most one group, "updates/s" counts averages of several ranks (one is one
+update, Partial Reduce's equation 3), from the groups that ranks have recorded of their steps.
 """
 
 import json
@@ -43,7 +43,7 @@ METHODS = (
     "ripples:groups=smart",
     "ripples:groups=static",
 )
-GROUPED = ("partial-reduce", "ripples")
+GROUPED = ("partial-reduce", "ripples:groups=smart", "ripples:groups=static")
 
 
 def compare(arguments, ranks, options, directory):
