@@ -1,4 +1,4 @@
-"""What the methods share whose ranks send their models to one another."""
+"""What the methods share whose ranks average models with a few others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wagma.optim.averaging import Averaging
 
 
 class PeerAveraging(Averaging):
-    """Take the local optimizer's step, then let a `collectives.PeerCollective` mix the models.
+    """Take the local optimizer's step, then let the method's collective average the model.
 
     What holds for all methods is said in `Averaging`. The local optimizer's state stays each
     rank's own, all ranks' models count the same, and a step after which the model is not finite
