@@ -12,8 +12,8 @@ class PeerAveraging(Averaging):
     """Take the local optimizer's step, then let the method's collective average the model.
 
     What holds for all methods is said in `Averaging`. The local optimizer's state stays each
-    rank's own, all ranks' models count the same, and a step after which the model is not finite
-    changes nothing. What travels is parameters and floating-point buffers alike.
+    rank's own, no step has a weight, and a model that is not finite changes nobody else's. What
+    travels is parameters and floating-point buffers alike.
     """
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
