@@ -110,6 +110,7 @@ def test_its_settings_are_said_as_they_were_chosen(comm):
             "alpha": 0.5,
             "missing": "nearest",
             "history": 6,
+            "sync_every": 1,
             "controller_rank": 0,
         }
         with pytest.raises(ValueError, match="weight is 2, but all ranks count the same"):
