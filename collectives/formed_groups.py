@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import numpy as np
+
 from collectives import settings
 from collectives.planned import PlannedCollective
 from collectives.result import Result
@@ -153,6 +155,15 @@ class FormedGroupCollective(PlannedCollective):
         """
         statistics = super().statistics()
         return statistics._replace(bytes_sent=statistics.bytes_sent + self.native.group_bytes)
+
+    @property
+    def met(self) -> np.ndarray:
+        """Whom this rank has averaged with: float64 array of shape (ranks,).
+
+        Of each rank it has the sum of 1/|S| over the groups S that both were in. All ranks' rows
+        are the sum of their groups' averaging matrices (`topology.averaging_matrix_of`).
+        """
+        return np.array(self.native.who_was_met)
 
     @property
     def version(self) -> int:

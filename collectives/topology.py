@@ -27,6 +27,7 @@ __all__ = [
     "Shuffle",
     "activation_peers",
     "averaging_matrix",
+    "averaging_matrix_of",
     "convergence_condition",
     "default_group_size",
     "group_of",
@@ -239,6 +240,21 @@ def averaging_matrix(groups: Iterable[Sequence[int]], world_size: int) -> np.nda
     if not count:
         raise ValueError("there is no group: the mean would be of nothing")
     return np.eye(world_size) + total / count
+
+
+def averaging_matrix_of(met: np.ndarray) -> np.ndarray | None:
+    """Return the `averaging_matrix` of a run from what each rank has met, or None without groups.
+
+    Args:
+        met: array of shape (N, N) of the ranks' rows, `FormedGroupCollective.met`.
+    """
+    import numpy as np
+
+    met = np.asarray(met, np.float64)
+    groups = np.trace(met)  # 1/|S| from each member of a group
+    if groups == 0:
+        return None
+    return np.eye(len(met)) + (met - np.diag(np.rint(met.sum(axis=1)))) / groups
 
 
 def rho(matrix: np.ndarray) -> float:

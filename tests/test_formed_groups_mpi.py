@@ -18,6 +18,7 @@ from collectives import (
     GroupAllreduce,
     RankFailedError,
     ReadyGroupAllreduce,
+    topology,
 )
 from collectives.formed_groups import FormedGroupCollective
 from collectives.protocols.scripted import ScriptedGroupProtocol
@@ -79,6 +80,12 @@ def test_groups_that_one_rank_forms_have_the_means_of_their_records(comm, late, 
     own = [number for number, members, _ in formed if comm.rank in members]
     assert script.told == own
     assert collective.statistics().versions == len(own)
+    several = [members for _, members, _ in formed if len(members) > 1]
+    met = topology.averaging_matrix_of(comm.allgather(collective.met))
+    if several:
+        np.testing.assert_allclose(met, topology.averaging_matrix(several, comm.size), atol=1e-12)
+    else:
+        assert met is None
 
 
 @pytest.mark.ranks(3, 4)

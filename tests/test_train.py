@@ -144,6 +144,17 @@ def test_what_a_method_reports_is_put_together():
     assert (summary["rho"], summary["alone_of_rank"]) == (0.5, [0, 1, 2])
 
 
+def test_rho_is_of_whom_all_ranks_have_met():
+    """Of three ranks, in pairs, one half as fast as the others: Partial Reduce's 0.625."""
+    tallies = [tally_of([record(elapsed_s=1.0)]) for _ in range(3)]
+    for tally, met in zip(tallies, ([1.5, 1, 0.5], [1, 1.5, 0.5], [0.5, 0.5, 1])):
+        tally.report = {"met": np.array(met)}
+    assert summarize(tallies, no_bound)["rho"] == pytest.approx(0.625)
+    for tally in tallies:
+        tally.report = {"met": np.zeros(3)}
+    assert summarize(tallies, no_bound)["rho"] is None
+
+
 @given(steps=st.integers(1, 500))
 def test_a_curve_is_thinned_to_means_and_keeps_its_ends(steps):
     curve = Curve(steps)

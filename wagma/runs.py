@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from collectives import topology
 from wagma.job import UsageError, from_rank_0
 
 if TYPE_CHECKING:
@@ -221,10 +222,17 @@ def mean_staleness(tallies: list[Tally]) -> float | None:
 
 
 def put_together(reports: list[dict]) -> dict:
-    """Return what ranks report: lists of what is each one's, and what only one of them knows."""
+    """Return what ranks report: lists of what is each one's, and what only one of them knows.
+
+    Of whom their groups were with ("met"), return the run's ρ.
+    """
     names = dict.fromkeys(name for report in reports for name in report)
     values = {name: [report.get(name) for report in reports] for name in names}
-    return {
+    rho = {}
+    if "met" in values:
+        matrix = topology.averaging_matrix_of(np.array(values.pop("met")))
+        rho["rho"] = None if matrix is None else topology.rho(matrix)
+    return rho | {
         name: of if name.endswith("_of_rank") else next((v for v in of if v is not None), None)
         for name, of in values.items()
     }

@@ -283,8 +283,8 @@ def make_run(
             with trainer.until_all_end():
                 run_steps(trainer, tally, run, shown)
                 tally.add_averaging(optimizer.collective.statistics())
-                tally.report = getattr(optimizer, "report", dict)()
             trained = evaluate(trainer)
+            tally.report = getattr(optimizer, "report", dict)()
     except Interrupted:
         pass
     except collectives.ClosedError as error:

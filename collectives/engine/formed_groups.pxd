@@ -29,6 +29,8 @@ cdef class FormedGroups(ProtocolCalls):
     cdef double last_weight
     cdef bint last_timely
     cdef long long groups_reduced, groups_passive
+    # Of each rank, the sum of 1/|S| over the groups S that it and this one were in.
+    cdef double *met
 
     cdef bint _step_group(self) noexcept nogil
     cdef void _begin_group(self) noexcept nogil

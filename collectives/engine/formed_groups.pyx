@@ -61,7 +61,8 @@ cdef class FormedGroups(ProtocolCalls):
             self._share_memory(self.group_exchange, False, True)
         self.last_members = <int *>calloc(self.size, sizeof(int))
         self.kept_arrays = <char **>calloc(3 * self.layout.count, sizeof(char *))
-        if self.last_members == NULL or self.kept_arrays == NULL:
+        self.met = <double *>calloc(self.size, sizeof(double))
+        if self.last_members == NULL or self.kept_arrays == NULL or self.met == NULL:
             raise MemoryError
         self.model_arrays = self.kept_arrays + self.layout.count
         self.mean_arrays = self.model_arrays + self.layout.count
@@ -71,6 +72,7 @@ cdef class FormedGroups(ProtocolCalls):
 
     def __dealloc__(self):
         free(self.last_members)
+        free(self.met)
         free(self.kept_arrays)
         free(self.kept)
         free(self.model)
@@ -204,8 +206,12 @@ cdef class FormedGroups(ProtocolCalls):
     cdef void _end_group(self, double weight, bint timely) noexcept nogil:
         """The first group has averaged, with this total weight; one of one rank changes nothing."""
         cdef Step *group = self.queue.first
+        cdef int i
         self.averaging = False
         self.groups_reduced += 1
+        if group.size > 1:
+            for i in range(group.size):
+                self.met[group.members[i]] += 1 / <double>group.size
         if self.in_call:
             memcpy(self.last_members, group.members, group.size * sizeof(int))
             self.last_size = group.size
@@ -374,6 +380,12 @@ cdef class FormedGroups(ProtocolCalls):
 
     def _counts(self):
         return self.groups_reduced, self.groups_passive, ()
+
+    @property
+    def who_was_met(self):
+        """Of each rank, the sum of 1/|S| over the groups S that it and this one were in."""
+        cdef int rank
+        return [self.met[rank] for rank in range(self.size)]
 
     @property
     def group_bytes(self):

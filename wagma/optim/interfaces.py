@@ -54,10 +54,12 @@ class AveragingOptimizer(Protocol):
 
     It may have a `module`, with which the loss is to be computed; `backward(loss)`, which computes
     the gradients and returns for how many seconds others were waited for; and `any_goes_on(own)`,
-    where all ranks make as many steps inside `join` as well: whether any rank would go on. What it
-    says of a run beside its statistics is a dict that `report()` returns: of a name that ends in
-    "_of_rank", all ranks' values are put together; any other is of the one rank that knows it, and
-    None elsewhere.
+    where all ranks make as many steps inside `join` as well: whether any rank would go on.
+
+    What it says of a run beside its statistics is a dict that `report()` returns, asked for after
+    `averaged`. Of a name that ends in "_of_rank" all ranks' values are put together; of "met", whom
+    a rank's groups were with, the run's ρ is computed; any other is of the one rank that knows it,
+    and None elsewhere.
     """
 
     optimizer: Any

@@ -91,8 +91,8 @@ class Ripples(PeerAveraging):
         return collectives.GeneratedGroupAllreduce(comm, self.flat.vectors, seed=seed, **options)
 
     def report(self) -> dict[str, Any]:
-        """Return how many of this rank's steps have averaged with nobody."""
-        return {"alone_of_rank": self.collective.alone}
+        """Return how many of this rank's steps have averaged with nobody, and whom it has met."""
+        return {"alone_of_rank": self.collective.alone, "met": self.collective.met}
 
     @property
     def settings(self) -> dict[str, Any]:
