@@ -178,9 +178,13 @@ def test_after_an_average_of_all_ranks_nobody_is_alone(comm, kind):
     settings = {"groups": kind, "group_size": comm.size, "controller_rank": comm.size - 1}
     with GeneratedGroupAllreduce(comm, mine, **settings) as collective:
         for _ in range(20):
-            assert len(collective(mine).group) == comm.size
+            group = collective(mine).group
+            # A random one is without ranks that other groups have let go on to the average.
+            assert len(group) == comm.size or kind == "random"
             collective.synchronize(mine)
-        assert collective.alone == 0
+        # Whoever asks first after an average is in a group of all.
+        assert collective.met.min() > (20 - 0.5) / comm.size
+        assert collective.alone == 0 or kind == "random"
 
 
 @pytest.mark.ranks(4)
