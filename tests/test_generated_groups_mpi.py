@@ -79,9 +79,9 @@ def test_groups_keep_the_sum_of_all_vectors_and_bring_them_together(comm, kind, 
         for _ in range(20):
             collective(mine)
     np.testing.assert_allclose(comm.allreduce(mine), total, rtol=1e-10, atol=1e-10)
-    # How much nearer depends on who is slow, and when ranks leave; apart they never come.
+    # How much nearer depends on who is slow, and when ranks leave; further apart they never come.
     after = comm.allreduce(np.abs(mine - mean).max())
-    assert after < before or comm.size == 1
+    assert after <= before + 1e-9
 
 
 @pytest.mark.ranks(3, 4)
