@@ -142,7 +142,8 @@ def variants(comm):
     for where, members in {"all": range(comm.size), "halves": mine}.items():
         reference = f"Allreduce, {where}"
         made[reference] = functools.partial(allreduce, members=members), None
-        for transport in TRANSPORTS:
+        # In smaller groups a rank may be left over, while the others wait for it in a barrier.
+        for transport in TRANSPORTS if where == "all" else ():
             settings = {"group_size": len(members), "transport": transport}
             made[f"ready, {transport}, {where}"] = functools.partial(ready, **settings), reference
         for kind, transport in itertools.product((Planned, Formed), TRANSPORTS):
@@ -153,15 +154,11 @@ def variants(comm):
 
 
 def check(comm, name, vector):
-    """Raise where a group's mean is not what it must be; other halves keep the mean of all."""
+    """Raise where a group's mean is not what it must be."""
     half = comm.size // 2
     halves = np.arange(half) if comm.rank < half else np.arange(half, comm.size)
-    if name.startswith("ready") and name.endswith("halves"):
-        right = np.isclose(comm.allreduce(vector.mean()) / comm.size, (comm.size - 1) / 2)
-    else:
-        expected = np.arange(comm.size) if name.endswith("all") else halves
-        right = np.allclose(vector, expected.mean(), rtol=1e-5)
-    if not comm.allreduce(bool(right), op=MPI.LAND):
+    expected = np.arange(comm.size) if name.endswith("all") else halves
+    if not comm.allreduce(np.allclose(vector, expected.mean(), rtol=1e-5), op=MPI.LAND):
         raise ArithmeticError(f"wrong result of {name} for {vector.nbytes} bytes: {vector[:3]}")
 
 
