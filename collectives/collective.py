@@ -174,6 +174,11 @@ class Collective(Described):
                     communicator.Free()
 
     @property
+    def transport(self) -> str:
+        """ "shared" where this rank shares memory with any other one, else "messages"."""
+        return "shared" if self.native.shares else "messages"
+
+    @property
     def closed(self):
         """Whether this collective has been closed."""
         return self.native.closed

@@ -42,11 +42,8 @@ class FormedGroupCollective(PlannedCollective):
 
         def whole_plan():
             described, make = plan()
-            if not settings.is_integer(sync_every):
-                raise TypeError(f"sync_every is {sync_every!r}, not an integer")
-            if sync_every < 1:
-                raise ValueError(f"sync_every is {sync_every}, less than 1")
-            return described | {"sync_every": int(sync_every)}, make
+            period = settings.checked_integer("sync_every", sync_every, 1)
+            return described | {"sync_every": period}, make
 
         self.sync_every = sync_every
         super().__init__(comm, like, whole_plan, **dict.fromkeys(settings.VARIABLES) | options)
@@ -169,8 +166,3 @@ class FormedGroupCollective(PlannedCollective):
     def version(self) -> int:
         """How many calls this rank has made."""
         return self.native.queue.protocol.calls
-
-    @property
-    def transport(self) -> str:
-        """ "shared" where this rank shares memory with any other one, else "messages"."""
-        return "shared" if self.native.shares else "messages"

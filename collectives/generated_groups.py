@@ -5,7 +5,7 @@ from __future__ import annotations
 from collectives.agreement import by_value, name_ranks
 from collectives.formed_groups import FormedGroupCollective
 from collectives.node import Node
-from collectives.settings import is_integer
+from collectives.settings import checked_integer
 from collectives.topology import STATIC_PERIOD, static_groups
 
 __all__ = ["GeneratedGroupAllreduce"]
@@ -137,12 +137,8 @@ def check(size, groups, group_size, threshold, ranks_per_node, seed, controller_
     for (name, least), value in zip(lowest.items(), given, strict=True):
         if name == "ranks_per_node" and value is None:
             continue
-        if not is_integer(value):
-            raise TypeError(f"{name} is {value!r}, not an integer")
-        if value < least:
-            raise ValueError(f"{name} is {value}, less than {least}")
-    if controller_rank >= size:
-        raise ValueError(f"controller_rank is {controller_rank}, not between 0 and {size - 1}")
+        checked_integer(name, value, least)
+    checked_integer("controller_rank", controller_rank, 0, size - 1)
 
 
 def generated(size, group_size, seed, nodes, threshold, controller):

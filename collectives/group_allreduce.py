@@ -263,11 +263,6 @@ class GroupAllreduce(Collective):
         super().close()
 
     @property
-    def transport(self):
-        """ "shared" where this rank shares memory with any other one, else "messages"."""
-        return "shared" if self.native.shares else "messages"
-
-    @property
     def executed(self):
         """How many versions have been executed here, whoever started them."""
         return self.native.executed

@@ -11,7 +11,7 @@ from collectives import topology
 from collectives.formed_groups import FormedGroupCollective
 from collectives.process import check_owner
 from collectives.result import Result
-from collectives.settings import is_integer
+from collectives.settings import checked_integer
 
 __all__ = ["ReadyGroupAllreduce", "dynamic_weights"]
 
@@ -96,9 +96,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
                 "alpha": float(alpha),
                 "missing": missing,
                 "history": checked_history(history, size, count),
-                "controller_rank": _checked_integer(
-                    "controller_rank", controller_rank, 0, size - 1
-                ),
+                "controller_rank": checked_integer("controller_rank", controller_rank, 0, size - 1),
             }
             vars(self).update(described)
             if dynamic and missing == "initial":
@@ -206,7 +204,7 @@ def dynamic_weights(
     _check_average(alpha, missing)
     given = list(iterations)
     for iteration in given:
-        _checked_integer("an iteration", iteration, -(2**62), 2**62)
+        checked_integer("an iteration", iteration, -(2**62), 2**62)
     if not given:
         raise ValueError("there are no iterations")
     weights = np.empty(len(given))
@@ -220,7 +218,7 @@ def checked_group_size(group_size, size: int) -> int:
     """Return the size of groups of so many ranks, as given or by default, or raise."""
     if group_size is None:
         return min(USUAL_GROUP_SIZE, size)
-    return _checked_integer("group_size", group_size, 2, size if size > 1 else None)
+    return checked_integer("group_size", group_size, 2, size if size > 1 else None)
 
 
 def checked_history(history, size: int, group_size: int) -> int:
@@ -230,7 +228,7 @@ def checked_history(history, size: int, group_size: int) -> int:
     if history is None:
         return ready_controller.default_history(size, group_size)
     least = ready_controller.shortest_history(size, group_size)
-    return _checked_integer("history", history, max(least, 1))
+    return checked_integer("history", history, max(least, 1))
 
 
 def _check_average(alpha, missing) -> None:
@@ -245,15 +243,6 @@ def _check_average(alpha, missing) -> None:
 def _check_choice(name: str, value, choices) -> None:
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, not one of {', '.join(choices)}")
-
-
-def _checked_integer(name: str, value, least: int, most: int | None = None) -> int:
-    if not is_integer(value):
-        raise TypeError(f"{name} is {value!r}, not an integer")
-    if value < least or (most is not None and value > most):
-        bounds = f"less than {least}" if most is None else f"not between {least} and {most}"
-        raise ValueError(f"{name} is {value}, {bounds}")
-    return int(value)
 
 
 # The initial model

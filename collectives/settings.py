@@ -174,6 +174,16 @@ def is_integer(value) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def checked_integer(name: str, value, least: int, most: int | None = None) -> int:
+    """Return an argument that is an integer from `least` to `most`, if there is one, or raise."""
+    if not is_integer(value):
+        raise TypeError(f"{name} is {value!r}, not an integer")
+    if value < least or (most is not None and value > most):
+        bounds = f"less than {least}" if most is None else f"not between {least} and {most}"
+        raise ValueError(f"{name} is {value}, {bounds}")
+    return int(value)
+
+
 def choice_error(settings: dict) -> Exception | None:
     """Return what is wrong with what is one of few words, or a time, or None."""
 
