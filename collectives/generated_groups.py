@@ -22,7 +22,8 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
 
     Where groups are not "static" a call may wait for another rank's next one. A rank that waits
     elsewhere meanwhile, in a barrier or in another collective, for one whose call waits for it,
-    waits for ever. Call `average` or `join` first, or close.
+    holds both up for `stall` seconds; then the call goes on without what that rank would give. Call
+    `average` or `join` first, or close.
 
     Args:
         comm, like: those of `GroupAllreduce`.

@@ -31,7 +31,9 @@ class ReadyGroupAllreduce(FormedGroupCollective):
     for any other. Where the groups would divide the ranks into parts that never meet, the
     controller takes a rank of another part into a group, and lets it wait until one is ready if
     need be. Where fewer ranks than that make calls, as others have closed or are in `average` or
-    so, they all are a group; one that is alone goes on alone at once.
+    so, they all are a group; one that is alone goes on alone at once. Ranks that wait for each
+    other elsewhere make no calls either, but the controller does not know: a call that has waited
+    `stall` seconds averages with those that are ready, however few.
 
     Args:
         comm, like: those of `GroupAllreduce`.

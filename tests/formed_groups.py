@@ -243,6 +243,15 @@ class Port(source.GroupPort):
         assert self.rank in group.listed()[0]
         self.steps.append(copy.copy(group))
 
+    def under_way(self, group):
+        if not self.steps or self.steps[0] is None:
+            return False
+        members, weights = self.steps[0].listed()
+        group.clear(self.steps[0].number)
+        for member, weight in zip(members, weights):
+            group.add(member, weight)
+        return True
+
     def return_model(self):
         self.steps.append(None)
 
@@ -254,11 +263,13 @@ class World:
 
     Args:
         size, calls: how many ranks there are, and how many calls each one makes.
+        early, late: how often a call may have waited for long while something else can happen, and
+            where nothing can.
         settings: of `RandomGroups`.
     """
 
-    def __init__(self, size, calls, change, protocol=RandomGroups, **settings):
-        self.change = change
+    def __init__(self, size, calls, change, protocol=RandomGroups, early=0, late=0, **settings):
+        self.change, self.early, self.late = change, early, late
         self.channels = {}
         # Of each group that some member has begun: what they gave.
         self.begun = {}
@@ -281,6 +292,21 @@ class World:
         for pair, channel in self.channels.items():
             if channel:
                 yield self._deliver, pair
+
+    def possible(self):
+        """Return these, and that calls have waited for long."""
+        events = list(self.events())
+        if self.early or (self.late and not events):
+            waiting = [rank for rank, protocol in enumerate(self.protocols) if protocol.calling]
+            events += [(self._wait_long, rank) for rank in waiting]
+        return events
+
+    def _wait_long(self, rank):
+        if self.early:
+            self.early -= 1
+        else:
+            self.late -= 1
+        self.protocols[rank].overdue()
 
     def _act(self, rank):
         port, protocol = self.ports[rank], self.protocols[rank]
@@ -326,7 +352,7 @@ class World:
     def run(self, seed):
         """Let events happen in a drawn order until none can, and see that all came to an end."""
         generator = random.Random(seed)
-        while events := list(self.events()):
+        while events := self.possible():
             event, what = generator.choice(events)
             event(what)
         self.check_end()
@@ -336,12 +362,12 @@ class World:
         seen, left = {self.key()}, [self]
         while left:
             world = left.pop()
-            events = list(world.events())
+            events = world.possible()
             if not events:
                 world.check_end()
             for number in range(len(events)):
                 after = copy.deepcopy(world)
-                event, what = list(after.events())[number]
+                event, what = after.possible()[number]
                 event(what)
                 if (key := after.key()) not in seen:
                     seen.add(key)

@@ -14,8 +14,9 @@ generated = load_source("generated_groups", "formed_groups")
 static = load_source("static_groups", "formed_groups")
 
 # What an application does: it calls; it calls and is interrupted, so that it may do the next thing
-# before the call has come to its end; it does something with all ranks. In the end it leaves.
-CALL, INTERRUPTED, MEET = "call", "interrupted", "meet"
+# before the call has come to its end; it does something with all ranks; it waits for them in a
+# barrier that protocols know nothing of. In the end it leaves.
+CALL, INTERRUPTED, MEET, BARRIER = "call", "interrupted", "meet", "barrier"
 
 # What of a generator and of a protocol does not matter once an event is over.
 SCRATCH = {"idle", "sorted", "starts", "heads", "members", "bounds", "formed", "filled"}
@@ -111,17 +112,18 @@ class Programs(World):
     """Ranks whose applications do what their programs say, and then leave.
 
     Args:
-        programs: for each rank a list of CALL, MEET and, as the last, INTERRUPTED.
+        programs: for each rank a list of CALL, MEET, BARRIER and, as the last, INTERRUPTED.
         make: of a (port, rank, size), its protocol.
+        limits: `early` and `late` of `World`.
     """
 
-    def __init__(self, programs, make, change):
-        super().__init__(len(programs), 0, change, make)
+    def __init__(self, programs, make, change, **limits):
+        super().__init__(len(programs), 0, change, make, **limits)
         self.programs = programs
         for port, program in zip(self.ports, programs):
-            port.calls = len(program) - program.count(MEET)
+            port.calls = len(program) - program.count(MEET) - program.count(BARRIER)
             port.done = 0
-            port.meets = port.has_met = False
+            port.meets = port.has_met = port.in_barrier = False
 
     def events(self):
         for event, what in super().events():
@@ -129,6 +131,8 @@ class Programs(World):
                 yield event, what
         if all(map(self._has_paused, range(len(self.ports)))):
             yield self._meet, None
+        if all(port.in_barrier for port in self.ports):
+            yield self._end_barrier, None
         for rank, port in enumerate(self.ports):
             if port.has_met:
                 yield self._go_on, rank
@@ -141,6 +145,8 @@ class Programs(World):
         if what == MEET:
             protocol.pause()
             port.meets = True
+        elif what == BARRIER:
+            port.in_barrier = True
         elif what is None:
             protocol.leave()
         else:
@@ -156,6 +162,10 @@ class Programs(World):
         for port in self.ports:
             port.meets, port.has_met = False, True
 
+    def _end_barrier(self, _):
+        for port in self.ports:
+            port.in_barrier, port.computes = False, True
+
     def _go_on(self, rank):
         self.ports[rank].has_met = False
         self.ports[rank].computes = True
@@ -166,13 +176,14 @@ class Programs(World):
             (
                 [step and step.number for step in port.steps],
                 (port.averaging, port.computes, port.done, port.meets, port.has_met),
+                port.in_barrier,
                 protocol.state(),
             )
             for port, protocol in zip(self.ports, self.protocols)
         ]
         channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
         begun = {number: sorted(given) for number, given in self.begun.items()}
-        return repr((ranks, channels, begun))
+        return repr((ranks, channels, begun, self.early, self.late))
 
     def __deepcopy__(self, memo):
         # Neither changes.

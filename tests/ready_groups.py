@@ -13,8 +13,9 @@ controllers = load_source("ready_controller", "formed_groups")
 
 Controller = controllers.PartialReduceController
 
-# What an application does: it calls, calls and is interrupted, averages with all other ranks.
-CALL, INTERRUPTED, AVERAGE = "cia"
+# What an application does: it calls, calls and is interrupted, averages with all other ranks, or
+# waits for them in a barrier that protocols know nothing of.
+CALL, INTERRUPTED, AVERAGE, BARRIER = "ciab"
 
 
 def settings(group_size, history, dynamic=False, alpha=0.5, nearest=True):
@@ -124,8 +125,8 @@ class ReadyWorld(World):
     """Ranks of Partial Reduce with their applications.
 
     Args:
-        programs: of each rank a text of CALL, INTERRUPTED and AVERAGE; all have as many averages,
-            and leave at the end.
+        programs: of each rank a text of what it does; all have as many averages and barriers, and
+            leave at the end.
         others: see `World`.
     """
 
@@ -143,8 +144,9 @@ class ReadyWorld(World):
         )
         self.controlling = self.protocols[controller_rank]
         for port, program in zip(self.ports, programs):
-            port.program, port.calls = deque(program), sum(step != AVERAGE for step in program)
+            port.program, port.calls = deque(program), sum(step in "ci" for step in program)
             port.averages, port.is_paused, port.has_left = 0, False, False
+            port.in_barrier = False
 
     def events(self):
         yield from super().events()
@@ -152,6 +154,8 @@ class ReadyWorld(World):
         for rank, port in enumerate(self.ports):
             if port.is_paused and self.protocols[rank].is_quiet() and port.averages <= averages:
                 yield self._go_on, rank
+        if all(port.in_barrier for port in self.ports):
+            yield self._end_barrier, None
 
     def _act(self, rank):
         port, protocol = self.ports[rank], self.protocols[rank]
@@ -159,6 +163,9 @@ class ReadyWorld(World):
         if not port.program:
             port.has_left = True
             protocol.leave()
+        elif port.program[0] == BARRIER:
+            port.program.popleft()
+            port.in_barrier = True
         elif port.program[0] == AVERAGE:
             port.program.popleft()
             port.is_paused = True
@@ -175,6 +182,10 @@ class ReadyWorld(World):
         super()._begin_step(rank)
         self.ports[rank].computes &= not self.ports[rank].has_left
 
+    def _end_barrier(self, _):
+        for port in self.ports:
+            port.in_barrier, port.computes = False, True
+
     def _go_on(self, rank):
         port = self.ports[rank]
         port.is_paused, port.computes = False, True
@@ -185,6 +196,7 @@ class ReadyWorld(World):
             (
                 [step and step.number for step in port.steps],
                 (port.averaging, port.computes, port.averages, port.is_paused, port.has_left),
+                port.in_barrier,
                 list(port.program),
                 {**vars(protocol), "port": 0, "log": 0, "controller": 0},
             )
@@ -192,7 +204,8 @@ class ReadyWorld(World):
         ]
         channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
         begun = {number: sorted(given) for number, given in self.begun.items()}
-        return repr((ranks, channels, begun, vars(self.controlling.controller)))
+        limits = self.early, self.late
+        return repr((ranks, channels, begun, limits, vars(self.controlling.controller)))
 
     def check_end(self):
         for port, protocol in zip(self.ports, self.protocols):

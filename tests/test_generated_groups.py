@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from formed_groups import replay
 from generated_groups import (
+    BARRIER,
     CALL,
     INTERRUPTED,
     MEET,
@@ -68,6 +69,37 @@ def test_three_ranks_come_to_an_end_in_every_order(kind):
     assert Programs([[CALL], [CALL], []], makers(3)[kind], change).explore() > 40
 
 
+BARRIERS = {
+    "a call each": [[CALL, BARRIER]] * 2,
+    "one makes none before": [[CALL, BARRIER], [BARRIER, CALL]],
+    "and they meet": [[CALL, BARRIER, MEET], [BARRIER, MEET, CALL]],
+}
+
+
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize("program", BARRIERS.values(), ids=BARRIERS)
+@pytest.mark.parametrize("kind", ["random", "smart", "smart, on nodes"])
+def test_nobody_waits_for_one_that_waits_elsewhere_in_every_order(kind, program, early):
+    assert Programs(program, makers(2)[kind], change, early=early, late=6).explore() > 20
+
+
+def test_without_a_limit_some_wait_for_ever():
+    with pytest.raises(AssertionError, match="waits for group"):
+        Programs(BARRIERS["one makes none before"], makers(2)["random"], change).explore()
+
+
+@pytest.mark.parametrize("early", [0, 5])
+@pytest.mark.parametrize("size", [3, 5, 8])
+@pytest.mark.parametrize("kind", ["random", "smart", "smart, on nodes"])
+def test_nobody_waits_for_one_that_waits_elsewhere(kind, size, early):
+    overdue = 0
+    for seed in range(40):
+        world = run_with_barriers(kind, size, seed, early=early, late=300)
+        overdue += world.late < 300
+        assert world.late > 0
+    assert overdue > 10
+
+
 def drawn_programs(size, seed):
     """Ranks that make different numbers of calls between what all do together."""
     draws = random.Random(seed)
@@ -79,6 +111,16 @@ def drawn_programs(size, seed):
             program += [MEET] + [CALL] * draws.randint(0, 4)
         programs.append(program + [INTERRUPTED] * (draws.random() < 0.3))
     return programs
+
+
+def run_with_barriers(kind, size, seed, makers=makers, **limits):
+    programs = [
+        [each for step in program for each in ([BARRIER, MEET] if step == MEET else [step])]
+        for program in drawn_programs(size, seed)
+    ]
+    world = Programs(programs, makers(size, seed)[kind], change, **limits)
+    world.run(seed)
+    return world
 
 
 def run(kind, size, seed, makers=makers):
@@ -240,6 +282,14 @@ class Deaf(Generated):
             super().arrived(source, integers)
 
 
+class Silent(Generated):
+    """Does not tell others that one waits for this rank, which waits for them."""
+
+    def remind(self, number):
+        if number == generated.LAST:
+            super().remind(number)
+
+
 class Impatient(Static):
     """Counts ranks as out, but does not look for groups that wait for them."""
 
@@ -287,6 +337,12 @@ def test_wrong_ranks_are_caught(wrong, kind):
     with pytest.raises(AssertionError):
         for seed in range(200):
             run(kind, 5, seed, wrong_makers(wrong))
+
+
+def test_ranks_that_let_go_of_groups_without_a_word_are_caught():
+    with pytest.raises(AssertionError):
+        for seed in range(200):
+            run_with_barriers("smart, on nodes", 3, seed, wrong_makers(Silent), late=300)
 
 
 def test_a_call_that_ends_too_early_is_caught():

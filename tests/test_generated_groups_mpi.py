@@ -382,6 +382,22 @@ def test_what_differs_raises_on_every_rank(comm):
         GeneratedGroupAllreduce(comm, np.zeros(3), ranks_per_node=2 if odd else None)
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(("kind", "length"), [("random", LONG), ("smart", SHORT), ("nodes", SHORT)])
+def test_a_call_ends_without_ranks_that_wait_for_it_elsewhere(comm, kind, length):
+    """A rank's group waits for a next call of others, which wait for it in a barrier."""
+    mine = np.full(length, float(comm.rank))
+    with GeneratedGroupAllreduce(comm, mine, stall=0.2, **KINDS[kind]) as allreduce:
+        if comm.rank == 1:
+            assert allreduce(mine).weight == 1
+            np.testing.assert_array_equal(mine, 1)
+        comm.Barrier()
+        allreduce(mine)
+        comm.Barrier()
+        allreduce.average(mine)
+        np.testing.assert_allclose(mine, 1.5, rtol=1e-14)
+
+
 @pytest.mark.ranks(1, 4)
 def test_groups_larger_than_the_job_are_of_all(comm):
     mine = np.full(SHORT, float(comm.rank))

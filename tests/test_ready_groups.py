@@ -186,25 +186,29 @@ def test_everybody_comes_to_an_end_in_every_order(programs, group_size, history)
     assert ReadyWorld(programs, settings(group_size, history)).explore() > 10
 
 
-def draw_programs(draws, size, averages):
+def draw_programs(draws, size, averages, meeting="a"):
     """Return programs with as many averages, and any numbers of calls before each."""
     parts = [["c" * draws.randint(0, 5) for _ in range(averages + 1)] for _ in range(size)]
     ends = [draws.choice(("", "", "i")) for _ in range(size)]
-    return ["a".join(part) + end for part, end in zip(parts, ends)]
+    return [meeting.join(part) + end for part, end in zip(parts, ends)]
 
 
-def run_drawn(seed, kind=Logged, averages=2):
-    """Let ranks with drawn programs and settings end in a drawn order; return their world."""
+def run_drawn(seed, kind=Logged, averages=2, **limits):
+    """Let ranks with drawn programs and settings end in a drawn order; return their world.
+
+    Where there are limits to how long calls wait, they also meet in barriers.
+    """
     draws = random.Random(seed)
     size = draws.choice((1, 2, 3, 4, 5, 8))
     group_size = draws.randint(2, max(2, min(size, 4)))
     history = max(1, controllers.shortest_history(size, group_size)) + draws.choice((0, 0, 2))
     dynamic = draws.random() < 0.3
     world = ReadyWorld(
-        draw_programs(draws, size, averages),
+        draw_programs(draws, size, averages, "ba" if limits else "a"),
         settings(group_size, history, dynamic),
         controller_rank=draws.randrange(size),
         protocol=kind,
+        **limits,
     )
     world.run(seed)
     return world
@@ -213,6 +217,32 @@ def run_drawn(seed, kind=Logged, averages=2):
 @pytest.mark.parametrize("seed", range(300))
 def test_nobody_waits_for_ever_and_each_call_is_in_one_group(seed):
     run_drawn(seed)
+
+
+BARRIERS = {
+    "one is left over": (["cb", "cb", "cb"], 2, 2),
+    "one makes none before": (["cbc", "bc"], 2, 1),
+    "and an average": (["cba", "bac"], 2, 1),
+}
+
+
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize(("programs", "group_size", "history"), BARRIERS.values(), ids=BARRIERS)
+def test_nobody_waits_for_one_that_waits_elsewhere_in_every_order(
+    programs, group_size, history, early
+):
+    """Without limits to how long a call waits, some order ends with ranks that wait for others."""
+    given = settings(group_size, history)
+    assert ReadyWorld(programs, given, early=early, late=4).explore() > 10
+    with pytest.raises(AssertionError, match="a rank waits for ever"):
+        ReadyWorld(programs, given).explore()
+
+
+@pytest.mark.parametrize("early", [0, 5])
+def test_nobody_waits_for_one_that_waits_elsewhere(early):
+    worlds = [run_drawn(seed, early=early, late=200) for seed in range(100)]
+    assert sum(world.controlling.controller.released > 0 for world in worlds) > 50
+    assert all(world.late > 0 for world in worlds)
 
 
 def change(rank, call):

@@ -284,17 +284,28 @@ def test_a_rank_that_fails_ends_all_calls(comm, ends_by, odd):
 def test_a_call_says_for_whom_the_filter_makes_it_wait(comm, caplog):
     mine = np.zeros(SHORT)
     with (
-        ReadyGroupAllreduce(comm, mine, group_size=2, history=3, stall=0.2) as allreduce,
+        ReadyGroupAllreduce(comm, mine, group_size=2, history=3, stall=0.5) as allreduce,
         caplog.at_level(logging.WARNING),
     ):
         take_turns(allreduce, mine, [(0, 1), (2, 3), (0, 1)])
         if comm.rank < 2:
-            with interrupted(seconds=1.0):
-                allreduce(mine)
-            assert "in call 2 for ranks 2-3: still computing (1 call completed)" in caplog.text
+            # Once one of them has said so, they wait no longer.
+            assert allreduce(mine).group == (0, 1)
+        said = "".join(comm.allgather(caplog.text))
+        assert "in call 2 for ranks 2-3: still computing (1 call completed)" in said
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("alone", [0, 2])
+def test_a_call_ends_without_ranks_that_wait_for_it_elsewhere(comm, alone):
+    """Whoever is left over waits for a next call of others, which wait for it in a barrier."""
+    mine = np.full(SHORT, float(comm.rank))
+    with ReadyGroupAllreduce(comm, mine, group_size=2, controller_rank=2, stall=0.2) as allreduce:
+        if comm.rank == alone:
+            assert allreduce(mine).group == (alone,)
+            np.testing.assert_array_equal(mine, comm.rank)
         comm.Barrier()
-        if comm.rank > 1:
-            assert allreduce(mine).group in ((0, 2), (1, 2), (0, 3), (1, 3))
+        allreduce(mine)
         comm.Barrier()
 
 

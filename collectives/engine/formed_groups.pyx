@@ -21,7 +21,7 @@ from collectives.engine.protocol_calls cimport (
     RESUME,
     ProtocolCalls,
 )
-from collectives.engine.waiting cimport SECOND
+from collectives.engine.waiting cimport SECOND, Waiting
 from collectives.exchange.clock cimport now
 from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.exchange cimport Exchange
@@ -306,6 +306,21 @@ cdef class FormedGroups(ProtocolCalls):
         if self.averaging and answer[1] not in (0, self.queue.first.number + 1):
             return f"in group {answer[1] - 1}"
         return operation or (None if answer[3] else elsewhere)
+
+    cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
+        """A caller that has waited so long, and said for whom, waits for those no longer that are
+        in no call.
+        """
+        ProtocolCalls._look_for_stalls(self, goal, waiting, time)
+        if (self.stall and not waiting.asked
+                and time - max(waiting.began, waiting.overdue) >= self.stall):
+            waiting.overdue = time
+            with nogil:
+                pthread_mutex_lock(&self.lock)
+                if not self.messages.ending:
+                    self.queue.protocol.overdue()
+                pthread_mutex_unlock(&self.lock)
+        return 0
 
     # Leaving
 

@@ -71,6 +71,16 @@ cdef class GroupQueue(GroupPort):
         if step != NULL:
             step.returns = True
 
+    cdef bint under_way(self, Group group) noexcept nogil:
+        cdef Step *step = self.first
+        cdef int i
+        if step == NULL or step.returns:
+            return False
+        group.clear(step.number)
+        for i in range(step.size):
+            group.add(step.members[i], step.weights[i])
+        return True
+
     cdef Step *_add_step(self) noexcept nogil:
         """Return a step that is to be done after all others; NULL and an error without memory."""
         cdef Step *step = self.unused
@@ -115,16 +125,12 @@ cdef class GroupQueue(GroupPort):
     cdef void finish(self) noexcept nogil:
         """The first step has been done: tell the protocol."""
         cdef Step *step = self.first
-        cdef int i
+        cdef bint returns = not self.under_way(self.record)
         self.first = step.next
-        if not step.returns:
-            self.record.clear(step.number)
-            for i in range(step.size):
-                self.record.add(step.members[i], step.weights[i])
         step.next = self.unused
         self.unused = step
         self.progress_count += 1
-        if step.returns:
+        if returns:
             self.protocol.returned()
         else:
             self.protocol.reduced(self.record)

@@ -11,6 +11,8 @@ cdef struct Waiting:
     # When it last said who is missing (0: not yet), and whether it has as a warning.
     long long said
     bint warned
+    # When a protocol was last told that a caller waits for long (0: not yet).
+    long long overdue
 
 cdef class Waiter(Served):
     # The first error of MPI's.

@@ -17,6 +17,7 @@ cdef class Group:
 cdef class GroupPort:
     cdef void send(self, int destination, long long[::1] integers) noexcept nogil
     cdef void reduce(self, Group group) noexcept nogil
+    cdef bint under_way(self, Group group) noexcept nogil
     cdef void return_model(self) noexcept nogil
 
 cdef class GroupProtocol:
@@ -31,6 +32,7 @@ cdef class GroupProtocol:
     cdef bint skips(self) noexcept nogil
     cdef void arrived(self, int source, long long[::1] integers) noexcept nogil
     cdef void reduced(self, Group group) noexcept nogil
+    cdef void overdue(self) noexcept nogil
     cdef void returned(self) noexcept nogil
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil

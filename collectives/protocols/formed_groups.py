@@ -185,6 +185,10 @@ class GroupPort:
         """
         raise NotImplementedError
 
+    def under_way(self, group):
+        """Make this the record of the group that is averaged now; return False if there is none."""
+        raise NotImplementedError
+
     def return_model(self):
         """Return the application's call, after what was to be reduced before."""
         raise NotImplementedError
@@ -238,6 +242,12 @@ class GroupProtocol:
 
     def reduced(self, group):
         """A group has averaged; its record is there only during this event."""
+
+    def overdue(self):
+        """A call has waited for long: it is to end without ranks that are in no call.
+
+        Their next one may never come.
+        """
 
     def returned(self):
         """The application's call has returned."""

@@ -1,19 +1,23 @@
 from collectives.protocols.formed_groups cimport Group, GroupProtocol
 from collectives.protocols.group_generator cimport GroupGenerator
 
-cdef int REQUEST, PAUSE, GROUP, NOBODY, PAUSED
+cdef int REQUEST, PAUSE, GROUP, NOBODY, PAUSED, AWAITED
 cdef int HEADER, ANY, OTHERS
+cdef long long LAST
 
 cdef class GeneratedGroupProtocol(GroupProtocol):
     cdef readonly GroupGenerator generator
     cdef readonly int controller
     cdef readonly long long alone
     cdef long long pauses
-    cdef bint waiting
+    cdef bint waiting, deferred
     cdef int unanswered, stride, room, first, count
     cdef Group record
     cdef long long[::1] message, kept
 
+    cdef void request(self) noexcept nogil
+    cdef void let_go(self, bint leaving) noexcept nogil
+    cdef void remind(self, long long number) noexcept nogil
     cdef void keep(self, long long[::1] integers) noexcept nogil
     cdef void proceed(self) noexcept nogil
     cdef void end_call(self) noexcept nogil

@@ -7,7 +7,8 @@ the generator has formed, in their order: all of them up to the one that its own
 for an answer. Those that are left wait for the next call.
 
 A rank that pauses says so, and until the controller has answered it takes part in the groups that
-it was put into at once, outside of a call, where it gives nothing.
+it was put into at once, outside of a call, where it gives nothing. It does the same where another
+member has waited too long for its next call, which may never come.
 """
 
 import array
@@ -18,18 +19,22 @@ from collectives.protocols.formed_groups import Group, GroupProtocol
 
 # The kinds of messages: to the rank that controls a request, with how often the rank has paused,
 # and a pause, with that and whether it is for good; from there a group, that there is none, and
-# that nothing more comes for a rank that has paused.
+# that nothing more comes for a rank that has paused; to members of a group, that one waits in it.
 REQUEST = 0
 PAUSE = 1
 GROUP = 2
 NOBODY = 3
 PAUSED = 4
+AWAITED = 5
 
 # The integers of a group's message beside its members: its kind, the rank whose request it answers,
 # or ANY for that of each member, and the record's own.
 HEADER = 2
 ANY = -1
 OTHERS = HEADER + 3
+
+# No group has this number.
+LAST = 2**62
 
 
 class GeneratedGroupProtocol(GroupProtocol):
@@ -53,6 +58,8 @@ class GeneratedGroupProtocol(GroupProtocol):
         # Whether the application waits for its group to be formed; answers to pauses to come.
         self.waiting = False
         self.unanswered = 0
+        # Whether a call asks only once these have come.
+        self.deferred = False
         self.record = Group(room=generator.most)
         self.message = array.array("q", [0]) * (OTHERS + generator.most)
         # The groups that this rank has not yet begun, as their messages: a ring.
@@ -66,6 +73,12 @@ class GeneratedGroupProtocol(GroupProtocol):
         GroupProtocol.call(self)
         if self.skips():
             return
+        self.deferred = self.unanswered > 0
+        if not self.deferred:
+            self.request()
+
+    def request(self):
+        """Ask for a group."""
         self.waiting = True
         self.send(self.controller, REQUEST, False)
         self.proceed()
@@ -83,14 +96,47 @@ class GeneratedGroupProtocol(GroupProtocol):
         elif kind == NOBODY:
             self.alone += 1
             self.end_call()
+        elif kind == AWAITED:
+            # In a call it will come to that group, or wait too long itself.
+            if not self.calling and not self.leaving:
+                self.let_go(False)
+                self.remind(integers[1])
         else:
             self.unanswered -= 1
+            if self.deferred and self.unanswered == 0:
+                self.deferred = False
+                self.request()
 
     def pause(self):
         self.pauses += 1
+        if self.deferred:
+            self.deferred = False
+            self.alone += 1
+            self.end_call()
+        self.let_go(self.leaving)
+
+    def let_go(self, leaving):
+        """Take part at once in the groups that this rank was put into."""
         self.unanswered += 1
-        self.send(self.controller, PAUSE, self.leaving)
+        self.send(self.controller, PAUSE, leaving)
         self.proceed()
+
+    def overdue(self):
+        self.remind(LAST)
+
+    def remind(self, number):
+        """Tell the members of the group that is averaged now, if it is before this one.
+
+        A member may itself be in one that comes before that, and wait for somebody there.
+        """
+        i: cython.int
+        if not self.port.under_way(self.record) or self.record.number >= number:
+            return
+        self.message[0] = AWAITED
+        self.message[1] = self.record.number
+        for i in range(self.record.size):
+            if self.record.members[i] != self.rank:
+                self.port.send(self.record.members[i], self.message[:2])
 
     def is_quiet(self):
         return GroupProtocol.is_quiet(self) and self.unanswered == 0

@@ -19,7 +19,7 @@ cdef class PartialReduceController:
     cdef readonly Group group
     cdef readonly long long newest, number
     cdef readonly double initial
-    cdef readonly long long formed, alone, bridges, holds, recording
+    cdef readonly long long formed, alone, bridges, holds, released, recording
     cdef readonly bint held
     cdef readonly double[::1] met
     cdef readonly long long[::1] taken
@@ -30,6 +30,7 @@ cdef class PartialReduceController:
         self, int rank, long long iteration, long long pauses, bint leaves) noexcept nogil
     cdef bint is_there(self, int rank) noexcept nogil
     cdef bint form(self) noexcept nogil
+    cdef bint release(self, int rank) noexcept nogil
     cdef bint choose(self, int count) noexcept nogil
     cdef bint is_frozen(self) noexcept nogil
     cdef int root_of(self, int rank) noexcept nogil

@@ -97,6 +97,7 @@ class PartialReduceController:
         formed: how many groups of several ranks there have been; alone: of one rank.
         bridges: groups that the filter has put another rank into.
         holds: how often it made groups wait, and held: whether one waits now.
+        released: groups of fewer than could be, or that it made wait, as a rank waited too long.
         group: the group formed last. newest: its iteration. initial: the initial model's share in
             it.
     """
@@ -142,6 +143,7 @@ class PartialReduceController:
         self.initial = 0
         self.number = 0
         self.bridges = 0
+        self.released = 0
         self.holds = 0
         self.held = False
         # Sums of 1/|S| over the groups S that two ranks were in, and how many each was in.
@@ -200,6 +202,19 @@ class PartialReduceController:
             self.bridges += 1
             self.chosen[self.dropped] = self.queue[self.added]
         self.close_group(count)
+        return True
+
+    def release(self, rank):
+        """Form a group of who is ready, however few; return False once a rank is in one."""
+        i: cython.int
+        count: cython.int = min(self.waiting, self.group_size)
+        if not self.ready[rank]:
+            return False
+        for i in range(count):
+            self.chosen[i] = self.queue[i]
+        self.close_group(count)
+        self.released += 1
+        self.held = False
         return True
 
     # The group filter

@@ -1,7 +1,7 @@
 from collectives.protocols.formed_groups cimport Group, GroupProtocol
 from collectives.protocols.ready_controller cimport PartialReduceController
 
-cdef int READY, PAUSE, LEAVE, GROUP, HELD, NOTED
+cdef int READY, PAUSE, LEAVE, OVERDUE, GROUP, HELD, NOTED
 cdef double SHARE
 
 cdef class ReadyGroupProtocol(GroupProtocol):

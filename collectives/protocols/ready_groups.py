@@ -19,10 +19,11 @@ from collectives.protocols.formed_groups import Group, GroupProtocol
 READY = 0
 PAUSE = 1
 LEAVE = 2
+OVERDUE = 3
 # ... and from it: a group; whom a rank waits for that the filter holds; a pause or leave is known.
-GROUP = 3
-HELD = 4
-NOTED = 5
+GROUP = 4
+HELD = 5
+NOTED = 6
 
 # The share of the initial model travels as a multiple of this.
 SHARE = 1 / 2**53
@@ -77,6 +78,10 @@ class ReadyGroupProtocol(GroupProtocol):
         self.unknown += 1
         self.tell(LEAVE if self.leaving else PAUSE)
 
+    def overdue(self):
+        if self.calling and not self.grouped:
+            self.tell(OVERDUE)
+
     def restart(self, calls):
         GroupProtocol.restart(self, calls)
         self.fresh = True
@@ -125,6 +130,9 @@ class ReadyGroupProtocol(GroupProtocol):
         was_held: cython.bint = self.controller.held
         if kind == READY:
             self.controller.signal(source, iteration, pauses, fresh)
+        elif kind == OVERDUE:
+            while self.controller.release(source):
+                self.broadcast()
         else:
             if self.controller.withdraw(source, iteration, pauses, kind == LEAVE):
                 self.broadcast()
