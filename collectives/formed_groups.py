@@ -46,6 +46,7 @@ class FormedGroupCollective(PlannedCollective):
             return described | {"sync_every": period}, make
 
         self.sync_every = sync_every
+        self._idle_rank = None
         super().__init__(comm, like, whole_plan, **dict.fromkeys(settings.VARIABLES) | options)
 
     def _allocate(self, native, node, like, given):
@@ -81,11 +82,19 @@ class FormedGroupCollective(PlannedCollective):
                 left.
             RankFailedError: another rank has failed.
             ClosedError: this collective is closed.
+            RuntimeError: this rank does nothing but form groups; all ranks are told.
 
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not this
         rank's part in its groups.
         """
         with self._guard:
+            if not self.participates:
+                error = RuntimeError(
+                    f"rank {self.rank} makes no calls: it is the controller's alone "
+                    "(controller_only); let it join() instead"
+                )
+                self.fail(error)
+                raise error
             return self.native.call(vector)
 
     def average(self, vector) -> None:
@@ -95,7 +104,7 @@ class FormedGroupCollective(PlannedCollective):
         """
         with self._collectively("average()"):
             self.native.pause(True)
-            self.native.average(vector, 1.0)
+            self.native.average(vector, self._weight)
             self.native.pause(False)
 
     def synchronize(self, vector) -> None:
@@ -141,7 +150,7 @@ class FormedGroupCollective(PlannedCollective):
     def _go_on_together(self, vector) -> None:
         """Average over all ranks, which have paused and go on from there."""
         self.native.add_moved(vector)
-        self.native.synchronize(vector, 1.0)
+        self.native.synchronize(vector, self._weight)
         self.native.go_on_from(vector)
         self.native.pause(False)
 
@@ -152,6 +161,16 @@ class FormedGroupCollective(PlannedCollective):
         """
         statistics = super().statistics()
         return statistics._replace(bytes_sent=statistics.bytes_sent + self.native.group_bytes)
+
+    @property
+    def participates(self) -> bool:
+        """Whether this rank makes calls: not the controller's, where that does nothing else."""
+        return self.rank != self._idle_rank
+
+    @property
+    def _weight(self) -> float:
+        """How much this rank counts in an average over all."""
+        return float(self.participates)
 
     @property
     def met(self) -> np.ndarray:
@@ -166,3 +185,12 @@ class FormedGroupCollective(PlannedCollective):
     def version(self) -> int:
         """How many calls this rank has made."""
         return self.native.queue.protocol.calls
+
+
+def checked_idle_rank(controller_only, controller_rank: int, size: int) -> int | None:
+    """Return the rank that makes no calls, None for none; or raise."""
+    if not isinstance(controller_only, (bool, np.bool_)):
+        raise TypeError(f"controller_only is {controller_only!r}, neither True nor False")
+    if controller_only and size == 1:
+        raise ValueError("controller_only is True in a job of 1 rank: none is left to make calls")
+    return controller_rank if controller_only else None

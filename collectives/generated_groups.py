@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectives.agreement import by_value, name_ranks
-from collectives.formed_groups import FormedGroupCollective
+from collectives.formed_groups import FormedGroupCollective, checked_idle_rank
 from collectives.node import Node
 from collectives.settings import checked_integer
 from collectives.topology import STATIC_PERIOD, static_groups
@@ -42,10 +42,11 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         seed: of the groups drawn; an integer, from 0 on.
         sync_every: in every so-manieth call a rank averages, from 1 on; others return at once.
         controller_rank: the rank whose engine generates the groups of "random" and "smart".
+        controller_only: whether that rank does nothing else, as of `ReadyGroupAllreduce`.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
-        groups, group_size, threshold, controller_rank: as given.
+        groups, group_size, threshold, controller_rank, controller_only: as given.
         ranks_per_node: as given, or as MPI has it; None if nodes have different numbers of ranks.
 
     Raises:
@@ -69,6 +70,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         seed=0,
         sync_every=1,
         controller_rank=0,
+        controller_only=False,
         engine=None,
         transport=None,
         stall=None,
@@ -78,11 +80,15 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         self.groups = groups
         self.group_size, self.threshold = group_size, threshold
         self.ranks_per_node, self.controller_rank = ranks_per_node, controller_rank
+        self.controller_only = controller_only
 
         def plan():
             # All ranks of the job come here, whatever is wrong with their arguments.
             nodes = nodes_of(comm)
             check(comm.size, groups, group_size, threshold, ranks_per_node, seed, controller_rank)
+            if controller_only and groups == "static":
+                raise ValueError("controller_only is True, but static groups need no controller")
+            self._idle_rank = checked_idle_rank(controller_only, controller_rank, comm.size)
             if ranks_per_node is not None:
                 nodes = [rank // ranks_per_node for rank in range(comm.size)]
             else:
@@ -94,6 +100,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
                 "ranks_per_node": ranks_per_node,
                 "seed": int(seed),
                 "controller_rank": int(controller_rank),
+                "controller_only": bool(controller_only),
             }
             if groups != "static":
                 return described, generated(
@@ -103,6 +110,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
                     nodes if groups == "smart" else None,
                     int(threshold),
                     int(controller_rank),
+                    self._idle_rank,
                 )
             if self.ranks_per_node is None:
                 raise ValueError(
@@ -142,7 +150,7 @@ def check(size, groups, group_size, threshold, ranks_per_node, seed, controller_
     checked_integer("controller_rank", controller_rank, 0, size - 1)
 
 
-def generated(size, group_size, seed, nodes, threshold, controller):
+def generated(size, group_size, seed, nodes, threshold, controller, absent=None):
     """Return what makes a rank's protocol, with a generator; for smart groups the ranks' nodes.
 
     Ranks that are made by the same one, as in simulations, have the generator in common.
@@ -150,7 +158,7 @@ def generated(size, group_size, seed, nodes, threshold, controller):
     from collectives.protocols.generated_groups import GeneratedGroupProtocol
     from collectives.protocols.group_generator import GroupGenerator
 
-    generator = GroupGenerator(size, group_size, seed, nodes, threshold)
+    generator = GroupGenerator(size, group_size, seed, nodes, threshold, absent)
     return lambda *rank: GeneratedGroupProtocol(*rank, generator, controller)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from collectives import topology
-from collectives.formed_groups import FormedGroupCollective
+from collectives.formed_groups import FormedGroupCollective, checked_idle_rank
 from collectives.process import check_owner
 from collectives.result import Result
 from collectives.settings import checked_integer
@@ -50,10 +50,14 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         sync_every: in every so-manieth call a rank averages, from 1 on; others return at once.
         controller_rank: the rank whose engine has the controller. If its engine is "none", the
             others wait for its calls.
+        controller_only: whether that rank does nothing else: it makes no calls, is in no group, and
+            its vector does not count in averages of all ranks, which it calls as all do. N is one
+            less then. (`participates` says who makes calls.)
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
-        group_size, weights, alpha, missing, history, controller_rank: as given or by default.
+        group_size, weights, alpha, missing, history, controller_rank, controller_only: as given or
+            by default.
 
     Raises:
         TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
@@ -75,6 +79,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         history=None,
         sync_every=1,
         controller_rank=0,
+        controller_only=False,
         engine=None,
         transport=None,
         stall=None,
@@ -87,7 +92,9 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             from collectives.protocols.ready_controller import PartialReduceController
             from collectives.protocols.ready_groups import ReadyGroupProtocol
 
-            size = comm.size
+            rank_of_it = checked_integer("controller_rank", controller_rank, 0, comm.size - 1)
+            idle = checked_idle_rank(controller_only, rank_of_it, comm.size)
+            size = comm.size - (idle is not None)
             _check_choice("weights", weights, WEIGHTS)
             count = checked_group_size(group_size, size)
             _check_average(alpha, missing)
@@ -98,9 +105,11 @@ class ReadyGroupAllreduce(FormedGroupCollective):
                 "alpha": float(alpha),
                 "missing": missing,
                 "history": checked_history(history, size, count),
-                "controller_rank": checked_integer("controller_rank", controller_rank, 0, size - 1),
+                "controller_rank": rank_of_it,
+                "controller_only": bool(controller_only),
             }
             vars(self).update(described)
+            self._idle_rank = idle
             if dynamic and missing == "initial":
                 self._initial = _copies_of(like)
                 described["like, the initial model,"] = _digest(self._initial)
@@ -108,7 +117,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
 
             def make(port, rank, size):
                 here = rank == self.controller_rank
-                controller = PartialReduceController(size, *settings) if here else None
+                controller = PartialReduceController(size, *settings, idle) if here else None
                 return ReadyGroupProtocol(port, rank, size, self.controller_rank, controller)
 
             return described, make
@@ -144,7 +153,8 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         """Return who has met whom: the mean `topology.averaging_matrix` of all groups so far.
 
         Returns:
-            float64 array of shape (N, N), on the controller's rank. None on others, with dynamic
+            float64 array of shape (N, N), on the controller's rank, of those that make calls in
+            their order. None on others, with dynamic
             weights, before the first group of several ranks, and in a job of more than 2,048 ranks.
         """
         check_owner(self.native.pid)
@@ -158,7 +168,9 @@ class ReadyGroupAllreduce(FormedGroupCollective):
                 break
         if not groups:
             return None
-        return np.eye(self.size) + (met.reshape(self.size, -1) - np.diag(taken)) / groups
+        matrix = np.eye(self.size) + (met.reshape(self.size, -1) - np.diag(taken)) / groups
+        there = np.arange(self.size) != self._idle_rank
+        return matrix[np.ix_(there, there)]
 
     @property
     def rho(self) -> float | None:

@@ -112,6 +112,7 @@ def test_its_settings_are_said_as_they_were_chosen(comm):
             "history": 6,
             "sync_every": 1,
             "controller_rank": 0,
+            "controller_only": False,
         }
         with pytest.raises(ValueError, match="weight is 2, but all ranks count the same"):
             optimizer.step(weight=2)

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from together import interrupted, same_everywhere, wait_until
 
-from collectives import ClosedError, RankFailedError, ReadyGroupAllreduce, dynamic_weights
+from collectives import (
+    ClosedError,
+    GeneratedGroupAllreduce,
+    RankFailedError,
+    ReadyGroupAllreduce,
+    dynamic_weights,
+)
 from collectives.topology import averaging_matrix, rho
 
 pytestmark = pytest.mark.mpi
@@ -327,7 +333,50 @@ def test_several_arrays_and_one_that_is_not_finite(comm):
         assert result.weight == 0 and np.isinf(mine[0]).all()
 
 
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("make", [ReadyGroupAllreduce, GeneratedGroupAllreduce])
+def test_the_controllers_rank_may_do_nothing_else(comm, make):
+    """Its vector is in no average of all ranks either."""
+    last = comm.size - 1
+    mine = np.full(SHORT, 1e6 if comm.rank == last else float(comm.rank))
+    mean = (last - 1) / 2
+    with make(comm, mine, controller_rank=last, controller_only=True) as allreduce:
+        assert allreduce.participates == (comm.rank != last)
+        if allreduce.participates:
+            assert last not in allreduce(mine).group
+        else:
+            time.sleep(0.05)
+        averaged = mine.copy()
+        allreduce.average(averaged)
+        np.testing.assert_allclose(averaged, mean, rtol=1e-14)
+        for _ in range(3 * (comm.rank + 1) if allreduce.participates else 0):
+            result = allreduce(mine)
+            assert last not in result.group
+        allreduce.join(mine)
+        np.testing.assert_allclose(mine, mean, rtol=1e-14)
+        assert allreduce.version == 1 + 3 * last
+
+
+@pytest.mark.ranks(3)
+def test_the_controllers_own_rank_is_told_to_make_no_calls(comm):
+    mine = np.zeros(SHORT)
+    text = "rank 1 makes no calls: it is the controller's alone"
+    with (
+        pytest.raises(RuntimeError if comm.rank == 1 else RankFailedError, match=text),
+        ReadyGroupAllreduce(comm, mine, controller_rank=1, controller_only=True) as allreduce,
+    ):
+        while True:
+            allreduce(mine)
+            time.sleep(0.001)
+
+
 WRONG = {
+    "only": ({"controller_only": 1}, TypeError, "controller_only is 1, neither True nor False"),
+    "too large": (
+        {"controller_only": True, "group_size": 4},
+        ValueError,
+        "group_size is 4, not between 2 and 3",
+    ),
     "one": ({"group_size": 1}, ValueError, "group_size is 1, not between 2 and 4"),
     "five": ({"group_size": 5}, ValueError, "group_size is 5, not between 2 and 4"),
     "half": ({"group_size": 2.5}, TypeError, "group_size is 2.5, not an integer"),

@@ -109,6 +109,18 @@ def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
     assert (run / "model.pt").exists()
 
 
+def test_a_rank_may_have_the_controller_and_no_steps(tmp_path):
+    flags = ["--algorithm", "partial-reduce", "--controller-only", "--controller-rank", "1"]
+    flags += ["--steps", "12", "--evaluate-every", "6"]
+    train(tmp_path, "run", *flags, ranks=3).check()
+    assert [len(metrics(tmp_path / "run", rank)) for rank in range(3)] == [12, 0, 12]
+    assert {tuple(one["group"]) for one in metrics(tmp_path / "run", 0)} == {(0, 2)}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps_of_rank"] == [12, 0, 12]
+    assert [one["step"] for one in summary["evaluations"]] == [6, 12]
+    assert summary["rho"] < 1e-6
+
+
 # --- how it ends otherwise
 
 

@@ -40,12 +40,17 @@ def copy_of(model: torch.nn.Module) -> State:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def mean_over_ranks(state: State, comm: MPI.Comm) -> State:
-    """Return the mean of all ranks' states; what is no floating-point number stays; collective."""
+def mean_over_ranks(state: State, comm: MPI.Comm, counts: bool = True) -> State:
+    """Return the mean of those ranks' states that count; collective.
+
+    What is no floating-point number stays.
+    """
     floating = {name: value for name, value in state.items() if value.is_floating_point()}
     flat = torch.cat([value.detach().double().flatten() for value in floating.values()]).numpy()
+    flat *= counts
     comm.Allreduce(MPI.IN_PLACE, flat)
-    parts = torch.from_numpy(flat / comm.size).split([v.numel() for v in floating.values()])
+    flat /= comm.allreduce(int(counts))
+    parts = torch.from_numpy(flat).split([value.numel() for value in floating.values()])
     means = {
         name: part.view(value.shape).to(value.dtype)
         for (name, value), part in zip(floating.items(), parts)
@@ -64,7 +69,7 @@ def evaluate(trainer: Trainer) -> tuple[State, contract.Means]:
 
 
 def evaluate_kept(trainer: Trainer, comm: MPI.Comm, signals: Signals) -> list[dict]:
-    """Return how good the means of the models were that all ranks kept; collective.
+    """Return how good the means of the models were that all ranks kept that train; collective.
 
     Where a signal has come on any rank, all stop. The model is not as it was afterwards.
 
@@ -75,14 +80,17 @@ def evaluate_kept(trainer: Trainer, comm: MPI.Comm, signals: Signals) -> list[di
     """
     results = []
     # A rank that was faster has kept none for the last of other ranks' times.
-    for kept in trainer.kept[: min(comm.allgather(len(trainer.kept)))]:
+    counts = comm.allgather(len(trainer.kept) if trainer.trains else None)
+    number = min(count for count in counts if count is not None)
+    nothing = [] if trainer.trains else number * [Kept(0, 0.0, copy_of(trainer.model))]
+    for kept in (nothing or trainer.kept)[:number]:
         if any(comm.allgather(signals.received)):
             break
-        trainer.model.load_state_dict(mean_over_ranks(kept.state, comm))
+        trainer.model.load_state_dict(mean_over_ranks(kept.state, comm, trainer.trains))
         measured = contract.evaluate(trainer.task, trainer.model, trainer.test)
-        everyone = comm.gather((kept.steps, kept.elapsed_s, measured))
+        everyone = comm.gather((kept.steps, kept.elapsed_s, measured) if trainer.trains else None)
         if comm.rank == 0:
-            steps, elapsed, means = zip(*everyone)
+            steps, elapsed, means = zip(*filter(None, everyone))
             metrics = contract.all_ranks(means)
             results.append({"step": mean(steps), "elapsed_s": max(elapsed), **metrics})
     return results

@@ -102,19 +102,20 @@ def draw_loss(path: Path, curves: Sequence[Curve], title: str) -> None:
 
     Args:
         path: The file to write.
-        curves: Every rank's.
+        curves: Every rank's; without points of one that has made no steps.
         title: The run's name.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
     over_steps, over_time = figure.subplots(1, 2, sharey=True)
-    points = [np.array(curve.points).T for curve in curves]  # of shape (3, n): step, time, loss
+    trained = {rank: curve for rank, curve in enumerate(curves) if curve.points}
+    points = [np.array(curve.points).T for curve in trained.values()]  # (3, n): step, time, loss
     many = len(curves) > LEGEND_RANKS
     for axes, row in ((over_steps, 0), (over_time, 1)):
-        for rank, curve in enumerate(points):
+        for rank, curve in zip(trained, points):
             color = "0.6" if many else f"C{rank}"
-            label = f"rank {rank}" if not many else "each rank" if rank == 0 else None
+            label = f"rank {rank}" if not many else "each rank" if rank == min(trained) else None
             axes.plot(curve[row], curve[2], color=color, alpha=0.6, lw=1, label=label)
         axes.plot(*mean_curve(points, row), color="black", lw=2, label="mean")
         axes.grid(alpha=0.3)

@@ -224,13 +224,15 @@ def mean_staleness(tallies: list[Tally]) -> float | None:
 def put_together(reports: list[dict]) -> dict:
     """Return what ranks report: lists of what is each one's, and what only one of them knows.
 
-    Of whom their groups were with ("met"), return the run's ρ.
+    Of whom their groups were with ("met"; None of a rank that makes no steps), return the run's ρ.
     """
     names = dict.fromkeys(name for report in reports for name in report)
     values = {name: [report.get(name) for report in reports] for name in names}
     rho = {}
     if "met" in values:
-        matrix = topology.averaging_matrix_of(np.array(values.pop("met")))
+        met = values.pop("met")
+        ranks = [rank for rank, row in enumerate(met) if row is not None]
+        matrix = topology.averaging_matrix_of(np.array([met[rank][ranks] for rank in ranks]))
         rho["rho"] = None if matrix is None else topology.rho(matrix)
     return rho | {
         name: of if name.endswith("_of_rank") else next((v for v in of if v is not None), None)
@@ -256,7 +258,7 @@ def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None],
             itself, ``bound_s``; or how many steps they would make, if averaging were free, in so
             many seconds.
     """
-    seconds, limit = [tally.step_seconds for tally in tallies], tallies[0].limit
+    seconds, limit = [tally.step_seconds for tally in tallies if tally.steps], tallies[0].limit
     if limit == math.inf:
         wall_s = max(tally.elapsed_s for tally in tallies)
         bound_s = bound(seconds, None)

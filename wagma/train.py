@@ -49,15 +49,22 @@ class Trainer:
 
     def __init__(self, settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
         self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
+        self.method = named(settings.algorithm)
+        # A rank that makes no steps has no part of the data, but needs a model like the others'.
+        idle = self.method.idle_rank(settings.options)
+        self.some_idle, self.trains = idle is not None, idle != comm.rank
+        self.trainers = comm.size - self.some_idle
+        place = min(comm.rank - (self.some_idle and comm.rank > idle), self.trainers - 1)
         self.model, self.batches, self.test = together(
             lambda: contract.prepare(
-                task, comm.rank, comm.size, settings.batch_size, settings.seed
+                task, place, self.trainers, settings.batch_size, settings.seed
             ),
             comm,
         )
+        if not self.trains:
+            self.test = ()
         self.local, self.scheduler = together(self.make_local, comm)
         self.stopwatch = Stopwatch(self.local)
-        self.method = named(settings.algorithm)
         self.optimizer = self.method.make(
             self.local, self.model, comm, settings.options, settings.seed
         )
@@ -128,6 +135,8 @@ class Trainer:
 
     def goes_on(self, steps: int) -> bool:
         """Return whether this rank makes another step after so many."""
+        if not self.trains:
+            return False
         if self.settings.seconds is None:
             return steps < self.settings.steps
         own = self.elapsed < self.settings.seconds
@@ -137,7 +146,9 @@ class Trainer:
 
     def until_all_end(self) -> AbstractContextManager:
         """Return a block in which ranks may make different numbers of steps, if they will."""
-        return nullcontext() if self.settings.seconds is None else self.optimizer.join()
+        if self.settings.seconds is None and not self.some_idle:
+            return nullcontext()
+        return self.optimizer.join()
 
     def keep_by_steps(self, steps: int) -> None:
         """Keep the model, after so many steps, if it is to be evaluated and is not the last."""
@@ -310,7 +321,7 @@ def make_run(
         if comm.rank == 0:
             measured = contract.all_ranks(measured)
             summary = {**measured, **summarize(tallies, trainer.bound)}
-            steps = mean(summary["steps_of_rank"])
+            steps = mean(filter(None, summary["steps_of_rank"]))
             last = {"step": steps, "elapsed_s": summary["wall_s"], **measured}
             summary["metrics"] = list(measured)
             summary["evaluations"] = [*evaluations, last]
@@ -318,7 +329,7 @@ def make_run(
     received = comm.allgather(signals.received)
     if any(received):
         if not finished:
-            state = mean_over_ranks(copy_of(trainer.model), comm)
+            state = mean_over_ranks(copy_of(trainer.model), comm, trainer.trains)
             from_rank_0(lambda: save(run, state), comm)
         if comm.rank == 0:
             complain(farewell(received, tally, run))
@@ -390,7 +401,7 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent)
             if finite and not math.isfinite(record["loss"]):
                 finite = False
                 log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
-            samples_per_s = trainer.size * tally.samples / min(tally.elapsed_s, tally.limit)
+            samples_per_s = trainer.trainers * tally.samples / min(tally.elapsed_s, tally.limit)
             shown.update(tally.steps, tally.elapsed_s, record["loss"], samples_per_s)
 
 

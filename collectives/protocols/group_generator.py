@@ -50,6 +50,7 @@ class GroupGenerator:
         seed: of what it draws.
         nodes: the node of each rank, numbered from 0; None: groups are random ones.
         threshold: C_thres, 1 or more.
+        absent: a rank that makes no requests; None for none.
 
     Attributes:
         groups: how many were formed; they are numbered from 0.
@@ -58,7 +59,7 @@ class GroupGenerator:
         room: how many groups a rank may have been put into that it has not asked for, at most.
     """
 
-    def __init__(self, size, group_size, seed, nodes=None, threshold=4):
+    def __init__(self, size, group_size, seed, nodes=None, threshold=4, absent=None):
         self.size = size
         self.group_size = min(group_size, size)
         self.smart = nodes is not None
@@ -82,7 +83,7 @@ class GroupGenerator:
         self.most_requests = 0
         self.asked_at = array.array("q", [0]) * size
         self.away = array.array("q", [0]) * size
-        self.left = array.array("i", [0]) * size
+        self.left = array.array("i", (rank == absent for rank in range(size)))
         # The groups that the last request has made: where each one's members begin, and end.
         self.formed = 0
         self.filled = 0

@@ -92,6 +92,7 @@ class PartialReduceController:
         dynamic: whether older models count less, else all count alike.
         alpha: α of dynamic weights, from 0 to less than 1.
         nearest: see `weigh`.
+        absent: a rank that is never ready; None for none.
 
     Attributes:
         formed: how many groups of several ranks there have been; alone: of one rank.
@@ -102,7 +103,7 @@ class PartialReduceController:
             it.
     """
 
-    def __init__(self, size, group_size, history, dynamic, alpha, nearest):
+    def __init__(self, size, group_size, history, dynamic, alpha, nearest, absent=None):
         self.size = size
         self.group_size = min(group_size, size)
         self.history = history
@@ -118,7 +119,7 @@ class PartialReduceController:
         # anybody's pause of the same number is over.
         self.pauses = array.array("q", [0]) * size
         self.over = 0
-        self.left = array.array("i", [0]) * size
+        self.left = array.array("i", (rank == absent for rank in range(size)))
         # The newest iteration of ranks that have paused.
         self.paused_at = 0
         # The group history: a ring of T groups.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from wagma.arguments import one_of, separated
 from wagma.methods import Method
+from wagma.methods.method import on_or_off
 from wagma.methods.shared import SHARED
 
 # What `wagma simulate` called what is an option now.
@@ -51,9 +52,13 @@ def add_shared_options(group, simulated: bool = False) -> None:
     for option in SHARED:
         if simulated and not option.simulated:
             continue
-        words = {"choices": option.choices} if option.choices else {"metavar": option.metavar}
-        help = option.help_with_default
-        group.add_argument(option.flag, type=option.convert, help=help, **words)
+        if option.convert is on_or_off:
+            words = {"action": "store_const", "const": True}
+        elif option.choices:
+            words = {"choices": option.choices}
+        else:
+            words = {"type": option.convert, "metavar": option.metavar}
+        group.add_argument(option.flag, help=option.help_with_default, **words)
 
 
 def resolve(settings: argparse.Namespace, methods: Collection[Chosen], refusal: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from wagma.methods import METHODS, REFERENCES
-from wagma.methods.method import on_or_off
+from wagma.methods.method import Option, on_or_off
 from wagma.methods.shared import SHARED
 
 
@@ -16,16 +18,17 @@ def table() -> str:
         for option in method.options:
             if option not in SHARED:
                 usage = option.usage.replace("|", "\\|")
-                default = (
-                    "off" if option.convert is on_or_off else option.otherwise or option.default
-                )
-                lines.append(f"| `{name}:{usage}` | {option.help} | {default} |")
+                lines.append(f"| `{name}:{usage}` | {option.help} | {default_of(option)} |")
     for option in SHARED:
-        usage = "\\|".join(option.choices) or option.metavar
-        lines.append(
-            f"| `{option.flag} {usage}` | {option.help} | {option.otherwise or option.default} |"
-        )
+        value = "\\|".join(option.choices) or option.metavar
+        usage = option.flag if option.convert is on_or_off else f"{option.flag} {value}"
+        lines.append(f"| `{usage}` | {option.help} | {default_of(option)} |")
     return "\n".join(lines)
+
+
+def default_of(option: Option) -> Any:
+    """Return an option's default in words."""
+    return "off" if option.convert is on_or_off else option.otherwise or option.default
 
 
 if __name__ == "__main__":

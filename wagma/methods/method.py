@@ -169,6 +169,10 @@ class Method:
         found = (option.problem(options[option.name], ranks) for option in self.options)
         return next(filter(None, found), None) or self.conflict(options, ranks)
 
+    def idle_rank(self, options: Mapping[str, Any]) -> int | None:
+        """Return the rank that makes no steps with these options; None: all make some."""
+        return options["controller_rank"] if options.get("controller_only") else None
+
     def make(
         self,
         local: torch.optim.Optimizer,

@@ -7,11 +7,14 @@ from typing import Any
 
 from wagma.arguments import number, whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, SYNC_EVERY, TRANSPORT
+from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, SYNC_EVERY, TRANSPORT
 
 
 def no_groups(options: Mapping[str, Any], ranks: int) -> str | None:
     """Say why there are no such groups in a job of so many ranks."""
+    ranks -= options["controller_only"]
+    if options["group_size"] is not None and options["group_size"] > ranks:
+        return f"groups of {options['group_size']} of the {ranks} ranks that train"
     group_size = min(options["group_size"] or 3, ranks)
     if group_size < 2 and ranks > 1:
         return "groups of 1, which average nothing: they must be of 2 or more"
@@ -63,6 +66,7 @@ METHOD = Method(
         GROUP_SIZE,
         SYNC_EVERY,
         CONTROLLER_RANK,
+        CONTROLLER_ONLY,
         TRANSPORT,
     ),
     color="#661100",

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import CONTROLLER_RANK, GROUP_SIZE, SYNC_EVERY, TRANSPORT
+from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, SYNC_EVERY, TRANSPORT
+
+
+def no_controller(options: Mapping[str, Any], ranks: int) -> str | None:
+    """Say why these options leave nothing to do for a controller."""
+    if options["controller_only"] and options["groups"] == "static":
+        return "a controller only, but groups=static needs none"
+    return None
+
 
 METHOD = Method(
     "ripples",
@@ -37,8 +48,10 @@ METHOD = Method(
         GROUP_SIZE,
         SYNC_EVERY,
         CONTROLLER_RANK,
+        CONTROLLER_ONLY,
         TRANSPORT,
     ),
     color="#117733",
     seeded=True,
+    conflict=no_controller,
 )

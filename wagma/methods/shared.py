@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wagma.arguments import whole
-from wagma.methods.method import Option
+from wagma.methods.method import Option, on_or_off
 
 
 def larger_than_the_job(group_size: int | None, ranks: int) -> str | None:
@@ -20,6 +20,11 @@ def outside_the_job(controller_rank: int, ranks: int) -> str | None:
     return None
 
 
+def nobody_left(controller_only: bool, ranks: int) -> str | None:
+    """Say why a job of so many ranks has no rank for a controller only."""
+    return "a controller only, and nobody who trains" if controller_only and ranks == 1 else None
+
+
 GROUP_SIZE = Option(
     "group_size",
     "ranks that average with each other at a step",
@@ -30,12 +35,20 @@ GROUP_SIZE = Option(
 )
 CONTROLLER_RANK = Option(
     "controller_rank",
-    "the rank whose engine says which ranks average, beside its own steps",
+    "the rank whose engine says which ranks average",
     0,
     convert=whole(0),
     metavar="R",
     simulated=False,
     problem=outside_the_job,
+)
+CONTROLLER_ONLY = Option(
+    "controller_only",
+    "that rank makes no steps of its own",
+    False,
+    convert=on_or_off,
+    simulated=False,
+    problem=nobody_left,
 )
 SYNC_EVERY = Option(
     "sync_every",
@@ -65,4 +78,12 @@ TRANSPORT = Option(
     otherwise="shared where it can be",
     simulated=False,
 )
-SHARED = (GROUP_SIZE, SYNC_PERIOD, SYNC_EVERY, CONTROLLER_RANK, WIRE_DTYPE, TRANSPORT)
+SHARED = (
+    GROUP_SIZE,
+    SYNC_PERIOD,
+    SYNC_EVERY,
+    CONTROLLER_RANK,
+    CONTROLLER_ONLY,
+    WIRE_DTYPE,
+    TRANSPORT,
+)

@@ -39,6 +39,7 @@ class PartialReduce(PeerAveraging):
         history: int | None = None,
         sync_every: int = 1,
         controller_rank: int = 0,
+        controller_only: bool = False,
         comm: MPI.Intracomm | None = None,
         engine: str | None = None,
         transport: str | None = None,
@@ -60,6 +61,8 @@ class PartialReduce(PeerAveraging):
             history: T, of how many groups is looked at who has met whom; None: enough.
             sync_every: steps from one average of a rank to its next.
             controller_rank: the rank whose engine forms groups.
+            controller_only: whether that rank makes no steps: it calls what else is collective, and
+                its model does not count. Let it `join()`; `collective.participates` says who steps.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
@@ -76,6 +79,7 @@ class PartialReduce(PeerAveraging):
                 "history": history,
                 "sync_every": sync_every,
                 "controller_rank": controller_rank,
+                "controller_only": controller_only,
             },
             comm=comm,
             engine=engine,
@@ -102,5 +106,5 @@ class PartialReduce(PeerAveraging):
     def settings(self) -> dict[str, Any]:
         """Its arguments, those that were not given as they were chosen."""
         names = ("group_size", "weights", "alpha", "missing", "history")
-        names += ("sync_every", "controller_rank")
+        names += ("sync_every", "controller_rank", "controller_only")
         return {name: getattr(self.collective, name) for name in names}

@@ -40,6 +40,7 @@ class Ripples(PeerAveraging):
         ranks_per_node: int | None = None,
         sync_every: int = 1,
         controller_rank: int = 0,
+        controller_only: bool = False,
         seed: int = 0,
         comm: MPI.Intracomm | None = None,
         engine: str | None = None,
@@ -60,6 +61,7 @@ class Ripples(PeerAveraging):
             ranks_per_node: of "smart" and "static"; None: as MPI has it.
             sync_every: steps from one average of a rank to its next.
             controller_rank: the rank whose engine generates groups.
+            controller_only: whether that rank makes no steps, as of `PartialReduce`.
             seed: of the groups drawn.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
@@ -76,6 +78,7 @@ class Ripples(PeerAveraging):
                 "ranks_per_node": ranks_per_node,
                 "sync_every": sync_every,
                 "controller_rank": controller_rank,
+                "controller_only": controller_only,
                 "seed": seed,
             },
             comm=comm,
@@ -92,11 +95,12 @@ class Ripples(PeerAveraging):
 
     def report(self) -> dict[str, Any]:
         """Return how many of this rank's steps have averaged with nobody, and whom it has met."""
-        return {"alone_of_rank": self.collective.alone, "met": self.collective.met}
+        met = self.collective.met if self.collective.participates else None
+        return {"alone_of_rank": self.collective.alone, "met": met}
 
     @property
     def settings(self) -> dict[str, Any]:
         """How groups are made, and the seed; the ranks of a node as MPI has them, if not given."""
         names = ("groups", "group_size", "threshold", "ranks_per_node")
-        names += ("sync_every", "controller_rank")
+        names += ("sync_every", "controller_rank", "controller_only")
         return {**{name: getattr(self.collective, name) for name in names}, "seed": self._seed}
