@@ -48,9 +48,11 @@ GROUPED = ("partial-reduce", "ripples:groups=smart", "ripples:groups=static")
 
 def compare(arguments, ranks, options, directory):
     """Return what `wagma compare` notes of every run, by method, and its figures."""
+    nodes = f":ranks_per_node={arguments.ranks_per_node}" if arguments.ranks_per_node else ""
+    methods = [name + nodes * name.startswith("ripples") for name in METHODS]
     command = [
         *mpiexec(), "-n", str(ranks), sys.executable, "-m", "wagma", "compare",
-        "--algorithms", ",".join(METHODS), "--seeds", str(arguments.seeds),
+        "--algorithms", ",".join(methods), "--seeds", str(arguments.seeds),
         "--seconds", str(arguments.seconds), "--target", str(arguments.target),
         "--batch-size", "16", "--step-time", str(arguments.step_time_ms), *options,
         "--runs-dir", directory, "--name", "runs",
@@ -76,6 +78,7 @@ def main():
     arguments.add_argument("--seconds", type=float, default=10.0)
     arguments.add_argument("--step-time-ms", type=float, default=40.0)
     arguments.add_argument("--target", type=float, default=0.9)
+    arguments.add_argument("--ranks-per-node", type=int, help="nodes, as Ripples sees them")
     arguments.add_argument("--seeds", type=int, default=1)
     arguments = arguments.parse_args()
     for ranks in arguments.ranks:
