@@ -308,12 +308,12 @@ cdef class FormedGroups(ProtocolCalls):
         return operation or (None if answer[3] else elsewhere)
 
     cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
-        """A caller that has waited so long, and said for whom, waits for those no longer that are
-        in no call.
+        """A caller that has said for whom it waits waits no longer for those that are in no call;
+        or after twice the time, as on the controller's rank something may always move.
         """
+        cdef long long limit = self.stall if waiting.said else 2 * self.stall
         ProtocolCalls._look_for_stalls(self, goal, waiting, time)
-        if (self.stall and not waiting.asked
-                and time - max(waiting.began, waiting.overdue) >= self.stall):
+        if self.stall and time - max(waiting.began, waiting.overdue) >= limit:
             waiting.overdue = time
             with nogil:
                 pthread_mutex_lock(&self.lock)
