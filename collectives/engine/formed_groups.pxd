@@ -34,9 +34,9 @@ cdef class FormedGroups(ProtocolCalls):
 
     cdef bint _step_group(self) noexcept nogil
     cdef void _begin_group(self) noexcept nogil
-    cdef void _begin_group_exchange(
-        self, char *source, bint given, char **target, bint gives) noexcept nogil
-    cdef void _begin_group_in_memory(self) noexcept nogil
+    cdef char **_choose_vector(self) noexcept nogil
+    cdef void _begin_by_messages(self, char **arrays) noexcept nogil
+    cdef void _begin_in_memory(self, char **arrays) noexcept nogil
     cdef void _end_group(self, double weight, bint timely) noexcept nogil
     cdef void _return_call(self) noexcept nogil
     cdef void _add_what_moved(self) noexcept nogil

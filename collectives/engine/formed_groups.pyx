@@ -133,72 +133,65 @@ cdef class FormedGroups(ProtocolCalls):
         return True
 
     cdef void _begin_group(self) noexcept nogil:
-        """Average what this rank gives: the application's vector, or what stands for it."""
-        cdef bint gives
+        """Average what this rank gives with the others of the first group."""
+        cdef Step *group = self.queue.first
+        cdef char **arrays
         self.rhythm.beat(now())
         self.in_call = self.queue.protocol.calling and (self.user != NULL or self.has_kept)
         if self.in_call:
             self._add_what_moved()
-        if self.queue.first.size == 1:
-            self._end_group(self.queue.first.weights[0], True)
-        elif self.group_exchange.shares(self.queue.first.members, self.queue.first.size):
-            self._begin_group_in_memory()
-        elif self.in_call and self.user != NULL:
-            self._unlock_to_copy()
-            gives = self.layout.all_finite(self.user)
-            if not gives:
-                self.layout.zero(self.kept_arrays)
-            self._lock_after_copy()
-            if not gives:
-                self.contribution.leave_out()
-            self.gives = gives
-            self._begin_group_exchange(self.kept, gives, self.user, gives)
-        elif self.in_call:
-            self._begin_group_exchange(self.kept, False, self.kept_arrays, self.gives)
-        elif self.queue.protocol.passive:
-            self._begin_group_exchange(
-                self.mean if self.moved else self.model, False, self.mean_arrays, True)
+        if group.size == 1:
+            self._end_group(group.weights[0], True)
+            return
+        arrays = self._choose_vector()
+        self.averaging = True
+        if self.group_exchange.shares(group.members, group.size):
+            self._begin_in_memory(arrays)
         else:
+            self._begin_by_messages(arrays)
+
+    cdef char **_choose_vector(self) noexcept nogil:
+        """Return what this rank gives, NULL for nothing; `gives`: whether that counts."""
+        if not self.in_call:
+            if not self.queue.protocol.passive:
+                return NULL
+            self.gives = True
+            return self.mean_arrays
+        if self.user == NULL:
+            return self.kept_arrays
+        self._unlock_to_copy()
+        self.gives = self.layout.all_finite(self.user)
+        self._lock_after_copy()
+        if not self.gives:
+            self.contribution.leave_out()
+        return self.user
+
+    cdef void _begin_by_messages(self, char **arrays) noexcept nogil:
+        """Begin to average these arrays, or zeros that do not count."""
+        cdef Step *group = self.queue.first
+        cdef int tag = FIRST_TAG + <int>(group.number % WINDOW) * PHASES
+        cdef bint gives = arrays != NULL and self.gives
+        cdef bint given = gives and arrays == self.user
+        cdef char *source = self.kept
+        if arrays == NULL or arrays == self.user and not gives:
             self._unlock_to_copy()
             self.layout.zero(self.kept_arrays)
             self._lock_after_copy()
-            self._begin_group_exchange(self.kept, False, self.kept_arrays, False)
+        elif arrays == self.mean_arrays:
+            source = self.mean if self.moved else self.model
+        self.group_exchange.begin(
+            group.members, group.size, group.me, tag, group.weights[group.me] if gives else 0,
+            source, self.user, given, False, self.kept_arrays if arrays == NULL else arrays,
+            NULL, NULL)
 
-    cdef void _begin_group_exchange(
-        self, char *source, bint given, char **target, bint gives
-    ) noexcept nogil:
-        """Begin to average `source`, or where they are `given` the application's arrays."""
-        cdef Step *group = self.queue.first
-        cdef int tag = FIRST_TAG + <int>(group.number % WINDOW) * PHASES
-        cdef double weight = group.weights[group.me] if gives else 0
-        self.averaging = True
-        self.group_exchange.begin(group.members, group.size, group.me, tag, weight, source,
-                                  self.user, given, False, target, NULL, NULL)
-
-    cdef void _begin_group_in_memory(self) noexcept nogil:
+    cdef void _begin_in_memory(self, char **arrays) noexcept nogil:
         """Begin to average where all members see it; a vector that does not count is not read."""
         cdef Step *group = self.queue.first
-        cdef char **arrays = NULL
-        cdef double weight = 0
-        if self.in_call and self.user != NULL:
-            arrays = self.user
+        cdef double weight = group.weights[group.me] if arrays != NULL and self.gives else 0
+        if arrays == self.mean_arrays and not self.moved:
             self._unlock_to_copy()
-            self.gives = self.layout.all_finite(arrays)
+            self.layout.copy(arrays, self.model_arrays)
             self._lock_after_copy()
-            if not self.gives:
-                self.contribution.leave_out()
-        elif self.in_call:
-            arrays = self.kept_arrays
-        elif self.queue.protocol.passive:
-            arrays = self.mean_arrays
-            self.gives = True
-            if not self.moved:
-                self._unlock_to_copy()
-                self.layout.copy(arrays, self.model_arrays)
-                self._lock_after_copy()
-        if arrays != NULL and self.gives:
-            weight = group.weights[group.me]
-        self.averaging = True
         self.shared.describe(False, False, weight, weight)
         self.group_exchange.begin_in_memory(
             group.number, True, group.members, group.size, arrays, arrays != NULL, True)
