@@ -146,7 +146,7 @@ cdef class PeerMethod(Method):
             if weight != 0:
                 port.weights.setdefault(a, deque()).append(weight)
             port.protocol.arrived(a, kind, number, weight)
-        if self.simulation.steps[rank] == self.simulation.iterations and not port.protocol.leaving:
+        if self.simulation.is_done(rank) and not port.protocol.leaving:
             port.protocol.leave()
 
 
