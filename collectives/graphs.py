@@ -211,7 +211,10 @@ def unevenness(edges: Edges, size: int) -> str | None:
     None where all count the same, so that averages leave the mean of all vectors as it is: W is
     doubly stochastic.
     """
-    counts = uniform_matrix(edges, size).sum(axis=1)
+    weights = np.array([1 / (1 + len(incoming)) for incoming in neighbor_lists(edges, size)[1]])
+    counts = weights.copy()
+    for a, b in edges:
+        counts[a] += weights[b]
     if np.abs(counts - 1).max() < 1e-9:
         return None
     most, least = counts.argmax(), counts.argmin()

@@ -136,6 +136,8 @@ def test_equal_weights_leave_the_mean_as_it_is_on_regular_graphs_only():
         counted = {rank, *graphs.sources(edges, rank)}
         assert set(np.flatnonzero(matrix[:, rank])) == counted
         assert np.unique(matrix[list(counted), rank]).tolist() == [1 / len(counted)]
+    counts = matrix.sum(axis=1)
+    assert (counts.argmax(), counts.argmin()) == (0, 5)
     said = graphs.unevenness(edges, 8)
     # Rank 0 is among 6, 4, 4, 4 and the two gateways' 4; rank 5 among 2 and the gateway's 4.
     assert "rank 0 1.42 times" in said and "rank 5 0.75 times" in said
