@@ -86,7 +86,11 @@ def directed(size):
 
 @pytest.mark.ranks(1, 3, 4, 8)
 @pytest.mark.parametrize("clock", ["neighbors", "global"])
-@pytest.mark.parametrize("plan", [lambda size: {}, star, directed], ids=["ring", "star", "circles"])
+@pytest.mark.parametrize(
+    "plan",
+    [lambda size: {}, lambda size: {"graph": "ring-based"}, star, directed],
+    ids=["ring", "ring-based", "star", "circles"],
+)
 def test_neighbors_average_as_the_matrix_says_step_for_step(comm, plan, clock):
     size, length = comm.size, 30_000
     settings = plan(size) if size > 1 else {}
@@ -183,7 +187,9 @@ def test_push_sum_keeps_both_sums_and_tends_to_the_weighted_mean(comm, way):
 
 
 @pytest.mark.ranks(3, 4, 8)
-@pytest.mark.parametrize("make", [None, networkx.cycle_graph, networkx.star_graph])
+@pytest.mark.parametrize(
+    "make", [None, lambda size: "ring-based", networkx.cycle_graph, networkx.star_graph]
+)
 def test_pairs_keep_the_sum_and_are_averaged_whole(comm, make):
     """A vector that another average came into, or a late message, would have unequal elements."""
     size, length = comm.size, 100_000
@@ -559,6 +565,13 @@ def test_several_of_them_and_a_group_allreduce_work_side_by_side(comm):
 BAD = {
     "no graph": (NeighborAverage, {"graph": 3}, TypeError, "not a networkx graph"),
     "other nodes": (NeighborAverage, {"graph": networkx.path_graph(7)}, ValueError, "the nodes"),
+    "other name": (NeighborAverage, {"graph": "wheel"}, ValueError, "graph must be .*not 'wheel'"),
+    "other machines": (
+        PairwiseAverage,
+        {"graph": "hierarchical-4+2"},
+        ValueError,
+        "is one of 6 ranks, not of 4",
+    ),
     "in parts": (
         NeighborAverage,
         {"graph": networkx.Graph([(0, 1), (2, 3)])},

@@ -500,7 +500,7 @@ def messages_of(method, chosen, size):
 
     def make(port, rank, size):
         if method == "d-psgd":
-            near = graphs.sources(graphs.ring(size), rank)
+            near = graphs.sources(graphs.edges_of(chosen.graph, size), rank)
             shares = [1 / (1 + len(near))] * len(near)
             return neighbor_average.NeighborAverageProtocol(
                 port, rank, size, near, shares, 0.5, near, chosen.clock == "global"
@@ -511,6 +511,8 @@ def messages_of(method, chosen, size):
             return push_sum.PushSumProtocol(port, rank, size, to, into, 1)
         if method == "ad-psgd":
             others = sorted(set(range(size)) - {rank})
+            if chosen.graph is not None:
+                others = graphs.sources(graphs.edges_of(chosen.graph, size), rank)
             return pairwise_average.PairwiseAverageProtocol(port, rank, size, others, chosen.seed)
         return parameter_server.ParameterServerProtocol(
             port, rank, size, chosen.mode, 0, chosen.backups
@@ -526,6 +528,7 @@ def test_methods_of_messages_decide_and_take_as_long_as_the_reference(machine, r
     chosen = Settings(
         nbytes=data.draw(st.sampled_from((1, 4096, 10**7 + 3))),
         clock=data.draw(st.sampled_from(("neighbors", "global"))),
+        graph=data.draw(st.sampled_from((None, "ring-based", f"hierarchical-{ranks}"))),
         neighbors=data.draw(st.integers(1, max(1, (ranks - 1).bit_length()))),
         mode=data.draw(st.sampled_from(sorted(parameter_server.MODES))),
         backups=data.draw(st.integers(0, ranks - 1)),

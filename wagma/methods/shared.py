@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from wagma.arguments import whole
 from wagma.methods.method import Option
 
@@ -17,6 +19,27 @@ def outside_the_job(controller_rank: int, ranks: int) -> str | None:
     """Say why a job of so many ranks has no such controller."""
     if controller_rank >= ranks:
         return f"a controller on rank {controller_rank} in a job of {ranks} ranks"
+    return None
+
+
+def graph_name(text: str) -> str:
+    """Convert the name of a graph."""
+    from collectives.graphs import check_name  # not at the top: it loads numpy
+
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def no_such_graph(name: str | None, ranks: int) -> str | None:
+    """Say why so many ranks have no graph of this name."""
+    from collectives.graphs import edges_of
+
+    try:
+        edges_of(name, ranks)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -64,5 +87,14 @@ TRANSPORT = Option(
     choices=("shared", "messages"),
     otherwise="shared where it can be",
     simulated=False,
+)
+# The name is the same in several methods, the default is not: it is each one's own.
+GRAPH = Option(
+    "graph",
+    "the graph of the ranks: ring, ring-based, double-ring, or hierarchical-4+2+2 of machines with "
+    "so many ranks, where -gateways-2 may follow",
+    convert=graph_name,
+    metavar="NAME",
+    problem=no_such_graph,
 )
 SHARED = (GROUP_SIZE, SYNC_PERIOD, SYNC_EVERY, CONTROLLER_RANK, WIRE_DTYPE, TRANSPORT)

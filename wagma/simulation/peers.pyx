@@ -151,40 +151,45 @@ cdef class PeerMethod(Method):
 
 
 def d_psgd(settings, ranks):
-    """Return D-PSGD's ranks, on the ring."""
+    """Return D-PSGD's ranks."""
+    destinations, sources = graphs.neighbor_lists(graphs.edges_of(settings.graph, ranks), ranks)
+    everybody = settings.clock == "global"
 
     def make(port, rank, size):
-        sources = sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
-        share = 1 / (1 + len(sources))
-        shares = [share] * len(sources)
-        everybody = settings.clock == "global"
-        return NeighborAverageProtocol(port, rank, size, sources, shares, share, sources, everybody)
+        share = 1 / (1 + len(sources[rank]))
+        shares = [share] * len(sources[rank])
+        return NeighborAverageProtocol(
+            port, rank, size, sources[rank], shares, share, destinations[rank], everybody
+        )
 
     return PeerMethod(make, settings.nbytes)
 
 
 def sgp(settings, ranks):
     """Return SGP's ranks, on the directed exponential graph."""
-    phases = graphs.exponential_phases(ranks, settings.neighbors)
-    destinations = [[[] for _ in phases] for _ in range(ranks)]
-    sources = [[[] for _ in phases] for _ in range(ranks)]
-    for phase, edges in enumerate(phases):
-        for source, destination in sorted(edges):
-            destinations[source][phase].append(destination)
-            sources[destination][phase].append(source)
+    phases = [
+        graphs.neighbor_lists(edges, ranks)
+        for edges in graphs.exponential_phases(ranks, settings.neighbors)
+    ]
 
     def make(port, rank, size):
-        return PushSumProtocol(port, rank, size, destinations[rank], sources[rank], 1)
+        destinations = [outgoing[rank] for outgoing, _ in phases]
+        sources = [incoming[rank] for _, incoming in phases]
+        return PushSumProtocol(port, rank, size, destinations, sources, 1)
 
     return PeerMethod(make, settings.nbytes)
 
 
 def ad_psgd(settings, ranks):
-    """Return AD-PSGD's ranks, of which any may meet any other."""
+    """Return AD-PSGD's ranks, of which any may meet any other without a graph."""
+    neighbors = None
+    if settings.graph is not None:
+        neighbors, _ = graphs.neighbor_lists(graphs.edges_of(settings.graph, ranks), ranks)
 
     def make(port, rank, size):
         others = [other for other in range(size) if other != rank]
-        return PairwiseAverageProtocol(port, rank, size, others, settings.seed)
+        chosen = others if neighbors is None else neighbors[rank]
+        return PairwiseAverageProtocol(port, rank, size, chosen, settings.seed)
 
     return PeerMethod(make, settings.nbytes)
 
