@@ -3,8 +3,8 @@
 `GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
 waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
 them; `ReadyGroupAllreduce`, of Partial Reduce, averages in groups of the ranks that are ready
-first. `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`,
-`PairwiseAverage` and `ParameterServer` have vectors sent from rank to rank, along the
+first. `collectives.topology` says who meets whom. `NeighborAverage`, `QueuedNeighborAverage`,
+`PushSum`, `PairwiseAverage` and `ParameterServer` have vectors sent from rank to rank, along the
 edges of `collectives.graphs`; `UpdateQueue` is the queue of such vectors by itself.
 `GeneratedGroupAllreduce` averages over groups that a generator forms of the ranks that are there.
 Importing this package neither initializes MPI nor imports torch.
@@ -24,6 +24,7 @@ from collectives.pairwise_average import PairwiseAverage
 from collectives.parameter_server import ParameterServer
 from collectives.partial_allreduce import PartialAllreduce
 from collectives.push_sum import PushSum
+from collectives.queued_neighbor_average import QueuedNeighborAverage
 from collectives.ready_groups import ReadyGroupAllreduce, dynamic_weights
 from collectives.statistics import Statistics
 from collectives.update_queue import UpdateQueue
@@ -40,6 +41,7 @@ __all__ = [
     "ParameterServer",
     "PartialAllreduce",
     "PushSum",
+    "QueuedNeighborAverage",
     "RankFailedError",
     "ReadyGroupAllreduce",
     "Statistics",
