@@ -26,6 +26,7 @@ from collectives import (
     PairwiseAverage,
     ParameterServer,
     PushSum,
+    QueuedNeighborAverage,
     RankFailedError,
     graphs,
 )
@@ -35,6 +36,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
 
 ALL = {
     "neighbors": NeighborAverage,
+    "queues": QueuedNeighborAverage,
     "push-sum": PushSum,
     "pairs": PairwiseAverage,
     "server": ParameterServer,
@@ -480,14 +482,14 @@ def test_a_rank_that_averages_while_others_call_is_named_and_nobody_hangs(comm, 
                 collective(mine)
             collective.join(mine)
     said = "".join(comm.allgather(str(raised.value)))
-    waits = kind in (NeighborAverage, PushSum)
+    waits = kind in (NeighborAverage, QueuedNeighborAverage, PushSum)
     assert ("for rank 0, which is in average(), synchronize() or load()" in said) == waits
     assert f"rank 0 entered {operation}()" in said or waits
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("ends", ["average", "close"])
-@pytest.mark.parametrize("kind", [NeighborAverage, PushSum])
+@pytest.mark.parametrize("kind", [NeighborAverage, QueuedNeighborAverage, PushSum])
 def test_who_has_joined_tells_whom_the_others_calls_wait_for(comm, kind, ends):
     with after_a_call(comm, kind) as (collective, mine):
         if comm.rank == 0 and ends == "close":
@@ -504,7 +506,7 @@ def test_who_has_joined_tells_whom_the_others_calls_wait_for(comm, kind, ends):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("kind", [NeighborAverage, PushSum])
+@pytest.mark.parametrize("kind", [NeighborAverage, QueuedNeighborAverage, PushSum])
 def test_a_rank_that_closes_fails_nobody(comm, kind):
     with after_a_call(comm, kind) as (collective, mine):
         if comm.rank == 1:

@@ -344,6 +344,8 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
             self.missing = self.awaited[first]
 
     def needs(self):
+        if not self.calling:
+            return {}
         updates = [peer for i, peer in enumerate(self.awaited) if self.lacks_update(i)]
         answers = [peer for i, peer in enumerate(self.awaited) if self.lacks_answer(i)]
         answer = "a token" if self.tokens else "use of the last update"
@@ -351,5 +353,9 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
 
     def group(self):
         """Return the ranks whose updates went into the model last returned, with this one."""
-        ranks = [peer for i, peer in enumerate(self.awaited) if self.used[i]]
-        return tuple(sorted([self.rank, *ranks]))
+        i: cython.int
+        ranks = [self.rank]
+        for i in range(len(self.awaited)):
+            if self.used[i]:
+                ranks.append(self.awaited[i])
+        return tuple(sorted(ranks))
