@@ -144,7 +144,7 @@ def checked_settings(
     for name, value, allowed in (("mode", mode, MODES), ("order", order, ORDERS)):
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}, not one of {', '.join(allowed)}")
-    fewest = min(len(graphs.sources(edges, rank)) for rank in range(size))
+    fewest = min(map(len, graphs.neighbor_lists(edges, size)[1]))
     settings = {
         "max_gap": max_gap if max_gap is None else checked_integer("max_gap", max_gap, 1, MOST),
         "backup": checked_integer("backup", backup, 0, fewest),

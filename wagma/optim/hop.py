@@ -111,3 +111,7 @@ class Hop(PeerAveraging):
         named = {name: value for name, value in self._settings.items() if name != "graph"}
         graph = self._settings["graph"]
         return {"graph": graph, **named} if isinstance(graph, str) else named
+
+    def report(self) -> dict[str, Any]:
+        """Return how many iterations this rank has skipped, for a record of the run."""
+        return {"skipped_of_rank": self.collective.skipped}

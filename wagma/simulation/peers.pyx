@@ -12,6 +12,8 @@ from collectives.protocols.neighbor_average import NeighborAverageProtocol
 from collectives.protocols.pairwise_average import PairwiseAverageProtocol
 from collectives.protocols.parameter_server import ParameterServerProtocol
 from collectives.protocols.push_sum import PushSumProtocol
+from collectives.protocols.queued_neighbor_average import QueuedNeighborAverageProtocol
+from collectives.queued_neighbor_average import checked_settings
 
 from collectives.protocols.peers cimport PeerProtocol, Port
 from wagma.simulation.core cimport Method, Simulation
@@ -35,7 +37,7 @@ cdef class SimulatedPort(Port):
     cdef Simulation simulation
     cdef readonly PeerProtocol protocol
     cdef int rank, kind
-    cdef long long number, nbytes, length
+    cdef long long number, nbytes, length, skipped
     cdef double weight, pass_time, staging_time
     # By source, oldest first: the messages on their way, and the weights of those not mixed yet.
     cdef dict coming, weights
@@ -45,6 +47,7 @@ cdef class SimulatedPort(Port):
         self.pass_time = nbytes / <double>simulation.machine.memory
         self.staging_time = nbytes / <double>simulation.machine.staging
         self.coming, self.weights = {}, {}
+        self.skipped = 0
 
     cdef void take_time(self, int passes) noexcept nogil:
         """The engine goes through vectors: this often, one after the other."""
@@ -97,10 +100,12 @@ cdef class SimulatedPort(Port):
     cdef void return_model(self, double scale) noexcept nogil:
         """The application gets the model once all that is done, and goes on."""
         cdef double ready
+        cdef int iterations = 1 + self.protocol.skipped - self.skipped
+        self.skipped = self.protocol.skipped
         self.take_time(1)
         ready = self.simulation.engine_free[self.rank] - self.simulation.now
         with gil:
-            self.simulation.returns(self.rank, ready + self.staging_time)
+            self.simulation.returns(self.rank, ready + self.staging_time, iterations)
 
 
 cdef class PeerMethod(Method):
@@ -165,6 +170,34 @@ def d_psgd(settings, ranks):
     return PeerMethod(make, settings.nbytes)
 
 
+def hop(settings, ranks):
+    """Return Hop's ranks.
+
+    Raises:
+        ValueError: an option is out of range, or does not go with the others.
+    """
+    edges = graphs.edges_of(settings.graph or "ring-based", ranks)
+    destinations, sources = graphs.neighbor_lists(edges, ranks)
+    chosen = checked_settings(
+        edges,
+        ranks,
+        settings.max_gap,
+        settings.backup,
+        settings.staleness,
+        settings.max_skip,
+        settings.skip_trigger,
+        settings.mode or "standard",
+        settings.order,
+    )
+
+    def make(port, rank, size):
+        return QueuedNeighborAverageProtocol(
+            port, rank, size, sources[rank], destinations[rank], **chosen
+        )
+
+    return PeerMethod(make, settings.nbytes)
+
+
 def sgp(settings, ranks):
     """Return SGP's ranks, on the directed exponential graph."""
     phases = [
@@ -200,6 +233,7 @@ def parameter_server(settings, ranks):
         raise ValueError(f"backups is {settings.backups}, not between 0 and {ranks - 1}")
 
     def make(port, rank, size):
-        return ParameterServerProtocol(port, rank, size, settings.mode, 0, settings.backups)
+        mode = settings.mode or "bsp"
+        return ParameterServerProtocol(port, rank, size, mode, 0, settings.backups)
 
     return PeerMethod(make, settings.nbytes)
