@@ -43,6 +43,7 @@ RANKS = {
     "simulated_wall": (4, 8),
     "stragglers": (None,),
     "simulated_stragglers": (None,),
+    "simulated_hop": (None,),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
 }

@@ -3,8 +3,9 @@
 `GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
 waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
 them; `ReadyGroupAllreduce`, of Partial Reduce, averages in groups of the ranks that are ready
-first. `collectives.topology` says who meets whom. `NeighborAverage`, `PushSum`, `PairwiseAverage`
-and `ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`.
+first. `collectives.topology` says who meets whom. `NeighborAverage`, `QueuedNeighborAverage`,
+`PushSum`, `PairwiseAverage` and `ParameterServer` have vectors sent from rank to rank, along the
+edges of `collectives.graphs`; `UpdateQueue` is the queue of such vectors by itself.
 `GeneratedGroupAllreduce` averages over groups that a generator forms of the ranks that are there.
 Importing this package neither initializes MPI nor imports torch.
 """
@@ -23,8 +24,10 @@ from collectives.pairwise_average import PairwiseAverage
 from collectives.parameter_server import ParameterServer
 from collectives.partial_allreduce import PartialAllreduce
 from collectives.push_sum import PushSum
+from collectives.queued_neighbor_average import QueuedNeighborAverage
 from collectives.ready_groups import ReadyGroupAllreduce, dynamic_weights
 from collectives.statistics import Statistics
+from collectives.update_queue import UpdateQueue
 
 __all__ = [
     "DEFAULT_LATE",
@@ -38,9 +41,11 @@ __all__ = [
     "ParameterServer",
     "PartialAllreduce",
     "PushSum",
+    "QueuedNeighborAverage",
     "RankFailedError",
     "ReadyGroupAllreduce",
     "Statistics",
+    "UpdateQueue",
     "dynamic_weights",
     "join",
 ]

@@ -1,22 +1,35 @@
 """Who sends to whom in the methods that have a graph, and how much each rank's vector counts.
 
-A graph is a set of edges (source, destination) between the ranks 0 to P − 1. Users give networkx
-graphs, undirected or directed; only they need to have networkx.
+A graph is a set of edges (source, destination) between the ranks 0 to P − 1. Users give a name of
+`NAMES`, or networkx graphs, undirected or directed; only for these they need to have networkx.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
 import numpy as np
 
 __all__ = [
+    "NAMES",
     "check_mixing",
+    "check_name",
     "destinations",
+    "double_ring",
     "edges_of",
     "exponential_phases",
+    "hierarchical",
     "is_symmetric",
     "mixing_matrix",
+    "neighbor_lists",
     "ring",
+    "ring_based",
     "sources",
+    "spectral_gap",
+    "unevenness",
+    "uniform_matrix",
 ]
 
 Edges = frozenset[tuple[int, int]]
@@ -24,15 +37,106 @@ Edges = frozenset[tuple[int, int]]
 
 def ring(size: int) -> Edges:
     """Return the edges of the ring of all ranks, in both directions."""
-    pairs = {(rank, (rank + 1) % size) for rank in range(size)} - {(0, 0)}
+    return _both_ways((rank, (rank + 1) % size) for rank in range(size))
+
+
+def ring_based(size: int) -> Edges:
+    """Return the ring's edges, and those between each rank and the most distant one on it.
+
+    With an odd number of ranks there are two of these, at a distance of (P − 1) / 2.
+
+    Source: Luo et al., Hop, 2019, Figure 11.
+    """
+    return ring(size) | _both_ways((rank, (rank + size // 2) % size) for rank in range(size))
+
+
+def double_ring(size: int) -> Edges:
+    """Return the edges of two `ring_based` graphs, each rank of one joined to its like.
+
+    Raises:
+        ValueError: an odd number of ranks.
+
+    Source: Luo et al., Hop, 2019, Figure 11.
+    """
+    if size % 2:
+        raise ValueError(f"a double ring has two halves: {size} ranks are not an even number")
+    half = size // 2
+    one = ring_based(half)
+    other = {(a + half, b + half) for a, b in one}
+    return one | other | _both_ways((rank, rank + half) for rank in range(half))
+
+
+def hierarchical(machines: Sequence[int], gateways: int = 1) -> Edges:
+    """Return edges between all ranks of a machine, and those of a ring of the machines.
+
+    Args:
+        machines: how many ranks each of them has, 1 or more; they are numbered machine by machine.
+        gateways: 1: the first rank of a machine has its edges to both neighbors in the ring; 2: the
+            first one has that to the machine before, and the second that to the one after.
+
+    Raises:
+        ValueError: no machine, one without a rank, or another number of gateways.
+
+    Source: Luo et al., Hop, 2019, section 7.3.6 and Figure 21.
+    """
+    if not machines or min(machines) < 1:
+        raise ValueError(f"machines with {list(machines)} ranks: each has 1 or more")
+    if gateways not in (1, 2):
+        raise ValueError(f"gateways is {gateways!r}, not 1 or 2")
+    firsts = [sum(machines[:number]) for number in range(len(machines))]
+    within, between = [], []
+    for number, (first, ranks) in enumerate(zip(firsts, machines)):
+        within += combinations(range(first, first + ranks), 2)
+        last = first + min(gateways, ranks) - 1
+        between.append((last, firsts[(number + 1) % len(machines)]))
+    return _both_ways([*within, *(between if len(machines) > 1 else [])])
+
+
+def _both_ways(pairs: Iterable[tuple[int, int]]) -> Edges:
+    pairs = {(a, b) for a, b in pairs if a != b}
     return frozenset(pairs | {(b, a) for a, b in pairs})
 
 
+# What users may call a graph by: for any number of ranks, and the pattern of those of machines.
+SIZED = {"ring": ring, "ring-based": ring_based, "double-ring": double_ring}
+OF_MACHINES = re.compile(r"hierarchical-([0-9]+(?:\+[0-9]+)*)(?:-gateways-([12]))?")
+NAMES = (*SIZED, "hierarchical-4+2+2", "hierarchical-4+2+2-gateways-2")
+
+
+def check_name(name: str) -> str:
+    """Return what is the name of a graph, for some number of ranks at least.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if name not in SIZED and not OF_MACHINES.fullmatch(name):
+        raise ValueError(
+            f"must be {', '.join(SIZED)} or hierarchical-A+B+…, of machines with A, B, … ranks, "
+            f"with or without -gateways-2 behind it, not {name!r}"
+        )
+    return name
+
+
+def _edges_by_name(name: str, size: int) -> Edges:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise ValueError(f"graph {error}") from None
+    if name in SIZED:
+        return SIZED[name](size)
+    machines, gateways = OF_MACHINES.fullmatch(name).groups()
+    machines = [int(ranks) for ranks in machines.split("+")]
+    if sum(machines) != size:
+        raise ValueError(f"graph {name} is one of {sum(machines)} ranks, not of {size}")
+    return hierarchical(machines, int(gateways or 1))
+
+
 def edges_of(graph, size: int) -> Edges:
-    """Return the edges of a networkx graph, without those from a rank to itself.
+    """Return the edges of a graph, without those from a rank to itself.
 
     Args:
-        graph: `networkx.Graph` or `networkx.DiGraph` of the ranks; None: the ring.
+        graph: `networkx.Graph` or `networkx.DiGraph` of the ranks; a name such as those of `NAMES`,
+            where numbers of ranks on machines may be any; None: the ring.
         size: number of ranks P.
 
     Raises:
@@ -40,10 +144,12 @@ def edges_of(graph, size: int) -> Edges:
     """
     if graph is None:
         return ring(size)
+    if isinstance(graph, str):
+        return _edges_by_name(graph, size)
     import networkx
 
     if not isinstance(graph, networkx.Graph):  # a DiGraph is one
-        raise TypeError(f"graph is a {type(graph).__name__}, not a networkx graph")
+        raise TypeError(f"graph is a {type(graph).__name__}, not a networkx graph or a name")
     if set(graph.nodes) != set(range(size)):
         raise ValueError(
             f"graph has the nodes {sorted(graph.nodes, key=str)}, not the ranks 0 to {size - 1}"
@@ -70,6 +176,70 @@ def destinations(edges: Edges, rank: int) -> list[int]:
 def sources(edges: Edges, rank: int) -> list[int]:
     """Return the ranks that a rank has edges from, sorted."""
     return sorted(a for a, b in edges if b == rank)
+
+
+def neighbor_lists(edges: Edges, size: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return `destinations` and `sources` of all ranks, in one pass through the edges."""
+    outgoing, incoming = [[] for _ in range(size)], [[] for _ in range(size)]
+    for a, b in sorted(edges):
+        outgoing[a].append(b)
+        incoming[b].append(a)
+    return outgoing, incoming
+
+
+def uniform_matrix(edges: Edges, size: int, *, self_loops: bool = True) -> np.ndarray:
+    """Return weights that are the same for all that a rank averages.
+
+    Args:
+        self_loops: whether its own vector is one of these.
+
+    Returns:
+        float64 array W of shape (size, size): W[j, i] is how much rank j's vector counts at rank i,
+        1 / |N_in(i)| for all edges from j to i.
+
+    Source: Luo et al., Hop, 2019, equation 1.
+    """
+    matrix = np.eye(size) if self_loops or size == 1 else np.zeros((size, size))
+    for a, b in edges:
+        matrix[a, b] = 1
+    return matrix / matrix.sum(axis=0)
+
+
+def unevenness(edges: Edges, size: int) -> str | None:
+    """Say which rank's vector counts most with the weights of `uniform_matrix`, and how much.
+
+    None where all count the same, so that averages leave the mean of all vectors as it is: W is
+    doubly stochastic.
+    """
+    weights = np.array([1 / (1 + len(incoming)) for incoming in neighbor_lists(edges, size)[1]])
+    counts = weights.copy()
+    for a, b in edges:
+        counts[a] += weights[b]
+    if np.abs(counts - 1).max() < 1e-9:
+        return None
+    most, least = counts.argmax(), counts.argmin()
+    return (
+        f"not all ranks count the same: rank {most} {counts[most]:.2f} times in the averages of a "
+        f"step, rank {least} {counts[least]:.2f} times"
+    )
+
+
+def spectral_gap(edges: Edges, size: int, *, self_loops: bool = True) -> float:
+    """Return 1 − λ₂ of `uniform_matrix`, the larger the faster information spreads.
+
+    λ₂ is its second largest eigenvalue, by the real part and with its sign. The paper defines it by
+    the norms, but its figures are those of the sign, without self-loops; by the norm the gap is 0
+    without self-loops for every graph that is bipartite.
+
+    Raises:
+        ValueError: a single rank.
+
+    Source: Luo et al., Hop, 2019, section 7.3.6.
+    """
+    if size < 2:
+        raise ValueError("a graph of a single rank has no spectral gap")
+    values = np.linalg.eigvals(uniform_matrix(edges, size, self_loops=self_loops))
+    return float(1 - np.sort(values.real)[-2])
 
 
 def mixing_matrix(edges: Edges, size: int) -> np.ndarray:

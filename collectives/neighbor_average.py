@@ -20,7 +20,8 @@ class NeighborAverage(PeerCollective):
     Args:
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
         graph: networkx graph of the ranks, undirected or directed, (strongly) connected; an edge
-            goes from who sends to who averages. None: the ring, in both directions.
+            goes from who sends to who averages. Or the name of one (`collectives.graphs.NAMES`).
+            None: the ring, in both directions.
         mixing: doubly stochastic float64 array W of shape (P, P), W[j, i] being how much rank j's
             vector counts at rank i, 0 where there is no edge. None: Metropolis's weights, on the
             ring 1/3 each (`collectives.graphs.mixing_matrix`).

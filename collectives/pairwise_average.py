@@ -22,7 +22,8 @@ class PairwiseAverage(PeerCollective):
     Args:
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
         graph: connected undirected networkx graph of the ranks, or a directed one with all edges
-            in both directions, bipartite or not. None: any rank may meet any other.
+            in both directions, bipartite or not; or the name of one (`collectives.graphs.NAMES`).
+            None: any rank may meet any other.
         seed: of the neighbors drawn; an integer, from 0 on.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 

@@ -20,8 +20,8 @@ HALVES = ("float16", "bfloat16")
 class PeerCollective(PlannedCollective):
     """A collective whose ranks send each other vectors, as a protocol of theirs says.
 
-    Its base class, not for use by itself: see `NeighborAverage`, `PushSum`, `PairwiseAverage` and
-    `ParameterServer`, whose methods these are.
+    Its base class, not for use by itself: see `NeighborAverage`, `QueuedNeighborAverage`,
+    `PushSum`, `PairwiseAverage` and `ParameterServer`, whose methods these are.
 
     Each rank has a model: at first what it gave, a vector or list of vectors; a call publishes what
     the application has changed of what it last got, and returns a model. A change that is not
@@ -201,7 +201,7 @@ class PeerCollective(PlannedCollective):
 
     @property
     def version(self) -> int:
-        """How many calls this rank has made."""
+        """The number of this rank's next call: how many it has made, or skipped."""
         return self._protocol.calls
 
     @property

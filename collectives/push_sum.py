@@ -21,8 +21,8 @@ class PushSum(PeerCollective):
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
         neighbors: ranks that each rank sends to in a call, on the directed exponential graph: at
             distances 1, 2, 4, … in turn; at most ⌈log2 P⌉.
-        graph: networkx graph of the ranks, (strongly) connected, along whose edges all send in
-            every call, instead of that.
+        graph: networkx graph of the ranks, (strongly) connected, or the name of one
+            (`collectives.graphs.NAMES`), along whose edges all send in every call, instead of that.
         weight: w of this rank at the start, from 2⁻²⁰ to 2²⁰: beyond that numerators could
             underflow or overflow.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.

@@ -51,6 +51,8 @@ METHODS = {
     ),
     "local-sgd": Method(optim.LocalSGD, {"sync_period": 4}),
     "d-psgd": Method(optim.DPSGD, {}),
+    "hop": Method(optim.Hop, {}),
+    "hop-staleness": Method(optim.Hop, {"staleness": 2, "order": "serial"}, repeatable=False),
     "sgp": Method(optim.SGP, {}),
     "ad-psgd": Method(optim.ADPSGD, {}, repeatable=False, holds=False),
     "parameter-server": Method(optim.ParameterServer, {}, repeatable=False),

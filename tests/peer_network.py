@@ -30,6 +30,7 @@ neighbor_average = load_source("neighbor_average", "peers")
 push_sum = load_source("push_sum", "peers")
 pairwise_average = load_source("pairwise_average", "peers")
 parameter_server = load_source("parameter_server", "peers")
+queued_neighbor_average = load_source("queued_neighbor_average", "peers")
 
 # What a program consists of: a call; what all ranks do together, after which they go on as before
 # (MEET) or from new models (RESTART), also after different numbers of calls (JOIN); no more calls,
@@ -42,7 +43,10 @@ LEAVE = "leave"
 STOP = "stop"
 
 # What a protocol holds that does not change what it does.
-COUNTS = {"port", "averagings", "passive", "refusals", "missed", "random", "dropped", "lag"}
+COUNTS = {
+    "port", "averagings", "passive", "refusals", "missed", "random", "dropped", "lag", "skipped",
+    "withheld", "used",
+}  # fmt: skip
 
 
 class Violation(AssertionError):

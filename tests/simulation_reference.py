@@ -53,7 +53,7 @@ class Network:
         self.now, self.wall = 0.0, 0.0
 
     def run(self):
-        while any(rank.made < self.steps for rank in self.ranks):
+        while not all(self.is_done(rank) for rank in self.ranks):
             self.now, _, happens, arguments = heapq.heappop(self.heap)
             happens(*arguments)
             self.check()
@@ -65,9 +65,13 @@ class Network:
     def push(self, at, happens, *arguments):
         heapq.heappush(self.heap, (at, next(self.order), happens, arguments))
 
+    def is_done(self, rank):
+        """Whether a rank has made, or skipped, all iterations."""
+        return rank.made + getattr(rank.protocol, "skipped", 0) >= self.steps
+
     def compute(self, rank, at):
         rank.computing = True
-        if rank.made < self.steps:
+        if not self.is_done(rank):
             self.push(at + self.times[rank.made, rank.number], self.computed, rank)
 
     def transmit(self, rank, destination, nbytes, taken, *arguments):
@@ -355,5 +359,5 @@ class MessageReference(Network):
         self.compute(rank, at)
 
     def leave(self, rank):
-        if rank.made == self.steps and not rank.protocol.leaving:
+        if self.is_done(rank) and not rank.protocol.leaving:
             rank.protocol.leave()

@@ -104,7 +104,11 @@ MISTAKES = {
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
     "simulate --algorithms wagma,hope": "argument --algorithms: must be one of "
     "wagma, allreduce, local-sgd, eager-sgd, d-psgd, sgp, ad-psgd, parameter-server, "
-    "partial-reduce, ripples, not 'hope'",
+    "partial-reduce, ripples, hop, not 'hope'",
+    "simulate --algorithms hop:graph=wheel": "argument --algorithms: hop:graph=wheel: graph must "
+    "be ring, ring-based, double-ring or hierarchical-A+B+",
+    "train --algorithm hop:max_gap=0": "argument --algorithm: hop:max_gap=0: max_gap must be a "
+    "whole number from 1 on, not '0', nor none",
     "simulate --algorithms wagma,eager-sgd-majority": "argument --algorithms: eager-sgd-majority "
     "is written eager-sgd:trigger=majority",
     "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",

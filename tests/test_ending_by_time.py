@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import time
+from array import array
 from types import SimpleNamespace
 
 import numpy as np
@@ -134,6 +135,23 @@ def test_no_step_begins_after_the_time(clock):
     trainer.optimizer.close()
     trainer = trainer_of(clock, "--seconds", "6.1")
     assert len(list(trainer.steps())) == 5
+    trainer.optimizer.close()
+
+
+def test_a_rank_that_skips_iterations_makes_fewer_steps_and_keeps_as_many_models(clock):
+    trainer = trainer_of(clock, "--steps", "10", "--evaluate-every", "2")
+    step, collective = trainer.optimizer.step, trainer.optimizer.collective
+    collective.skipped = 0
+
+    def skip():
+        step()
+        collective.skipped += 2
+
+    trainer.optimizer.step = skip
+    seconds = [array("d", (each["compute_s"] for each in trainer.steps()))]
+    assert seconds[0].tolist() == 4 * [COMPUTING]
+    assert [kept.steps for kept in trainer.kept] == [1, 2, 2, 3]
+    assert trainer.bound(seconds, None) == 10 * COMPUTING
     trainer.optimizer.close()
 
 

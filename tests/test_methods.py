@@ -171,7 +171,7 @@ OURS = {
 def test_the_public_names_are_a_users(method):
     expected = OURS | {name for name in dir(torch.optim.Optimizer) if name[0] != "_"}
     own = {optim.WAGMA: {"overlap"}}
-    own |= {kind: {"report"} for kind in (optim.PartialReduce, optim.Ripples)}
+    own |= {kind: {"report"} for kind in (optim.Hop, optim.PartialReduce, optim.Ripples)}
     expected |= own.get(method.kind, set())
     with method.wrap(make_model(), ALONE) as optimizer:
         assert {name for name in dir(optimizer) if name[0] != "_"} == expected
@@ -450,11 +450,12 @@ def test_optimizers_and_collectives_have_what_is_asked_of_them(method):
 
 def test_simulations_have_the_defaults_of_options_that_are_the_same_in_all_methods():
     """Where they are not, each method has its own."""
+    own = {"graph", "groups", "mode"}
     settings = vars(Settings(8))
     for name, options in simulated_options().items():
         declared = {method.option(name) for method in METHODS.values()} - {None}
         assert {option for option in declared if option.simulated} == options
-        assert settings[name] == (None if name == "groups" else options.pop().default)
+        assert settings[name] == (None if name in own else options.pop().default)
     for groups in ("fixed", "static"):
         assert Settings(8, groups=groups).groups == groups
     with pytest.raises(ValueError, match="groups must be changing or fixed, not 'best'; groups mu"):
@@ -475,6 +476,7 @@ BOUNDS = {  # with periods of two steps
     "parameter-server": 13.0,
     "partial-reduce": 13.0,
     "ripples": 13.0,
+    "hop": 9.0,
     "eager-sgd": 5.0 + 6.0 + 1.0,
     "ddp": 13.0,
     "post-local-sgd": 5.0 + 6.0 + 1.0,
@@ -483,7 +485,7 @@ BOUNDS = {  # with periods of two steps
 
 @pytest.mark.parametrize("name", METHODS | REFERENCES)
 def test_the_bound_is_of_who_waits_for_whom(name):
-    chosen = {"sync_period": 2, "mode": "bsp", "group_size": 1 if name == "wagma" else 2}
+    chosen = {"sync_period": 2, "group_size": 1 if name == "wagma" else 2}
     bound = named(name).bound(SECONDS, chosen)
     assert isinstance(bound, float) and bound == BOUNDS[name]
 

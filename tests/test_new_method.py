@@ -219,3 +219,14 @@ def test_arguments_of_ones_own_are_checked_as_the_command_checks_them():
         method.given(["backups=-1"])
     assert method.problem(method.resolved({"backups": 4}), 4).startswith("4 backups in a job of 4")
     assert method.problem(method.resolved({"backups": 3}), 4) is None
+
+    hop = METHODS["hop"]
+    assert hop.given(["max_gap=none", "staleness=5"]) == {"max_gap": None, "staleness": 5}
+    for words, problem in (
+        (["backup=4"], "backup is 4, not between 0 and 3"),
+        (["backup=1", "max_gap=none"], "backup needs tokens"),
+        (["staleness=2", "mode=notify-ack"], "notify-ack goes with no backup, staleness"),
+        (["backup=3", "max_skip=2"], None),
+    ):
+        found = hop.problem(hop.resolved(hop.given(words)), 8)
+        assert found is problem or problem in found

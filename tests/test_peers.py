@@ -26,6 +26,7 @@ from collectives import (
     PairwiseAverage,
     ParameterServer,
     PushSum,
+    QueuedNeighborAverage,
     RankFailedError,
     graphs,
 )
@@ -35,6 +36,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
 
 ALL = {
     "neighbors": NeighborAverage,
+    "queues": QueuedNeighborAverage,
     "push-sum": PushSum,
     "pairs": PairwiseAverage,
     "server": ParameterServer,
@@ -86,7 +88,11 @@ def directed(size):
 
 @pytest.mark.ranks(1, 3, 4, 8)
 @pytest.mark.parametrize("clock", ["neighbors", "global"])
-@pytest.mark.parametrize("plan", [lambda size: {}, star, directed], ids=["ring", "star", "circles"])
+@pytest.mark.parametrize(
+    "plan",
+    [lambda size: {}, lambda size: {"graph": "ring-based"}, star, directed],
+    ids=["ring", "ring-based", "star", "circles"],
+)
 def test_neighbors_average_as_the_matrix_says_step_for_step(comm, plan, clock):
     size, length = comm.size, 30_000
     settings = plan(size) if size > 1 else {}
@@ -183,7 +189,9 @@ def test_push_sum_keeps_both_sums_and_tends_to_the_weighted_mean(comm, way):
 
 
 @pytest.mark.ranks(3, 4, 8)
-@pytest.mark.parametrize("make", [None, networkx.cycle_graph, networkx.star_graph])
+@pytest.mark.parametrize(
+    "make", [None, lambda size: "ring-based", networkx.cycle_graph, networkx.star_graph]
+)
 def test_pairs_keep_the_sum_and_are_averaged_whole(comm, make):
     """A vector that another average came into, or a late message, would have unequal elements."""
     size, length = comm.size, 100_000
@@ -474,14 +482,14 @@ def test_a_rank_that_averages_while_others_call_is_named_and_nobody_hangs(comm, 
                 collective(mine)
             collective.join(mine)
     said = "".join(comm.allgather(str(raised.value)))
-    waits = kind in (NeighborAverage, PushSum)
+    waits = kind in (NeighborAverage, QueuedNeighborAverage, PushSum)
     assert ("for rank 0, which is in average(), synchronize() or load()" in said) == waits
     assert f"rank 0 entered {operation}()" in said or waits
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("ends", ["average", "close"])
-@pytest.mark.parametrize("kind", [NeighborAverage, PushSum])
+@pytest.mark.parametrize("kind", [NeighborAverage, QueuedNeighborAverage, PushSum])
 def test_who_has_joined_tells_whom_the_others_calls_wait_for(comm, kind, ends):
     with after_a_call(comm, kind) as (collective, mine):
         if comm.rank == 0 and ends == "close":
@@ -498,7 +506,7 @@ def test_who_has_joined_tells_whom_the_others_calls_wait_for(comm, kind, ends):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("kind", [NeighborAverage, PushSum])
+@pytest.mark.parametrize("kind", [NeighborAverage, QueuedNeighborAverage, PushSum])
 def test_a_rank_that_closes_fails_nobody(comm, kind):
     with after_a_call(comm, kind) as (collective, mine):
         if comm.rank == 1:
@@ -559,6 +567,13 @@ def test_several_of_them_and_a_group_allreduce_work_side_by_side(comm):
 BAD = {
     "no graph": (NeighborAverage, {"graph": 3}, TypeError, "not a networkx graph"),
     "other nodes": (NeighborAverage, {"graph": networkx.path_graph(7)}, ValueError, "the nodes"),
+    "other name": (NeighborAverage, {"graph": "wheel"}, ValueError, "graph must be .*not 'wheel'"),
+    "other machines": (
+        PairwiseAverage,
+        {"graph": "hierarchical-4+2"},
+        ValueError,
+        "is one of 6 ranks, not of 4",
+    ),
     "in parts": (
         NeighborAverage,
         {"graph": networkx.Graph([(0, 1), (2, 3)])},

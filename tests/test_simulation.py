@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peer_network import neighbor_average, pairwise_average, parameter_server, push_sum
+from peer_network import (
+    neighbor_average,
+    pairwise_average,
+    parameter_server,
+    push_sum,
+    queued_neighbor_average,
+)
 from protocol_messages import load_source, schedules
 from simulation_reference import MessageReference, Reference
 
@@ -120,6 +126,24 @@ def test_a_node_sends_no_faster_than_its_injection_limit_and_within_it_nothing_i
     assert [now for now, *_ in method.happened] == pytest.approx([1020 + 19.99])
 
 
+def test_nodes_may_have_unequal_numbers_of_ranks():
+    """Ranks 0 to 2 are on a node, rank 3 on another: only what leaves a node is limited."""
+    machine = dataclasses.replace(SLOW, node_sizes=(3, 1))
+
+    def script(simulation, rank):
+        if rank:
+            simulation.send(rank, rank ^ 2, 2000, rank)
+
+    method = Scripted(script)
+    run(method, machine, np.zeros((1, 4)))
+    times = {kind: now for now, kind, *_ in method.happened}
+    assert times == pytest.approx({2: 1020 + 19.99, 1: 1120, 3: 1120})
+    with pytest.raises(ValueError, match=r"nodes with \(3, 1\) ranks, in a job of 5"):
+        run(Scripted(), machine, np.zeros((1, 5)))
+    with pytest.raises(ValueError, match="node_sizes must be 1 or more"):
+        dataclasses.replace(SLOW, node_sizes=(3, 0))
+
+
 def test_the_engine_of_a_rank_that_computes_takes_a_while_to_look():
     machine = dataclasses.replace(SLOW, response=500.0)
     method = Scripted(lambda simulation, rank: rank or simulation.send(0, 1, 1, 1))
@@ -167,6 +191,7 @@ def test_an_error_in_a_method_is_raised():
         (lambda it: it.later(1.0, 1, 10**8), ValueError, "no rank 100000000 among 2"),
         (lambda it: it.returns(10**8), ValueError, "no rank 100000000 among 2"),
         (lambda it: (it.returns(0), it.returns(0)), RuntimeError, "rank 0 is not in a call at 1 s"),
+        (lambda it: it.returns(0, 0, 0), ValueError, "rank 0 goes on by 0 iterations"),
     ),
 )
 @pytest.mark.parametrize("steps_left", (0, 1))
@@ -174,6 +199,22 @@ def test_a_method_s_mistakes_are_raised(mistake, error, message, steps_left):
     method = Scripted(lambda simulation, rank: rank or mistake(simulation))
     with pytest.raises(error, match=message):
         run(method, FREE, np.ones((1 + steps_left, 2)))
+
+
+@pytest.mark.parametrize("seconds", (None, 4.5))
+def test_a_rank_that_skips_iterations_makes_fewer_steps(seconds):
+    class Skipping(Method):
+        def arrives(self, rank):
+            self.simulation.returns(rank, 0.5, 1 + 3 * rank)
+
+    times = np.outer(np.ones(10), (1.0, 2.0))
+    simulation = Simulation(Skipping(), FREE, times, seconds)
+    simulation.run()
+    if seconds is None:
+        assert simulation.made.tolist() == [10, 3] and simulation.reached.tolist() == [10, 12]
+        assert simulation.ended.tolist() == [15.0, 7.5]
+    else:
+        assert simulation.made.tolist() == [3, 1] and simulation.reached.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("size", range(2, 18))
@@ -494,13 +535,32 @@ def ring_neighbors(rank, size):
     return sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
 
 
+ORDERS = ("parallel", "serial")
+HOP = ("max_gap", "backup", "staleness", "max_skip", "skip_trigger", "mode", "order")
+
+
+@st.composite
+def hop_settings(draw, ranks):
+    """Draw what goes together."""
+    if draw(st.integers(0, 5)) == 0:
+        return {"mode": "notify-ack", "max_gap": None, "order": draw(st.sampled_from(ORDERS))}
+    max_gap = draw(st.sampled_from((None, 1, 2, 5)))
+    given = {"mode": "standard", "max_gap": max_gap, "order": draw(st.sampled_from(ORDERS))}
+    given["staleness"] = draw(st.sampled_from((None, 0, 2, 7)))
+    if max_gap is not None:
+        given["backup"] = draw(st.integers(0, min(2, ranks - 1)))
+        given["max_skip"] = draw(st.sampled_from((0, 2, 10)))
+        given["skip_trigger"] = draw(st.integers(0, 3))
+    return given
+
+
 def messages_of(method, chosen, size):
     """Return the function that makes a method's protocol, of its source, for the reference."""
     phases = graphs.exponential_phases(size, chosen.neighbors)
 
     def make(port, rank, size):
         if method == "d-psgd":
-            near = graphs.sources(graphs.ring(size), rank)
+            near = graphs.sources(graphs.edges_of(chosen.graph, size), rank)
             shares = [1 / (1 + len(near))] * len(near)
             return neighbor_average.NeighborAverageProtocol(
                 port, rank, size, near, shares, 0.5, near, chosen.clock == "global"
@@ -511,7 +571,19 @@ def messages_of(method, chosen, size):
             return push_sum.PushSumProtocol(port, rank, size, to, into, 1)
         if method == "ad-psgd":
             others = sorted(set(range(size)) - {rank})
+            if chosen.graph is not None:
+                others = graphs.sources(graphs.edges_of(chosen.graph, size), rank)
             return pairwise_average.PairwiseAverageProtocol(port, rank, size, others, chosen.seed)
+        if method == "hop":
+            edges = graphs.edges_of(chosen.graph or "ring-based", size)
+            return queued_neighbor_average.QueuedNeighborAverageProtocol(
+                port,
+                rank,
+                size,
+                graphs.sources(edges, rank),
+                graphs.destinations(edges, rank),
+                **{name: getattr(chosen, name) for name in HOP},
+            )
         return parameter_server.ParameterServerProtocol(
             port, rank, size, chosen.mode, 0, chosen.backups
         )
@@ -522,14 +594,18 @@ def messages_of(method, chosen, size):
 @given(machines() | st.just(FREE), st.integers(1, 9), st.integers(1, 9), st.data())
 @settings(max_examples=100, deadline=None)
 def test_methods_of_messages_decide_and_take_as_long_as_the_reference(machine, ranks, count, data):
-    method = data.draw(st.sampled_from(("d-psgd", "sgp", "ad-psgd", "parameter-server")))
+    method = data.draw(st.sampled_from(("d-psgd", "sgp", "ad-psgd", "parameter-server", "hop")))
+    own = {"mode": data.draw(st.sampled_from(sorted(parameter_server.MODES)))}
+    if method == "hop":
+        own = data.draw(hop_settings(ranks))
     chosen = Settings(
         nbytes=data.draw(st.sampled_from((1, 4096, 10**7 + 3))),
         clock=data.draw(st.sampled_from(("neighbors", "global"))),
+        graph=data.draw(st.sampled_from((None, "ring-based", f"hierarchical-{ranks}"))),
         neighbors=data.draw(st.integers(1, max(1, (ranks - 1).bit_length()))),
-        mode=data.draw(st.sampled_from(sorted(parameter_server.MODES))),
         backups=data.draw(st.integers(0, ranks - 1)),
         seed=data.draw(st.integers(0, 9)),
+        **own,
     )
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
     times = data.draw(st.sampled_from((1e-5, 0.1))) * generator.choice((1, 1.5, 4), (count, ranks))
@@ -539,6 +615,8 @@ def test_methods_of_messages_decide_and_take_as_long_as_the_reference(machine, r
     expected = MessageReference(times, machine, chosen, messages_of(method, chosen, ranks)).run()
     assert result.wall == expected.wall
     assert result.waited.tolist() == [rank.waited for rank in expected.ranks]
+    assert result.made.tolist() == [rank.made for rank in expected.ranks]
+    assert (result.reached == count).all()
     assert result.messages == expected.messages
     assert result.timely_share == 1 and result.staleness.size == 0
 
@@ -592,6 +670,78 @@ def test_who_waits_for_whom_where_nothing_else_takes_time(ranks):
         )
 
 
+def hop_ends(times, near, gap=None, backup=0, staleness=0, order="parallel", acknowledged=False):
+    """Return when Hop's steps end, from what each waits for, on a graph with edges both ways."""
+    count, ranks = times.shape
+    called, ended = np.zeros((2, count, ranks))
+
+    def end(k, rank):
+        return ended[k, rank] if k >= 0 else 0.0
+
+    for k in range(count):
+        called[k] = [times[k, rank] + end(k - 1, rank) for rank in range(ranks)]
+        sent = [end(k - 1 - staleness, rank) for rank in range(ranks)]
+        if order == "serial":
+            sent = [called[k - staleness, rank] if k >= staleness else 0.0 for rank in range(ranks)]
+        if acknowledged:
+            used = [max((end(k - 1, peer) for peer in near[rank]), default=0) for rank in near]
+            sent = np.maximum(sent, used)
+        for rank in near:
+            came = sorted(sent[peer] for peer in near[rank])[: len(near[rank]) - backup]
+            tokens = [end(k - gap, peer) for peer in near[rank] if gap is not None]
+            ended[k, rank] = max(called[k, rank], *came, *tokens, sent[rank])
+    return ended[-1].max()
+
+
+@pytest.mark.parametrize("graph", ("ring", "ring-based"))
+@pytest.mark.parametrize("ranks", (1, 2, 3, 8, 13))
+def test_hop_waits_for_updates_tokens_and_acknowledgements(ranks, graph):
+    times = uneven(40, ranks, seed=ranks) ** 3
+    edges = graphs.edges_of(graph, ranks)
+    near = {rank: graphs.sources(edges, rank) for rank in range(ranks)}
+    for chosen in (
+        {},
+        {"max_gap": None},
+        {"max_gap": 1},
+        {"max_gap": 1, "staleness": 3},
+        {"max_gap": None, "staleness": 2},
+        {"max_gap": 2, "backup": min(1, ranks - 1)},
+        {"max_gap": 2, "backup": min(1, ranks - 1), "staleness": 1},
+        {"order": "serial"},
+        {"order": "serial", "max_gap": 1},
+        {"order": "serial", "staleness": 2},
+        {"mode": "notify-ack"},
+        {"mode": "notify-ack", "order": "serial"},
+    ):
+        acknowledged = "mode" in chosen
+        rules = {"max_gap": 5, "staleness": 0, "backup": 0, "order": "parallel"} | chosen
+        rules |= {"gap": None if acknowledged else rules.pop("max_gap")}
+        expected = hop_ends(
+            times,
+            near,
+            **{name: rules[name] for name in ("gap", "staleness", "backup", "order")},
+            acknowledged=acknowledged,
+        )
+        result = simulate("hop", times, FREE, Settings(8, graph=graph, **chosen))
+        assert result.wall == pytest.approx(expected), chosen
+
+
+def test_hop_s_straggler_skips_and_the_others_go_at_their_own_pace():
+    """One step of it, of the length of 20, and then it is where the others are, or nearly."""
+    times = np.ones((100, 8))
+    times[:, 0] = 20
+    kept = simulate("hop", times, FREE, Settings(8, max_gap=20, backup=1))
+    assert kept.wall == 2000
+    skipping = simulate("hop", times, FREE, Settings(8, max_gap=20, backup=1, max_skip=20))
+    assert skipping.made.tolist() == [6, *7 * [100]] and skipping.reached.tolist() == 8 * [100]
+    assert skipping.wall <= 121
+    assert skipping.compute[0] == 6 * 20
+    some = simulate("hop", times, FREE, Settings(8, max_gap=20, backup=1, max_skip=4))
+    assert some.made.tolist() == [25, *7 * [100]]
+    by_time = simulate("hop", times, FREE, Settings(8, max_gap=20, backup=1, max_skip=20), 50)
+    assert by_time.made[0] == 2 and (by_time.reached[1:] >= 49).all()
+
+
 def test_a_round_does_not_wait_for_its_backups():
     """Rank 2 takes so long that its changes are dropped, and the others do not notice it."""
     times = np.array([[1.0, 1.5, 40.0]] * 10)
@@ -614,10 +764,11 @@ def test_what_a_message_costs_by_hand():
     assert result.messages == 3  # and that rank 1 leaves
 
 
-@pytest.mark.parametrize("method", ("d-psgd", "sgp", "ad-psgd", "parameter-server"))
+@pytest.mark.parametrize("method", ("d-psgd", "sgp", "ad-psgd", "parameter-server", "hop"))
 def test_messages_of_a_thousand_ranks(method):
     times = steps.log_normal(10, 1024, 0.5, 0.05, seed=0)
-    result = simulate(method, times, MACHINES["aries"], Settings(1 << 20, mode="asp"))
+    given = {"mode": "asp"} if method == "parameter-server" else {}
+    result = simulate(method, times, MACHINES["aries"], Settings(1 << 20, **given))
     assert result.messages > 10 * 1023
     assert result.wall < 1.2 * times.max(axis=1).sum()
 
@@ -850,7 +1001,8 @@ def test_a_directory_without_metrics_and_a_run_without_steps_are_no_traces(tmp_p
 
 def test_the_command_line_knows_all_machines():
     assert sorted(command.MACHINES) == sorted(MACHINES)
-    assert list(command.MACHINE_VALUES) == [field.name for field in dataclasses.fields(Machine)]
+    numbers = [field.name for field in dataclasses.fields(Machine) if field.default != ()]
+    assert list(command.MACHINE_VALUES) == numbers
 
 
 def test_random_numbers_of_ranks_have_the_papers_group_size():

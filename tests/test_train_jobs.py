@@ -13,6 +13,23 @@ from training import TIMEOUT, metrics, train
 
 pytestmark = pytest.mark.launch
 
+# --- ranks that skip iterations
+
+
+def test_a_rank_that_skips_iterations_ends_with_the_others_after_fewer_steps(tmp_path):
+    """Rank 2 is behind the others, and never past them, so these skip nothing."""
+    options = ["--steps", 60, "--step-time", 5, "--slow-rank", "2:20", "--evaluate-every", 20]
+    options += ["--algorithm", "hop:backup=1:max_skip=10"]
+    train(tmp_path, "skipping", *options, ranks=3).check()
+    summary = json.loads((tmp_path / "skipping" / "summary.json").read_text())
+    steps, skipped = summary["steps_of_rank"], summary["skipped_of_rank"]
+    assert steps[:2] == [60, 60] and steps[2] < 40
+    assert [sum(both) for both in zip(steps, skipped)] == [60, 60, 60]
+    assert len(metrics(tmp_path / "skipping", 2)) == steps[2]
+    assert len(summary["evaluations"]) == 3
+    assert summary["bound_over_wall"] > 0
+
+
 # --- other tasks
 
 SCRIPT = """

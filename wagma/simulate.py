@@ -240,6 +240,7 @@ def in_json(result: Result) -> dict:
     return {
         "ranks": result.ranks,
         "steps": result.made.sum() / result.ranks,
+        "iterations": result.reached.sum() / result.ranks,
         "wall_s": result.wall,
         "steps_per_s": result.throughput,
         "compute_s": float(result.compute.sum()),

@@ -78,12 +78,13 @@ class Trainer:
     def bound(self, seconds: list[array], limit: float | None) -> float:
         """Return the least wall time of ranks whose steps take so long.
 
-        Where it is limited, return how many steps they make in it, each rank its own ones again
-        where it has too few.
+        Where it is limited, return how many steps they make in it. A rank that has too few steps,
+        also as it has skipped iterations, makes its own ones again.
         """
         options = self.settings.options | self.optimizer.settings
         if limit is None:
-            return self.method.bound(np.array(seconds), options)
+            made = [np.resize(each, self.settings.steps) for each in seconds]
+            return self.method.bound(np.array(made), options)
         return self.method.bound_of_steps(lasting(seconds, limit), options, limit)
 
     def steps(self) -> Iterator[dict]:
@@ -138,11 +139,15 @@ class Trainer:
         if not self.trains:
             return False
         if self.settings.seconds is None:
-            return steps < self.settings.steps
+            return self.iteration(steps) < self.settings.steps
         own = self.elapsed < self.settings.seconds
         # torch's own methods have no way to go on without a rank.
         any_goes_on = getattr(self.optimizer, "any_goes_on", None)
         return any_goes_on(own) if any_goes_on else own
+
+    def iteration(self, steps: int) -> int:
+        """Return this rank's iteration number after so many steps: more, if it has skipped some."""
+        return steps + getattr(self.optimizer.collective, "skipped", 0)
 
     def until_all_end(self) -> AbstractContextManager:
         """Return a block in which ranks may make different numbers of steps, if they will."""
@@ -151,11 +156,17 @@ class Trainer:
         return self.optimizer.join()
 
     def keep_by_steps(self, steps: int) -> None:
-        """Keep the model, after so many steps, if it is to be evaluated and is not the last."""
+        """Keep the model, after so many steps, once for each iteration to evaluate that is over.
+
+        The last one is not among these.
+        """
         every = self.settings.evaluate_every
-        if every and steps % every == 0 and steps < self.settings.steps:
+        if every is None:
+            return
+        over = min(self.iteration(steps), self.settings.steps - 1) // every - len(self.kept)
+        if over > 0:
             with self.clock_stopped() as elapsed:
-                self.kept.append(Kept(steps, elapsed, copy_of(self.model)))
+                self.kept += [Kept(steps, elapsed, copy_of(self.model))] * over
 
     def keep_by_time(self, steps: int) -> None:
         """Keep the model, after so many steps, once for each time to evaluate it that has passed.
@@ -402,7 +413,8 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent)
                 finite = False
                 log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
             samples_per_s = trainer.trainers * tally.samples / min(tally.elapsed_s, tally.limit)
-            shown.update(tally.steps, tally.elapsed_s, record["loss"], samples_per_s)
+            iteration = trainer.iteration(tally.steps)
+            shown.update(iteration, tally.elapsed_s, record["loss"], samples_per_s)
 
 
 def configuration(

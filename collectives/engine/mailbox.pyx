@@ -64,6 +64,11 @@ cdef class Mailbox(Port):
         self.vectors = PeerVectors(like, self.messages)
         self.same = True
 
+    @property
+    def vectors_kept(self):
+        """How many vectors beside the model and its change have had memory at a time, at most."""
+        return self.messages.made[<int>WHOLE]
+
     def attach(self, PeerProtocol protocol):
         """Let this protocol say what happens."""
         self.protocol = protocol
@@ -78,10 +83,12 @@ cdef class Mailbox(Port):
 
     cdef bint progress(self) noexcept nogil:
         """Take in what has come; return whether anything is under way."""
-        # While blocks go through the model, what is not for them yet would only be in the way.
-        self.messages.takes_ahead = self.vectors.first == NULL
+        cdef bint queues = self.protocol.queues
+        # While blocks go through the model, what is not for them yet would only be in the way; but
+        # where it may never be for them, who sent it would wait with blocks of its own.
+        self.messages.takes_ahead = queues or self.vectors.first == NULL
         # Who waits for this rank, which makes no calls for now, is to go on, and learn of it.
-        self.messages.takes_all = self.protocol.paused and not (
+        self.messages.takes_all = queues or self.protocol.paused and not (
             self.protocol.joined and self.protocol.follows)
         self.messages.progress()
         self._deliver()

@@ -45,9 +45,10 @@ cdef class Messages(CountedMessages):
     # How often anything has moved.
     cdef readonly long long moved
     cdef MPI_Datatype line
-    # By what memory is for: its bytes, and what is not in use. Messages on their way here, in the
-    # order in which their sources sent them.
+    # By what memory is for: its bytes, how often there is such, and what is not in use. Messages on
+    # their way here, in the order in which their sources sent them.
     cdef Py_ssize_t bytes[3]
+    cdef int made[3]
     cdef MessageList pools[3]
     cdef MessageList coming
     # Messages under way: requests, and each one's message.

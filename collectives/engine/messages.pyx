@@ -192,6 +192,7 @@ cdef class Messages(CountedMessages):
             message.room = room
             message.memory = try_to_allocate(size)
             if message.memory != NULL:
+                self.made[<int>room] += 1
                 if room == SHORT or self.inside:
                     # What is between arrays travels too.
                     memset(message.memory, 0, size)

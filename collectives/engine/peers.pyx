@@ -25,6 +25,7 @@ from collectives.memory.layout cimport UserVector
 from collectives.protocols.all_ranks cimport JOIN
 from collectives.protocols.peers cimport PeerProtocol
 
+from collectives.agreement import name_ranks
 from collectives.errors import ClosedError, DisagreementError
 
 cdef enum:
@@ -121,7 +122,11 @@ cdef class PeerExchange(ProtocolCalls):
             rank for rank in range(self.size)
             if self.mailbox.protocol.waits_for(rank) or self.mailbox.messages.waits_for(rank)
         ]
-        return "close()" if self.closing else f"call {self._calls_made()}", awaited
+        needed = "; ".join(
+            f"{what} of {name_ranks(ranks)}"
+            for what, ranks in self.mailbox.protocol.needs().items() if ranks)
+        where = f"call {self._calls_made()}" + (f" ({needed})" if needed else "")
+        return "close()" if self.closing else where, awaited
 
     # Leaving
 

@@ -45,6 +45,7 @@ cdef class Transfers(Messages):
     cdef char *place(self, Transfer *transfer, int block) noexcept nogil
     cdef Transfer *_new_transfer(self, TransferList *among, int peer) noexcept nogil
     cdef void _move_out(self, Transfer *transfer) noexcept nogil
+    cdef void _finish_dropped(self) noexcept nogil
     cdef void _move_in(self, Transfer *transfer) noexcept nogil
     cdef bint _has_memory(self, Transfer *transfer) noexcept nogil
     cdef bint _has_turn(self, Transfer *transfer) noexcept nogil

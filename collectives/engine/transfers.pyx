@@ -147,6 +147,7 @@ cdef class Transfers(Messages):
             self._move_out(transfer)
             transfer = transfer.next
         self._remove_done(&self.outgoing)
+        self._finish_dropped()
         transfer = self.incoming.first
         while transfer != NULL:
             self._move_in(transfer)
@@ -165,6 +166,16 @@ cdef class Transfers(Messages):
         transfer.used = transfer.complete
         if transfer.back != NULL:
             transfer.back.used = transfer.complete
+
+    cdef void _finish_dropped(self) noexcept nogil:
+        """Take back the memory of what is of no use, before others need some."""
+        cdef Transfer *transfer = self.incoming.first
+        while transfer != NULL:
+            if transfer.dropped:
+                self._complete(transfer)
+                transfer.used = transfer.complete
+            transfer = transfer.next
+        self._remove_done(&self.incoming)
 
     cdef void _move_in(self, Transfer *transfer) noexcept nogil:
         cdef int block, end = self.blocks.count
@@ -205,10 +216,12 @@ cdef class Transfers(Messages):
         return True
 
     cdef bint _is_next(self, TransferList *among, Transfer *transfer) noexcept nogil:
-        """Whether everything before it, with the same rank, is at least under way."""
+        """Whether everything before it, with the same rank, is under way, or through and dropped.
+        """
         cdef Transfer *each = among.first
         while each != transfer:
-            if each.peer == transfer.peer and each.begun < self.blocks.count:
+            if each.peer == transfer.peer and self.blocks.count > (
+                    each.complete if each.dropped else each.begun):
                 return False
             each = each.next
         return True

@@ -15,8 +15,8 @@ cdef class Port:
 cdef class PeerProtocol:
     cdef Port port
     cdef public int rank, size, missing
-    cdef public long long calls, heard, averagings, passive, pauses, came_back
-    cdef public bint calling, leaving, paused, joined, follows
+    cdef public long long calls, skipped, heard, averagings, passive, pauses, came_back
+    cdef public bint calling, leaving, paused, joined, follows, queues
     cdef int[::1] awaited
     cdef long long[::1] messages, left, away
 
@@ -24,6 +24,7 @@ cdef class PeerProtocol:
     cdef void begin(self) noexcept nogil
     cdef void call(self) noexcept nogil
     cdef void start(self) noexcept nogil
+    cdef void skip(self, long long count) noexcept nogil
     cdef void arrived(
         self, int source, int kind, long long number, double weight) noexcept nogil
     cdef void received(

@@ -73,12 +73,15 @@ class PeerProtocol:
         awaited: the ranks that this one may wait for.
 
     Attributes:
-        calls: how many calls the application has completed; where messages are numbered, by this.
+        calls: how many calls the application has completed or skipped, which is its next one's
+            number; where messages are numbered, by this. `skipped`: how many of them it skipped.
         calling: whether the application is in a call, which ends with `Port.return_model`.
         leaving: whether the application makes no more calls; messages are still answered.
         paused: whether nothing new is to be begun.
         joined: whether the application makes no more calls before all have joined, and this rank
             makes those that others need, without a change, where the method `follows`.
+        queues: whether vectors are taken in as they come, and kept until the method uses or drops
+            them: it bounds how many there are.
         missing: a rank that has left or is away, and that the application waits for in vain;
             −1: none.
         pauses, came_back: how often the application did something with all ranks, and has gone on.
@@ -91,11 +94,13 @@ class PeerProtocol:
         self.rank = rank
         self.size = size
         self.calls = 0
+        self.skipped = 0
         self.calling = False
         self.leaving = False
         self.paused = False
         self.joined = False
         self.follows = False
+        self.queues = False
         # How many calls some rank has made, as far as this one knows.
         self.heard = 0
         self.missing = -1
@@ -134,6 +139,11 @@ class PeerProtocol:
     def start(self):
         """Begin a call."""
         self.calling = True
+
+    def skip(self, count):
+        """The application's next call has a number so many higher."""
+        self.calls += count
+        self.skipped += count
 
     def arrived(self, source, kind, number, weight):
         """A message has come."""
@@ -245,3 +255,10 @@ class PeerProtocol:
     def waits_for(self, rank):
         """Whether the application waits for something of a rank now."""
         return False
+
+    def needs(self):
+        """Return what the application waits for now, in words, and the ranks that it is due from.
+
+        Only where not each rank that it waits for is to send the same.
+        """
+        return {}

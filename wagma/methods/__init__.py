@@ -12,6 +12,7 @@ from wagma.methods import (
     d_psgd,
     ddp,
     eager_sgd,
+    hop,
     local_sgd,
     parameter_server,
     partial_reduce,
@@ -39,6 +40,7 @@ METHODS: dict[str, Method] = {
         parameter_server,
         partial_reduce,
         ripples,
+        hop,
     )
 }
 REFERENCES: dict[str, Method] = {

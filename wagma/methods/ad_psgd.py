@@ -1,14 +1,16 @@
 """AD-PSGD (Lian et al.)."""
 
+from dataclasses import replace
+
 from wagma.methods.method import Method
-from wagma.methods.shared import TRANSPORT
+from wagma.methods.shared import GRAPH, TRANSPORT
 
 METHOD = Method(
     "ad-psgd",
     "models of random pairs, while they compute; nobody waits",
     optimizer="wagma.optim.ADPSGD",
     simulated="wagma.simulation.peers.ad_psgd",
-    options=(TRANSPORT,),
+    options=(replace(GRAPH, otherwise="any two ranks may meet"), TRANSPORT),
     color="#E69F00",
     seeded=True,
 )

@@ -1,14 +1,17 @@
 """D-PSGD (Lian et al.)."""
 
+from dataclasses import replace
+
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import TRANSPORT
+from wagma.methods.shared import GRAPH, TRANSPORT
 
 METHOD = Method(
     "d-psgd",
-    "models with both neighbors in a ring",
+    "models with the neighbors in a graph",
     optimizer="wagma.optim.DPSGD",
     simulated="wagma.simulation.peers.d_psgd",
     options=(
+        replace(GRAPH, default="ring"),
         Option(
             "clock",
             "whom a step waits for: the neighbors, or all ranks",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from wagma.arguments import whole
 from wagma.methods.method import Option, on_or_off
 
@@ -23,6 +25,27 @@ def outside_the_job(controller_rank: int, ranks: int) -> str | None:
 def nobody_left(controller_only: bool, ranks: int) -> str | None:
     """Say why a job of so many ranks has no rank for a controller only."""
     return "a controller only, and nobody who trains" if controller_only and ranks == 1 else None
+
+
+def graph_name(text: str) -> str:
+    """Convert the name of a graph."""
+    from collectives.graphs import check_name  # not at the top: it loads numpy
+
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def no_such_graph(name: str | None, ranks: int) -> str | None:
+    """Say why so many ranks have no graph of this name."""
+    from collectives.graphs import edges_of
+
+    try:
+        edges_of(name, ranks)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 GROUP_SIZE = Option(
@@ -77,6 +100,15 @@ TRANSPORT = Option(
     choices=("shared", "messages"),
     otherwise="shared where it can be",
     simulated=False,
+)
+# The name is the same in several methods, the default is not: it is each one's own.
+GRAPH = Option(
+    "graph",
+    "the graph of the ranks: ring, ring-based, double-ring, or hierarchical-4+2+2 of machines with "
+    "so many ranks, where -gateways-2 may follow",
+    convert=graph_name,
+    metavar="NAME",
+    problem=no_such_graph,
 )
 SHARED = (
     GROUP_SIZE,

@@ -4,6 +4,7 @@ from wagma.optim.adpsgd import ADPSGD
 from wagma.optim.allreduce import Allreduce
 from wagma.optim.dpsgd import DPSGD
 from wagma.optim.eager_sgd import EagerSGD
+from wagma.optim.hop import Hop
 from wagma.optim.local_sgd import LocalSGD
 from wagma.optim.parameter_server import ParameterServer
 from wagma.optim.partial_reduce import PartialReduce
@@ -18,6 +19,7 @@ __all__ = [
     "WAGMA",
     "Allreduce",
     "EagerSGD",
+    "Hop",
     "LocalSGD",
     "ParameterServer",
     "PartialReduce",

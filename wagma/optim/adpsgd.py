@@ -32,7 +32,7 @@ class ADPSGD(PeerAveraging):
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
         *,
-        graph: networkx.Graph | None = None,
+        graph: networkx.Graph | str | None = None,
         seed: int = 0,
         comm: MPI.Intracomm | None = None,
         engine: str | None = None,
@@ -45,7 +45,8 @@ class ADPSGD(PeerAveraging):
 
         Args:
             optimizer, model, comm: as for `Averaging`.
-            graph: connected networkx graph of the ranks, bipartite or not; None: all may meet.
+            graph: connected networkx graph of the ranks, bipartite or not, or the name of one
+                (`collectives.graphs.NAMES`); None: all may meet.
             seed: of the neighbors drawn.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 

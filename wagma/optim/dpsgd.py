@@ -33,7 +33,7 @@ class DPSGD(PeerAveraging):
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
         *,
-        graph: networkx.Graph | None = None,
+        graph: networkx.Graph | str | None = None,
         mixing: np.ndarray | None = None,
         clock: str = "neighbors",
         comm: MPI.Intracomm | None = None,
@@ -47,7 +47,8 @@ class DPSGD(PeerAveraging):
 
         Args:
             optimizer, model, comm: as for `Averaging`.
-            graph: networkx graph of the ranks, (strongly) connected; None: the ring.
+            graph: networkx graph of the ranks, (strongly) connected, or the name of one
+                (`collectives.graphs.NAMES`); None: the ring.
             mixing: W, doubly stochastic, of shape (P, P); None: Metropolis's weights, on the ring
                 1/3 each.
             clock: "neighbors", or "global" to wait for all ranks in every step.

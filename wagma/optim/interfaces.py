@@ -54,7 +54,9 @@ class AveragingOptimizer(Protocol):
 
     It may have a `module`, with which the loss is to be computed; `backward(loss)`, which computes
     the gradients and returns for how many seconds others were waited for; and `any_goes_on(own)`,
-    where all ranks make as many steps inside `join` as well: whether any rank would go on.
+    where all ranks make as many steps inside `join` as well: whether any rank would go on. Where
+    ranks may skip iterations its `collective` has `skipped`, how many this rank has so far: a
+    training that does not end by time ends by iterations.
 
     What it says of a run beside its statistics is a dict that `report()` returns, asked for after
     `averaged`. Of a name that ends in "_of_rank" all ranks' values are put together; of "met", whom

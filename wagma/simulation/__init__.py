@@ -27,6 +27,8 @@ class Result:
     Attributes:
         ranks: how many there were.
         made: int64 array of shape (ranks,): how many steps each rank made.
+        reached: int64 array of shape (ranks,): its iteration number then: the same, unless it has
+            skipped iterations.
         wall: seconds until the last rank's last step was over, or the simulation.
         ideal_wall: seconds in which ranks that never wait make as many steps.
         compute: float64 array of shape (ranks,): seconds of the rank's own steps.
@@ -40,6 +42,7 @@ class Result:
 
     ranks: int
     made: np.ndarray
+    reached: np.ndarray
     wall: float
     ideal_wall: float
     compute: np.ndarray
@@ -76,7 +79,7 @@ def simulate(
         machine: what the ranks run on.
         settings: the job's.
         seconds: how long all ranks train; the steps of each must take as long. None: until all have
-            made all steps.
+            made all steps, or have skipped iterations instead.
 
     Raises:
         ValueError: an argument is out of range.
@@ -95,7 +98,8 @@ def simulate(
     simulation = Simulation(driver, machine, step_times, seconds)
     simulation.run()
     if seconds is None:
-        compute = step_times.sum(axis=0)
+        made = np.arange(len(step_times))[:, None] < simulation.made
+        compute = np.where(made, step_times, 0).sum(axis=0)
         wall, ideal_wall = float(simulation.ended.max()), float(compute.max())
     else:
         compute = seconds - simulation.waited
@@ -105,6 +109,7 @@ def simulate(
     return Result(
         ranks=ranks,
         made=simulation.made,
+        reached=simulation.reached,
         wall=wall,
         ideal_wall=ideal_wall,
         compute=compute,

@@ -13,15 +13,16 @@ cdef class Simulation:
     cdef readonly int ranks, iterations
     cdef readonly object machine
     cdef readonly Method method
-    # How many steps each rank has made, for how long it waited in calls, when its last one was over.
-    cdef readonly object made, waited, ended
+    # How many steps each rank has made, its iteration number, for how long it waited in calls, when
+    # its last one was over.
+    cdef readonly object made, reached, waited, ended
     cdef readonly long long events, messages
     cdef const double[:, ::1] step_times
     cdef double[::1] waits, ends, called_at, engine_free, port_free, node_free
-    cdef long long[::1] returned
-    cdef int[::1] steps
+    cdef long long[::1] returned, iterations_of, done
+    cdef int[::1] steps, node_of
     cdef unsigned char[::1] computing
-    cdef int unfinished, ranks_per_node
+    cdef int unfinished
     cdef double overhead, latency, gap, byte_gap, node_byte_gap, response, seconds
     cdef Event *heap
     cdef Py_ssize_t count, room
@@ -30,7 +31,8 @@ cdef class Simulation:
     cpdef void later(self, double delay, int kind, int rank, long long a=*, long long b=*)
     cpdef void send(
         self, int source, int destination, long long nbytes, int kind, long long a=*, long long b=*)
-    cpdef void returns(self, int rank, double delay=*)
+    cpdef void returns(self, int rank, double delay=*, int iterations=*)
+    cdef bint is_done(self, int rank) noexcept
     cdef void _begin_step(self, int rank, double at)
     cdef void _take(self, Event *event)
     cdef void _arrive(self, Event *event)

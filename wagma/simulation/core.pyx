@@ -39,13 +39,15 @@ cdef class Simulation:
         method: the `Method` that all ranks use.
         machine: the `machine.Machine` that they run on.
         step_times: float64 array of shape (iterations, ranks): the seconds that each of a rank's
-            steps takes before its call.
+            steps takes before its call. A rank makes less steps than that where it skips iterations.
         seconds: when the simulation ends; each rank's steps must take as long. None: when all
             applications have made all steps.
 
     Attributes:
         now: the simulated time, in seconds.
         made: int64 array of shape (ranks,): how many calls of each application have returned.
+        reached: int64 array of shape (ranks,): the iteration number of each then: the same, unless
+            it has skipped iterations.
         waited: float64 array of shape (ranks,): seconds that each application waited in calls.
         ended: float64 array of shape (ranks,): when each application's last call returned.
         events, messages: how many have been simulated.
@@ -67,14 +69,17 @@ cdef class Simulation:
         self.waited = np.zeros(self.ranks)
         self.ended = np.zeros(self.ranks)
         self.made = np.zeros(self.ranks, dtype=np.int64)
+        self.reached = np.zeros(self.ranks, dtype=np.int64)
         self.waits, self.ends, self.returned = self.waited, self.ended, self.made
+        self.iterations_of = self.reached
         self.called_at = np.zeros(self.ranks)
         self.engine_free = np.zeros(self.ranks)
         self.port_free = np.zeros(self.ranks)
         self.machine = machine = machine.for_job(self.ranks)
-        self.ranks_per_node = machine.ranks_per_node
-        self.node_free = np.zeros(self.ranks // self.ranks_per_node + 1)
+        self.node_of = machine.node_of(self.ranks)
+        self.node_free = np.zeros(self.node_of[self.ranks - 1] + 1)
         self.steps = np.zeros(self.ranks, dtype=np.intc)
+        self.done = np.zeros(self.ranks, dtype=np.int64)
         self.computing = np.ones(self.ranks, dtype=np.uint8)
         self.overhead, self.latency, self.gap = machine.overhead, machine.latency, machine.gap
         self.byte_gap, self.node_byte_gap = machine.byte_gap, 1 / machine.injection
@@ -159,16 +164,17 @@ cdef class Simulation:
         Raises:
             ValueError: a negative kind, less than a byte, or no such rank.
         """
-        cdef int node = source // self.ranks_per_node
+        cdef int node
         cdef double at, wire = (nbytes - 1) * self.byte_gap
         self._check(source, 0, kind)
         self._check(destination, 0, kind)
+        node = self.node_of[source]
         if nbytes < 1:
             raise ValueError(f"rank {source} sends {nbytes} bytes: a message has at least one")
         at = max(self.now, self.engine_free[source]) + self.overhead
         self.engine_free[source] = at
         at = max(at, self.port_free[source])
-        if node != destination // self.ranks_per_node:
+        if node != self.node_of[destination]:
             at = max(at, self.node_free[node])
             self.node_free[node] = at + nbytes * self.node_byte_gap
             wire = max(wire, nbytes * self.node_byte_gap)
@@ -176,27 +182,40 @@ cdef class Simulation:
         self.messages += 1
         self._push(at + wire + self.latency, kind, destination, a, b, ARRIVES)
 
-    cpdef void returns(self, int rank, double delay=0):
+    cpdef void returns(self, int rank, double delay=0, int iterations=1):
         """The application's call returns in `delay` seconds, and its next step begins.
 
+        Args:
+            iterations: by how many the rank's iteration number grows: more than one where it skips
+                some.
+
         Raises:
-            ValueError: a negative delay, or no such rank.
+            ValueError: a negative delay, no such rank, or less than one iteration.
             RuntimeError: the rank's application is not in a call.
         """
         cdef double at = self.now + delay
         self._check(rank, delay, 0)
+        if iterations < 1:
+            raise ValueError(f"rank {rank} goes on by {iterations} iterations, not 1 or more")
         if self.computing[rank]:
             raise RuntimeError(f"rank {rank} is not in a call at {self.now:g} s")
         self.waits[rank] += min(at, self.seconds) - self.called_at[rank]
         self.ends[rank] = at
         self.steps[rank] += 1
-        self.returned[rank] += at <= self.seconds
+        self.done[rank] += iterations
+        if at <= self.seconds:
+            self.returned[rank] += 1
+            self.iterations_of[rank] = self.done[rank]
         # Until its next call; one that has made its last step makes no more.
         self.computing[rank] = True
-        if self.steps[rank] == self.iterations:
+        if self.is_done(rank):
             self.unfinished -= 1
         else:
             self._begin_step(rank, at)
+
+    cdef bint is_done(self, int rank) noexcept:
+        """Whether the application has made its last step."""
+        return self.done[rank] >= self.iterations
 
     cdef void _check(self, int rank, double delay, int kind):
         if not 0 <= rank < self.ranks:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 __all__ = ["FREE", "MACHINES", "Machine"]
 
 
@@ -28,6 +30,7 @@ class Machine:
         response: seconds until the engine of a computing rank looks after a message, also if its
             application calls meanwhile.
         ranks_per_node: ranks that share a node.
+        node_sizes: how many ranks each node has, where they differ; a job has as many as all have.
 
     Source: Alexandrov, Ionescu, Schauser and Scheiman, LogGP, SPAA 1995.
     """
@@ -41,9 +44,13 @@ class Machine:
     staging: float = math.inf
     response: float = 0.0
     ranks_per_node: int = 1
+    node_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        if any(size < 1 for size in self.node_sizes):
+            raise ValueError(f"node_sizes must be 1 or more, not {self.node_sizes}")
+        numbers = {name: value for name, value in vars(self).items() if name != "node_sizes"}
+        for name, value in numbers.items():
             if name in ("injection", "memory", "staging", "ranks_per_node"):
                 if not value > 0:
                     raise ValueError(f"{name} must be above 0, not {value}")
@@ -53,10 +60,22 @@ class Machine:
             raise ValueError(f"ranks_per_node must be a whole number, not {self.ranks_per_node}")
 
     def for_job(self, ranks: int) -> Machine:
-        """Return the machine as a job of so many ranks meets it: none shares with more."""
-        limit = math.inf if ranks <= self.ranks_per_node else self.injection
-        shared = min(self.ranks_per_node, ranks)
+        """Return the machine as a job of so many ranks meets it: none shares with more.
+
+        Raises:
+            ValueError: its nodes' sizes are those of another number of ranks.
+        """
+        if self.node_sizes and sum(self.node_sizes) != ranks:
+            raise ValueError(f"nodes with {self.node_sizes} ranks, in a job of {ranks}")
+        shared = min(max(self.node_sizes, default=self.ranks_per_node), ranks)
+        limit = math.inf if ranks <= shared else self.injection
         return replace(self, ranks_per_node=int(shared), injection=limit)
+
+    def node_of(self, ranks: int) -> np.ndarray:
+        """Return the node of each of so many ranks: int32 array of shape (ranks,)."""
+        if not self.node_sizes:
+            return (np.arange(ranks) // self.ranks_per_node).astype(np.intc)
+        return np.repeat(np.arange(len(self.node_sizes)), self.node_sizes).astype(np.intc)
 
     @property
     def shared_byte_gap(self) -> float:

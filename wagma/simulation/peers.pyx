@@ -12,6 +12,8 @@ from collectives.protocols.neighbor_average import NeighborAverageProtocol
 from collectives.protocols.pairwise_average import PairwiseAverageProtocol
 from collectives.protocols.parameter_server import ParameterServerProtocol
 from collectives.protocols.push_sum import PushSumProtocol
+from collectives.protocols.queued_neighbor_average import QueuedNeighborAverageProtocol
+from collectives.queued_neighbor_average import checked_settings
 
 from collectives.protocols.peers cimport PeerProtocol, Port
 from wagma.simulation.core cimport Method, Simulation
@@ -35,7 +37,7 @@ cdef class SimulatedPort(Port):
     cdef Simulation simulation
     cdef readonly PeerProtocol protocol
     cdef int rank, kind
-    cdef long long number, nbytes, length
+    cdef long long number, nbytes, length, skipped
     cdef double weight, pass_time, staging_time
     # By source, oldest first: the messages on their way, and the weights of those not mixed yet.
     cdef dict coming, weights
@@ -45,6 +47,7 @@ cdef class SimulatedPort(Port):
         self.pass_time = nbytes / <double>simulation.machine.memory
         self.staging_time = nbytes / <double>simulation.machine.staging
         self.coming, self.weights = {}, {}
+        self.skipped = 0
 
     cdef void take_time(self, int passes) noexcept nogil:
         """The engine goes through vectors: this often, one after the other."""
@@ -97,10 +100,12 @@ cdef class SimulatedPort(Port):
     cdef void return_model(self, double scale) noexcept nogil:
         """The application gets the model once all that is done, and goes on."""
         cdef double ready
+        cdef int iterations = 1 + self.protocol.skipped - self.skipped
+        self.skipped = self.protocol.skipped
         self.take_time(1)
         ready = self.simulation.engine_free[self.rank] - self.simulation.now
         with gil:
-            self.simulation.returns(self.rank, ready + self.staging_time)
+            self.simulation.returns(self.rank, ready + self.staging_time, iterations)
 
 
 cdef class PeerMethod(Method):
@@ -146,45 +151,78 @@ cdef class PeerMethod(Method):
             if weight != 0:
                 port.weights.setdefault(a, deque()).append(weight)
             port.protocol.arrived(a, kind, number, weight)
-        if self.simulation.steps[rank] == self.simulation.iterations and not port.protocol.leaving:
+        if self.simulation.is_done(rank) and not port.protocol.leaving:
             port.protocol.leave()
 
 
 def d_psgd(settings, ranks):
-    """Return D-PSGD's ranks, on the ring."""
+    """Return D-PSGD's ranks."""
+    destinations, sources = graphs.neighbor_lists(graphs.edges_of(settings.graph, ranks), ranks)
+    everybody = settings.clock == "global"
 
     def make(port, rank, size):
-        sources = sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
-        share = 1 / (1 + len(sources))
-        shares = [share] * len(sources)
-        everybody = settings.clock == "global"
-        return NeighborAverageProtocol(port, rank, size, sources, shares, share, sources, everybody)
+        share = 1 / (1 + len(sources[rank]))
+        shares = [share] * len(sources[rank])
+        return NeighborAverageProtocol(
+            port, rank, size, sources[rank], shares, share, destinations[rank], everybody
+        )
+
+    return PeerMethod(make, settings.nbytes)
+
+
+def hop(settings, ranks):
+    """Return Hop's ranks.
+
+    Raises:
+        ValueError: an option is out of range, or does not go with the others.
+    """
+    edges = graphs.edges_of(settings.graph or "ring-based", ranks)
+    destinations, sources = graphs.neighbor_lists(edges, ranks)
+    chosen = checked_settings(
+        edges,
+        ranks,
+        settings.max_gap,
+        settings.backup,
+        settings.staleness,
+        settings.max_skip,
+        settings.skip_trigger,
+        settings.mode or "standard",
+        settings.order,
+    )
+
+    def make(port, rank, size):
+        return QueuedNeighborAverageProtocol(
+            port, rank, size, sources[rank], destinations[rank], **chosen
+        )
 
     return PeerMethod(make, settings.nbytes)
 
 
 def sgp(settings, ranks):
     """Return SGP's ranks, on the directed exponential graph."""
-    phases = graphs.exponential_phases(ranks, settings.neighbors)
-    destinations = [[[] for _ in phases] for _ in range(ranks)]
-    sources = [[[] for _ in phases] for _ in range(ranks)]
-    for phase, edges in enumerate(phases):
-        for source, destination in sorted(edges):
-            destinations[source][phase].append(destination)
-            sources[destination][phase].append(source)
+    phases = [
+        graphs.neighbor_lists(edges, ranks)
+        for edges in graphs.exponential_phases(ranks, settings.neighbors)
+    ]
 
     def make(port, rank, size):
-        return PushSumProtocol(port, rank, size, destinations[rank], sources[rank], 1)
+        destinations = [outgoing[rank] for outgoing, _ in phases]
+        sources = [incoming[rank] for _, incoming in phases]
+        return PushSumProtocol(port, rank, size, destinations, sources, 1)
 
     return PeerMethod(make, settings.nbytes)
 
 
 def ad_psgd(settings, ranks):
-    """Return AD-PSGD's ranks, of which any may meet any other."""
+    """Return AD-PSGD's ranks, of which any may meet any other without a graph."""
+    neighbors = None
+    if settings.graph is not None:
+        neighbors, _ = graphs.neighbor_lists(graphs.edges_of(settings.graph, ranks), ranks)
 
     def make(port, rank, size):
         others = [other for other in range(size) if other != rank]
-        return PairwiseAverageProtocol(port, rank, size, others, settings.seed)
+        chosen = others if neighbors is None else neighbors[rank]
+        return PairwiseAverageProtocol(port, rank, size, chosen, settings.seed)
 
     return PeerMethod(make, settings.nbytes)
 
@@ -195,6 +233,7 @@ def parameter_server(settings, ranks):
         raise ValueError(f"backups is {settings.backups}, not between 0 and {ranks - 1}")
 
     def make(port, rank, size):
-        return ParameterServerProtocol(port, rank, size, settings.mode, 0, settings.backups)
+        mode = settings.mode or "bsp"
+        return ParameterServerProtocol(port, rank, size, mode, 0, settings.backups)
 
     return PeerMethod(make, settings.nbytes)

@@ -1,0 +1,99 @@
+"""Hop (Luo et al., ASPLOS 2019)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from wagma.arguments import whole
+from wagma.methods.method import Method, Option
+from wagma.methods.shared import GRAPH, TRANSPORT
+
+
+def gap(text: str) -> int | None:
+    """Convert a number of iterations from 1 on, or none."""
+    if text.lower() == "none":
+        return None
+    try:
+        return whole(1)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, nor none") from None
+
+
+def no_such_setting(options: Mapping[str, Any], ranks: int) -> str | None:
+    """Say why the options do not go together, or not on their graph with so many ranks."""
+    from collectives.graphs import edges_of  # not at the top: they load numpy
+    from collectives.queued_neighbor_average import checked_settings
+
+    chosen = {option.name: options[option.name] for option in SETTINGS}
+    try:
+        checked_settings(edges_of(options["graph"], ranks), ranks, **chosen)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+SETTINGS = (
+    Option(
+        "max_gap",
+        "iterations that a rank may be ahead of those that average its model; none: any number",
+        5,
+        convert=gap,
+        metavar="N|none",
+    ),
+    Option(
+        "backup",
+        "models that an average does without",
+        0,
+        convert=whole(0),
+        metavar="B",
+    ),
+    Option(
+        "staleness",
+        "iterations by which a neighbor's model may be older",
+        convert=whole(0),
+        metavar="S",
+        otherwise="all are of the same iteration",
+    ),
+    Option(
+        "max_skip",
+        "iterations that a rank which is behind goes on by at a time, at most",
+        0,
+        convert=whole(0),
+        metavar="N",
+    ),
+    Option(
+        "skip_trigger",
+        "a rank is behind if it is so by more iterations than these, to all that average its model",
+        1,
+        convert=whole(0),
+        metavar="N",
+    ),
+    Option(
+        "mode",
+        "who is ahead waits for tokens, or until each of its models has been averaged",
+        "standard",
+        choices=("standard", "notify-ack"),
+    ),
+    Option(
+        "order",
+        "a model is sent before the step that is added to its average, or with it",
+        "parallel",
+        choices=("parallel", "serial"),
+    ),
+)
+METHOD = Method(
+    "hop",
+    "models with the neighbors in a graph, some of whom may be late or several steps behind",
+    optimizer="wagma.optim.Hop",
+    simulated="wagma.simulation.peers.hop",
+    options=(
+        replace(GRAPH, default="ring-based"),
+        *SETTINGS,
+        TRANSPORT,
+    ),
+    color="#44AA99",
+    conflict=no_such_setting,
+)

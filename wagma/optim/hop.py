@@ -1,0 +1,117 @@
+"""Hop: averages of neighbors' models through queues (Luo et al., ASPLOS 2019)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import collectives
+from wagma.optim.peers import PeerAveraging
+
+if TYPE_CHECKING:  # importing it initializes MPI
+    import networkx
+    from mpi4py import MPI
+
+
+class Hop(PeerAveraging):
+    """Average the model with the neighbors' in a graph, some of which may be stragglers.
+
+    Without more a step is D-PSGD's: x_{k+1} = Σ_j W_ij x_k^j + update, of which the update is the
+    local optimizer's, of the gradient at x_k. With backup workers a step goes without the slowest
+    of the neighbors' models; with a staleness it takes the newest there are, the newer the more
+    they count. Ranks are at most `max_gap` iterations apart from neighbors. One that is slower for
+    good may skip iterations, and then makes fewer steps: let it train until `collective.version` is
+    the same on all ranks, not for as many steps.
+
+    Example:
+        >>> optimizer = Hop(torch.optim.SGD(model.parameters(), lr=0.1), model, backup=1)
+        >>> while optimizer.collective.version < iterations:
+        ...     ...
+        ...     optimizer.step()
+
+    Attributes:
+        collective: the `collectives.QueuedNeighborAverage` that averages; its `version` is the
+            iteration, its `skipped` how many were skipped.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        graph: networkx.Graph | str | None = "ring-based",
+        max_gap: int | None = 5,
+        backup: int = 0,
+        staleness: int | None = None,
+        max_skip: int = 0,
+        skip_trigger: int | None = None,
+        mode: str = "standard",
+        order: str = "parallel",
+        comm: MPI.Intracomm | None = None,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
+    ):
+        """Wrap an optimizer and its model; collective.
+
+        Args:
+            optimizer, model, comm: as for `Averaging`.
+            graph: the name of a graph of the ranks (`collectives.graphs.NAMES`), or a networkx
+                graph, (strongly) connected.
+            max_gap: the most iterations that a rank is ahead of one that averages its model; None:
+                no such limit, for which there must be no backups.
+            backup: of how many neighbors a step may go without the models.
+            staleness: iterations that the models in a step may be older than it; None: 0, and none
+                is newer. The paper has 5.
+            max_skip: how many iterations a rank that is behind goes further in a step, at most, as
+                the paper counts them, which has 2 and 10; 0 or 1: it skips none.
+            skip_trigger: iterations that it must be behind by, and more, to skip any; None: 1.
+            mode: "standard", or "notify-ack": a model is sent once all have used the last one.
+            order: "parallel": models travel while the gradient is computed; "serial": a step sends
+                the model with its update, and waits for those of the neighbors.
+            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+
+        Raises:
+            TypeError, ValueError: as `Averaging` and `collectives.QueuedNeighborAverage` do.
+        """
+        super().__init__(
+            optimizer,
+            model,
+            {
+                "graph": graph,
+                "max_gap": max_gap,
+                "backup": backup,
+                "staleness": staleness,
+                "max_skip": max_skip,
+                "skip_trigger": skip_trigger,
+                "mode": mode,
+                "order": order,
+            },
+            comm=comm,
+            engine=engine,
+            transport=transport,
+            stall=stall,
+            abort=abort,
+            log_level=log_level,
+        )
+
+    def _check_settings(self, optimizer, **settings):
+        self._settings = dict(settings)
+        return {}
+
+    def _make_collective(self, comm, **settings):
+        return collectives.QueuedNeighborAverage(comm, self.flat.vectors, **settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The graph's name, if it has one, the gap, backups, staleness, skipping and modes."""
+        named = {name: value for name, value in self._settings.items() if name != "graph"}
+        graph = self._settings["graph"]
+        return {"graph": graph, **named} if isinstance(graph, str) else named
+
+    def report(self) -> dict[str, Any]:
+        """Return how many iterations this rank has skipped, for a record of the run."""
+        return {"skipped_of_rank": self.collective.skipped}
