@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,25 @@ def parser(doc):
         "--results", type=Path, default=RESULTS, metavar="DIR", help="where the JSON goes"
     )
     return made
+
+
+def compare(arguments, ranks, methods, options, directory):
+    """Run `wagma compare` in a directory; return what it notes of each method's runs, and finds.
+
+    Args:
+        arguments: with seconds and seeds of each method, and how long a step sleeps.
+        ranks, methods: how many, and which.
+        options: further ones.
+    """
+    command = [
+        *mpiexec(), "-n", str(ranks), sys.executable, "-m", "wagma", "compare",
+        "--algorithms", ",".join(methods), "--seeds", str(arguments.seeds),
+        "--seconds", str(arguments.seconds), "--step-time", str(arguments.step_time_ms), *options,
+        "--runs-dir", directory, "--name", "runs",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=3600)
+    found = json.loads((Path(directory) / "runs" / "comparison.json").read_text())
+    return found["runs"], found["results"]
 
 
 def time_calls(comm, call, repetitions):

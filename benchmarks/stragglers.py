@@ -13,13 +13,11 @@ update, Partial Reduce's equation 3), from the groups that ranks have recorded o
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from common import mpiexec, parser, report
+from common import compare, parser, report
 
 CASES = {
     "undisturbed": (),
@@ -43,23 +41,14 @@ METHODS = (
     "ripples:groups=smart",
     "ripples:groups=static",
 )
+WITH = ("--batch-size", "16", "--target", "0.9")
 GROUPED = ("partial-reduce", "ripples:groups=smart", "ripples:groups=static")
 
 
-def compare(arguments, ranks, options, directory):
-    """Return what `wagma compare` notes of every run, by method, and its figures."""
+def methods(arguments):
+    """Return the methods as the command line has them."""
     nodes = f":ranks_per_node={arguments.ranks_per_node}" if arguments.ranks_per_node else ""
-    methods = [name + nodes * name.startswith("ripples") for name in METHODS]
-    command = [
-        *mpiexec(), "-n", str(ranks), sys.executable, "-m", "wagma", "compare",
-        "--algorithms", ",".join(methods), "--seeds", str(arguments.seeds),
-        "--seconds", str(arguments.seconds), "--target", str(arguments.target),
-        "--batch-size", "16", "--step-time", str(arguments.step_time_ms), *options,
-        "--runs-dir", directory, "--name", "runs",
-    ]  # fmt: skip
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=3600)
-    found = json.loads((Path(directory) / "runs" / "comparison.json").read_text())
-    return found["runs"], found["results"]
+    return [name + nodes * name.startswith("ripples") for name in METHODS]
 
 
 def updates(directory, run, seconds):
@@ -77,7 +66,6 @@ def main():
     arguments.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     arguments.add_argument("--seconds", type=float, default=10.0)
     arguments.add_argument("--step-time-ms", type=float, default=40.0)
-    arguments.add_argument("--target", type=float, default=0.9)
     arguments.add_argument("--ranks-per-node", type=int, help="nodes, as Ripples sees them")
     arguments.add_argument("--seeds", type=int, default=1)
     arguments = arguments.parse_args()
@@ -86,13 +74,15 @@ def main():
         print(
             f"# {ranks} ranks, {arguments.seconds:g} s, steps of {arguments.step_time_ms:g} ms\n"
             f"{'':<20}{'method':<44}{'samples/s':>10}{'÷ allreduce':>13}{'of bounds':>11}"
-            f"{'updates/s':>11}{'ms/update':>11}{f's to {arguments.target:g}':>10}"
+            f"{'updates/s':>11}{'ms/update':>11}{'s to 0.9':>10}"
             f"{'accuracy':>10}{'ρ':>7}",
             flush=True,
         )
         for case, options in CASES.items():
             with tempfile.TemporaryDirectory() as directory:
-                runs, figures = compare(arguments, ranks, options, directory)
+                runs, figures = compare(
+                    arguments, ranks, methods(arguments), (*WITH, *options), directory
+                )
                 for label, of in figures.items():
                     found = {name: of[name] for name in ("samples_per_s", "ratio", "bound_ratio")}
                     found |= {"target_s": of["target_s"], "accuracy": of["mean"]}
