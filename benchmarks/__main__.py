@@ -43,13 +43,12 @@ RANKS = {
     "simulated_wall": (4, 8),
     "stragglers": (None,),
     "simulated_stragglers": (None,),
-    "hop_training": (None,),
     "simulated_hop": (None,),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
 }
 # About methods rather than the machine.
-BY_NAME = ("late_rules", "late_gradients", "stragglers", "simulated_stragglers", "hop_training")
+BY_NAME = ("late_rules", "late_gradients", "stragglers", "simulated_stragglers")
 
 
 def main():
