@@ -17,7 +17,7 @@ from common import RESULTS, mpiexec  # noqa: E402
 
 # What the benchmark of memory measures in a job each.
 ALONE = (
-    *("NeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer"),
+    *("NeighborAverage", "QueuedNeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer"),
     *("ReadyGroupAllreduce", "GeneratedGroupAllreduce", "FormedGroups"),
 )
 # With how many ranks, and with which options beside.

@@ -9,7 +9,8 @@ proportional set size (PSS of /proc/self/smaps_rollup): a rank's private pages, 
 it shares with others its part, so that the ranks' sum is what they take together. That includes
 whatever MPI allocates meanwhile. The largest of what is seen after each call and, every 20 ms,
 during calls; of the rank that has most. Bounds, in vectors: 3; of NeighborAverage 2 and one for
-each neighbor that a rank averages with, of PushSum 3 and one for each neighbor, of PairwiseAverage
+each neighbor that a rank averages with, of QueuedNeighborAverage 2 and three for each (2 are queued
+while it is an edge away, 1 is averaged), of PushSum 3 and one for each neighbor, of PairwiseAverage
 and ParameterServer 3, of ReadyGroupAllreduce, GeneratedGroupAllreduce and FormedGroups, groups that
 a protocol of the benchmark's forms, 0.5.
 """
@@ -31,6 +32,7 @@ from collectives import (
     PairwiseAverage,
     ParameterServer,
     PushSum,
+    QueuedNeighborAverage,
     ReadyGroupAllreduce,
 )
 
@@ -38,6 +40,7 @@ BOUND = 3.0
 # Bounds of collectives whose ranks send each other vectors, with as few neighbors as can be.
 PEERS = {
     NeighborAverage: 2 + 2,  # a ring's
+    QueuedNeighborAverage: 2 + 2 * 3,
     PushSum: 3 + 1,
     PairwiseAverage: 3,
     ParameterServer: 3,

@@ -47,6 +47,8 @@ METHODS = (
     "ripples:groups=random",
     "ripples:groups=smart",
     "ripples:groups=static",
+    "hop:backup=1",
+    "hop:backup=1:max_skip=10",
 )
 SERVER = METHODS[1]
 THRESHOLDS = (2, 4, 8)

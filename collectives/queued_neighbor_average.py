@@ -30,8 +30,8 @@ class QueuedNeighborAverage(PeerCollective):
     `max_gap`, and a rank that is slow for good may skip iterations.
 
     Memory beside the vector: 2 vectors, and of each rank that this one has edges from max_gap + 1
-    at most while they are queued (with a staleness 1), and 1 that is being averaged. Where ranks
-    have no progress thread, also those that are being sent.
+    at most that are queued (with a staleness 1), and 1 that is being averaged, or 2 where it skips
+    iterations. Where ranks have no progress thread, also those that are being sent.
 
     Args:
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.

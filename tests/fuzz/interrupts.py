@@ -15,7 +15,14 @@ import time
 
 import numpy as np
 
-from collectives import CollectiveError, GroupAllreduce, NeighborAverage, PairwiseAverage, PushSum
+from collectives import (
+    CollectiveError,
+    GroupAllreduce,
+    NeighborAverage,
+    PairwiseAverage,
+    PushSum,
+    QueuedNeighborAverage,
+)
 
 from .scenario import NEVER, Scenario
 from .vectors import Shape, copied
@@ -252,7 +259,12 @@ class InterruptedGroups(InterruptedScenario):
 class InterruptedPeers(InterruptedScenario):
     """One of the collectives whose ranks send each other vectors; all join in the end."""
 
-    KINDS = {"neighbors": NeighborAverage, "push-sum": PushSum, "pairs": PairwiseAverage}
+    KINDS = {
+        "neighbors": NeighborAverage,
+        "push-sum": PushSum,
+        "pairs": PairwiseAverage,
+        "queues": QueuedNeighborAverage,
+    }
 
     def __init__(self, comm, seed, options):
         super().__init__(comm, seed, options)

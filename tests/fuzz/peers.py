@@ -12,7 +12,13 @@ import random
 import networkx
 import numpy as np
 
-from collectives import NeighborAverage, PairwiseAverage, ParameterServer, PushSum
+from collectives import (
+    NeighborAverage,
+    PairwiseAverage,
+    ParameterServer,
+    PushSum,
+    QueuedNeighborAverage,
+)
 
 from .scenario import Scenario
 from .sums import Sums
@@ -23,6 +29,7 @@ KINDS = {
     "push-sum": PushSum,
     "pairs": PairwiseAverage,
     "server": ParameterServer,
+    "queues": QueuedNeighborAverage,
 }
 
 
@@ -68,7 +75,8 @@ class PeerProtocol(Scenario):
 
     def __str__(self):
         graph = self.given.get("graph")
-        given = {**self.given, "graph": graph and sorted(graph.edges)}
+        edges = graph if isinstance(graph, str) else graph and sorted(graph.edges)
+        given = {**self.given, "graph": edges}
         return (
             f"{self.kind} {given}, weights {self.weights}, {self.settings()}, {self.shape!r}, "
             f"poison {self.poison}, operations {self.operations}, calls {self.calls}, "
@@ -85,6 +93,8 @@ class PeerProtocol(Scenario):
             clock = plan.choice(("neighbors", "global"))
             graph = connected(plan, size, directed=False) if drawn else None
             return {"clock": clock, "graph": graph}, weights
+        if self.kind == "queues":
+            return self._draw_queues(), weights
         if self.kind == "pairs":
             graph = connected(plan, size, directed=False) if drawn else None
             return {"seed": plan.randrange(100), "graph": graph}, weights
@@ -97,6 +107,19 @@ class PeerProtocol(Scenario):
         if drawn:
             return {"graph": connected(plan, size, directed=True)}, weights
         return {"neighbors": plan.randint(1, max(1, (size - 1).bit_length()))}, weights
+
+    def _draw_queues(self):
+        """Return what may go together, on a graph on which all ranks count the same."""
+        plan = self.plan
+        given = {"graph": plan.choice(("ring", "ring-based"))}
+        given["order"] = plan.choice(("parallel", "serial"))
+        if plan.random() < 0.2:
+            return {**given, "mode": "notify-ack"}
+        given["max_gap"] = plan.choice((None, 1, 2, 5))
+        given["staleness"] = plan.choice((None, None, 0, 3))
+        if given["max_gap"] and self.size > 1:
+            given["backup"] = plan.choice((0, 0, 1))
+        return given
 
     def _draw_steps(self, script):
         """Return one rank's changes: of each call, of what follows it, and whether it poisons."""
@@ -112,7 +135,10 @@ class PeerProtocol(Scenario):
     @property
     def conserves(self):
         """Whether each change counts, and as much as any other."""
-        return self.given.get("mode") not in ("backup", "hete")
+        given = self.given
+        if self.kind == "queues" and (given.get("backup") or given.get("staleness") is not None):
+            return False
+        return given.get("mode") not in ("backup", "hete")
 
     @property
     def synchronizes_changes(self):
@@ -200,10 +226,10 @@ class PeerProtocol(Scenario):
         if self.synchronizes_changes:
             self.shape.add(self.x, self.steps[self.rank][epoch * self.rounds + t][1])
         shown = copied(self.x)
-        if self.kind in ("neighbors", "push-sum"):
+        if self.kind in ("neighbors", "queues", "push-sum"):
             self.collective.average(self.shape.given(shown))
         self.collective.synchronize(self.shape.given(self.x))
-        if self.kind in ("neighbors", "push-sum"):
+        if self.kind in ("neighbors", "queues", "push-sum"):
             same = digest(shown) == digest(self.x)
             self.require(same, epoch, t, operation, "is not what average() said")
         self.check_mean(self.x, epoch, t, operation)
