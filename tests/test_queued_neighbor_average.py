@@ -216,18 +216,10 @@ def keeps_within(edges, size, settings, ahead):
 def test_no_order_breaks_a_bound_and_everybody_comes_to_an_end(size, settings, ahead, make_edges):
     edges = make_edges(size)
     check = keeps_within(edges, size, settings, ahead)
-    calls = 6
-    for seed in range(2):
-        generator = random.Random(seed)
-        programs = [(CALL,) * calls] * size
-        world = world_of(edges, programs, check, **settings)
-        if settings.get("max_skip"):
-            world.programs = [(CALL,) * 30] * size
-            world = uneven(world, generator, 400)
-        else:
-            world = run(world, generator)
-            world.require_end()
-            assert iterations(world) == [calls] * size
+    programs = [(Until(6), LEAVE)] * size
+    ended = run(world_of(edges, programs, check, **settings), random.Random(size))
+    ended.require_end()
+    assert iterations(ended) == [6] * size
 
 
 def uneven(world, generator, events, slow=None):
@@ -701,6 +693,26 @@ def test_all_meet_in_the_same_iteration_where_some_have_skipped(make_edges, toge
     assert iterations(ended) == [18] * size
     skipped = sum(rank.protocol.skipped for rank in ended.ranks)
     assert (skipped > 0) == (name != "backup")
+
+
+@pytest.mark.parametrize(
+    "settings, near",
+    (({"staleness": 2, "order": "serial"}, 2), ({"backup": 1}, 3), ({"mode": "notify-ack"}, 1)),
+    ids=str,
+)
+def test_nothing_counts_that_was_before_an_earlier_iteration_was_loaded(settings, near):
+    settings = {"max_gap": None if "mode" in settings else 3, **settings}
+    world = run(world_of(graphs.ring(6), [(CALL,) * 8] * 6, **settings), random.Random(0))
+    for rank in world.ranks:
+        rank.kept, rank.epoch, rank.position = {}, 1, 0
+        rank.protocol.restart(1)
+    for rank in world.ranks:
+        world._collect(rank)
+    world.programs = [(STOP,)] + [(CALL,) * 30] * 5
+    again = iterations(run(world, random.Random(1)))
+    first = iterations(reached(graphs.ring(6), 6, **settings))
+    assert again == [1 + iteration for iteration in first]
+    assert again[1] == again[5] == 1 + near
 
 
 @pytest.mark.parametrize(

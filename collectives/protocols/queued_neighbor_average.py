@@ -261,7 +261,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         i: cython.int
         following: cython.longlong = self.calls + 1
         farthest: cython.longlong = self.calls + self.max_skip
-        if self.joined or not self.tokens:
+        if not self.tokens:
             return following
         for i in range(len(self.awaited)):
             if self.is_destination[i]:
