@@ -3,9 +3,10 @@
     mpiexec -n 4 python benchmarks/peer_latency.py
 
 Vectors of float32 of 1 KiB to 96 MiB, all ranks of one node, which call together: D-PSGD's average
-of a ring's neighbors (NeighborAverage), and push-sum to one neighbor (PushSum). The reference does
-the same to a vector by hand: MPI_Sendrecv with the same neighbors, and numpy's multiplications and
-additions in place. It publishes no change, and serves no rank that is late.
+of a ring's neighbors (NeighborAverage), Hop's of the same (QueuedNeighborAverage), and push-sum to
+one neighbor (PushSum). The reference does the same to a vector by hand: MPI_Sendrecv with the same
+neighbors, and numpy's multiplications and additions in place. It publishes no change, and serves no
+rank that is late.
 
 The variants take turns in every round, each collective being the only one open then, after calls
 to warm up; the first round is thrown away, and all results are checked in it. A time is that of
@@ -21,7 +22,7 @@ import numpy as np
 from common import compare_by_size, time_warm
 from mpi4py import MPI
 
-from collectives import NeighborAverage, PushSum, graphs
+from collectives import NeighborAverage, PushSum, QueuedNeighborAverage, graphs
 
 SIZES = [1 << 10 << shift for shift in range(0, 18, 2)] + [96 << 20]
 BOUND = 1.0
@@ -81,6 +82,10 @@ def opened(kind, comm, vector):
 VARIANTS = {
     "D-PSGD": (functools.partial(opened, NeighborAverage), "Sendrecv, ring"),
     "Sendrecv, ring": (neighbors, None),
+    "Hop": (
+        functools.partial(opened, functools.partial(QueuedNeighborAverage, graph="ring")),
+        "Sendrecv, ring",
+    ),
     "push-sum": (functools.partial(opened, PushSum), "Sendrecv, one"),
     "Sendrecv, one": (push_sum, None),
 }

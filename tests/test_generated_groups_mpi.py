@@ -28,6 +28,13 @@ KINDS = {
     "pairs": {"groups": "static", "ranks_per_node": 2},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+# All of them, and without a progress thread one with a generator and one without.
+KINDS_AND_ENGINES = [*((name, "adaptive") for name in KINDS), ("smart", "none"), ("static", "none")]
+each_kind_and_engine = pytest.mark.parametrize(
+    ("kind", "engine"),
+    [(KINDS[name], engine) for name, engine in KINDS_AND_ENGINES],
+    ids=["-".join(names) for names in KINDS_AND_ENGINES],
+)
 
 
 def change(length, rank, call):
@@ -136,8 +143,7 @@ def test_scheduled_groups_have_exactly_their_means(comm, local_size, engine):
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("engine", ["adaptive", "none"])
-@each_kind
+@each_kind_and_engine
 def test_ranks_with_fewer_calls_leave_and_nobody_waits_for_them(comm, kind, engine):
     calls = 3 + 4 * comm.rank
     mine = change(LONG, comm.rank, -1)
@@ -150,8 +156,7 @@ def test_ranks_with_fewer_calls_leave_and_nobody_waits_for_them(comm, kind, engi
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("engine", ["adaptive", "none"])
-@each_kind
+@each_kind_and_engine
 def test_all_ranks_average_between_different_numbers_of_calls(comm, kind, engine):
     """A rank whose group waits for one that has come to an average of all goes on without it."""
     mine = change(LONG, comm.rank, -1)
