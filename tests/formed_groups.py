@@ -263,13 +263,15 @@ class World:
 
     Args:
         size, calls: how many ranks there are, and how many calls each one makes.
-        early, late: how often a call may have waited for long while something else can happen, and
-            where nothing can.
+        spurious, overdue: how often a call may have waited for long while something else can
+            happen, and where nothing can.
         settings: of `RandomGroups`.
     """
 
-    def __init__(self, size, calls, change, protocol=RandomGroups, early=0, late=0, **settings):
-        self.change, self.early, self.late = change, early, late
+    def __init__(
+        self, size, calls, change, protocol=RandomGroups, spurious=0, overdue=0, **settings
+    ):
+        self.change, self.spurious, self.overdue = change, spurious, overdue
         self.channels = {}
         # Of each group that some member has begun: what they gave.
         self.begun = {}
@@ -296,16 +298,16 @@ class World:
     def possible(self):
         """Return these, and that calls have waited for long."""
         events = list(self.events())
-        if self.early or (self.late and not events):
+        if self.spurious or (self.overdue and not events):
             waiting = [rank for rank, protocol in enumerate(self.protocols) if protocol.calling]
             events += [(self._wait_long, rank) for rank in waiting]
         return events
 
     def _wait_long(self, rank):
-        if self.early:
-            self.early -= 1
+        if self.spurious:
+            self.spurious -= 1
         else:
-            self.late -= 1
+            self.overdue -= 1
         self.protocols[rank].overdue()
 
     def _act(self, rank):

@@ -114,7 +114,7 @@ class Programs(World):
     Args:
         programs: for each rank a list of CALL, MEET, BARRIER and, as the last, INTERRUPTED.
         make: of a (port, rank, size), its protocol.
-        limits: `early` and `late` of `World`.
+        limits: `spurious` and `overdue` of `World`.
     """
 
     def __init__(self, programs, make, change, **limits):
@@ -183,7 +183,7 @@ class Programs(World):
         ]
         channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
         begun = {number: sorted(given) for number, given in self.begun.items()}
-        return repr((ranks, channels, begun, self.early, self.late))
+        return repr((ranks, channels, begun, self.spurious, self.overdue))
 
     def __deepcopy__(self, memo):
         # Neither changes.

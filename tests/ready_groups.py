@@ -204,7 +204,7 @@ class ReadyWorld(World):
         ]
         channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
         begun = {number: sorted(given) for number, given in self.begun.items()}
-        limits = self.early, self.late
+        limits = self.spurious, self.overdue
         return repr((ranks, channels, begun, limits, vars(self.controlling.controller)))
 
     def check_end(self):

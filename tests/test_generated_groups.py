@@ -76,11 +76,11 @@ BARRIERS = {
 }
 
 
-@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize("spurious", [0, 1])
 @pytest.mark.parametrize("program", BARRIERS.values(), ids=BARRIERS)
 @pytest.mark.parametrize("kind", ["random", "smart", "smart, on nodes"])
-def test_nobody_waits_for_one_that_waits_elsewhere_in_every_order(kind, program, early):
-    assert Programs(program, makers(2)[kind], change, early=early, late=6).explore() > 20
+def test_nobody_waits_for_one_that_waits_elsewhere_in_every_order(kind, program, spurious):
+    assert Programs(program, makers(2)[kind], change, spurious=spurious, overdue=6).explore() > 20
 
 
 def test_without_a_limit_some_wait_for_ever():
@@ -88,16 +88,16 @@ def test_without_a_limit_some_wait_for_ever():
         Programs(BARRIERS["one makes none before"], makers(2)["random"], change).explore()
 
 
-@pytest.mark.parametrize("early", [0, 5])
+@pytest.mark.parametrize("spurious", [0, 5])
 @pytest.mark.parametrize("size", [3, 5, 8])
 @pytest.mark.parametrize("kind", ["random", "smart", "smart, on nodes"])
-def test_nobody_waits_for_one_that_waits_elsewhere(kind, size, early):
-    overdue = 0
+def test_nobody_waits_for_one_that_waits_elsewhere(kind, size, spurious):
+    helped = 0
     for seed in range(40):
-        world = run_with_barriers(kind, size, seed, early=early, late=300)
-        overdue += world.late < 300
-        assert world.late > 0
-    assert overdue > 10
+        world = run_with_barriers(kind, size, seed, spurious=spurious, overdue=300)
+        helped += world.overdue < 300
+        assert world.overdue > 0
+    assert helped > 10
 
 
 def drawn_programs(size, seed):
@@ -342,7 +342,7 @@ def test_wrong_ranks_are_caught(wrong, kind):
 def test_ranks_that_let_go_of_groups_without_a_word_are_caught():
     with pytest.raises(AssertionError):
         for seed in range(200):
-            run_with_barriers("smart, on nodes", 3, seed, wrong_makers(Silent), late=300)
+            run_with_barriers("smart, on nodes", 3, seed, wrong_makers(Silent), overdue=300)
 
 
 def test_a_call_that_ends_too_early_is_caught():

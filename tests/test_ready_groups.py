@@ -226,23 +226,20 @@ BARRIERS = {
 }
 
 
-@pytest.mark.parametrize("early", [0, 1])
 @pytest.mark.parametrize(("programs", "group_size", "history"), BARRIERS.values(), ids=BARRIERS)
-def test_nobody_waits_for_one_that_waits_elsewhere_in_every_order(
-    programs, group_size, history, early
-):
+def test_nobody_waits_for_one_that_waits_elsewhere_in_every_order(programs, group_size, history):
     """Without limits to how long a call waits, some order ends with ranks that wait for others."""
     given = settings(group_size, history)
-    assert ReadyWorld(programs, given, early=early, late=4).explore() > 10
+    assert ReadyWorld(programs, given, overdue=4).explore() > 10
     with pytest.raises(AssertionError, match="a rank waits for ever"):
         ReadyWorld(programs, given).explore()
 
 
-@pytest.mark.parametrize("early", [0, 5])
-def test_nobody_waits_for_one_that_waits_elsewhere(early):
-    worlds = [run_drawn(seed, early=early, late=200) for seed in range(100)]
+@pytest.mark.parametrize("spurious", [0, 5])
+def test_nobody_waits_for_one_that_waits_elsewhere(spurious):
+    worlds = [run_drawn(seed, spurious=spurious, overdue=200) for seed in range(100)]
     assert sum(world.controlling.controller.released > 0 for world in worlds) > 50
-    assert all(world.late > 0 for world in worlds)
+    assert all(world.overdue > 0 for world in worlds)
 
 
 def change(rank, call):
