@@ -1,0 +1,140 @@
+"""Weights of models that have seen different numbers of samples, and when they help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+GRID = 400  # rates that are tried before the best of them is refined
+SLOWEST, FASTEST = 1e-6, 50.0  # of the fitted decrease: exponents over all the losses
+REFINEMENTS = 60  # of the interval of the exponent, by the golden section
+
+
+def weights(delays: Sequence[int] | np.ndarray, r: float) -> np.ndarray:
+    """Return q_i = r^{T_i} / Σ_j r^{T_j}.
+
+    They are computed from the differences to the smallest delay, so that none is lost however long
+    all delays are: the largest weight is never below 1/k.
+
+    Args:
+        delays: T_i: how many samples each of k nodes is behind the fastest, from 0 on.
+        r: the contraction rate, 0 ≤ r ≤ 1. With 1 all count alike, with 0 only the fastest.
+
+    Returns:
+        float64 array of shape (k,), of sum 1.
+
+    Raises:
+        ValueError: there are no delays, or one of them or r is out of range.
+
+    Source: WP-SGD, Equation 6.
+    """
+    powers = _powers(delays, r)
+    return powers / powers.sum()
+
+
+def beats_fastest(delays: Sequence[int] | np.ndarray, r: float) -> bool:
+    """Return whether the bound of the weighted average is below that of the fastest node alone.
+
+    That is 2 Σ r^{T_i} > √k + k. It compares bounds that leave out how far the start is from the
+    minimum: from far away the fastest node alone may still be better.
+
+    Args, Raises: those of `weights`.
+
+    Source: WP-SGD, Corollary 4.
+    """
+    powers = _powers(delays, r)
+    return bool(2 * powers.sum() > math.sqrt(len(powers)) + len(powers))
+
+
+def averages_help(delays: Sequence[int] | np.ndarray, r: float) -> bool:
+    """Return whether Σ r^{T_i} > √k, so that averaging again and again reduces the deviation.
+
+    Args, Raises: those of `weights`; the delays are those of one span.
+
+    Source: WP-SGD, section 5.1.
+    """
+    powers = _powers(delays, r)
+    return bool(powers.sum() > math.sqrt(len(powers)))
+
+
+def delay_contracts(
+    learning_rate: float, regularization: float, square: float, slope: float, delay: int
+) -> bool:
+    """Return whether ηλ + ηβ²c* ≤ (1 − ηλ)^τ, under which delayed SGD contracts by 1 − ηλ.
+
+    Args:
+        learning_rate, regularization: η and λ.
+        square: β²_max, the largest ‖x‖² of a sample.
+        slope: c*, the largest |∂L/∂ŷ|: 1 for the hinge loss.
+        delay: τ_max, how many updates come between a model's use and the update made of it.
+
+    Source: WP-SGD, Lemma 4, which also needs `check` to accept all updates.
+    """
+    shrink = learning_rate * regularization
+    return shrink + learning_rate * square * slope <= (1 - shrink) ** delay
+
+
+def contraction_rate(losses: Sequence[float] | np.ndarray, every: int = 1) -> float:
+    """Return the r for which floor + A·r^n is nearest to an objective's decrease.
+
+    Least squares: for each r the best floor and A are a linear problem.
+
+    Args:
+        losses: at least 4 values of the objective, evenly spaced.
+        every: how many samples are between two of them, so that r is per sample.
+
+    Raises:
+        ValueError: there are too few, one is not finite, or they do not decrease to a floor.
+
+    Source: WP-SGD, section 4.2 and Figure 3.
+    """
+    values = np.asarray(losses, dtype=np.float64)
+    if values.ndim != 1 or len(values) < 4 or not np.isfinite(values).all():
+        raise ValueError("losses must be 4 or more finite numbers")
+    if every < 1:
+        raise ValueError(f"every must be 1 or more, not {every}")
+    scale = np.ptp(values)
+    if scale == 0:
+        raise ValueError("the losses are all the same: there is no rate to fit")
+    scaled, places = (values - values[-1]) / scale, np.linspace(0, 1, len(values))
+    grid = np.geomspace(SLOWEST, FASTEST * len(values), GRID)
+    best = int(np.argmin([_fit(exponent, places, scaled)[0] for exponent in grid]))
+    exponent = _refined(grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)], places, scaled)
+    if best in (0, GRID - 1) or _fit(exponent, places, scaled)[1] <= 0:
+        raise ValueError("the losses do not decrease to a floor: there is no rate to fit")
+    return math.exp(-exponent / ((len(values) - 1) * every))
+
+
+def _powers(delays: Sequence[int] | np.ndarray, r: float) -> np.ndarray:
+    """Return r^{T_i − min T}."""
+    behind = np.asarray(delays, dtype=np.float64)
+    if behind.ndim != 1 or not behind.size:
+        raise ValueError("delays must be a sequence of one number or more")
+    if not (np.isfinite(behind) & (behind >= 0)).all():
+        raise ValueError("delays must be numbers from 0 on")
+    if not 0 <= r <= 1:
+        raise ValueError(f"r must be from 0 to 1, not {r}")
+    return np.power(float(r), behind - behind.min())
+
+
+def _fit(exponent: float, places: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """Return the squared error of the best floor + A·exp(−exponent·place), and its A."""
+    curve = np.exp(-exponent * places)
+    curve -= curve.mean()
+    height = curve @ (values - values.mean()) / max(curve @ curve, np.finfo(float).tiny)
+    rest = values - values.mean() - height * curve
+    return float(rest @ rest), float(height)
+
+
+def _refined(low: float, high: float, places: np.ndarray, values: np.ndarray) -> float:
+    """Return the exponent between two of least error."""
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(REFINEMENTS):
+        step = golden * (high - low)
+        if _fit(high - step, places, values)[0] < _fit(low + step, places, values)[0]:
+            high = low + step
+        else:
+            low = high - step
+    return (low + high) / 2
