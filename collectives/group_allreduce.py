@@ -216,12 +216,13 @@ class GroupAllreduce(Collective):
         """
         self.native.synchronize(vector)
 
-    def average(self, vector):
+    def average(self, vector, *, weight=None):
         """Overwrite `vector` by what `synchronize` would now give, and leave all else as it is.
 
-        Collective: all ranks call it between the same two calls.
+        Collective: all ranks call it between the same two calls. A rank's weight is that of its
+        last call where it gives none.
         """
-        self.native.average(vector)
+        self.native.average(vector, weight)
 
     def load(self, vector, version):
         """Go on from `vector`, which may differ between ranks, with `version` for the next call.
