@@ -64,7 +64,7 @@ def sources(folder):
 
 pure = [
     extension(source)
-    for folder in ("collectives/protocols", "collectives/memory", "wagma/simulation")
+    for folder in ("collectives/protocols", "collectives/memory", "wagma/simulation", "wagma/wpsgd")
     for source in sources(folder)
 ]
 # What Cython would else repeat in each extension, and take as long again to compile.

@@ -4,12 +4,21 @@ Cheng, Li and Zhang, *WP-SGD: Weighted parallel SGD for distributed unbalanced-w
 system*, Journal of Parallel and Distributed Computing, 2020. `wagma svm` is the command for it.
 """
 
-from wagma.wpsgd.rates import (
-    averages_help,
-    beats_fastest,
-    contraction_rate,
-    delay_contracts,
-    weights,
-)
+import importlib
 
-__all__ = ["averages_help", "beats_fastest", "contraction_rate", "delay_contracts", "weights"]
+_MODULES = {
+    "check": "acceptance",
+    "averages_help": "rates",
+    "beats_fastest": "rates",
+    "contraction_rate": "rates",
+    "delay_contracts": "rates",
+    "weights": "rates",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name):
+    """Load what needs numpy when it is asked for: `wagma.wpsgd.methods` does without."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,152 @@
+"""Samples of two classes with sparse features: generated, or read, and shared out to nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+POPULARITY = 1.0  # exponent by which features are rarer than the most frequent one
+LEANING = 0.5  # share of features that are drawn again where they belong to the other class
+NOISE = 0.02  # share of generated labels that are wrong
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Rows of a CSR matrix, and the class of each.
+
+    Attributes:
+        indptr, indices, data: int64, int32 and float64 arrays; a row's indices ascend.
+        labels: float64 array of shape (rows,), of −1 and 1.
+        features: how many columns there are.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    labels: np.ndarray
+    features: int
+
+    def __post_init__(self) -> None:
+        if self.indices.size and not 0 <= self.indices.min() <= self.indices.max() < self.features:
+            raise ValueError(
+                f"indices from {self.indices.min()} to {self.indices.max()}, "
+                f"of {self.features} features"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def matrix(self) -> csr_matrix:
+        """The rows as a matrix of scipy's, without a copy."""
+        from scipy.sparse import csr_matrix  # not at the top: the package does without
+
+        shape = len(self), self.features
+        return csr_matrix((self.data, self.indices, self.indptr), shape, copy=False)
+
+    def take(self, rows: np.ndarray) -> Samples:
+        """Return these rows, in this order."""
+        return of_matrix(self.matrix[rows], self.labels[rows])
+
+    def largest_square(self) -> float:
+        """Return β²_max, the largest ‖x‖²; 0 of no rows."""
+        squares = self.matrix.multiply(self.matrix).sum(axis=1)
+        return float(squares.max()) if len(self) else 0.0
+
+    def objective(self, model: np.ndarray, regularization: float, logistic: bool = False) -> float:
+        """Return λ/2·‖w‖² plus the mean loss of these rows.
+
+        Args:
+            model: w, float64 array of shape (features,).
+            regularization: λ.
+            logistic: as for `Steps`.
+
+        Source: WP-SGD, Equation 4.
+        """
+        margins = self.labels * (self.matrix @ model)
+        losses = np.logaddexp(0, -margins) if logistic else np.maximum(0, 1 - margins)
+        return float(regularization / 2 * (model @ model) + losses.mean())
+
+
+def of_matrix(matrix, labels: np.ndarray) -> Samples:
+    """Return the rows of a matrix of scipy's as `Samples`; the labels are −1 and 1."""
+    matrix = matrix.tocsr()
+    matrix.sort_indices()
+    return Samples(
+        matrix.indptr.astype(np.int64, copy=False),
+        matrix.indices.astype(np.int32, copy=False),
+        matrix.data.astype(np.float64, copy=False),
+        np.asarray(labels, np.float64),
+        matrix.shape[1],
+    )
+
+
+def generate(rows: int, features: int, nonzeros: int, seed: int) -> Samples:
+    """Return samples that are like those of texts: few features are in many of them.
+
+    Rows are of length 1, with the features that `nonzeros` draws give, so often as they are drawn.
+    Every feature is in rows of one class more often than in those of the other, and is drawn by
+    its popularity, which falls by a power law.
+
+    Args:
+        rows, features: how many.
+        nonzeros: features that are drawn for a row, of which some may be the same.
+        seed: of all draws.
+    """
+    generator = np.random.default_rng([seed, rows, features])
+    labels = generator.choice([-1.0, 1.0], rows)
+    popularity = np.cumsum(np.arange(1, features + 1) ** -POPULARITY)
+    places = generator.random((2, rows, nonzeros)) * popularity[-1]
+    first, second = np.searchsorted(popularity, places).clip(max=features - 1)
+    leaning = generator.choice([-1.0, 1.0], features)
+    unlike = leaning[first] != labels[:, None]
+    drawn = np.where(unlike & (generator.random(first.shape) < LEANING), second, first)
+    drawn = np.sort(generator.permutation(features)[drawn], axis=1)
+    new = np.ones_like(drawn, bool)
+    new[:, 1:] = drawn[:, 1:] != drawn[:, :-1]
+    counts = np.diff(np.append(np.flatnonzero(new), drawn.size)).astype(np.float64)
+    indptr = np.append(0, np.cumsum(new.sum(axis=1)))
+    lengths = np.sqrt(np.add.reduceat(counts**2, indptr[:-1]))
+    data = counts / np.repeat(lengths, np.diff(indptr))
+    wrong = generator.random(rows) < NOISE
+    return Samples(
+        indptr, drawn[new].astype(np.int32), data, np.where(wrong, -labels, labels), features
+    )
+
+
+def shards(rows: int, nodes: int, generator: np.random.Generator) -> list[np.ndarray]:
+    """Return each node's rows: a random part, as many as another's or one more."""
+    order = generator.permutation(rows)
+    return [order[node::nodes] for node in range(nodes)]
+
+
+def epochs(rows: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield a node's rows in random order, again and again."""
+    while True:
+        yield generator.permutation(rows)
+
+
+class Order:
+    """The order in which a node consumes its rows, shuffled anew in every epoch.
+
+    Args:
+        rows: int64 array, not empty.
+        seed: what a generator of numpy's is made of.
+    """
+
+    def __init__(self, rows: np.ndarray, seed) -> None:
+        self._epochs = epochs(np.asarray(rows, np.int64), np.random.default_rng(seed))
+        self._left = next(self._epochs)
+
+    def take(self, count: int) -> np.ndarray:
+        """Return the next so many rows: int64 array of shape (count,)."""
+        while len(self._left) < count:
+            self._left = np.concatenate([self._left, next(self._epochs)])
+        taken, self._left = self._left[:count], self._left[count:]
+        return taken
