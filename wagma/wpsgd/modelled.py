@@ -1,0 +1,105 @@
+"""Nodes in modelled time, in one process: samples × slow factor, and the machine's allreduces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wagma.simulation.core import allreduce_time
+from wagma.simulation.machine import Machine
+from wagma.wpsgd.methods import STEP, Method
+from wagma.wpsgd.rates import weights
+from wagma.wpsgd.samples import Order, shards
+from wagma.wpsgd.training import Point, Problem
+
+SAMPLE_SECONDS = 10e-6
+
+
+class Modelled:
+    """All nodes of a run.
+
+    Each has a shard of the samples that does not depend on the method, nor does the order in which
+    it consumes them; one that trains alone has all.
+
+    Args:
+        method, problem: what is trained.
+        speeds: of the nodes; only their ratios count for who is behind.
+        machine: what the nodes are connected by.
+        sample_seconds: that a node of speed 1 takes for a sample.
+        seed: of the shards and orders.
+
+    Attributes:
+        seconds: the modelled time.
+        nodes: the `Steps` of each node; of a method that averages after every step, of all.
+        stopped: False.
+    """
+
+    stopped = False
+
+    def __init__(
+        self,
+        method: Method,
+        problem: Problem,
+        speeds: Sequence[float],
+        machine: Machine,
+        sample_seconds: float = SAMPLE_SECONDS,
+        seed: int = 0,
+    ) -> None:
+        self.method, self.problem, self.seconds = method, problem, 0.0
+        speeds = np.asarray([max(speeds)] if method.alone else speeds, np.float64)
+        parts = shards(len(problem.train), len(speeds), np.random.default_rng([seed]))
+        orders = [Order(rows, [seed, node]) for node, rows in enumerate(parts)]
+        self._orders, self._shares = orders, speeds / speeds.max()
+        if method.waits:
+            self._shares = np.ones(len(speeds))
+        self._sample_seconds = sample_seconds / (speeds.min() if method.waits else speeds.max())
+        together = method.averages == STEP
+        self.nodes = [problem.steps(method) for _ in range(1 if together else len(orders))]
+        ranks, nbytes = len(orders), 8 * problem.train.features
+        self._average_seconds = allreduce_time(machine.for_job(ranks), ranks, nbytes)
+        self._applied = np.zeros(len(self.nodes), np.int64)
+        self._alike = True  # all nodes have the same model
+
+    @property
+    def delays(self) -> np.ndarray:
+        """How many updates each node is behind the one that has applied most: int64 array."""
+        applied = np.array([node.applied for node in self.nodes]) - self._applied
+        return applied.max() - applied
+
+    def advance(self, samples: int) -> None:
+        before = max(node.consumed for node in self.nodes)
+        for node, order, share in zip(self.nodes, self._orders, self._shares):
+            node.advance(order.take(int(samples * share + 1e-9) - node.consumed))
+        self.seconds += (samples - before) * self._sample_seconds
+        self._alike = len(self.nodes) == 1
+
+    def advance_together(self, samples: int) -> None:
+        count = samples - self.nodes[0].consumed
+        rows = np.stack([order.take(count) for order in self._orders], axis=1)
+        self.nodes[0].advance_together(rows)
+        self.seconds += count * (self._sample_seconds + self._average_seconds)
+
+    def average(self) -> None:
+        model = self.model()
+        for node in self.nodes:
+            node.load(model)
+        self._applied = np.array([node.applied for node in self.nodes])
+        self.seconds += self._average_seconds
+        self._alike = True
+
+    def model(self) -> np.ndarray:
+        """Return Σ q_i w_i."""
+        total = np.zeros(self.problem.train.features)
+        for q, node in zip(weights(self.delays, self.problem.rate_of(self.method)), self.nodes):
+            if q:
+                total += q * node.model()
+        return total
+
+    def updates(self) -> tuple[int, int]:
+        """Return how many updates all nodes have applied, and how many abandoned."""
+        return sum(n.applied for n in self.nodes), sum(n.abandoned for n in self.nodes)
+
+    def evaluate(self, samples: int) -> Point:
+        seconds = self.seconds + (0 if self._alike else self._average_seconds)
+        return Point(samples, seconds, self.problem.objective(self.model()))

@@ -1,0 +1,166 @@
+"""The ranks of a job as nodes, each at its own speed; importing it loads MPI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import GroupAllreduce
+from wagma.job import meet
+from wagma.wpsgd.methods import Method
+from wagma.wpsgd.rates import weights
+from wagma.wpsgd.samples import Order
+from wagma.wpsgd.training import Point, Problem
+
+CHUNK = 16  # samples between two looks for what others say
+SHORTEST = 1e-3  # seconds that a rank sleeps at least; it makes up for what it has not slept
+
+
+class Ranks:
+    """This rank's node, among those of all ranks; making and closing it is collective.
+
+    A rank that is the first to have consumed what was asked for tells all others, which stop after
+    the samples that they are at. It is the same with one that is asked to stop.
+
+    Args:
+        method: what is trained; the same on all ranks.
+        problem: with this rank's shard to train on, or all samples where it trains alone. Rank 0
+            alone evaluates.
+        comm: mpi4py intracommunicator, which is duplicated.
+        factor: how many times as long as it takes this rank's samples are made to take.
+        sample_seconds: what a sample takes at least, times the factor.
+        seed: of the order.
+        trains: whether this rank does, of a method that one node runs alone.
+        asked_to_stop: what says so.
+
+    Attributes:
+        seconds: since the beginning, without evaluations.
+        stopped: whether a rank was asked to stop.
+        steps: this rank's node.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        problem: Problem,
+        comm: MPI.Intracomm,
+        *,
+        factor: float = 1.0,
+        sample_seconds: float = 0.0,
+        seed: int = 0,
+        trains: bool = True,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.method, self.problem = method, problem
+        self.steps = problem.steps(method)
+        self.seconds, self.stopped = 0.0, False
+        self._order = Order(np.arange(len(problem.train)), [seed, comm.rank])
+        self._factor, self._sample_seconds, self._owed = factor, sample_seconds, 0.0
+        self._trains, self._asked = trains, asked_to_stop
+        self._applied = 0
+        self._alike = True  # all ranks have the same model
+        self._reduction = GroupAllreduce(comm, self.steps.model(), group_size=1, wait="group")
+        self._comm = comm.Dup()
+
+    def advance(self, samples: int) -> None:
+        meet(self._comm)
+        began = time.perf_counter()
+        self._consume(samples, tells=not self.method.waits)
+        self.seconds += self._comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
+
+    def advance_together(self, samples: int) -> None:
+        meet(self._comm)
+        began = time.perf_counter()
+        while self.steps.consumed < samples and not self.stopped:
+            self._consume(self.steps.consumed + 1, tells=False, asleep=False)
+            if not self.stopped:
+                self._replace()
+        self.seconds += self._comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
+
+    def average(self) -> None:
+        began = time.perf_counter()
+        self._replace()
+        self.seconds += self._comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
+
+    def model(self) -> np.ndarray:
+        """Return Σ q_i w_i, bitwise equal on all ranks; collective."""
+        model = self.steps.model()
+        self._reduction.average(model, weight=float(self._weights()[self._comm.rank]))
+        return model
+
+    def evaluate(self, samples: int) -> Point:
+        began = time.perf_counter()
+        model = self.model()
+        seconds = self._comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
+        if self._alike or self.method.alone:
+            seconds = 0.0
+        known = self._comm.rank == 0
+        objective = self.problem.objective(model) if known else float("nan")
+        return Point(samples, self.seconds + seconds, objective)
+
+    def updates(self) -> tuple[int, int]:
+        """Return how many updates all ranks have applied, and how many abandoned; collective."""
+        counts = self.steps.applied, self.steps.abandoned
+        return tuple(map(sum, zip(*self._comm.allgather(counts))))
+
+    def close(self) -> None:
+        """Leave; collective."""
+        self._reduction.close()
+        self._comm.Free()
+
+    def _weights(self) -> np.ndarray:
+        """Return the weights of all ranks; those that do not train have none."""
+        if not (self.method.weighted or self.method.alone):
+            return np.full(self._comm.size, 1 / self._comm.size)
+        mine = self.steps.applied - self._applied if self._trains else -1
+        applied = np.array(self._comm.allgather(mine))
+        q = np.zeros(len(applied))
+        trained = applied >= 0
+        delays = applied.max() - applied[trained]
+        q[trained] = weights(delays, self.problem.rate_of(self.method))
+        return q
+
+    def _replace(self) -> None:
+        self.steps.load(self.model())
+        self._applied, self._alike = self.steps.applied, True
+
+    def _consume(self, samples: int, tells: bool, asleep: bool = True) -> None:
+        """Consume up to so many samples in all; less where another rank has, and tells.
+
+        Whoever is done waits for the others, `asleep` where that may be long.
+        """
+        comm = self._comm
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        told = asked = False
+        while self._trains and self.steps.consumed < samples and not (told or asked):
+            self._make(min(CHUNK, samples - self.steps.consumed))
+            told = bool(others) and comm.Iprobe()
+            asked = self._asked()
+        while not (self._trains or told or asked):  # the rank that does tells when it is done
+            time.sleep(SHORTEST)
+            told, asked = comm.Iprobe(), self._asked()
+        first = asked or (tells and self._trains and self.steps.consumed >= samples)
+        sent = [comm.Isend(b"", rank) for rank in others] if first else []
+        if asleep:
+            meet(comm)
+        said = comm.allgather((first, asked))
+        for rank in others:
+            if said[rank][0]:
+                comm.Recv(bytearray(), rank)
+        MPI.Request.Waitall(sent)
+        self.stopped = any(asked for _, asked in said)
+        self._alike = False
+
+    def _make(self, count: int) -> None:
+        """Consume so many samples, and sleep for as long as they are to take beyond that."""
+        began = time.perf_counter()
+        self.steps.advance(self._order.take(count))
+        taken = time.perf_counter() - began
+        self._owed += self._factor * max(taken, count * self._sample_seconds) - taken
+        if self._owed >= SHORTEST:
+            began = time.perf_counter()
+            time.sleep(self._owed)
+            self._owed -= time.perf_counter() - began
