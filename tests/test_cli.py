@@ -125,6 +125,21 @@ MISTAKES = {
     "--step-times constant",
     "simulate --ranks 2,4 --slow-rank 4:2": "argument --slow-rank: no rank 4 in a job of 4 ranks",
     "simulate --trace a --step-times constant": "argument --step-times: not allowed with argument",
+    "svm --method wp,median": "argument --method: must be one of wp, simuparallel, delay, ",
+    "svm --method wp,wp": "argument --method: names something twice",
+    "svm --preset mnist": "argument --preset: invalid choice: 'mnist'",
+    "svm --lr 0": "argument --lr: must be a number above 0, not '0'",
+    "svm --l2 10": "argument --l2: must be below 1 / RATE",
+    "svm --rate 1.5": "argument --rate: must be a number from 0 to 1, not '1.5'",
+    "svm --workers 0": "argument --workers: must be a whole number from 1 on, not '0'",
+    "svm --check mine": "argument --check: invalid choice: 'mine'",
+    "svm --start inf": "argument --start: must be a number that is finite, not 'inf'",
+    "svm --slow-rank 1": "argument --slow-rank: must be R:FACTOR, a rank and a number above 0, ",
+    "svm --slow-rank 1:0": "argument --slow-rank: must be R:FACTOR, a rank and a number above 0, ",
+    "svm --cluster 1,2": "argument --cluster: must be a number above 0, up to 1, not '2'",
+    "svm --cluster 1,1 --slow-rank 1:2": "argument --slow-rank: not allowed with argument --clus",
+    "svm --machine hdr": "argument --machine: not allowed without argument --cluster",
+    "svm --test a.svm": "argument --test: not allowed without argument --data",
     "info --steps 3": "unrecognized arguments: --steps 3 (see wagma info --help)",
 }
 TORCHRUN = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
@@ -238,7 +253,7 @@ sys.exit(cli.main(["train"]))
 @pytest.mark.parametrize(
     "line",
     [["--help"], ["--version"], ["train", "--x"]]
-    + [[command, "--help"] for command in ("train", "compare", "simulate")],
+    + [[command, "--help"] for command in ("train", "compare", "simulate", "svm")],
 )
 def test_help_version_and_mistakes_load_neither_mpi_nor_torch(line):
     program = f"""
@@ -291,6 +306,7 @@ def help_of(capsys):
         (["compare"], "wagma compare --algorithms allreduce,ddp,wagma --seeds 5 --target 0.95\n"),
         (["info"], "mpiexec -n 4 wagma info\n"),
         (["simulate"], "wagma simulate --ranks 64 --trace runs/mine"),
+        (["svm"], "mpiexec -n 4 wagma svm --slow-rank 1:0.5\n"),
     ],
 )
 def test_help_has_examples_and_the_exit_statuses(help_of, command, example):
@@ -350,7 +366,7 @@ def terminal(monkeypatch):
     os.close(end)
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["info"], ["simulate"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["info"], ["simulate"], ["svm"]])
 def test_help_on_a_terminal_has_the_same_words_in_color(help_of, terminal, monkeypatch, command):
     pytest.importorskip("rich_argparse")
     colored = help_of(*command)

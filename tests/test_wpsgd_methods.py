@@ -55,7 +55,7 @@ def test_a_rate_of_0_gives_the_fastest_node_s_model():
 def test_nodes_consume_what_their_speeds_say_and_weigh_by_how_far_they_are_behind():
     team, _ = train("wp", samples=999)
     assert [node.consumed for node in team.nodes] == [999, 499, 899, 999]
-    assert team.delays.tolist() == [0, 500, 100, 0]
+    assert team.delays().tolist() == [0, 500, 100, 0]
     q = weights([0, 500, 100, 0], 0.999)
     expected = sum(each * node.model() for each, node in zip(q, team.nodes))
     np.testing.assert_allclose(team.model(), expected, rtol=1e-12)
@@ -66,9 +66,9 @@ def test_nodes_consume_what_their_speeds_say_and_weigh_by_how_far_they_are_behin
 
 def test_delays_count_updates_since_the_last_average():
     team, _ = train("delay-wp", samples=250)
-    assert team.delays.tolist() == [0, 25, 5, 0]
+    assert team.delays().tolist() == [0, 25, 5, 0]
     team, _ = train("delay-wp", samples=300)
-    assert team.delays.tolist() == [0, 0, 0, 0]
+    assert team.delays().tolist() == [0, 0, 0, 0]
     models = [node.model() for node in team.nodes]
     assert all((model == models[0]).all() for model in models)
 
@@ -115,6 +115,14 @@ def test_time_is_samples_by_the_slow_factor_and_every_average_s_allreduce():
 def test_runs_are_repeatable_and_have_seeds():
     one, again, other = (train("delay-wp", samples=300, seed=seed)[1] for seed in (3, 3, 4))
     assert one == again and one[-1].objective != other[-1].objective
+
+
+def test_a_run_that_is_asked_to_stop_has_its_model_and_a_last_point():
+    method = METHODS["delay-wp"]
+    team = Modelled(method, PROBLEM, SPEEDS, FREE, asked_to_stop=lambda: team.seconds > 0)
+    points = list(run(method, team, 100, 1000, 1000))
+    assert [point.samples for point in points] == [100]
+    assert points[0].objective == PROBLEM.objective(team.model())
 
 
 FOLD = 5000  # samples in which (1 − λη)^n falls to 1/e

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import wagma
 from wagma import job, logs
-from wagma.commands import compare, info, simulate, train
+from wagma.commands import compare, info, simulate, svm, train
 from wagma.parsing import EXIT_STATUSES, Parser
 
 DESCRIPTION = "Train on all ranks of an MPI job, without waiting for those that are late."
@@ -24,6 +24,7 @@ examples:
   mpiexec -n 4 wagma compare --algorithms allreduce,wagma --imbalance cloud
   mpiexec -n 4 wagma info
   wagma simulate --ranks 64,1024 --imbalance cloud
+  mpiexec -n 4 wagma svm --slow-rank 1:0.5
   wagma train --help
 """
 
@@ -33,7 +34,7 @@ def make_parser() -> Parser:
     parser = Parser(prog="wagma", description=DESCRIPTION, epilog=f"{EXAMPLES}\n{EXIT_STATUSES}")
     parser.add_argument("--version", action="version", version=f"wagma {wagma.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, compare, info, simulate):
+    for command in (train, compare, info, simulate, svm):
         command.add(commands)
     return parser
 

@@ -39,7 +39,7 @@ class Method:
 
 METHODS = {
     "wp": Method(
-        "nodes train alone, and the average of their models weighs those that are behind less",
+        "nodes train alone; in the average of their models those that are behind weigh less",
         "Algorithm 1",
         "#D55E00",
         weighted=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,14 +28,13 @@ class Modelled:
         machine: what the nodes are connected by.
         sample_seconds: that a node of speed 1 takes for a sample.
         seed: of the shards and orders.
+        asked_to_stop: what says so.
 
     Attributes:
         seconds: the modelled time.
         nodes: the `Steps` of each node; of a method that averages after every step, of all.
-        stopped: False.
+        stopped: whether the process was asked to stop.
     """
-
-    stopped = False
 
     def __init__(
         self,
@@ -45,7 +44,9 @@ class Modelled:
         machine: Machine,
         sample_seconds: float = SAMPLE_SECONDS,
         seed: int = 0,
+        asked_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._asked = asked_to_stop
         self.method, self.problem, self.seconds = method, problem, 0.0
         speeds = np.asarray([max(speeds)] if method.alone else speeds, np.float64)
         parts = shards(len(problem.train), len(speeds), np.random.default_rng([seed]))
@@ -62,8 +63,10 @@ class Modelled:
         self._alike = True  # all nodes have the same model
 
     @property
+    def stopped(self) -> bool:
+        return self._asked()
+
     def delays(self) -> np.ndarray:
-        """How many updates each node is behind the one that has applied most: int64 array."""
         applied = np.array([node.applied for node in self.nodes]) - self._applied
         return applied.max() - applied
 
@@ -89,17 +92,18 @@ class Modelled:
         self._alike = True
 
     def model(self) -> np.ndarray:
-        """Return Σ q_i w_i."""
         total = np.zeros(self.problem.train.features)
-        for q, node in zip(weights(self.delays, self.problem.rate_of(self.method)), self.nodes):
+        for q, node in zip(weights(self.delays(), self.problem.rate_of(self.method)), self.nodes):
             if q:
                 total += q * node.model()
         return total
 
     def updates(self) -> tuple[int, int]:
-        """Return how many updates all nodes have applied, and how many abandoned."""
         return sum(n.applied for n in self.nodes), sum(n.abandoned for n in self.nodes)
 
     def evaluate(self, samples: int) -> Point:
         seconds = self.seconds + (0 if self._alike else self._average_seconds)
         return Point(samples, seconds, self.problem.objective(self.model()))
+
+    def close(self) -> None:
+        pass

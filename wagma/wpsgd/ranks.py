@@ -85,10 +85,14 @@ class Ranks:
         self._replace()
         self.seconds += self._comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
 
+    def delays(self) -> np.ndarray:
+        mine = self.steps.applied - self._applied if self._trains else -1
+        applied = np.array(self._comm.allgather(mine))
+        return applied.max() - applied[applied >= 0]
+
     def model(self) -> np.ndarray:
-        """Return Σ q_i w_i, bitwise equal on all ranks; collective."""
         model = self.steps.model()
-        self._reduction.average(model, weight=float(self._weights()[self._comm.rank]))
+        self._reduction.average(model, weight=self._weight())
         return model
 
     def evaluate(self, samples: int) -> Point:
@@ -102,26 +106,20 @@ class Ranks:
         return Point(samples, self.seconds + seconds, objective)
 
     def updates(self) -> tuple[int, int]:
-        """Return how many updates all ranks have applied, and how many abandoned; collective."""
         counts = self.steps.applied, self.steps.abandoned
         return tuple(map(sum, zip(*self._comm.allgather(counts))))
 
     def close(self) -> None:
-        """Leave; collective."""
         self._reduction.close()
         self._comm.Free()
 
-    def _weights(self) -> np.ndarray:
-        """Return the weights of all ranks; those that do not train have none."""
-        if not (self.method.weighted or self.method.alone):
-            return np.full(self._comm.size, 1 / self._comm.size)
-        mine = self.steps.applied - self._applied if self._trains else -1
-        applied = np.array(self._comm.allgather(mine))
-        q = np.zeros(len(applied))
-        trained = applied >= 0
-        delays = applied.max() - applied[trained]
-        q[trained] = weights(delays, self.problem.rate_of(self.method))
-        return q
+    def _weight(self) -> float:
+        """Return this rank's share of an average; ranks that do not train have none."""
+        if self.method.alone:
+            return float(self._trains)
+        if not self.method.weighted:
+            return 1 / self._comm.size
+        return float(weights(self.delays(), self.problem.rate_of(self.method))[self._comm.rank])
 
     def _replace(self) -> None:
         self.steps.load(self.model())

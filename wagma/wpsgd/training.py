@@ -78,7 +78,11 @@ class Point:
 
 
 class Team(Protocol):
-    """All nodes, in modelled time or on the ranks of a job."""
+    """All nodes, in modelled time or on the ranks of a job, where everything is collective.
+
+    Attributes:
+        stopped: whether somebody was asked to stop.
+    """
 
     stopped: bool
 
@@ -94,11 +98,20 @@ class Team(Protocol):
     def evaluate(self, samples: int) -> Point:
         """Return the point; no clock runs meanwhile."""
 
+    def delays(self) -> np.ndarray:
+        """Return T_i: how many updates each node that trains is behind the one that has most.
+
+        They are counted from the last average on that all have gone on from.
+        """
+
     def model(self) -> np.ndarray:
         """Return Σ q_i w_i of the nodes' models."""
 
     def updates(self) -> tuple[int, int]:
         """Return how many updates all nodes have applied, and how many abandoned."""
+
+    def close(self) -> None:
+        """Leave what the nodes average by."""
 
 
 def run(method: Method, team: Team, span: int, samples: int, every: int) -> Iterator[Point]:

@@ -1,0 +1,132 @@
+"""``wagma svm`` from outside: its table and files, on ranks and on simulated nodes."""
+
+import json
+import re
+import signal
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from launch import Signal
+
+from wagma.wpsgd.methods import METHODS
+
+pytestmark = pytest.mark.launch
+COMMAND = ("-m", "wagma", "svm", "--name", "mine")
+# Samples on both sides of a line, with a little of a third feature.
+PAIRS = [(a, b) for a in range(1, 9) for b in range(1, 9) if a != b]
+LINES = [f"{int(a > b)} 1:{a / 10} 2:{b / 10} 3:0.01" for a, b in PAIRS]
+NO_MPI = """
+import sys
+from wagma import cli
+
+status = cli.main(sys.argv[1:])
+loaded = {"mpi4py.MPI", "torch"} & set(sys.modules)
+assert not loaded, loaded
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "some.svm"
+    path.write_text("\n".join(LINES) + "\n")
+    return path
+
+
+def outcome(tmp_path, ended):
+    """Return the printed rows and the figures of a run, which go together."""
+    assert ended.stderr == ""
+    run = tmp_path / "runs" / "mine"
+    record = json.loads((run / "svm.json").read_text())
+    rows = [line.split() for line in ended.stdout.splitlines() if line.split()[0] in METHODS]
+    assert [row[0] for row in rows] == list(record["results"])
+    for row in rows:
+        result = record["results"][row[0]]
+        samples, _, objective = result["points"][-1]
+        assert row[1] == f"{samples:,.0f}" and row[3] == f"{objective:.5g}"
+        assert row[4] == f"{result['accuracy']:.2%}"
+        assert np.isfinite(np.load(run / f"{row[0]}.npz")["model"]).all()
+    assert (run / "svm.png").exists() == (find_spec("matplotlib") is not None)
+    return record
+
+
+def test_simulated_nodes_train_by_all_methods_without_mpi_and_torch(mpirun, tmp_path, data):
+    options = ("--cluster", "1,1,0.5", "--method", ",".join(METHODS), "--samples", "2000")
+    options += ("--data", data, "--evaluate-every", "1000", "--seeds", "2", "--start", "1")
+    options += ("--check", "paper")
+    ended = mpirun(None, "-c", NO_MPI, *COMMAND[2:], *options, timeout=60, cwd=tmp_path).check()
+    record = outcome(tmp_path, ended)
+    assert record["settings"]["cluster"] == [1, 1, 0.5]
+    for name, result in record["results"].items():
+        assert result["accuracy"] >= 0.9
+        assert [len(run) for run in result["runs"]] == [2, 2]
+        assert result["points"][0] == np.mean([run[0] for run in result["runs"]], 0).tolist()
+        assert (result["abandoned"] > 0) == METHODS[name].delayed
+        assert f"{name:<14}" in ended.stdout
+    late = record["results"]["delay"]
+    share = late["abandoned"] / (late["applied"] + late["abandoned"])
+    assert f"{share:.1%} abandoned" in ended.stdout
+    assert record["results"]["wp"]["points"][-1][1] == pytest.approx(0.02, rel=0.1)
+    lines = re.findall(r"^step (\d+)/28000", ended.stdout, re.MULTILINE)
+    assert lines[-1] == "28000"
+
+
+def test_ranks_train_at_their_own_speeds(mpirun, tmp_path, data):
+    options = ("--slow-rank", "1:0.125", "--sample-time", "100", "--data", data)
+    options += ("--method", "wp,sequential,delay-wp", "--samples", "1000", "--start", "1")
+    options += ("--evaluate-every", "500", "--span", "100")
+    ended = mpirun(3, *COMMAND, *options, timeout=60, cwd=tmp_path).check()
+    record = outcome(tmp_path, ended)
+    for result in record["results"].values():
+        assert [point[0] for point in result["points"]] == [500, 1000]
+        assert result["accuracy"] >= 0.9
+    applied = {name: result["applied"] for name, result in record["results"].items()}
+    assert applied["sequential"] == 1000
+    assert 1000 < applied["wp"] < 3000
+    assert record["settings"]["slow_rank"] == {"1": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--slow-rank", "2:2"), "argument --slow-rank: no rank 2 in a job of 2 ranks"),
+        (("--data", "bad.svm"), "bad.svm, line 2 is malformed: '0 1'"),
+    ],
+)
+def test_mistakes_are_one_line(mpirun, tmp_path, options, message):
+    (tmp_path / "bad.svm").write_text("1 1:1\n0 1\n")
+    ended = mpirun(2, *COMMAND, *options, timeout=60, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.complaints.startswith(f"wagma: error: {message}")
+    assert ended.complaints.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+PROGRAM = """
+import sys
+from wagma import cli, svm
+from wagma.wpsgd import training
+
+def run(*arguments):
+    for count, point in enumerate(training.run(*arguments)):
+        if count == 2:
+            print("wagma is up", flush=True)
+        yield point
+
+svm.run = run
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_ends_it_and_leaves_what_there_is(mpirun, tmp_path, data):
+    options = ("--data", data, "--samples", "100000000", "--evaluate-every", "1000")
+    options += ("--method", "wp,direct", "--sample-time", "20")
+    at = Signal(signal.SIGINT, "wagma is up", to="ranks")
+    words = ("-c", PROGRAM, *COMMAND[2:], *options)
+    ended = mpirun(2, *words, timeout=60, cwd=tmp_path, signals=[at])
+    assert ended.returncode == 130
+    assert ended.complaints == "wagma: stopped: what is there is in runs/mine\n"
+    results = json.loads((tmp_path / "runs" / "mine" / "svm.json").read_text())["results"]
+    assert list(results) == ["wp"] and len(results["wp"]["points"]) >= 3
+    assert (tmp_path / "runs" / "mine" / "wp.npz").exists()

@@ -1,0 +1,133 @@
+"""Samples from files: how they are read and divided, and how what is wrong with them is said."""
+
+import bz2
+import gzip
+
+import numpy as np
+import pytest
+
+from wagma import cli, svm
+from wagma.job import UsageError
+from wagma.wpsgd import files
+from wagma.wpsgd.samples import generate
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a file of these lines, and returns its path."""
+
+    def write(*lines, name="some.svm"):
+        text = "".join(f"{line}\n" for line in lines).encode()
+        path = tmp_path / name
+        path.write_bytes({".gz": gzip.compress, ".bz2": bz2.compress}.get(path.suffix, bytes)(text))
+        return path
+
+    return write
+
+
+LINES = ["# a comment", "1 1:0.5 3:2", "", "0 2:1 4:-1 # and another", "0 3:1"]
+MATRIX = [[0.5, 0, 2, 0], [0, 1, 0, -1], [0, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("name", ["a.svm", "a.svm.gz", "a.svm.bz2"])
+@pytest.mark.parametrize("negative", ["0", "-1"])
+def test_a_file_s_samples_and_both_kinds_of_labels(write, name, negative):
+    lines = [negative + line[1:] if line[:1] == "0" else line for line in LINES]
+    read = files.read(write(*lines, name=name))
+    assert read.matrix.toarray().tolist() == MATRIX
+    assert read.labels.tolist() == [1, -1, -1]
+    assert (read.features, read.indptr.dtype, read.indices.dtype) == (4, np.int64, np.int32)
+
+
+def test_a_model_may_have_more_features(write):
+    read = files.read(write(*LINES), features=7)
+    assert read.features == read.matrix.shape[1] == 7
+    assert read.matrix.toarray()[:, :4].tolist() == MATRIX
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([*LINES, "1 3"], "line 6 is malformed: '1 3'"),
+        ([*LINES, "1 3:1 2:1", "1 1:1"], "line 6 is malformed: '1 3:1 2:1'"),
+        (["yes 1:1", *LINES], "line 1 is malformed: 'yes 1:1'"),
+        (["1 1:1", "0 -1:1"], "line 2 is malformed: '0 -1:1'"),
+        (["1 1:1", "0 2:x" + 50 * "y"], f"line 2 is malformed: '0 2:x{35 * 'y'}'"),
+        (["1 1:1", "0 99999999999:1"], "line 2 is malformed"),
+        ([*LINES, "2 1:1"], "line 6: label 2, but classes are 0 and 1, or -1 and 1"),
+        ([*LINES, "-1 1:1"], "line 4: label 0, but"),
+        ([*LINES, "0.5 1:1"], "line 6: label 0.5, but"),
+        (["1 1:1", "1 2:1"], "has one class only: all labels are 1"),
+        ([*LINES, "0 1:1 2:nan"], "line 6: a value is not finite"),
+        ([], "has no samples"),
+        (["# nothing", ""], "has no samples"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line(write, lines, says):
+    path = write(*lines)
+    with pytest.raises(UsageError) as error:
+        files.read(path)
+    assert str(error.value).startswith(str(path))
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_more_features_than_the_model_has_are_refused(write):
+    with pytest.raises(UsageError, match=r"line 4: more features than the model's 3$"):
+        files.read(write(*LINES), features=3)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot read .*gone: No such file"):
+        files.read(tmp_path / "gone")
+
+
+@pytest.mark.parametrize(("count", "tested"), [(8000, 1000), (100, 20), (5, 1)])
+def test_a_thousand_random_samples_or_a_fifth_are_held_out(count, tested):
+    samples = generate(count, 2 * count, 3, seed=0)
+    train, test = files.split(samples, seed=1)
+    assert (len(train), len(test)) == (count - tested, tested)
+    rows = [row.tobytes() for part in (train, test) for row in part.matrix.toarray()[:50]]
+    if count == 100:
+        assert sorted(rows[:50]) != sorted(row.tobytes() for row in samples.matrix.toarray()[:50])
+    again = files.split(samples, seed=1)[1]
+    assert (again.indices == test.indices).all()
+    assert len(files.split(samples, seed=2)[1]) == tested
+
+
+def load(nodes, *options):
+    settings = cli.make_parser().parse_args(["svm", *map(str, options)])
+    settings.check(settings)
+    return svm.load(settings, nodes)
+
+
+def test_an_empty_shard_is_refused(write):
+    path = write(*LINES, "1 1:1", "0 1:2")
+    train, test = load(4, "--data", path)
+    assert (len(train), len(test)) == (4, 1)
+    with pytest.raises(UsageError, match="4 samples to train on, fewer than the 5 nodes: a shard"):
+        load(5, "--data", path)
+    with pytest.raises(UsageError, match="3 samples are too few to train on some and test with"):
+        load(1, "--data", write(*LINES))
+
+
+def test_samples_to_test_with_have_the_model_s_features(write):
+    other = write("1 1:1", "0 2:1", name="test.svm")
+    train, test = load(3, "--data", write(*LINES), "--test", other)
+    assert (len(train), len(test), train.features, test.features) == (3, 2, 4, 4)
+    more = write("1 1:1", "0 5:1", name="more.svm")
+    with pytest.raises(UsageError, match=r"more.svm, line 2: more features than the model's 4"):
+        load(3, "--data", write(*LINES), "--test", more)
+    assert load(3, "--data", write(*LINES), "--test", more, "--features", 9)[0].features == 9
+
+
+def test_conditions_of_the_paper_that_do_not_hold_are_logged(write, caplog):
+    path = write("1 1:9 2:9", "0 1:9 2:8", "0 1:1")
+    options = ("--data", path, "--test", path, "--method", "delay", "--rate", 0.99999)
+    load(1, *options)
+    rate, late = (record.message for record in caplog.records)
+    assert rate == "r is 0.99999, but at most 1 - lr * l2 = 0.9999 by the paper"
+    assert late.startswith("late updates may diverge: of samples as long as 12.7, lr * l2 + lr * 1")
+    caplog.clear()
+    load(1, *options[:-2], "--lr", 0.001)
+    load(1, "--data", path, "--test", path, "--method", "wp")
+    assert caplog.records == []

@@ -1,0 +1,248 @@
+"""``wagma svm``: a linear model by WP-SGD, and by what it is compared with."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+from wagma import job
+from wagma.arguments import Once, not_negative, number, one_of, separated, whole
+from wagma.commands.options import add_log_level, add_run_options
+from wagma.commands.simulate import MACHINES
+from wagma.commands.training import positive
+from wagma.parsing import EXIT_STATUSES
+from wagma.wpsgd.methods import DEFAULT_PRESET, METHODS, PAPER_SPEEDS, PRESETS
+
+DEFAULT_MACHINE = "10gbe"
+DEFAULT_WORKERS = 2
+SAMPLE_TIME_US = 10.0  # of a simulated sample
+SVM_EXAMPLES = """\
+examples:
+  mpiexec -n 4 wagma svm --slow-rank 1:0.5
+  mpiexec -n 4 wagma svm --data real-sim.svm --preset real-sim --method wp,simuparallel
+  wagma svm --cluster paper --method delay-wp,wp,simuparallel,sequential,direct --seeds 20
+  wagma svm --cluster 1,1,0.5,0.25 --method wp,direct --check paper
+"""
+share = number("from 0 to 1", lambda value: 0 <= value <= 1)
+speed = number("above 0, up to 1", lambda value: 0 < value <= 1)
+
+
+def add(commands) -> None:
+    """Add the command ``svm``."""
+    listed = "".join(f"  {name:<14}{method.help}\n" for name, method in METHODS.items())
+    parser = commands.add_parser(
+        "svm",
+        help="train a linear SVM on ranks of different speeds (WP-SGD)",
+        description="Train a linear model of two classes on sparse samples, by WP-SGD's methods: "
+        "by each rank at its own speed, until the fastest has consumed its samples, or by "
+        "simulated nodes. The objective on test samples is drawn against time and against samples.",
+        epilog=f"methods:\n{listed}\n{SVM_EXAMPLES}\n{EXIT_STATUSES}",
+    )
+    parser.set_defaults(parser=parser, command=run, check=check, run=job.run)
+    add_data_options(parser.add_argument_group("what is trained"))
+    add_method_options(parser.add_argument_group("by which methods"))
+    add_node_options(parser.add_argument_group("nodes"))
+    add_run_options(parser.add_argument_group("the run's files"))
+    add_log_level(parser)
+
+
+def preset_default(name: str) -> str:
+    """Return "(default: the preset's: 0.1 of small, …)"."""
+    values = ", ".join(f"{getattr(each, name):g} of {of}" for of, each in PRESETS.items())
+    return f"(default: the preset's: {values})"
+
+
+def add_data_options(group) -> None:
+    """Add what says which model learns from which samples."""
+    add = group.add_argument
+    add(
+        "--preset",
+        choices=PRESETS,
+        default=DEFAULT_PRESET,
+        help="settings, and the shape of the data that are generated without --data: real-sim's "
+        "scaled down, or the paper's for real-sim or KDD Cup 2010 (default: %(default)s)",
+    )
+    add(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="samples in the format of libsvm, with labels 0 and 1, or -1 and 1; 1000 of them, "
+        "or a fifth, are held out to test with",
+    )
+    add("--test", type=Path, metavar="FILE", help="test with these instead")
+    add(
+        "--features",
+        type=whole(1),
+        metavar="N",
+        help="parameters of the model (default: as many as the samples of --data have, else the "
+        "preset's)",
+    )
+    add("--loss", choices=("hinge", "logistic"), default="hinge", help="(default: %(default)s)")
+    add("--lr", type=positive, metavar="RATE", help=f"learning rate η {preset_default('lr')}")
+    add(
+        "--l2",
+        type=not_negative,
+        metavar="LAMBDA",
+        help=f"λ of the regularizer λ/2·‖w‖² {preset_default('l2')}",
+    )
+    add(
+        "--start",
+        type=number("that is finite", lambda value: True),
+        metavar="W",
+        help=f"what all parameters are at first {preset_default('start')}",
+    )
+    add(
+        "--samples",
+        type=whole(1),
+        metavar="N",
+        help=f"what the fastest node consumes {preset_default('samples')}",
+    )
+    add(
+        "--evaluate-every",
+        dest="every",
+        type=whole(1),
+        metavar="N",
+        help=f"samples of the fastest node between evaluations {preset_default('every')}",
+    )
+    add("--seed", type=whole(0), default=0, metavar="N", help="of all draws (default: %(default)s)")
+    add(
+        "--seeds",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="train with so many orders of the samples, from --seed on, and draw the means "
+        "(default: %(default)s)",
+    )
+
+
+def add_method_options(group) -> None:
+    """Add what says how models become one."""
+    add = group.add_argument
+    add(
+        "--method",
+        dest="methods",
+        type=separated(one_of(METHODS)),
+        default=["wp"],
+        metavar="NAME,…",
+        help="one of those below, or several to compare them (default: wp)",
+    )
+    add(
+        "--rate",
+        type=share,
+        metavar="R",
+        help="contraction rate r of the weights r^T; at most 1 - RATE·LAMBDA by the paper, which "
+        "is the default",
+    )
+    add(
+        "--span",
+        type=whole(1),
+        metavar="N",
+        help=f"samples of the fastest node between averages of delay-wp {preset_default('span')}",
+    )
+    add(
+        "--workers",
+        type=whole(1),
+        default=DEFAULT_WORKERS,
+        metavar="N",
+        help="of a node of delay and delay-wp (default: %(default)s)",
+    )
+    add(
+        "--check",
+        dest="acceptance",
+        choices=("none", "paper"),
+        default="none",
+        help="which of their late updates are made: all, or those that the paper's Algorithm 4 "
+        "accepts, which are few (default: %(default)s)",
+    )
+
+
+def add_node_options(group) -> None:
+    """Add what says how fast nodes are."""
+    add = group.add_argument
+    add(
+        "--slow-rank",
+        type=slowed,
+        action=Once,
+        default={},
+        metavar="R:FACTOR",
+        help="rank R takes FACTOR times as long, or has this share of its speed if below 1; may be "
+        "given for several ranks",
+    )
+    add(
+        "--cluster",
+        type=speeds,
+        metavar="SPEEDS",
+        help="simulate nodes of these speeds in one process, such as 1,1,0.5, or the paper's 20, "
+        "7 of them at 0.5 to 0.7: paper",
+    )
+    add(
+        "--machine",
+        choices=MACHINES,
+        help=f"the network between simulated nodes (default: {DEFAULT_MACHINE})",
+    )
+    add(
+        "--sample-time",
+        dest="sample_time_us",
+        type=positive,
+        metavar="US",
+        help="microseconds that a sample takes a simulated node of speed 1 "
+        f"(default: {SAMPLE_TIME_US:g}), or a rank at least",
+    )
+
+
+def slowed(text: str) -> tuple[int, float]:
+    """Convert "R:FACTOR" to the rank and how many times as long it takes."""
+    rank, _, factor = text.partition(":")
+    try:
+        value = positive(factor)
+        return whole(0)(rank), value if value >= 1 else 1 / value
+    except argparse.ArgumentTypeError as error:
+        message = f"must be R:FACTOR, a rank and a number above 0, not {text!r}"
+        raise argparse.ArgumentTypeError(message) from error
+
+
+def speeds(text: str) -> list[float]:
+    """Convert "1,1,0.5" or "paper" to the nodes' speeds."""
+    if text == "paper":
+        return list(PAPER_SPEEDS)
+    return [speed(part.strip()) for part in text.split(",")]
+
+
+def check(settings: argparse.Namespace) -> list[str]:
+    """Refuse options that do not go together, and return the modules that are needed.
+
+    What is not given is then the preset's.
+    """
+    parser, preset = settings.parser, PRESETS[settings.preset]
+    if settings.test and not settings.data:
+        parser.error("argument --test: not allowed without argument --data")
+    if settings.cluster:
+        if settings.slow_rank:
+            parser.error("argument --slow-rank: not allowed with argument --cluster")
+        settings.command, settings.run = run_simulated, job.run_alone
+        settings.machine = settings.machine or DEFAULT_MACHINE
+        settings.sample_time_us = settings.sample_time_us or SAMPLE_TIME_US
+    elif settings.machine:
+        parser.error("argument --machine: not allowed without argument --cluster")
+    generates = {"features", "rows", "nonzeros"}
+    for field in fields(preset):
+        if field.name not in generates and getattr(settings, field.name) is None:
+            setattr(settings, field.name, getattr(preset, field.name))
+    if settings.lr * settings.l2 >= 1:
+        parser.error("argument --l2: must be below 1 / RATE, or the model grows at every step")
+    return ["rich", "scipy", *(["sklearn"] if settings.data else [])]
+
+
+def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
+    """Train on the ranks of a job."""
+    from wagma import svm  # not at the top: --help needs no numpy
+
+    return svm.train_on_ranks(settings, comm, signals)
+
+
+def run_simulated(settings: argparse.Namespace, signals: job.Signals) -> int:
+    """Train in modelled time, in one process."""
+    from wagma import svm
+
+    return svm.train_simulated(settings, signals)

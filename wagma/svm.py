@@ -1,0 +1,278 @@
+"""``wagma svm``: WP-SGD and what it is compared with, on ranks or on simulated nodes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from wagma import logs, progress
+from wagma.commands.preparation import ranks as ranks_in_words
+from wagma.job import OK, Signals, UsageError, complain, from_rank_0
+from wagma.plots import counted
+from wagma.runs import make_directory, new_directory, write_json
+from wagma.wpsgd import figure, files, samples
+from wagma.wpsgd.methods import METHODS, PRESETS, TEST_SAMPLES
+from wagma.wpsgd.rates import beats_fastest, delay_contracts
+from wagma.wpsgd.samples import Samples
+from wagma.wpsgd.training import Problem, Team, run
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    """What a method has come to.
+
+    Attributes:
+        runs: for each seed an array of shape (points, 3): samples, seconds, objective.
+        model: of the last seed.
+        accuracy: of that, on the test samples.
+        applied, abandoned: updates of all seeds and nodes.
+        helps: whether Corollary 4 holds at the end of the last seed.
+    """
+
+    runs: list[np.ndarray] = field(default_factory=list)
+    model: np.ndarray | None = None
+    accuracy: float = 0.0
+    applied: int = 0
+    abandoned: int = 0
+    helps: bool = False
+
+    def mean(self) -> np.ndarray:
+        """Return the mean over the seeds, as far as all have come."""
+        shortest = min(map(len, self.runs))
+        return np.mean([points[:shortest] for points in self.runs], axis=0)
+
+
+def train_on_ranks(settings: argparse.Namespace, comm, signals: Signals) -> int:
+    """Train by all methods on the ranks of a job, and return the exit status; collective.
+
+    Rank 0 reads or generates the samples, and sends each rank its shard.
+    """
+    from wagma.wpsgd.ranks import Ranks  # not at the top: simulated nodes need no MPI
+
+    logs.start(settings.log_level, comm.rank)
+    for rank in settings.slow_rank:
+        if rank >= comm.size:
+            of = ranks_in_words(comm.size)
+            raise UsageError(f"argument --slow-rank: no rank {rank} in a job of {of}")
+    everything: list[Samples] = []
+    from_rank_0(lambda: everything.extend(load(settings, comm.size)), comm)
+    directory = make_directory(settings.runs_dir, settings.name, comm)
+    logs.to_file(directory, comm.rank)
+    factors = [settings.slow_rank.get(rank, 1.0) for rank in range(comm.size)]
+    shards: dict[int, Samples] = {}
+
+    def start(name: str, seed: int) -> Team:
+        method = METHODS[name]
+        if seed not in shards:
+            shards.clear()
+            shards[seed] = share_out(everything, seed, comm)
+        train = everything[0] if method.alone and comm.rank == 0 else shards[seed]
+        return Ranks(
+            method,
+            problem_of(settings, train, everything[-1] if everything else train),
+            comm,
+            factor=min(factors) if method.alone else factors[comm.rank],
+            sample_seconds=(settings.sample_time_us or 0) * 1e-6,
+            seed=seed,
+            trains=not method.alone or comm.rank == 0,
+            asked_to_stop=lambda: bool(signals.received),
+        )
+
+    shown = progress.start(comm.rank, length(settings))
+    outcomes = train_all(settings, start, shown)
+    where = counted(comm.size, "rank")
+    from_rank_0(lambda: report(settings, directory, where, outcomes, everything[-1]), comm)
+    received = next(filter(None, comm.allgather(signals.received)), 0)
+    if received and comm.rank == 0:
+        complain(f"stopped: what is there is in {directory}")
+    return 128 + received if received else OK
+
+
+def train_simulated(settings: argparse.Namespace, signals: Signals) -> int:
+    """Train by all methods on simulated nodes, and return the exit status."""
+    from wagma.simulation import MACHINES
+    from wagma.wpsgd.modelled import Modelled
+
+    logs.start(settings.log_level, 0)
+    nodes = len(settings.cluster)
+    train, test = load(settings, nodes)
+    directory = new_directory(settings.runs_dir, settings.name)
+    logs.to_file(directory, 0)
+    problem, machine = problem_of(settings, train, test), MACHINES[settings.machine]
+
+    def start(name: str, seed: int) -> Team:
+        return Modelled(
+            METHODS[name],
+            problem,
+            settings.cluster,
+            machine,
+            settings.sample_time_us * 1e-6,
+            seed,
+            lambda: bool(signals.received),
+        )
+
+    outcomes = train_all(settings, start, progress.start(0, length(settings)))
+    where = f"{counted(nodes, 'simulated node')}, {settings.machine}"
+    report(settings, directory, where, outcomes, test)
+    if signals.received:
+        complain(f"stopped: what is there is in {directory}")
+    return 128 + signals.received if signals.received else OK
+
+
+def load(settings: argparse.Namespace, nodes: int) -> tuple[Samples, Samples]:
+    """Return the samples to train on and those to test with, of as many features.
+
+    Raises:
+        UsageError: a file is none of samples for the model, or there are too few for the nodes.
+    """
+    preset = PRESETS[settings.preset]
+    if settings.data is None:
+        features = settings.features or preset.features
+        made = samples.generate(
+            preset.rows + TEST_SAMPLES, features, preset.nonzeros, settings.seed
+        )
+        train, test = files.split(made, settings.seed)
+    elif settings.test:
+        train = files.read(settings.data, settings.features)
+        test = files.read(settings.test, train.features)
+    else:
+        train, test = files.split(files.read(settings.data, settings.features), settings.seed)
+    if len(train) < nodes:
+        few = f"{counted(len(train), 'sample')} to train on"
+        raise UsageError(f"{few}, fewer than the {nodes} nodes: a shard would be empty")
+    warn(settings, train)
+    return train, test
+
+
+def warn(settings: argparse.Namespace, train: Samples) -> None:
+    """Log which of the paper's conditions do not hold."""
+    most = 1 - settings.lr * settings.l2
+    if settings.rate is not None and settings.rate > most:
+        log.warning("r is %g, but at most 1 - lr * l2 = %g by the paper", settings.rate, most)
+    delays = any(METHODS[name].delayed for name in settings.methods)
+    square, delay = train.largest_square(), settings.workers - 1
+    if delays and not delay_contracts(settings.lr, settings.l2, square, 1.0, delay):
+        log.warning(
+            "late updates may diverge: of samples as long as %.3g, lr * l2 + lr * %.3g is above "
+            "(1 - lr * l2)^%d (Lemma 4)",
+            *(square**0.5, square, delay),
+        )
+
+
+def share_out(everything: list[Samples], seed: int, comm) -> Samples:
+    """Return this rank's shard of what rank 0 has; collective."""
+    from mpi4py.util import pkl5  # its messages may be longer than 2 GiB
+
+    large = pkl5.Intracomm(comm)
+    if comm.rank:
+        return large.recv(source=0)
+    parts = samples.shards(len(everything[0]), comm.size, np.random.default_rng([seed]))
+    for rank in range(1, comm.size):
+        large.send(everything[0].take(parts[rank]), rank)
+    return everything[0].take(parts[0])
+
+
+def problem_of(settings: argparse.Namespace, train: Samples, test: Samples) -> Problem:
+    """Return what the settings train on these samples."""
+    return Problem(
+        train,
+        test,
+        settings.start,
+        settings.lr,
+        settings.l2,
+        settings.rate,
+        settings.span,
+        settings.workers,
+        settings.acceptance == "paper",
+        settings.loss == "logistic",
+    )
+
+
+def length(settings: argparse.Namespace) -> int:
+    """Return how many samples the fastest node consumes, of all runs together."""
+    return settings.samples * len(settings.methods) * settings.seeds
+
+
+def train_all(
+    settings: argparse.Namespace,
+    start: Callable[[str, int], Team],
+    shown: progress.Silent,
+) -> dict[str, Outcome]:
+    """Train by all methods with a seed before the next seed's turn; return what came of each.
+
+    Args:
+        settings: The command line's.
+        start: Returns a method's nodes, with a seed.
+        shown: What shows the progress; it is closed.
+    """
+    outcomes: dict[str, Outcome] = {}
+    done, began = 0, time.perf_counter()
+    with closing(shown):
+        for seed in range(settings.seed, settings.seed + settings.seeds):
+            for name in settings.methods:
+                with closing(start(name, seed)) as team:
+                    points = []
+                    method = METHODS[name]
+                    for point in run(method, team, settings.span, settings.samples, settings.every):
+                        points.append((point.samples, point.seconds, point.objective))
+                        total, elapsed = done + point.samples, time.perf_counter() - began
+                        shown.update(total, elapsed, point.objective, total / elapsed)
+                    add(outcomes.setdefault(name, Outcome()), team, points, settings)
+                    done += settings.samples
+                    if team.stopped:
+                        return outcomes
+    return outcomes
+
+
+def add(outcome: Outcome, team: Team, points: list, settings: argparse.Namespace) -> None:
+    """Add a finished run; collective on ranks."""
+    outcome.runs.append(np.array(points))
+    outcome.model = team.model()
+    applied, abandoned = team.updates()
+    outcome.applied += applied
+    outcome.abandoned += abandoned
+    rate = 1 - settings.lr * settings.l2 if settings.rate is None else settings.rate
+    outcome.helps = beats_fastest(team.delays(), rate)
+
+
+def report(
+    settings: argparse.Namespace,
+    directory: Path,
+    where: str,
+    outcomes: dict[str, Outcome],
+    test: Samples,
+) -> None:
+    """Write, draw and print what the methods have come to."""
+    if not outcomes:
+        return
+    results = {}
+    print(f"{'method':<14}{'samples':>12}{'seconds':>10}{'objective':>12}{'accuracy':>10}")
+    for name, outcome in outcomes.items():
+        np.savez(directory / f"{name}.npz", model=outcome.model)
+        points, pushed = outcome.mean(), outcome.applied + outcome.abandoned
+        right = test.labels * (test.matrix @ outcome.model) > 0
+        results[name] = {
+            "accuracy": float(right.mean()),
+            "applied": outcome.applied,
+            "abandoned": outcome.abandoned,
+            "corollary_4_holds": outcome.helps,
+            "points": points.tolist(),
+            "runs": [each.tolist() for each in outcome.runs],
+        }
+        count, seconds, objective = points[-1]
+        late = f"  {outcome.abandoned / pushed:.1%} abandoned" if outcome.abandoned else ""
+        print(f"{name:<14}{count:12,.0f}{seconds:10.3f}{objective:12.5g}{right.mean():10.2%}{late}")
+    write_json(directory / "svm.json", {"settings": vars(settings), "results": results})
+    curves = {name: outcome.mean() for name, outcome in outcomes.items()}
+    parts = where, f"{settings.loss} loss", counted(settings.seeds, "seed")
+    figure.draw(directory / "svm.png", curves, f"{directory.name}: {', '.join(parts)}")
+    print(f"models, figures and the objective over time are in {directory}", flush=True)

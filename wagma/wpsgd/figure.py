@@ -1,0 +1,54 @@
+"""The picture of a comparison: the objective against time and against samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from wagma.plots import behind, legend_below
+from wagma.wpsgd.methods import METHODS
+
+log = logging.getLogger(__name__)
+MARKERS = 12  # of a curve
+
+
+def draw(path: Path, curves: Mapping[str, np.ndarray], title: str) -> None:
+    """Write a picture, where matplotlib is installed.
+
+    As in WP-SGD's Figures 6 to 9.
+
+    Args:
+        path: of the file.
+        curves: for each method an array of shape (points, 3): samples, seconds, objective.
+        title: what was trained.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        log.warning("no %s: matplotlib is not installed", path.name)
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.8), dpi=110, layout="constrained")
+    over_time, over_samples = figure.subplots(1, 2, sharey=True)
+    for place, (name, points) in enumerate(curves.items()):
+        every = max(1, len(points) // MARKERS)
+        style = {
+            **{"color": METHODS[name].color, "label": name, "markersize": 4},
+            **{"marker": "os^Dv<>"[place % 7], "markevery": (place % every, every)},
+        }
+        over_time.plot(points[:, 1], points[:, 2], **style)
+        over_samples.plot(points[:, 0], points[:, 2], **style)
+    slowest = max(points[-1, 1] for points in curves.values())
+    fastest = min(points[-1, 1] for points in curves.values())
+    if slowest > 10 * fastest > 0:
+        over_time.set_xscale("log")
+    over_time.set(xlabel="time in s", ylabel="objective on test samples", yscale="log")
+    over_samples.set(xlabel="samples that the fastest node has consumed")
+    for axes in (over_time, over_samples):
+        behind(axes)
+    legend_below(figure, over_samples)
+    figure.suptitle(title)
+    figure.savefig(path)
