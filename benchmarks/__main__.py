@@ -45,13 +45,14 @@ RANKS = {
     "simulated_stragglers": (None,),
     "hop": (None,),
     "simulated_hop": (None,),
+    "wp_sgd": (None,),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
 }
 # About methods rather than the machine.
 BY_NAME = (
     *("late_rules", "late_gradients"),
-    *("stragglers", "simulated_stragglers", "hop", "simulated_hop"),
+    *("stragglers", "simulated_stragglers", "hop", "simulated_hop", "wp_sgd"),
 )
 
 

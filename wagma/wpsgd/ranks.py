@@ -64,15 +64,14 @@ class Ranks:
         self._alike = True  # all ranks have the same model
         self._reduction = GroupAllreduce(comm, self.steps.model(), group_size=1, wait="group")
         self._comm = comm.Dup()
+        meet(self._comm)
 
     def advance(self, samples: int) -> None:
-        meet(self._comm)
         began = time.perf_counter()
         self._consume(samples, tells=not self.method.waits)
         self.seconds += self._comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
 
     def advance_together(self, samples: int) -> None:
-        meet(self._comm)
         began = time.perf_counter()
         while self.steps.consumed < samples and not self.stopped:
             self._consume(self.steps.consumed + 1, tells=False, asleep=False)
@@ -103,6 +102,7 @@ class Ranks:
             seconds = 0.0
         known = self._comm.rank == 0
         objective = self.problem.objective(model) if known else float("nan")
+        meet(self._comm)  # before the clock goes on
         return Point(samples, self.seconds + seconds, objective)
 
     def updates(self) -> tuple[int, int]:
