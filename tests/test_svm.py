@@ -43,7 +43,7 @@ def outcome(tmp_path, ended):
     assert [row[0] for row in rows] == list(record["results"])
     for row in rows:
         result = record["results"][row[0]]
-        samples, _, objective = result["points"][-1]
+        samples, _, objective, _ = result["points"][-1]
         assert row[1] == f"{samples:,.0f}" and row[3] == f"{objective:.5g}"
         assert row[4] == f"{result['accuracy']:.2%}"
         assert np.isfinite(np.load(run / f"{row[0]}.npz")["model"]).all()

@@ -8,7 +8,7 @@ import pytest
 import wagma.wpsgd
 from wagma.simulation import FREE, MACHINES
 from wagma.simulation.core import allreduce_time
-from wagma.wpsgd import weights
+from wagma.wpsgd import bound_ratio, weights
 from wagma.wpsgd.methods import METHODS, PAPER_SPEEDS, PRESETS
 from wagma.wpsgd.modelled import Modelled
 from wagma.wpsgd.samples import generate
@@ -53,9 +53,10 @@ def test_a_rate_of_0_gives_the_fastest_node_s_model():
 
 
 def test_nodes_consume_what_their_speeds_say_and_weigh_by_how_far_they_are_behind():
-    team, _ = train("wp", samples=999)
+    team, points = train("wp", samples=999)
     assert [node.consumed for node in team.nodes] == [999, 499, 899, 999]
     assert team.delays().tolist() == [0, 500, 100, 0]
+    assert points[-1].bound_ratio == bound_ratio([0, 500, 100, 0], 0.999)
     q = weights([0, 500, 100, 0], 0.999)
     expected = sum(each * node.model() for each, node in zip(q, team.nodes))
     np.testing.assert_allclose(team.model(), expected, rtol=1e-12)

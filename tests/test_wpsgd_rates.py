@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from wagma.wpsgd import averages_help, beats_fastest, contraction_rate, delay_contracts, weights
+from wagma.wpsgd import (
+    averages_help,
+    beats_fastest,
+    bound_ratio,
+    contraction_rate,
+    delay_contracts,
+    weights,
+)
 
 # Table 1: 13 nodes are fast, the 7 with an E5-2640 have 50 % to 70 % of their speed (6.2.1).
 SPEEDS = np.concatenate([np.ones(13), np.linspace(0.5, 0.7, 7)])
@@ -42,7 +49,7 @@ def test_equal_delays_give_the_plain_mean_and_a_rate_of_0_the_fastest():
     ],
 )
 def test_what_is_no_delay_or_rate_is_refused(delays, r, says):
-    for function in (weights, beats_fastest, averages_help):
+    for function in (weights, bound_ratio, beats_fastest, averages_help):
         with pytest.raises(ValueError, match=says):
             function(delays, r)
 
@@ -55,6 +62,15 @@ def test_corollary_4_on_the_paper_s_cluster():
     assert not beats_fastest([0, 10**6], 0.9999)
     assert beats_fastest([0, 0], 0.9999)
     assert not beats_fastest([0], 0.9999)  # itself
+
+
+def test_the_ratio_of_bounds_is_above_1_where_corollary_4_holds():
+    assert bound_ratio([0, 100], 0.99) == pytest.approx(2 * (1 + 0.99**100) / (2 + 2**0.5))
+    assert bound_ratio([0], 0.9) == 1
+    for r in (0.9, 0.95, 0.99):
+        delays = [0, 0, 3, 20]
+        assert beats_fastest(delays, r) == (bound_ratio(delays, r) > 1)
+    assert beats_fastest(delays, 0.99) and not beats_fastest(delays, 0.7)
 
 
 def test_averages_help_while_the_powers_sum_to_more_than_the_root():

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from wagma.plots import counted
 from wagma.runs import make_directory, new_directory, write_json
 from wagma.wpsgd import figure, files, samples
 from wagma.wpsgd.methods import METHODS, PRESETS, TEST_SAMPLES
-from wagma.wpsgd.rates import beats_fastest, delay_contracts
+from wagma.wpsgd.rates import delay_contracts
 from wagma.wpsgd.samples import Samples
 from wagma.wpsgd.training import Problem, Team, run
 
@@ -31,11 +31,10 @@ class Outcome:
     """What a method has come to.
 
     Attributes:
-        runs: for each seed an array of shape (points, 3): samples, seconds, objective.
+        runs: for each seed an array of shape (points, 4): what a `Point` has.
         model: of the last seed.
         accuracy: of that, on the test samples.
         applied, abandoned: updates of all seeds and nodes.
-        helps: whether Corollary 4 holds at the end of the last seed.
     """
 
     runs: list[np.ndarray] = field(default_factory=list)
@@ -43,7 +42,6 @@ class Outcome:
     accuracy: float = 0.0
     applied: int = 0
     abandoned: int = 0
-    helps: bool = False
 
     def mean(self) -> np.ndarray:
         """Return the mean over the seeds, as far as all have come."""
@@ -223,25 +221,23 @@ def train_all(
                     points = []
                     method = METHODS[name]
                     for point in run(method, team, settings.span, settings.samples, settings.every):
-                        points.append((point.samples, point.seconds, point.objective))
+                        points.append(astuple(point))
                         total, elapsed = done + point.samples, time.perf_counter() - began
                         shown.update(total, elapsed, point.objective, total / elapsed)
-                    add(outcomes.setdefault(name, Outcome()), team, points, settings)
+                    add(outcomes.setdefault(name, Outcome()), team, points)
                     done += settings.samples
                     if team.stopped:
                         return outcomes
     return outcomes
 
 
-def add(outcome: Outcome, team: Team, points: list, settings: argparse.Namespace) -> None:
+def add(outcome: Outcome, team: Team, points: list) -> None:
     """Add a finished run; collective on ranks."""
     outcome.runs.append(np.array(points))
     outcome.model = team.model()
     applied, abandoned = team.updates()
     outcome.applied += applied
     outcome.abandoned += abandoned
-    rate = 1 - settings.lr * settings.l2 if settings.rate is None else settings.rate
-    outcome.helps = beats_fastest(team.delays(), rate)
 
 
 def report(
@@ -264,11 +260,10 @@ def report(
             "accuracy": float(right.mean()),
             "applied": outcome.applied,
             "abandoned": outcome.abandoned,
-            "corollary_4_holds": outcome.helps,
             "points": points.tolist(),
             "runs": [each.tolist() for each in outcome.runs],
         }
-        count, seconds, objective = points[-1]
+        count, seconds, objective, _ = points[-1]
         late = f"  {outcome.abandoned / pushed:.1%} abandoned" if outcome.abandoned else ""
         print(f"{name:<14}{count:12,.0f}{seconds:10.3f}{objective:12.5g}{right.mean():10.2%}{late}")
     write_json(directory / "svm.json", {"settings": vars(settings), "results": results})

@@ -10,6 +10,7 @@ _MODULES = {
     "check": "acceptance",
     "averages_help": "rates",
     "beats_fastest": "rates",
+    "bound_ratio": "rates",
     "contraction_rate": "rates",
     "delay_contracts": "rates",
     "weights": "rates",

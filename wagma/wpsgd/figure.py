@@ -1,4 +1,4 @@
-"""The picture of a comparison: the objective against time and against samples."""
+"""The picture of a comparison: the objective against time and samples, and Corollary 4."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw(path: Path, curves: Mapping[str, np.ndarray], title: str) -> None:
 
     Args:
         path: of the file.
-        curves: for each method an array of shape (points, 3): samples, seconds, objective.
+        curves: for each method an array of shape (points, 4): what a `Point` has.
         title: what was trained.
     """
     if importlib.util.find_spec("matplotlib") is None:
@@ -31,8 +31,9 @@ def draw(path: Path, curves: Mapping[str, np.ndarray], title: str) -> None:
         return
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.8), dpi=110, layout="constrained")
-    over_time, over_samples = figure.subplots(1, 2, sharey=True)
+    weighted = any(METHODS[name].weighted for name in curves)
+    figure = Figure(figsize=(14 if weighted else 10, 4.8), dpi=100, layout="constrained")
+    over_time, over_samples, *bounds = figure.subplots(1, 2 + weighted)
     for place, (name, points) in enumerate(curves.items()):
         every = max(1, len(points) // MARKERS)
         style = {
@@ -41,13 +42,23 @@ def draw(path: Path, curves: Mapping[str, np.ndarray], title: str) -> None:
         }
         over_time.plot(points[:, 1], points[:, 2], **style)
         over_samples.plot(points[:, 0], points[:, 2], **style)
+        for axes in bounds if METHODS[name].weighted else ():
+            axes.plot(points[:, 0], points[:, 3], **style)
     slowest = max(points[-1, 1] for points in curves.values())
     fastest = min(points[-1, 1] for points in curves.values())
     if slowest > 10 * fastest > 0:
         over_time.set_xscale("log")
     over_time.set(xlabel="time in s", ylabel="objective on test samples", yscale="log")
-    over_samples.set(xlabel="samples that the fastest node has consumed")
-    for axes in (over_time, over_samples):
+    over_samples.set(xlabel="samples that the fastest node has consumed", yscale="log")
+    for axes in bounds:
+        axes.axhline(1, color="0.4", linestyle="--")
+        axes.set(
+            title="Corollary 4 (a bound): above 1 the average\nbeats the fastest node alone",
+            xlabel="samples that the fastest node has consumed",
+            ylabel="2 Σ r^T ÷ (√k + k)",
+            ylim=(0, None),
+        )
+    for axes in (over_time, over_samples, *bounds):
         behind(axes)
     legend_below(figure, over_samples)
     figure.suptitle(title)

@@ -9,7 +9,7 @@ import numpy as np
 from wagma.simulation.core import allreduce_time
 from wagma.simulation.machine import Machine
 from wagma.wpsgd.methods import STEP, Method
-from wagma.wpsgd.rates import weights
+from wagma.wpsgd.rates import bound_ratio, weights
 from wagma.wpsgd.samples import Order, shards
 from wagma.wpsgd.training import Point, Problem
 
@@ -103,7 +103,8 @@ class Modelled:
 
     def evaluate(self, samples: int) -> Point:
         seconds = self.seconds + (0 if self._alike else self._average_seconds)
-        return Point(samples, seconds, self.problem.objective(self.model()))
+        ratio = bound_ratio(self.delays(), self.problem.r)
+        return Point(samples, seconds, self.problem.objective(self.model()), ratio)
 
     def close(self) -> None:
         pass

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from collectives import GroupAllreduce
 from wagma.job import meet
 from wagma.wpsgd.methods import Method
-from wagma.wpsgd.rates import weights
+from wagma.wpsgd.rates import bound_ratio, weights
 from wagma.wpsgd.samples import Order
 from wagma.wpsgd.training import Point, Problem
 
@@ -102,8 +102,9 @@ class Ranks:
             seconds = 0.0
         known = self._comm.rank == 0
         objective = self.problem.objective(model) if known else float("nan")
+        ratio = bound_ratio(self.delays(), self.problem.r)
         meet(self._comm)  # before the clock goes on
-        return Point(samples, self.seconds + seconds, objective)
+        return Point(samples, self.seconds + seconds, objective, ratio)
 
     def updates(self) -> tuple[int, int]:
         counts = self.steps.applied, self.steps.abandoned

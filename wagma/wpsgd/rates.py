@@ -34,18 +34,26 @@ def weights(delays: Sequence[int] | np.ndarray, r: float) -> np.ndarray:
     return powers / powers.sum()
 
 
+def bound_ratio(delays: Sequence[int] | np.ndarray, r: float) -> float:
+    """Return 2 Σ r^{T_i} ÷ (√k + k), which is above 1 where Corollary 4 holds; see `beats_fastest`.
+
+    Args, Raises: those of `weights`.
+    """
+    powers = _powers(delays, r)
+    return float(2 * powers.sum() / (math.sqrt(len(powers)) + len(powers)))
+
+
 def beats_fastest(delays: Sequence[int] | np.ndarray, r: float) -> bool:
     """Return whether the bound of the weighted average is below that of the fastest node alone.
 
-    That is 2 Σ r^{T_i} > √k + k. It compares bounds that leave out how far the start is from the
-    minimum: from far away the fastest node alone may still be better.
+    That is 2 Σ r^{T_i} > √k + k. It compares bounds, and is no prediction: on the way from a start
+    that is far from the minimum the fastest node alone is better all the same.
 
     Args, Raises: those of `weights`.
 
     Source: WP-SGD, Corollary 4.
     """
-    powers = _powers(delays, r)
-    return bool(2 * powers.sum() > math.sqrt(len(powers)) + len(powers))
+    return bound_ratio(delays, r) > 1
 
 
 def averages_help(delays: Sequence[int] | np.ndarray, r: float) -> bool:

@@ -55,6 +55,11 @@ class Problem:
         """Return r; 1, by which all count alike, of a method without weights."""
         if not method.weighted:
             return 1.0
+        return self.r
+
+    @property
+    def r(self) -> float:
+        """The contraction rate that is given, else 1 − ηλ."""
         return 1 - self.lr * self.l2 if self.rate is None else self.rate
 
     def objective(self, model: np.ndarray) -> float:
@@ -70,11 +75,13 @@ class Point:
         samples: what the fastest node has consumed.
         seconds: until the average would be there, if the run ended now.
         objective: of that average, on the test samples; nan where it is not known.
+        bound_ratio: of the nodes' delays then: above 1, Corollary 4 holds.
     """
 
     samples: int
     seconds: float
     objective: float
+    bound_ratio: float
 
 
 class Team(Protocol):
