@@ -155,7 +155,7 @@ def test_ranks_with_fewer_calls_leave_and_nobody_waits_for_them(comm, kind, engi
     assert collective.version == calls
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 @each_kind_and_engine
 def test_all_ranks_average_between_different_numbers_of_calls(comm, kind, engine):
     """A rank whose group waits for one that has come to an average of all goes on without it."""
@@ -234,7 +234,7 @@ def test_ranks_that_join_are_in_no_group_and_then_go_on_with_all(comm, kind):
             assert same_everywhere(comm, mine.tobytes())
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 @each_kind
 def test_all_go_on_from_what_they_load(comm, kind):
     """Also in groups of a schedule whose iterations have been before."""
@@ -256,7 +256,7 @@ def test_all_go_on_from_what_they_load(comm, kind):
 # Exceptions, failures and the end
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 @each_kind
 def test_a_call_that_a_signal_interrupts_comes_to_its_end(comm, kind):
     """Its rank may leave before that."""
@@ -277,7 +277,7 @@ def test_a_call_that_a_signal_interrupts_comes_to_its_end(comm, kind):
     assert 0 <= mine.min() <= mine.max() < comm.size
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 @each_kind
 @pytest.mark.parametrize("ends_by", ["failing", "a bad vector"])
 def test_a_rank_that_fails_ends_all_and_nobody_hangs(comm, kind, ends_by):

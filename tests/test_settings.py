@@ -270,9 +270,9 @@ def test_thousands_of_versions_leave_memory_flat(comm):
                     average.start(mine).wait()
             average.synchronize(mine)
 
-        run(2000)
-        assert_flat(lambda: run(2000), grown=200_000)
-        assert average.statistics().versions == 7_920
+        run(1000)
+        assert_flat(lambda: run(1000), grown=100_000)
+        assert average.statistics().versions == 3_960
 
 
 @pytest.mark.ranks(4)
