@@ -58,6 +58,16 @@ def compare(arguments, ranks, methods, options, directory):
     return found["runs"], found["results"]
 
 
+def simulated(label):
+    """Return the method of "NAME:option=value", and the options that its simulation has."""
+    from wagma.methods import named
+
+    name, *given = label.split(":")
+    method = named(name)
+    options = method.resolved(method.given(given))
+    return method, {each: options[each] for each in method.simulated_options}
+
+
 def time_calls(comm, call, repetitions):
     """Seconds per call on the slowest rank, of calls in a row that all ranks begin together."""
     from mpi4py import MPI

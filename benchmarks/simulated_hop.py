@@ -20,11 +20,10 @@ from dataclasses import replace
 from statistics import mean
 
 import numpy as np
-from common import parser, report
+from common import parser, report, simulated
 
 from collectives import graphs
 from wagma import imbalance
-from wagma.methods import named
 from wagma.simulation import MACHINES, Settings, simulate, steps
 
 PARAMETERS = 9_231_114
@@ -65,11 +64,8 @@ def step_times(count, ranks, slow, seed, step=STEP):
 
 def run(label, times, machine, seconds=None):
     """Simulate a method with options of its own."""
-    name, *given = label.split(":")
-    method = named(name)
-    options = method.resolved(method.given(given))
-    known = {each: options[each] for each in method.simulated_options}
-    return simulate(method, times, machine, Settings(4 * PARAMETERS, **known), seconds)
+    method, options = simulated(label)
+    return simulate(method, times, machine, Settings(4 * PARAMETERS, **options), seconds)
 
 
 def iteration(arguments, label, ranks, slow=None, machine=CLUSTER, step=STEP):

@@ -15,10 +15,9 @@ time for one; Partial Reduce with P' from 2 to 8; 1 to 32 ranks with P' = 4 besi
 ranks as backups; Ripples' threshold for slow workers.
 """
 
-from common import parser, report
+from common import parser, report, simulated
 
 from wagma import imbalance
-from wagma.methods import named
 from wagma.simulation import MACHINES, Settings, simulate, steps
 
 NODE = 4
@@ -68,21 +67,18 @@ def step_times(ranks, slow, seconds, seed=0):
 
 def measure(label, ranks, slow, seconds):
     """Return what a method does in that time."""
-    name, *given = label.split(":")
-    method = named(name)
-    options = method.resolved(method.given(given))
+    method, options = simulated(label)
     if "ranks_per_node" in options:
         options["ranks_per_node"] = NODE
-    known = {each: options[each] for each in method.simulated_options}
-    if known.get("group_size"):
-        known["group_size"] = min(known["group_size"], ranks)
+    if options.get("group_size"):
+        options["group_size"] = min(options["group_size"], ranks)
     machine = MACHINES["aries"]
     machine = type(machine)(**vars(machine) | {"ranks_per_node": NODE})
     result = simulate(
         method,
         step_times(ranks, slow, seconds),
         machine,
-        Settings(4 * PARAMETERS, **known),
+        Settings(4 * PARAMETERS, **options),
         seconds,
     )
     updates = result.updates

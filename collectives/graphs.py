@@ -252,8 +252,8 @@ def mixing_matrix(edges: Edges, size: int) -> np.ndarray:
     Raises:
         ValueError: another directed graph, for which weights must be given.
     """
-    incoming = [len(sources(edges, rank)) for rank in range(size)]
-    outgoing = [len(destinations(edges, rank)) for rank in range(size)]
+    lists = neighbor_lists(edges, size)
+    outgoing, incoming = ([len(peers) for peers in of_ranks] for of_ranks in lists)
     if not is_symmetric(edges) and len({*incoming, *outgoing}) > 1:
         raise ValueError(
             "the graph is directed and its ranks have different numbers of edges: pass a doubly "

@@ -21,5 +21,6 @@ cdef class GeneratedGroupProtocol(GroupProtocol):
     cdef void keep(self, long long[::1] integers) noexcept nogil
     cdef void proceed(self) noexcept nogil
     cdef void end_call(self) noexcept nogil
+    cdef void end_alone(self) noexcept nogil
     cdef void send(self, int rank, int kind, bint flag) noexcept nogil
     cdef void answer(self, int source, int formed) noexcept nogil

@@ -94,8 +94,7 @@ class GeneratedGroupProtocol(GroupProtocol):
             self.keep(integers)
             self.proceed()
         elif kind == NOBODY:
-            self.alone += 1
-            self.end_call()
+            self.end_alone()
         elif kind == AWAITED:
             # In a call it will come to that group, or wait too long itself.
             if not self.calling and not self.leaving:
@@ -111,8 +110,7 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.pauses += 1
         if self.deferred:
             self.deferred = False
-            self.alone += 1
-            self.end_call()
+            self.end_alone()
         self.let_go(self.leaving)
 
     def let_go(self, leaving):
@@ -175,6 +173,11 @@ class GeneratedGroupProtocol(GroupProtocol):
         """The call returns, once what comes before has been averaged."""
         self.waiting = False
         self.port.return_model()
+
+    def end_alone(self):
+        """The call returns without a group."""
+        self.alone += 1
+        self.end_call()
 
     def send(self, rank, kind, flag):
         """Send a message without a group."""

@@ -30,6 +30,7 @@ cdef class PartialReduceController:
         self, int rank, long long iteration, long long pauses, bint leaves) noexcept nogil
     cdef bint is_there(self, int rank) noexcept nogil
     cdef bint form(self) noexcept nogil
+    cdef void choose_first(self, int count) noexcept nogil
     cdef bint release(self, int rank) noexcept nogil
     cdef bint choose(self, int count) noexcept nogil
     cdef bint is_frozen(self) noexcept nogil

@@ -184,7 +184,6 @@ class PartialReduceController:
     def form(self):
         """Form the next group; return False where too few are ready, or the filter holds it."""
         rank: cython.int
-        i: cython.int
         count: cython.int = 0
         for rank in range(self.size):
             count += self.is_there(rank)
@@ -197,22 +196,25 @@ class PartialReduceController:
             self.held = True
             return False
         self.held = False
-        for i in range(count):
-            self.chosen[i] = self.queue[i]
+        self.choose_first(count)
         if self.added != self.dropped:
             self.bridges += 1
             self.chosen[self.dropped] = self.queue[self.added]
         self.close_group(count)
         return True
 
+    def choose_first(self, count):
+        """Choose the first ranks of the queue."""
+        i: cython.int
+        for i in range(count):
+            self.chosen[i] = self.queue[i]
+
     def release(self, rank):
         """Form a group of who is ready, however few; return False once a rank is in one."""
-        i: cython.int
         count: cython.int = min(self.waiting, self.group_size)
         if not self.ready[rank]:
             return False
-        for i in range(count):
-            self.chosen[i] = self.queue[i]
+        self.choose_first(count)
         self.close_group(count)
         self.released += 1
         self.held = False
