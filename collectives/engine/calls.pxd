@@ -56,6 +56,7 @@ cdef class Calls(Operations):
     cdef Call _start(self, int what, vector, int flags, weight, long long version=*)
     cdef Call _open_call(self, int what, vector, int flags, weight)
     cdef int _begin_with(self, Call call, int what, long long version) except -1
+    cdef double _weight(self, Call call, int what) noexcept nogil
     cdef int _enter(self) except -1
     cdef int _forget_disagreement(self) except -1
     cdef int _complete(self) except -1

@@ -33,6 +33,9 @@ cdef extern from "<sched.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
+# The weight of what the application gives without one.
+cdef double OF_LAST_CALL = -1
+
 # Whether this process is a fork of the one that loaded this module: cheaper than asking each time.
 cdef bint forked = False
 
@@ -257,7 +260,7 @@ cdef class Calls(Operations):
         try:
             if what != MEET:
                 call.vector = UserVector(vector, self.layout, flags)
-            call.weight = self.contribution.published_weight
+            call.weight = OF_LAST_CALL
             if what == CALL or what == PUBLISH or weight is not None:
                 # That of the last call has been checked.
                 if type(weight) is not float or <double>weight != self.contribution.given_weight:
@@ -280,7 +283,7 @@ cdef class Calls(Operations):
                 try:
                     if call.vector is not None:
                         self.vectors.of[X] = call.vector.arrays
-                        self.contribution.give(call.weight)
+                        self.contribution.give(self._weight(call, what))
                     self.loading = version
                     self._begin(what)
                     self.progress()
@@ -295,6 +298,14 @@ cdef class Calls(Operations):
             self.calls_ns += now() - began
         self.pending = call
         return 0
+
+    cdef double _weight(self, Call call, int what) noexcept nogil:
+        """How much the application's vector counts, once all is over that came before."""
+        if call.weight == OF_LAST_CALL:
+            return self.contribution.published_weight
+        if what == CALL or what == PUBLISH:
+            return self.contribution.worked(call.weight)
+        return call.weight
 
     cdef int _enter(self) except -1:
         """Keep a forked child out, and other calls than this one."""

@@ -49,13 +49,15 @@ cdef class GroupVersions(Snapshots):
         group_size, sync_period, fixed: of the groups and averages over all.
         passive: whether ranks take part that have not called.
         conserving, summing: what ranks contribute; see `GroupAllreduce` and `PartialAllreduce`.
+        weighing: how vectors weigh, as `settings.weighing` says it.
         drawing_seed: of the ranks drawn, each of which alone may start a version; None: any may.
         sharing: whether to have memory that other ranks can map.
         others: those of `AllRanks`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
-                 bint passive, bint conserving, bint summing, drawing_seed, bint sharing, **others):
+                 bint passive, bint conserving, bint summing, weighing,
+                 drawing_seed, bint sharing, **others):
         cdef UserVector opened
         cdef ActivationTree tree
         Snapshots.__init__(self, control, data, like, **others)
@@ -70,6 +72,7 @@ cdef class GroupVersions(Snapshots):
         tree = ActivationTree(control, self.versioning, self.window)
         tree.versioning = self.versioning
         self.publishing = SnapshotProtocol(self.vectors, self.versioning, conserving, summing)
+        self.publishing.weigh_by(weighing[0], weighing[1], weighing[2])
         self._begin_protocol(self.versioning, tree, self.publishing)
         self.taken = <int *>calloc(self.size, sizeof(int))
         if self.taken == NULL:
