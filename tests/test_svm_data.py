@@ -94,10 +94,27 @@ def test_a_thousand_random_samples_or_a_fifth_are_held_out(count, tested):
     assert len(files.split(samples, seed=2)[1]) == tested
 
 
-def load(nodes, *options):
+def checked(*options):
     settings = cli.make_parser().parse_args(["svm", *map(str, options)])
     settings.check(settings)
-    return svm.load(settings, nodes)
+    return settings
+
+
+def load(nodes, *options):
+    return svm.load(checked(*options), nodes)
+
+
+def test_generated_samples_have_the_features_that_are_asked_for():
+    assert load(1)[0].features == 20_958
+    train, test = load(1, "--features", 300_000)
+    assert train.features == test.features == 300_000
+    assert train.indices.max() > 290_000 and train.indices.dtype == np.int32
+
+
+def test_presets_are_means_of_as_many_orders_as_the_paper_s_unless_others_are_asked_for():
+    seeds = [checked("--preset", name).seeds for name in ("small", "real-sim", "kdd2010")]
+    assert seeds == [1, 20, 20]
+    assert checked("--preset", "real-sim", "--seeds", 2).seeds == 2
 
 
 def test_an_empty_shard_is_refused(write):

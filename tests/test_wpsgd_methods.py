@@ -178,6 +178,7 @@ def test_presets_are_the_paper_s():
     real, kdd = PRESETS["real-sim"], PRESETS["kdd2010"]
     assert (real.lr, real.l2, real.start, real.span, real.every) == (0.1, 0.001, 100, 1000, 1000)
     assert (kdd.lr, kdd.l2, kdd.start, kdd.span, kdd.every) == (1e-4, 0.01, 4, 1000, 100_000)
+    assert (real.seeds, kdd.seeds) == (20, 20)
     assert 1 - kdd.lr * kdd.l2 == 0.999999
     assert len(PAPER_SPEEDS) == 20
     slow = [speed for speed in PAPER_SPEEDS if speed < 1]
