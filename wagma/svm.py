@@ -138,8 +138,7 @@ def load(settings: argparse.Namespace, nodes: int) -> tuple[Samples, Samples]:
         )
         train, test = files.split(made, settings.seed)
     elif settings.test:
-        train = files.read(settings.data, settings.features)
-        test = files.read(settings.test, train.features)
+        train, test = files.read_all([settings.data, settings.test], settings.features)
     else:
         train, test = files.split(files.read(settings.data, settings.features), settings.seed)
     if len(train) < nodes:
