@@ -127,6 +127,7 @@ cdef class Steps:
         self.pulled_values = np.empty((workers, np.diff(samples.indptr).max(initial=0)))
         self.pulled_scale, self.pulled_slope = np.empty((2, workers))
         self.owed, self.pushed = np.zeros(workers), np.zeros(LONGEST + 1, np.int64)
+        self.values = np.empty(samples.features)
         self.kept = max(workers, LONGEST + 1) + 3
         self.step_row = np.empty(self.kept, np.int64)
         self.step_size, self.norms, self.iota = np.empty((3, self.kept + 1))
@@ -135,7 +136,7 @@ cdef class Steps:
     def load(self, model):
         """Go on from this model; workers that have pulled pull it again, for the same samples."""
         cdef int each, worker
-        self.values = np.array(model, np.float64)
+        np.copyto(np.asarray(self.values), model)
         self.scale, self.iterate = 1, 0
         self.norms[0] = np.dot(self.values, self.values) if self.check else 0
         for each in range(self.pulled):
