@@ -13,6 +13,7 @@ Importing this package neither initializes MPI nor imports torch.
 from collectives.errors import (
     ClosedError,
     CollectiveError,
+    CudaError,
     DisagreementError,
     RankFailedError,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "DEFAULT_LATE",
     "ClosedError",
     "CollectiveError",
+    "CudaError",
     "DisagreementError",
     "GeneratedGroupAllreduce",
     "GroupAllreduce",

@@ -1,0 +1,230 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""A copy in pinned host memory of vectors on a device, which the host averages in their place.
+
+Nothing here waits for the device: copies are queued on streams of their own, which wait for the
+application's stream on the device, and it for them. The host asks by queries.
+"""
+
+import time
+
+import numpy
+
+from libc.stdlib cimport calloc, free
+
+from collectives.memory.driver cimport (
+    CAPTURE_IMPLICIT,
+    DISABLE_TIMING,
+    NON_BLOCKING,
+    NOT_READY,
+    SUCCESS,
+    Address,
+    Handle,
+    PinnedMemory,
+    check,
+    context_of,
+    cu,
+    device_of,
+    load,
+)
+from collectives.memory.layout cimport HEADER, Layout
+
+from collectives.errors import CudaError
+from collectives.memory.driver import name_of
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+cdef double BETWEEN_QUERIES = 1e-4
+
+
+cdef class Mirror:
+    """One vector's place on the host; `arrays` are its numpy arrays, as of a `Layout`.
+
+    `fetch` copies a vector there, which is complete once `arrived`; what the host then makes of it
+    `give_back` copies to the device. The application's stream goes on with that when it is there.
+
+    Args:
+        layout: of the vectors.
+        addresses: where the arrays of one of them are, which says on which device.
+
+    Raises:
+        ValueError: they are not in the memory of one device.
+        CudaError: there is no driver, or one of its functions fails.
+    """
+
+    def __init__(self, Layout layout, addresses):
+        cdef int i
+        load()
+        self.layout = layout
+        self.pid = getpid()
+        self.kept = []
+        self.host = <char **>calloc(layout.count, sizeof(char *))
+        self.device = <Address *>calloc(layout.count, sizeof(Address))
+        if self.host == NULL or self.device == NULL:
+            raise MemoryError
+        self.context = context_of(device_of(addresses[0]))
+        self.memory = PinnedMemory(layout.size - HEADER, self.context)
+        self.arrays = []
+        for i in range(layout.count):
+            self.host[i] = self.memory.address + layout.begin[i] - HEADER
+            self.arrays.append(numpy.frombuffer(
+                self.memory, layout.dtypes[i], layout.length[i], layout.begin[i] - HEADER))
+        self._make_streams()
+
+    def _make_streams(self):
+        """They wait for no other stream by themselves, and go before others where both could."""
+        cdef int lowest, highest
+        self.context.enter()
+        try:
+            check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
+            check(b"cuStreamCreate", cu.StreamCreateWithPriority(&self.out, NON_BLOCKING, highest))
+            check(b"cuStreamCreate", cu.StreamCreateWithPriority(&self.back, NON_BLOCKING, highest))
+            check(b"cuEventCreate", cu.EventCreate(&self.ready, DISABLE_TIMING))
+            check(b"cuEventCreate", cu.EventCreate(&self.fetched, DISABLE_TIMING))
+            check(b"cuEventCreate", cu.EventCreate(&self.returned, DISABLE_TIMING))
+        finally:
+            self.context.leave()
+
+    def __dealloc__(self):
+        free(self.host)
+        free(self.device)
+
+    @property
+    def ordinal(self):
+        """The device."""
+        return self.context.device
+
+    # To the host
+
+    def fetch(self, addresses, size_t stream, vector):
+        """Begin to copy a vector to the host, as it is when the application's stream gets here.
+
+        Args:
+            addresses: where its arrays are.
+            stream: the application's: a handle of the driver's, 0 or 1 for the default one.
+            vector: what keeps them there.
+
+        Raises:
+            ValueError: they are not on the mirror's device.
+            CudaError: a function of the driver fails, or has failed.
+            RuntimeError: the stream is being captured into a graph.
+        """
+        cdef int i
+        self.check()
+        self.context.enter()
+        try:
+            for i in range(self.layout.count):
+                self.device[i] = addresses[i]
+                if device_of(self.device[i]) != self.context.device:
+                    raise ValueError(
+                        f"array {i} of the vector is on device {device_of(self.device[i])}, "
+                        f"the collective's are on device {self.context.device}")
+            self.stream = <Handle>stream
+            self.kept.append(vector)
+            with nogil:
+                self._check_not_capturing()
+                self._copy_out()
+        finally:
+            self.context.leave()
+
+    cdef int _check_not_capturing(self) except -1 nogil:
+        cdef int status = 0
+        cdef int result = cu.StreamIsCapturing(self.stream, &status)
+        if result == CAPTURE_IMPLICIT or result == SUCCESS and status != 0:
+            with gil:
+                raise RuntimeError(
+                    "a CUDA graph is being captured on this stream: a graph cannot hold a "
+                    "collective, which other ranks take part in; call it between graphs")
+        return check(b"cuStreamIsCapturing", result)
+
+    cdef int _copy_out(self) except -1 nogil:
+        cdef int i
+        check(b"cuEventRecord", cu.EventRecord(self.ready, self.stream))
+        check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.ready, 0))
+        # What the host gave back last is still read.
+        check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.returned, 0))
+        for i in range(self.layout.count):
+            check(b"cuMemcpyDtoHAsync", cu.MemcpyDtoHAsync(
+                self.host[i], self.device[i], self.layout.bytes[i], self.out))
+        check(b"cuEventRecord", cu.EventRecord(self.fetched, self.out))
+        self.fetching = True
+        return 0
+
+    cdef bint arrived(self) noexcept nogil:
+        """Whether the vector is on the host; or never will be: see `check`."""
+        cdef int result
+        cdef Handle left
+        if not self.fetching or self.error != SUCCESS:
+            return True
+        result = cu.CtxPushCurrent(self.context.handle)
+        if result == SUCCESS:
+            result = cu.EventQuery(self.fetched)
+            cu.CtxPopCurrent(&left)
+        if result == NOT_READY:
+            return False
+        self.error = result
+        self.fetching = False
+        return True
+
+    def check(self):
+        """Raise CudaError where the vector will never be there."""
+        if self.error != SUCCESS:
+            raise CudaError(f"cuEventQuery returned {name_of(self.error)}")
+
+    def wait(self):
+        """Wait until the vector is on the host; others' Python goes on meanwhile."""
+        while not self.arrived():
+            time.sleep(BETWEEN_QUERIES)
+        self.check()
+
+    # To the device
+
+    def give_back(self):
+        """Begin to copy what the host has made of it to where it came from.
+
+        What the application puts into its stream from now on comes after that.
+        """
+        self.check()
+        self.context.enter()
+        try:
+            with nogil:
+                self._copy_back()
+        finally:
+            self.context.leave()
+        self.kept = [self.kept.pop()]
+
+    cdef int _copy_back(self) except -1 nogil:
+        cdef int i
+        for i in range(self.layout.count):
+            check(b"cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(
+                self.device[i], self.host[i], self.layout.bytes[i], self.back))
+        check(b"cuEventRecord", cu.EventRecord(self.returned, self.back))
+        check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.stream, self.returned, 0))
+        return 0
+
+    def forget(self):
+        """What has arrived does not go back: the application's arrays are used no longer."""
+        self.kept.clear()
+
+    def close(self):
+        """Wait for the copies, and give back all but the memory, which ends with `arrays`.
+
+        That is the one place where the host waits for the device. What has failed by now has been
+        said in a call; at the end of a process the driver may have gone before.
+        """
+        if self.memory is None or self.pid != getpid():
+            return
+        if cu.CtxPushCurrent(self.context.handle) == SUCCESS:
+            with nogil:
+                cu.StreamWaitEvent(self.back, self.fetched, 0)
+                cu.StreamSynchronize(self.back)
+            cu.EventDestroy(self.ready)
+            cu.EventDestroy(self.fetched)
+            cu.EventDestroy(self.returned)
+            cu.StreamDestroy(self.out)
+            cu.StreamDestroy(self.back)
+            self.context.leave()
+        self.fetching = False
+        self.kept = []
+        self.arrays = []
+        self.memory = None
