@@ -16,10 +16,11 @@ from collectives.engine.waiting cimport SECOND
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
+from collectives.memory.mirror cimport Mirror
 from collectives.protocols.all_ranks cimport CLOSE, MEET, NONE, OUTSIDE
 from collectives.protocols.contribution cimport NOWHERE, X
 
-from collectives.errors import ClosedError, CollectiveError, RankFailedError
+from collectives.errors import ClosedError, CollectiveError, CudaError, RankFailedError
 from collectives.process import check_owner
 from collectives.result import Result
 from collectives.settings import checked_weight
@@ -237,14 +238,16 @@ cdef class Calls(Operations):
         self._complete()
         return call
 
-    cdef Call _start(self, int what, vector, int flags, weight, long long version=0):
-        """Begin what the application wants with its vector."""
+    cdef Call _start(self, int what, vector, int flags, weight, long long version=0,
+                     Mirror mirror=None):
+        """Begin what the application wants with its vector, a call once that is in the mirror."""
         cdef Call call
         self._check_usable()
         self._enter()
         try:
             self._complete_pending()
             call = self._open_call(what, vector, flags, weight)
+            call.mirror = mirror
             self._begin_with(call, what, version)
         finally:
             self.guard.taken = False
@@ -270,6 +273,10 @@ cdef class Calls(Operations):
 
     cdef int _begin_with(self, Call call, int what, long long version) except -1:
         cdef long long began = now()
+        if call.mirror is not None:
+            self.awaited = call.mirror
+            self.awaited_arrays = call.vector.arrays
+            self.awaited_weight = call.weight
         try:
             with nogil:
                 self._wait_until(CAUGHT_UP)
@@ -278,11 +285,13 @@ cdef class Calls(Operations):
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
-                    if call.vector is not None:
-                        self.vectors.of[X] = call.vector.arrays
-                        self.contribution.give(call.weight)
                     self.loading = version
-                    self._begin(what)
+                    if call.mirror is not None:
+                        self.done = False
+                        self.awaits = True
+                    else:
+                        self._give(what, NULL if call.vector is None else call.vector.arrays,
+                                   call.weight)
                     self.progress()
                 finally:
                     pthread_mutex_unlock(&self.lock)
@@ -295,6 +304,42 @@ cdef class Calls(Operations):
             self.calls_ns += now() - began
         self.pending = call
         return 0
+
+    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
+        """Begin what the application wants with these arrays, if any; the lock is held."""
+        if arrays != NULL:
+            self.vectors.of[X] = arrays
+            self.contribution.give(weight)
+        self._begin(what)
+        return 0
+
+    # A call whose vector is on its way from a device
+
+    cdef void _begin_awaited(self) noexcept nogil:
+        """Begin the call that was given, if its vector is there; until then this rank is passive.
+
+        One whose vector will never be there is over.
+        """
+        if self.copying or self.protocol.failed >= 0 or not self.awaited.arrived():
+            return
+        self.awaits = False
+        if self.awaited.error != 0:
+            self.done = True
+        else:
+            self._give(CALL, self.awaited_arrays, self.awaited_weight)
+
+    cdef bint _withdraw(self) noexcept nogil:
+        """Give back what was given and has not begun; return whether there was such a call."""
+        cdef bint awaited
+        pthread_mutex_lock(&self.lock)
+        awaited, self.awaits = self.awaits, False
+        pthread_mutex_unlock(&self.lock)
+        return awaited
+
+    def prepare_to_fetch(self):
+        """Raise where no call can be made; complete one that was started, whose mirror it has."""
+        self._check_usable()
+        self._complete()
 
     cdef int _enter(self) except -1:
         """Keep a forked child out, and other calls than this one."""
@@ -342,7 +387,8 @@ cdef class Calls(Operations):
                 self._wait_until(DONE)
         except BaseException as error:
             with nogil:
-                self._abandon()
+                if not self._withdraw():
+                    self._abandon()
             self._forget(call)
             call.error = error if isinstance(error, CollectiveError) else CollectiveError(
                 f"the call was interrupted by {type(error).__name__}")
@@ -368,8 +414,15 @@ cdef class Calls(Operations):
         if self.disagreed != NONE:
             call.error = self._disagreement()
             self.disagreed = NONE
-        else:
-            call.result = self._result()
+            return 0
+        if call.mirror is not None:
+            try:
+                call.mirror.give_back()
+            except CudaError as error:
+                self.fail(f"CudaError: {error}")
+                call.error = error
+                return 0
+        call.result = self._result()
         return 0
 
     cdef _result(self):

@@ -20,6 +20,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_unlock,
 )
 from collectives.memory.layout cimport UserVector
+from collectives.memory.mirror cimport Mirror
 from collectives.protocols.all_ranks cimport (
     AVERAGE,
     JOIN,
@@ -100,6 +101,8 @@ cdef class GroupVersions(Snapshots):
     # Progress
 
     cdef void _advance(self) noexcept nogil:
+        if self.awaits:
+            self._begin_awaited()
         if self.versioning.vectors == SHARED:
             self._execute_shared()
         Snapshots._advance(self)
@@ -107,7 +110,7 @@ cdef class GroupVersions(Snapshots):
 
     cdef bint _is_busy(self) noexcept nogil:
         return (Snapshots._is_busy(self) or self.versioning.due != 0 or self.publishing.calling
-                or self._is_behind())
+                or self.awaits or self._is_behind())
 
     cdef bint _step(self) noexcept nogil:
         """Take the running version, or else the application, one step on; return whether it did."""
@@ -313,9 +316,12 @@ cdef class GroupVersions(Snapshots):
 
     # What Python calls
 
-    def start(self, vector, weight):
-        """Begin this rank's next call, a version or a synchronization, and return the `Call`."""
-        return self._start(CALL, vector, PyBUF_WRITABLE, weight)
+    def start(self, vector, weight, Mirror mirror=None):
+        """Begin this rank's next call, a version or a synchronization, and return the `Call`.
+
+        Where the vector is a mirror's the call begins once it has come from its device.
+        """
+        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror)
 
     def call(self, vector, weight):
         """Average the vector in place in this rank's next version, or over all ranks."""
