@@ -112,8 +112,12 @@ class Copies:
             return
         with self._guard:
             self.fetch(collective, vector, stream, returns)
-            with _telling(collective):
-                collective.native.wait_for(self._mirror)
+            try:
+                with _telling(collective):
+                    collective.native.wait_for(self._mirror)
+            except BaseException:
+                self._mirror.withdraw()
+                raise
             yield self.arrays
             if returns:
                 with _telling(collective):

@@ -380,6 +380,7 @@ cdef class Calls(Operations):
     cdef int _complete_pending(self) except -1:
         cdef long long began = now()
         cdef Call call = self.pending
+        cdef bint withdrawn
         if call is None:
             return 0
         try:
@@ -387,8 +388,11 @@ cdef class Calls(Operations):
                 self._wait_until(DONE)
         except BaseException as error:
             with nogil:
-                if not self._withdraw():
+                withdrawn = self._withdraw()
+                if not withdrawn:
                     self._abandon()
+            if withdrawn:
+                call.mirror.withdraw()
             self._forget(call)
             call.error = error if isinstance(error, CollectiveError) else CollectiveError(
                 f"the call was interrupted by {type(error).__name__}")

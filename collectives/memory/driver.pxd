@@ -58,5 +58,5 @@ cdef Context context_of(int device)
 cdef class PinnedMemory:
     cdef readonly Py_ssize_t size
     cdef char *address
-    cdef Context context
+    cdef Handle current
     cdef int pid

@@ -128,7 +128,7 @@ cdef class PinnedMemory:
 
     def __init__(self, Py_ssize_t size, Context context):
         self.size = size
-        self.context = context
+        self.current = context.handle
         self.pid = getpid()
         context.enter()
         try:
@@ -140,8 +140,9 @@ cdef class PinnedMemory:
         PyBuffer_FillInfo(buffer, self, self.address, self.size, 0, flags)
 
     def __dealloc__(self):
+        cdef Handle left
         # A fork has the memory, but not the driver.
         if self.address != NULL and self.pid == getpid():
-            if cu.CtxPushCurrent(self.context.handle) == SUCCESS:
+            if cu.CtxPushCurrent(self.current) == SUCCESS:
                 cu.MemFreeHost(self.address)
-                self.context.leave()
+                cu.CtxPopCurrent(&left)

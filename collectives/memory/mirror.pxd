@@ -5,6 +5,8 @@ cdef class Mirror:
     cdef Layout layout
     cdef Context context
     cdef PinnedMemory memory
+    # What threads that call the driver have for a context; NULL once there are no streams.
+    cdef Handle current
     cdef int pid
     # The host's arrays, where they begin, and the device's.
     cdef readonly list arrays
@@ -26,6 +28,7 @@ cdef class Mirror:
     cdef list kept
 
     cdef bint arrived(self) noexcept nogil
+    cdef void _destroy_streams(self) noexcept
     cdef int _copy_out(self) except -1 nogil
     cdef int _copy_back(self) except -1 nogil
     cdef int _check_not_capturing(self) except -1 nogil

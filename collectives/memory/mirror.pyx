@@ -63,6 +63,7 @@ cdef class Mirror:
         if self.host == NULL or self.device == NULL:
             raise MemoryError
         self.context = context_of(device_of(addresses[0]))
+        self.current = self.context.handle
         self.memory = PinnedMemory(layout.size - HEADER, self.context)
         self.arrays = []
         for i in range(layout.count):
@@ -86,8 +87,23 @@ cdef class Mirror:
             self.context.leave()
 
     def __dealloc__(self):
+        self._destroy_streams()
         free(self.host)
         free(self.device)
+
+    cdef void _destroy_streams(self) noexcept:
+        """What is in them still runs. A fork has them, but not the driver."""
+        cdef Handle left
+        if (self.pid == getpid() and self.current != NULL
+                and cu.CtxPushCurrent(self.current) == SUCCESS):
+            for event in (<size_t>self.ready, <size_t>self.fetched, <size_t>self.returned):
+                if event:
+                    cu.EventDestroy(<Handle><size_t>event)
+            for stream in (<size_t>self.out, <size_t>self.back):
+                if stream:
+                    cu.StreamDestroy(<Handle><size_t>stream)
+            cu.CtxPopCurrent(&left)
+        self.current = NULL
 
     @property
     def ordinal(self):
@@ -156,7 +172,7 @@ cdef class Mirror:
         cdef Handle left
         if not self.fetching or self.error != SUCCESS:
             return True
-        result = cu.CtxPushCurrent(self.context.handle)
+        result = cu.CtxPushCurrent(self.current)
         if result == SUCCESS:
             result = cu.EventQuery(self.fetched)
             cu.CtxPopCurrent(&left)
@@ -170,6 +186,15 @@ cdef class Mirror:
         """Raise CudaError where the vector will never be there."""
         if self.error != SUCCESS:
             raise CudaError(f"cuEventQuery returned {name_of(self.error)}")
+
+    def withdraw(self):
+        """What is on its way is not wanted: the application's stream goes on once it has gone.
+
+        An error is left to the next call.
+        """
+        if self.fetching and cu.CtxPushCurrent(self.current) == SUCCESS:
+            cu.StreamWaitEvent(self.stream, self.fetched, 0)
+            self.context.leave()
 
     def wait(self):
         """Wait until the vector is on the host; others' Python goes on meanwhile."""
@@ -212,18 +237,15 @@ cdef class Mirror:
         That is the one place where the host waits for the device. What has failed by now has been
         said in a call; at the end of a process the driver may have gone before.
         """
-        if self.memory is None or self.pid != getpid():
+        cdef Handle left
+        if self.current == NULL or self.pid != getpid():
             return
-        if cu.CtxPushCurrent(self.context.handle) == SUCCESS:
+        if cu.CtxPushCurrent(self.current) == SUCCESS:
             with nogil:
                 cu.StreamWaitEvent(self.back, self.fetched, 0)
                 cu.StreamSynchronize(self.back)
-            cu.EventDestroy(self.ready)
-            cu.EventDestroy(self.fetched)
-            cu.EventDestroy(self.returned)
-            cu.StreamDestroy(self.out)
-            cu.StreamDestroy(self.back)
-            self.context.leave()
+            cu.CtxPopCurrent(&left)
+        self._destroy_streams()
         self.fetching = False
         self.kept = []
         self.arrays = []
