@@ -246,6 +246,7 @@ class PartialAllreduce(Described):
 
     def __exit__(self, kind, error, trace):
         self._sums.__exit__(kind, error, trace)
+        self.close()
 
     @contextlib.contextmanager
     def _operation(self, vector):
