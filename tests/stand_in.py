@@ -107,8 +107,8 @@ class Array:
         return self.device.read(self, self.stream if stream is None else stream)
 
     def __del__(self):
-        with contextlib.suppress(RuntimeError):
-            self.device.call("cuMemFree_v2", ctypes.c_ulonglong(self.address))
+        # Not at once, which would wait for all streams, some of them held.
+        self.device.unused.append(self.address)
 
 
 class Device:
@@ -121,6 +121,8 @@ class Device:
         self.driver = ctypes.CDLL(os.environ.get("WAGMA_CUDA_LIBRARY") or library())
         self.context = ctypes.c_void_p()
         self.pinned = {}
+        self.streams = []
+        self.unused = []
         self.driver.cuInit(0)
         check(
             "cuDevicePrimaryCtxRetain",
@@ -144,9 +146,10 @@ class Device:
         return address.value
 
     def create_stream(self, flags=NON_BLOCKING):
-        handle = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(handle), flags)
-        return handle.value
+        created = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(created), flags)
+        self.streams.append(created.value)
+        return created.value
 
     def write(self, array, values, stream=None):
         """Overwrite an array on a stream, as a step of training does; the host does not wait."""
@@ -180,6 +183,19 @@ class Device:
     def sleep(self, seconds, stream=None):
         """Keep a stream busy for so long."""
         self.call("stand_in_sleep", handle(stream), ctypes.c_long(int(seconds * 1e6)))
+
+    @contextlib.contextmanager
+    def holding(self, stream=None):
+        """Keep a stream busy until the block ends, or `open` is called in it."""
+        self.call("stand_in_hold", handle(stream))
+        try:
+            yield
+        finally:
+            self.open()
+
+    def open(self):
+        """Let all streams that are held go on."""
+        self.driver.stand_in_open()
 
     def synchronize(self, stream=None):
         self.call("cuStreamSynchronize", handle(stream))
@@ -215,6 +231,20 @@ class Device:
         self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(max(size, 1)), 0)
         self.pinned[address.value] = size
         return address.value
+
+    def reset(self):
+        """Leave nothing of what a test has made or set, but its arrays."""
+        self.open()
+        self.fail(0)
+        self.free_pinned()
+        self.free_arrays()
+        while self.streams:
+            self.call("cuStreamDestroy_v2", handle(self.streams.pop()))
+
+    def free_arrays(self):
+        """Free the arrays that are used no longer; the host waits."""
+        while self.unused:
+            self.call("cuMemFree_v2", ctypes.c_ulonglong(self.unused.pop()))
 
     def free_pinned(self):
         """Free what copies went through; the host waits for them."""

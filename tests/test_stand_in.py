@@ -56,7 +56,9 @@ def run(body, **env):
 @pytest.fixture
 def device():
     stand_in.require()
-    return stand_in.Device()
+    device = stand_in.Device()
+    yield device
+    device.reset()
 
 
 def test_streams_copy_in_their_order(device):
@@ -95,6 +97,7 @@ def test_memory_is_counted(device):
     assert after.pinned_bytes - before.pinned_bytes == pytest.approx(8 * N, abs=4096)
     x.get()
     del x
+    device.free_arrays()
     assert device.counts().device_bytes == before.device_bytes
 
 

@@ -142,13 +142,8 @@ API Result cuMemHostAlloc(void **address, size_t size, unsigned flags) {
         result = *address ? SUCCESS : OUT_OF_MEMORY;
     })
 }
-/* Not held up by a sticky error: the memory is the process's. */
 API Result cuMemFreeHost(void *address) {
-    pthread_mutex_lock(&lock);
-    counts.blocking++;
-    Result result = release(address, 1);
-    pthread_mutex_unlock(&lock);
-    return failure ? failure : result;
+    IN_CONTEXT({ counts.blocking++; result = release(address, 1); })
 }
 API Result cuPointerGetAttribute(void *value, int attribute, unsigned long long address) {
     enum { ATTRIBUTE_CONTEXT = 1, MEMORY_TYPE = 2, IS_MANAGED = 8, ORDINAL = 9, HOST = 1, DEVICE = 2 };
@@ -300,6 +295,20 @@ API Result stand_in_sleep(void *handle, long microseconds) {
         operation->microseconds = microseconds;
         enqueue(stream, operation);
     })
+}
+/* Let a stream go on only once the gates are opened. */
+API Result stand_in_hold(void *handle) {
+    ON_STREAM(handle, {
+        Operation *operation = make_operation(GATE, "a gate");
+        operation->gate = ++gates_closed;
+        enqueue(stream, operation);
+    })
+}
+API void stand_in_open(void) {
+    pthread_mutex_lock(&lock);
+    gates_opened = gates_closed;
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
 }
 /* Every call fails like this from now on; 0: none does any more. */
 API void stand_in_fail(Result error) {

@@ -45,13 +45,13 @@ typedef struct { char *seen, *ours; size_t size; int device, used, file; } Regio
 
 typedef struct Operation {
     struct Operation *next;
-    enum { NOTHING, COPY, FILL, SLEEP } kind;
+    enum { NOTHING, COPY, FILL, SLEEP, GATE } kind;
     const char *what;
     char *to;
     const char *from;
     size_t size;
     unsigned char value;
-    long microseconds;
+    long microseconds, gate;
     Number number;
     Clock after;
 } Operation;
@@ -71,6 +71,7 @@ extern pthread_mutex_t lock;
 extern pthread_cond_t moved;
 extern Stream streams[MOST_STREAMS];
 extern int stream_count;
+extern long gates_closed, gates_opened; /* since the beginning */
 
 /* Tests read them, in this order. */
 extern struct Counts {

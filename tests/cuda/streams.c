@@ -11,6 +11,7 @@ pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 Stream streams[MOST_STREAMS];
 int stream_count;
+long gates_closed, gates_opened;
 static int removed[MOST_STREAMS];
 static long delay;
 
@@ -36,7 +37,7 @@ static int may_begin(const Operation *operation) {
     for (int i = 0; operation && i < stream_count; i++)
         if (streams[i].ended < operation->after.of[i])
             return 0;
-    return operation != NULL;
+    return operation && (operation->kind != GATE || operation->gate <= gates_opened);
 }
 
 static void *serve(void *argument) {
