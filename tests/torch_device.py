@@ -1,0 +1,101 @@
+"""torch's device on the stand-in for the CUDA driver: `cuda/torch_device.cpp`, built and loaded.
+
+python torch_device.py        # builds it and prints its path
+
+It is called "standin", a backend of torch's own kind PrivateUse1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import stand_in
+import torch
+
+SOURCE = Path(__file__).with_name("cuda") / "torch_device.cpp"
+BUILD = Path(__file__).parent.parent / "build" / "torch-device"
+COMPILE = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared"]  # -O0: built in a third of the time
+
+
+@functools.cache
+def library() -> str:
+    """Build the device where that has not been done, and return its path."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        raise stand_in.NoCompiler("no C++ compiler (CXX, c++) to build torch's test device with")
+    home = Path(torch.__file__).parent
+    content = hashlib.sha256(repr([compiler, COMPILE, torch.__version__]).encode())
+    content.update(SOURCE.read_bytes())
+    target = BUILD / content.hexdigest()[:16] / "torch_device.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            built = Path(folder) / target.name
+            headers = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
+            abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+            libraries = [f"-L{home}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
+            command = [compiler, *COMPILE, abi, *headers, str(SOURCE), *libraries, "-o", str(built)]
+            subprocess.run(command, check=True)
+            os.replace(built, target)
+    return str(target)
+
+
+class Module:
+    """What torch asks a backend's module for, as it asks `torch.cuda`."""
+
+    is_available = is_initialized = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    current_device = staticmethod(lambda: 0)
+    set_device = staticmethod(lambda device: None)
+    device = staticmethod(lambda device: contextlib.nullcontext())
+    _is_in_bad_fork = staticmethod(lambda: False)
+    manual_seed_all = staticmethod(lambda seed: None)
+    get_rng_state = staticmethod(lambda device=0: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, device=0: None)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.float16, torch.bfloat16])
+    current_stream = staticmethod(lambda device=None: torch.accelerator.current_stream())
+    synchronize = staticmethod(lambda device=None: torch.accelerator.synchronize())
+
+
+@functools.cache
+def load():
+    """Register the device with torch, once a process, and return its library."""
+    driver = stand_in.library()
+    os.environ["WAGMA_CUDA_LIBRARY"] = driver
+    loaded = ctypes.CDLL(library())
+    loaded.torch_device_start.restype = ctypes.c_char_p
+    loaded.torch_device_reads.restype = ctypes.c_longlong
+    torch.utils.rename_privateuse1_backend("standin")
+    torch._register_device_module("standin", Module())
+    torch.utils.generate_methods_for_privateuse1_backend()
+    error = loaded.torch_device_start(driver.encode())
+    if error:
+        raise RuntimeError(f"torch's test device: {error.decode()}")
+    return loaded
+
+
+def require() -> torch.device:
+    """Return the device; skip the test, saying why, where it cannot be built."""
+    try:
+        load()
+    except stand_in.NoCompiler as reason:
+        pytest.skip(str(reason))
+    return torch.device("standin", 0)
+
+
+def reads() -> int:
+    """Return how often the program has read a tensor of the device on the host."""
+    return load().torch_device_reads()
+
+
+if __name__ == "__main__":
+    print(library())
