@@ -277,7 +277,13 @@ def _class_for_devices(kind):
             self._copies.close()
 
     details = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind,), {**details, **methods, "joining": joining, "close": close})
+    changed = {**methods, "joining": joining, "close": close, "on_host": property(_on_host)}
+    return type(kind.__name__, (kind,), {**details, **changed})
+
+
+def _on_host(collective):
+    """What the last call has made of its vector, to be read on the host before the next call."""
+    return collective._copies.arrays
 
 
 def _taking_arrays_on_devices(method, returns):
