@@ -11,7 +11,7 @@ import pytest
 import stand_in
 from devices import CASES, vectors_of
 from stand_in import ILLEGAL_ADDRESS
-from together import Interrupted, bytes_of, compute_until, interrupt
+from together import Interrupted, bytes_of, compute_until, interrupt, wait_until
 
 import collectives
 from collectives import CudaError, GroupAllreduce, RankFailedError
@@ -411,3 +411,20 @@ def test_several_collectives_join_together(comm, device, stream):
         collectives.join((a, x), (b, y))
         assert len(set(comm.allgather(x.get()[0]))) == 1
         assert a.version == comm.size - 1
+
+
+@pytest.mark.transports("messages")
+def test_close_after_a_failure_waits_for_no_call_that_has_not_begun(comm, device):
+    stream = device.create_stream()
+    vector = device.array(np.zeros(5000), stream)
+    average = GroupAllreduce(comm, vector, group_size=comm.size, wait="group")
+    with device.holding(stream):
+        call = average.start(vector)
+        comm.Barrier()
+        if comm.rank == 2:
+            average.fail(KeyError("mine"))
+        wait_until(lambda: average.native.failure[0] >= 0)
+        threading.Timer(0.2, device.open).start()
+        average.close()
+    with pytest.raises(RankFailedError, match="rank 2 failed.*mine"):
+        call.wait()

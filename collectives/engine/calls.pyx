@@ -136,7 +136,7 @@ cdef class Calls(Operations):
         if goal == DONE:
             return self.done
         if goal == SETTLED:
-            return self.done or self.protocol.broken
+            return self.done or self.protocol.broken or self.awaits and self.protocol.failed >= 0
         if goal == OVER or goal == CAUGHT_UP:
             return self.protocol.stage == OUTSIDE
         return self.protocol.may_leave() and self._all_sent() and self._all_answered()
@@ -415,6 +415,10 @@ cdef class Calls(Operations):
     cdef int _settle(self, Call call) except -1:
         """Give a completed call its result or its error."""
         self._forget(call)
+        if self._withdraw():  # a rank has failed, so it begins no more
+            call.mirror.withdraw()
+            call.error = self._failure()
+            return 0
         if self.disagreed != NONE:
             call.error = self._disagreement()
             self.disagreed = NONE
