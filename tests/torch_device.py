@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import stand_in
@@ -73,7 +74,6 @@ def load():
     os.environ["WAGMA_CUDA_LIBRARY"] = driver
     loaded = ctypes.CDLL(library())
     loaded.torch_device_start.restype = ctypes.c_char_p
-    loaded.torch_device_reads.restype = ctypes.c_longlong
     torch.utils.rename_privateuse1_backend("standin")
     torch._register_device_module("standin", Module())
     torch.utils.generate_methods_for_privateuse1_backend()
@@ -92,9 +92,43 @@ def require() -> torch.device:
     return torch.device("standin", 0)
 
 
+class Counts(NamedTuple):
+    """What has been counted in this process so far.
+
+    Attributes:
+        reads: how often the program has read a tensor of the device on the host.
+        blocking: how often it, or what it has called, has blocked the host in another function of
+            the driver's.
+        bytes, peak: of tensors' memory now, and at most since `reset_peak`.
+        pinned: bytes of pinned memory, but for what operators are run with.
+    """
+
+    reads: int
+    blocking: int
+    bytes: int
+    peak: int
+    pinned: int
+
+
+def counts() -> Counts:
+    """Return what has been counted; what the device does to run operators on the CPU is not."""
+    numbers = (ctypes.c_longlong * 5)()
+    load().torch_device_counts(numbers)
+    reads, waits, pinned, now, peak = numbers
+    of_all = (ctypes.c_longlong * len(stand_in.Counts._fields))()
+    ctypes.CDLL(stand_in.library()).stand_in_counts(of_all)
+    driver = stand_in.Counts(*of_all)
+    return Counts(reads, driver.blocking - waits, now, peak, driver.pinned_bytes - pinned)
+
+
+def reset_peak():
+    """Let the peak be what there is now."""
+    load().torch_device_reset_peak()
+
+
 def reads() -> int:
     """Return how often the program has read a tensor of the device on the host."""
-    return load().torch_device_reads()
+    return counts().reads
 
 
 if __name__ == "__main__":

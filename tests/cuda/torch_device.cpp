@@ -61,7 +61,18 @@ void *context;
 std::vector<void *> streams{nullptr}; /* 0 is the legacy default stream */
 thread_local int current = 0;
 thread_local int depth = 0;     /* of operators that run on the CPU */
-std::atomic<long long> reads{0}; /* times that a program, not an operator, reads on the host */
+
+/* Tests read them, in this order. `reads`: times that a program, not an operator, has read a tensor
+   on the host. `waits`, `pinned`: calls that block the host, and bytes, which are there only because
+   operators run on the CPU. `bytes`, `peak`: of tensors' memory now, and at most. */
+struct {
+    std::atomic<long long> reads{0}, waits{0}, pinned{0}, bytes{0}, peak{0};
+} counts;
+void count_bytes(long long size) {
+    long long now = counts.bytes += size, peak = counts.peak;
+    while (now > peak && !counts.peak.compare_exchange_weak(peak, now))
+        ;
+}
 
 void check(int result) { TORCH_CHECK(result == 0, "CUDA error ", result); }
 void *stream() {
@@ -87,16 +98,17 @@ struct Kept {
         std::lock_guard<std::mutex> guard(lock);
         places[memory] = place;
     }
-    void give(void *memory) {
+    size_t give(void *memory) {
         std::lock_guard<std::mutex> guard(lock);
         of.emplace(places[memory], memory);
+        return places[memory].second;
     }
 };
 Kept &device_memory = *new Kept, &pinned_memory = *new Kept; /* tensors outlive static objects */
 
 void free_tensor(void *memory) {
     if (memory)
-        device_memory.give(memory);
+        count_bytes(-(long long)device_memory.give(memory));
 }
 
 struct Allocator final : at::Allocator {
@@ -109,6 +121,7 @@ struct Allocator final : at::Allocator {
             check(driver.MemAlloc(&address, size));
             device_memory.note(memory = (void *)address, place);
         }
+        count_bytes(size);
         return {memory, memory, free_tensor, at::Device(at::kPrivateUse1, 0)};
     }
     at::DeleterFnPtr raw_deleter() const override { return free_tensor; }
@@ -122,6 +135,8 @@ void *pinned(size_t size) {
     std::pair<int, size_t> place{0, (size + 4095) / 4096 * 4096};
     void *memory = pinned_memory.take(place);
     if (!memory) {
+        counts.waits++;
+        counts.pinned += place.second;
         check(driver.MemHostAlloc(&memory, place.second, 0));
         pinned_memory.note(memory, place);
     }
@@ -169,6 +184,7 @@ at::Tensor download(const at::Tensor &tensor) {
     if (begin < end) {
         void *memory = pinned(end - begin);
         check(driver.ToHost(memory, (Address)tensor.storage().data() + begin, end - begin, stream()));
+        counts.waits++;
         check(driver.StreamSynchronize(stream()));
         memcpy(bytes.data_ptr(), memory, end - begin);
         pinned_memory.give(memory);
@@ -203,7 +219,7 @@ at::Tensor copy_from(const at::Tensor &from, const at::Tensor &to, bool) {
         return to;
     }
     if (!to.is_privateuseone()) {
-        reads += depth == 0;
+        counts.reads += depth == 0;
         to.copy_(download(from));
         return to;
     }
@@ -268,7 +284,7 @@ at::Tensor &set_whole_storage(at::Tensor &tensor, at::Storage storage) {
 }
 
 at::Scalar item(const at::Tensor &tensor) {
-    reads += depth == 0;
+    counts.reads += depth == 0;
     return at::_local_scalar_dense(download(tensor));
 }
 
@@ -451,5 +467,9 @@ extern "C" const char *torch_device_start(const char *path) {
     return nullptr;
 }
 
-/* How often a program has read a tensor on the host, as item() and cpu() do. */
-extern "C" long long torch_device_reads() { return reads; }
+extern "C" void torch_device_counts(long long *copy) {
+    for (auto *count : {&counts.reads, &counts.waits, &counts.pinned, &counts.bytes, &counts.peak})
+        *copy++ = *count;
+}
+/* Let the peak be what there is now. */
+extern "C" void torch_device_reset_peak() { counts.peak = counts.bytes.load(); }
