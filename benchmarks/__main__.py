@@ -46,6 +46,7 @@ RANKS = {
     "hop": (None,),
     "simulated_hop": (None,),
     "wp_sgd": (None,),
+    "wp_sgd_wall": (4,),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
 }
@@ -53,6 +54,7 @@ RANKS = {
 BY_NAME = (
     *("late_rules", "late_gradients"),
     *("stragglers", "simulated_stragglers", "hop", "simulated_hop", "wp_sgd"),
+    "wp_sgd_wall",
 )
 
 

@@ -112,8 +112,8 @@ def checks(arguments, results):
         row = {}
         for name, each in given.items():
             team, _ = train("delay", replace(each, workers=workers), (1, 1), 20_000, 0, 20_000)
-            applied, abandoned = team.updates()
-            row[name] = abandoned / (applied + abandoned)
+            updates = team.updates()
+            row[name] = updates.abandoned / (updates.applied + updates.abandoned)
         results[f"abandoned, {workers} workers"] = row
         print(f"{workers:<14}", *(f"{value:>11.1%}" for value in row.values()), flush=True)
 

@@ -3,10 +3,12 @@
 `GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
 waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
 them; `ReadyGroupAllreduce`, of Partial Reduce, averages in groups of the ranks that are ready
-first. `collectives.topology` says who meets whom. `NeighborAverage`, `QueuedNeighborAverage`,
-`PushSum`, `PairwiseAverage` and `ParameterServer` have vectors sent from rank to rank, along the
-edges of `collectives.graphs`; `UpdateQueue` is the queue of such vectors by itself.
-`GeneratedGroupAllreduce` averages over groups that a generator forms of the ranks that are there.
+first; `TriggeredAverage` averages over all ranks when the first of them has made enough calls, and
+waits for the others until the end of the call that they are in. `collectives.topology` says who
+meets whom. `NeighborAverage`, `QueuedNeighborAverage`, `PushSum`, `PairwiseAverage` and
+`ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`;
+`UpdateQueue` is the queue of such vectors by itself. `GeneratedGroupAllreduce` averages over groups
+that a generator forms of the ranks that are there.
 Importing this package neither initializes MPI nor imports torch.
 """
 
@@ -28,6 +30,7 @@ from collectives.push_sum import PushSum
 from collectives.queued_neighbor_average import QueuedNeighborAverage
 from collectives.ready_groups import ReadyGroupAllreduce, dynamic_weights
 from collectives.statistics import Statistics
+from collectives.triggered_average import TriggeredAverage
 from collectives.update_queue import UpdateQueue
 
 __all__ = [
@@ -47,6 +50,7 @@ __all__ = [
     "RankFailedError",
     "ReadyGroupAllreduce",
     "Statistics",
+    "TriggeredAverage",
     "UpdateQueue",
     "dynamic_weights",
     "join",

@@ -40,6 +40,13 @@ class GroupAllreduce(Collective):
             and (W·m + w·x') / (W + w) for the mean m, of weight W, that it missed, its own weight
             being w. "conserving": what it changed since its last call, which is added to what it
             contributes; the mean replaces that, so that no update is lost and none counted twice.
+        weights: what a rank's vector weighs. "given": the `weight` of its last call. "work": the
+            sum of what its calls since the last average over all ranks have given, so that `weight`
+            is the work of a call, in steps or samples. "wp": r^(τ − work), which is in the same
+            proportion as q_i = r^(T_i) / Σ r^(T_j), T_i being how far rank i is behind the most. By
+            work, a rank that has made no call since that average has weight 0, or r^τ.
+        contraction: r of "wp", between 0 and 1: by which factor one call's work of weight 1 brings
+            a model closer to the optimum.
         wire_dtype: "float16" or "bfloat16" to send float32 and float64 arrays as such, at half or a
             quarter of the bytes: what travels is how they differ from r, the last average over all
             ranks (at first `like`, if that is the same on all ranks, else 0). A mean m of vectors
@@ -63,7 +70,8 @@ class GroupAllreduce(Collective):
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
-        group_size, sync_period, groups, wait, late, wire_dtype, engine: as given or by default.
+        group_size, sync_period, groups, wait, late, weights, contraction, wire_dtype, engine: as
+            given or by default.
 
     Raises:
         ValueError, TypeError: on every rank alike, for what is wrong on any of them.
@@ -74,7 +82,7 @@ class GroupAllreduce(Collective):
         ImportError: the extensions were built for another MPI than mpi4py's.
 
     Source: WAGMA-SGD, sections III and IV, and V-B for fixed groups; "conserving", weights and
-        joining go beyond the paper.
+        joining go beyond the paper. "wp": WP-SGD, Eq. 6.
     """
 
     _shown = ("group_size", "sync_period")
@@ -89,6 +97,8 @@ class GroupAllreduce(Collective):
         groups="changing",
         wait="nobody",
         late=None,
+        weights="given",
+        contraction=0.9,
         wire_dtype=None,
         engine=None,
         transport=None,
@@ -104,6 +114,8 @@ class GroupAllreduce(Collective):
             groups=groups,
             wait=wait,
             late=late,
+            weights=weights,
+            contraction=contraction,
             wire_dtype=wire_dtype,
             engine=engine,
             transport=transport,
@@ -133,6 +145,7 @@ class GroupAllreduce(Collective):
     def _build(self, native, comm, like, given):
         self.group_size, self.sync_period = int(given["group_size"]), int(given["sync_period"])
         self.groups, self.wait, self.late = given["groups"], given["wait"], given["late"]
+        self.weights, self.contraction = given["weights"], given["contraction"]
         self.wire_dtype = given["wire_dtype"]
         super()._build(native, comm, like, given)
 
@@ -143,7 +156,7 @@ class GroupAllreduce(Collective):
             lambda sharing: self._make(native, node, like, given, sharing),
         )
         travels = not (sharing and node.elsewhere is None)
-        if self.wire_dtype and travels and len(set(self.comm.allgather(_digest(like)))) == 1:
+        if self.wire_dtype and travels and len(set(self.comm.allgather(digest(like)))) == 1:
             self.native.compress_from_initial()
 
     def _make(self, native, node, like, given, sharing):
@@ -157,6 +170,7 @@ class GroupAllreduce(Collective):
                 passive=self.wait == "nobody",
                 conserving=self.late == "conserving",
                 summing=self._summing,
+                weighing=settings.weighing(self.weights, self.contraction, self.sync_period),
                 drawing_seed=given["seed"] if self._draws else None,
                 wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
                 sharing=sharing,
@@ -170,8 +184,8 @@ class GroupAllreduce(Collective):
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
-            weight: of this vector in every average it goes into, from 0 on; for batches of
-                unequal sizes.
+            weight: of this vector in every average it goes into, or of the work since the last
+                call (`weights`), from 0 on; for batches of unequal sizes.
 
         Returns:
             A `Result`: version, timely, source, group, weight, synchronized.
@@ -269,7 +283,7 @@ class GroupAllreduce(Collective):
         return self.native.executed
 
 
-def _digest(like) -> bytes:
+def digest(like) -> bytes:
     """Return what tells whether the initial vectors of two ranks are the same, bit for bit."""
     digest = hashlib.blake2b(digest_size=16)
     for array in like if isinstance(like, (list, tuple)) else [like]:

@@ -308,6 +308,8 @@ class _Sums(GroupAllreduce):
             groups="changing",
             wait="nobody",
             late="paper",
+            weights="given",
+            contraction=0.9,
             wire_dtype=None,
             **given,
         )

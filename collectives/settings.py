@@ -19,6 +19,7 @@ from collectives.device import is_on_device
 __all__ = [
     "DEFAULT_LATE",
     "array_error",
+    "average_error",
     "checked_weight",
     "difference",
     "first_error",
@@ -26,10 +27,12 @@ __all__ = [
     "level_name",
     "limits",
     "name_of_dtype",
+    "period_error",
     "resolve",
     "set_log_level",
     "sharing_error",
     "version_error",
+    "weighing",
 ]
 
 DEFAULT_LATE = "conserving"
@@ -47,6 +50,7 @@ CHOICES = {
     "transport": (None, "shared", "messages"),
     "trigger": ("solo", "majority"),
 }
+WEIGHTS = ("given", "work", "wp")
 WIRE_DTYPES = ("float16", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # What may come from the environment, and what it is otherwise.
@@ -121,16 +125,39 @@ def first_error(like, settings: dict) -> Exception | None:
 
 def group_error(comm, settings: dict) -> Exception | None:
     """Return what is wrong with the arguments that say how groups average, or None."""
-    group_size, sync_period = settings["group_size"], settings["sync_period"]
+    group_size = settings["group_size"]
     if not is_integer(group_size):
         return TypeError(f"group_size is {group_size!r}, not an integer")
     if not 1 <= group_size <= comm.size:
         return ValueError(f"group_size is {group_size}, not between 1 and the {comm.size} ranks")
+    return period_error(settings) or seed_error(settings.get("seed", 0)) or average_error(settings)
+
+
+def period_error(settings: dict) -> Exception | None:
+    """Return why ranks cannot average so often, or None."""
+    sync_period = settings["sync_period"]
     if not is_integer(sync_period):
         return TypeError(f"sync_period is {sync_period!r}, not an integer")
     if sync_period < 1:
         return ValueError(f"sync_period is {sync_period}, less than 1")
-    return seed_error(settings.get("seed", 0)) or wire_dtype_error(settings["wire_dtype"])
+    return None
+
+
+def average_error(settings: dict) -> Exception | None:
+    """Return what is wrong with the arguments that say how ranks are averaged, or None."""
+    weights, contraction = settings["weights"], settings["contraction"]
+    if weights not in WEIGHTS:
+        return ValueError(f"weights is {weights!r}, not one of {', '.join(WEIGHTS)}")
+    if isinstance(contraction, (str, bool)) or not hasattr(contraction, "__float__"):
+        return TypeError(f"contraction is {contraction!r}, not a number")
+    if not 0 < contraction < 1:
+        return ValueError(f"contraction is {contraction:g}, not between 0 and 1")
+    return wire_dtype_error(settings["wire_dtype"])
+
+
+def weighing(weights: str, contraction: float, sync_period: int) -> tuple[int, float, float]:
+    """Return how the engine is to weigh: the arguments of `ContributionProtocol.weigh_by`."""
+    return WEIGHTS.index(weights), math.log(contraction), float(sync_period)
 
 
 def wire_dtype_error(wire_dtype) -> Exception | None:

@@ -33,6 +33,9 @@ CASES = {
         lambda size: {"wait": "group", "sync_period": 4, "late": "paper", "group_size": 2},
     ),
     "partial": Case(collectives.PartialAllreduce, lambda size: {"sync_period": 1}),
+    "triggered": Case(
+        collectives.TriggeredAverage, lambda size: {"sync_period": 1, "weights": "wp"}
+    ),
     "ready": Case(collectives.ReadyGroupAllreduce, lambda size: {"group_size": size}),
     "ready, dynamic": Case(
         collectives.ReadyGroupAllreduce,

@@ -23,6 +23,7 @@ class Method(NamedTuple):
         rounding: relative error of one rank's steps beside those of the wrapped optimizer alone.
         exclusive: whether a step may wait for other ranks' next steps, so that none of them may
             wait for this rank in a barrier or in another optimizer's step.
+        in_step: whether ranks make the same steps, and versions number these.
     """
 
     kind: type
@@ -31,6 +32,7 @@ class Method(NamedTuple):
     holds: bool = True
     rounding: float = 0
     exclusive: bool = False
+    in_step: bool = True
 
     def wrap(self, model, comm, make=None, **settings):
         local = (make or momentum_sgd)(model.parameters())
@@ -50,6 +52,13 @@ METHODS = {
         optim.EagerSGD, {"sync_period": 4, "trigger": "majority"}, False, rounding=1e-5
     ),
     "local-sgd": Method(optim.LocalSGD, {"sync_period": 4}),
+    "local-sgd-solo": Method(
+        optim.LocalSGD,
+        {"sync_period": 4, "trigger": "solo", "weights": "work"},
+        repeatable=False,
+        exclusive=True,
+        in_step=False,
+    ),
     "d-psgd": Method(optim.DPSGD, {}),
     "hop": Method(optim.Hop, {}),
     "hop-staleness": Method(optim.Hop, {"staleness": 2, "order": "serial"}, repeatable=False),
@@ -65,6 +74,9 @@ METHODS = {
 }
 
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+
+in_step = {name: method for name, method in METHODS.items() if method.in_step}
+each_method_in_step = pytest.mark.parametrize("method", in_step.values(), ids=in_step)
 
 
 def momentum_sgd(parameters):

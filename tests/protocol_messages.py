@@ -20,36 +20,33 @@ from collectives.topology import propagation_bound
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def load_source(module, base=None):
+def load_source(module, *bases):
     """Load a protocol's source as a module of its own: the compiled one's methods are C's.
 
     Args:
         module: its name in `collectives.protocols`.
-        base: the name of another one that it imports, of which it gets the source, too.
+        bases: the names of others that it imports, of which it gets the sources, too.
     """
     name = f"_source_of_{module}"
     if name not in sys.modules:
         path = ROOT / "collectives" / "protocols" / f"{module}.py"
         spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)
-        with _in_place_of_the_compiled(base):
+        with _in_place_of_the_compiled(bases):
             spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 
 
 @contextlib.contextmanager
-def _in_place_of_the_compiled(base):
-    """Let an import of this protocol find its source."""
-    if base is None:
-        yield
-        return
-    name = f"collectives.protocols.{base}"
-    source, compiled = load_source(base), importlib.import_module(name)
-    sys.modules[name] = source
+def _in_place_of_the_compiled(bases):
+    """Let imports of these protocols find their sources."""
+    names = [f"collectives.protocols.{base}" for base in bases]
+    compiled = {name: importlib.import_module(name) for name in names}
+    sys.modules.update({name: load_source(base) for name, base in zip(names, bases)})
     try:
         yield
     finally:
-        sys.modules[name] = compiled
+        sys.modules.update(compiled)
 
 
 all_ranks = load_source("all_ranks")

@@ -169,7 +169,7 @@ class Application:
         """Compute, which changes the model, and enter the program's next operation."""
         self.rank.compute()
         if operation != all_ranks.CLOSE:
-            self.rank.publishing.give(1)
+            self.rank.publishing.give(self.rank.weight_of_update())
         if operation == PUBLISH:
             self.rank.protocol.hold()
             self.stage = Stage.PUBLISHING
@@ -307,6 +307,8 @@ class Rank:
         self.publishing = world.publishing_type(
             self.vectors, self.protocol, scenario.conserving, False
         )
+        if scenario.by_work:
+            self.publishing.weigh_by(contribution.WORK, 0, 0)
         self.publishing.replace()
         self.publishing.count_once()
         self.contribution = Contribution(number, 0, 0, 0)
@@ -552,6 +554,21 @@ class Rank:
         self.updates += 1
         self.model += self.updates * self.world.scenario.world_size + self.number
 
+    def weight_of_update(self):
+        """Return how much the application's vector weighs, after its last update."""
+        weight = 1 + (self.number + self.updates) % 3 if self.world.scenario.weighted else 1
+        return self.publishing.worked(weight)
+
+    @property
+    def weighted_snapshot(self):
+        return self.publishing.snapshot_weight * self.snapshot
+
+    def would_publish(self):
+        """Return what a publication adds to the sum of all weighted snapshots."""
+        weight = self.publishing.given_weight
+        change = self.model - self.returned
+        return weight * (self.snapshot + change) - self.weighted_snapshot
+
     def sum_of_this(self):
         """What this rank contributes to the exchange that its contribution tells of."""
         weight, value = self.publishing.weight, self.vectors.contributed(self.publishing)
@@ -563,8 +580,8 @@ class Rank:
         return self.note_publication()
 
     def publish_between_calls(self):
-        self.publishing.publish_between_calls()
         self.note_publication()
+        self.publishing.publish_between_calls()
 
     def join(self):
         if self.world.joining_publishes:
@@ -575,7 +592,7 @@ class Rank:
 
     def note_publication(self):
         """The application publishes: return what this rank contributes from now on."""
-        self.world.published += self.model - self.returned
+        self.world.published += self.would_publish()
         self.returned = self.model
         self.contribution = self.contribution._replace(
             publication=self.contribution.publication + 1,
@@ -635,7 +652,7 @@ class Rank:
             return
         if self.publishing.publishes():
             if operation == all_ranks.AVERAGE:
-                self.world.unpublished += self.model - self.returned
+                self.world.unpublished += self.would_publish()
             else:
                 self.note_publication()
         if self.protocol.joined and not self.world.joining_publishes:
@@ -664,6 +681,10 @@ class Rank:
             self.vectors.reduce(self.publishing, average.sum)
             self.publishing.end_exchange(average.sum.weight)
             self.publishing.end_average()
+            if published:
+                # All go on from the mean, with weights of their own.
+                self.world.published += self.weighted_snapshot - average.contribution.value
+                require(self.snapshot == average.sum.mean, Invariant.TOGETHER, self)
         if operation != all_ranks.AVERAGE:
             self.epoch += 1
             self.world.met.add(OPERATIONS[operation])
@@ -692,10 +713,10 @@ class Rank:
         self.protocol.load(number)
         self.updates += 1
         self.model = Fraction(self.updates * self.world.scenario.world_size + self.number, 3)
-        empty = self.publishing.state == contribution.EMPTY
-        self.world.published += self.model - (self.returned if empty else self.snapshot)
+        before = self.weighted_snapshot
         self.returned = self.model
         self.publishing.load()
+        self.world.published += self.weighted_snapshot - before
 
     def note_adoption(self):
         """What all have averaged, or what was loaded, is what this rank contributes."""
@@ -767,7 +788,7 @@ class World:
             rank_type(self, number, protocol_type, application_type)
             for number in range(scenario.world_size)
         ]
-        self.initial = sum(rank.snapshot for rank in self.ranks)
+        self.initial = sum(rank.weighted_snapshot for rank in self.ranks)
         self.published = 0
         self.unpublished = 0
         self.met = set()
@@ -955,7 +976,7 @@ class World:
             require(rank.left, Invariant.ENDS, *self.ranks)
         self.check_drained()
         self.check_executed()
-        self.check_conserved(sum(rank.snapshot for rank in self.ranks), "at the end")
+        self.check_conserved(sum(rank.weighted_snapshot for rank in self.ranks), "at the end")
 
     def check_drained(self):
         left_over = [*self.network.control.items(), *filter(None, self.network.data)]

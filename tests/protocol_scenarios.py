@@ -44,6 +44,7 @@ class Scenario:
         heeds: whether an application closes, instead of going on, once it knows of a failure.
         conserving: the late rule; else the paper's.
         seed: of the ranks that are drawn to start the versions; None: anybody may.
+        weighted: whether calls have different weights; `by_work`: and these add up.
     """
 
     world_size: int
@@ -59,6 +60,8 @@ class Scenario:
     failing: frozenset = frozenset()
     heeds: bool = False
     seed: int | None = None
+    weighted: bool = False
+    by_work: bool = False
 
 
 def random_epoch(generator, calls):
@@ -136,6 +139,21 @@ def random_drawn_scenario(generator):
     scenario = random_scenario(generator)
     return replace(
         scenario, group_size=scenario.world_size, passive=True, seed=generator.getrandbits(64)
+    )
+
+
+def random_weighted_scenario(generator):
+    """Make a random scenario in which ranks' vectors have weights, and no update may be lost."""
+    scenario = random_scenario(generator)
+    kind = generator.choice(("equal", "unequal"))
+    size, period = scenario.world_size, scenario.sync_period
+    return replace(
+        scenario,
+        programs=random_programs(generator, size, period, kind),
+        passive=True,
+        conserving=True,
+        weighted=True,
+        by_work=generator.random() < 0.5,
     )
 
 

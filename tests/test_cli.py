@@ -82,7 +82,7 @@ MISTAKES = {
     "train --sync-period 10 --algorithm allreduce": "argument --sync-period: not allowed with "
     "argument --algorithm allreduce",
     "train --algorithm local-sgd:overlap": "argument --algorithm: local-sgd:overlap: local-sgd has "
-    "no option 'overlap': it has sync_period, wire_dtype, transport",
+    "no option 'overlap': it has sync_period, trigger, weights, contraction, wire_dtype, transport",
     "train --evaluate-every 0": "argument --evaluate-every: must be a whole number from 1 on",
     "train --algorithm ddp": "argument --algorithm: must be one of wagma, allreduce, ",
     "compare --algorithms hope": "argument --algorithms: must be one of wagma, allreduce, ",

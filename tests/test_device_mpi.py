@@ -99,6 +99,8 @@ def train(comm, case, model, single):
         note()
         if hasattr(collective, "publish"):
             collective.publish(vector())
+            note()
+        if hasattr(collective, "start"):
             step(6)
             history.append(collective.start(vector()).wait())
             note()

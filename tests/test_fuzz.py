@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
 SEEDS = {
     "groups": (2, 4, 8, 12, 13),
     "peers": (1, 2, 3, 4, 7, 9),
+    "triggered": (1, 2, 3),
     "interrupts": (2, 3, 4, 7, 8),
 }
 MOST_SEEDS = 100  # in one of which a mistake is found

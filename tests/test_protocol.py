@@ -32,6 +32,7 @@ from protocol_scenarios import (
     Load,
     Scenario,
     random_drawn_scenario,
+    random_weighted_scenario,
 )
 
 from collectives.protocols import wait_avoiding
@@ -51,6 +52,12 @@ def test_random_runs_of_drawn_starts_keep_every_invariant(block):
     seeds = range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK)
     met = set().union(*(run_seed(seed, random_drawn_scenario).met for seed in seeds))
     assert {"timely", "late", "passive", "freed", "joined", "closed early"} < met
+
+
+def test_no_update_is_lost_where_vectors_have_weights_of_their_own_or_by_work():
+    """The sum of all weighted snapshots changes by what is published alone, and never by a mean."""
+    met = set().union(*(run_seed(seed, random_weighted_scenario).met for seed in range(200)))
+    assert {"timely", "late", "passive", "synchronization", "closed early"} < met
 
 
 @pytest.mark.parametrize("seed", (0, 1, 2**64 - 1))

@@ -24,6 +24,7 @@ from protocol_scenarios import (
     Scenario,
     random_drawn_scenario,
     random_scenario,
+    random_weighted_scenario,
 )
 
 WaitAvoidingProtocol = protocols.WaitAvoidingProtocol
@@ -283,6 +284,22 @@ class SilentSynchronization(contribution.SnapshotProtocol):
         self.target = contribution.SCRATCH
 
 
+class MeanWeighsOne(contribution.SnapshotProtocol):
+    """The mean that replaces a snapshot weighs as if calls had no weights."""
+
+    def weight_after(self):
+        return 1
+
+
+class ForgetsWork(contribution.SnapshotProtocol):
+    """A publication under way loses the weight of the work that others have averaged already."""
+
+    def mean_replaces(self):
+        contribution.SnapshotProtocol.mean_replaces(self)
+        if self.weighing == contribution.WORK:
+            self.restart_work()
+
+
 class LosesWhatIsLate(contribution.SnapshotProtocol):
     """Under the conserving rule a late call takes the mean without having published."""
 
@@ -428,6 +445,8 @@ MUTANTS = [
     Mutant(SilentSynchronization, {Invariant.TOGETHER}, 50),
     Mutant(MistakesVersionsForAverages, {Invariant.CONSERVED}, 100),
     Mutant(LosesWhatIsLate, {Invariant.CONSERVED}, 200),
+    Mutant(MeanWeighsOne, {Invariant.CONSERVED}, 50, random_weighted_scenario),
+    Mutant(ForgetsWork, {Invariant.CONSERVED}, 50, random_weighted_scenario),
     Mutant(NoGate, {Invariant.EPOCH}, 50),
     Mutant(VersionFromTag, {Invariant.IN_ORDER}, 500, long_periods),
     Mutant(BlockingSynchronization, {Invariant.WAIT_AVOIDING}, 100, stopped_applications),

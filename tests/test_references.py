@@ -46,7 +46,7 @@ def test_it_trains_as_ours_does_and_is_averaged_for_a_while(comm, name):
             for one, other in zip(models[0].parameters(), models[1].parameters()):
                 torch.testing.assert_close(one, other)
         assert bits_of(models[0]) == before
-    assert reference.settings == optimizer.settings
+    assert reference.settings.items() <= optimizer.settings.items()
     assert reference.statistics().waiting > 0 and reference.statistics().bytes_sent is None
     reference.close()
     reference.close()

@@ -67,9 +67,12 @@ def test_simulated_nodes_train_by_all_methods_without_mpi_and_torch(mpirun, tmp_
     late = record["results"]["delay"]
     share = late["abandoned"] / (late["applied"] + late["abandoned"])
     assert f"{share:.1%} abandoned" in ended.stdout
+    assert late["longest_delay"] == 1 and len(late["updates_by_delay"]) == 2
+    once, twice = (100 * n / sum(late["updates_by_delay"]) for n in late["updates_by_delay"])
+    assert f"late by 0: {once:.1f}%, 1: {twice:.1f}%, more: 0.0%," in ended.stdout
     assert record["results"]["wp"]["points"][-1][1] == pytest.approx(0.02, rel=0.1)
-    lines = re.findall(r"^step (\d+)/28000", ended.stdout, re.MULTILINE)
-    assert lines[-1] == "28000"
+    shown = r"^sample (\d+)/28000  objective \d+\.\d{4}  [\d,]+ samples/s$"
+    assert re.findall(shown, ended.stdout, re.MULTILINE)[-1] == "28000"
 
 
 def test_ranks_train_at_their_own_speeds(mpirun, tmp_path, data):
@@ -85,6 +88,32 @@ def test_ranks_train_at_their_own_speeds(mpirun, tmp_path, data):
     assert applied["sequential"] == 1000
     assert 1000 < applied["wp"] < 3000
     assert record["settings"]["slow_rank"] == {"1": 8.0}
+
+
+LEVEL = """
+import sys
+import mpi4py
+
+mpi4py.rc.thread_level = sys.argv.pop(1)
+from mpi4py import MPI
+from wagma import cli
+
+assert MPI.Query_thread() == getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}")
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("level", ["serialized", "funneled"])
+def test_it_needs_no_more_of_mpi_than_one_thread_that_calls_it(mpirun, tmp_path, data, level):
+    methods = "delay-wp,minibatch,sequential"
+    options = ("--data", data, "--method", methods, "--samples", "300", "--start", "1")
+    options += ("--span", "100", "--evaluate-every", "150", "--seeds", "2")
+    words = ("-c", LEVEL, level, *COMMAND[2:], *options)
+    ended = mpirun(2, *words, timeout=60, cwd=tmp_path, env={"WAGMA_ENGINE": "adaptive"}).check()
+    record = outcome(tmp_path, ended)
+    assert ",".join(record["results"]) == methods
+    late = record["results"]["delay-wp"]
+    assert sum(late["updates_by_delay"]) == late["applied"] >= 600
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ import gzip
 
 import numpy as np
 import pytest
+from sklearn.datasets import dump_svmlight_file
 
 from wagma import cli, svm
 from wagma.job import UsageError
 from wagma.wpsgd import files
 from wagma.wpsgd.samples import generate
+from wagma.wpsgd.steps import Steps
 
 
 @pytest.fixture
@@ -39,6 +41,60 @@ def test_a_file_s_samples_and_both_kinds_of_labels(write, name, negative):
     assert (read.features, read.indptr.dtype, read.indices.dtype) == (4, np.int64, np.int32)
 
 
+@pytest.mark.parametrize("options", [{}, {"comment": "some\ntext"}, {"query_id": [7, 7, 9]}])
+@pytest.mark.parametrize("zero_based", [False, True])
+@pytest.mark.parametrize("classes", [(0, 1), (-1, 1)])
+def test_what_scikit_learn_writes_is_read(tmp_path, options, zero_based, classes):
+    path = tmp_path / "some.svm"
+    labels = [classes[1], classes[0], classes[0]]
+    dump_svmlight_file(np.array(MATRIX), labels, str(path), zero_based=zero_based, **options)
+    read = files.read(path)
+    assert read.matrix.toarray().tolist() == MATRIX
+    assert read.labels.tolist() == [1, -1, -1]
+
+
+# As the files of real-sim and KDD Cup 2010 are, and as editors leave them.
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["+1 1:0.5 3:2 ", "-1 2:1 4:-1 ", "-1 3:1 "],
+        ["1 1:5e-1 3:2.000", "0 2:1 4:-1", "0 3:1"],
+        ["1.0 1:0.5 3:2\r", "\r", "-1.0 2:1\t4:-1\r", "  -1 3:1\r"],
+        ["1 qid:1 1:0.5 3:2", "# none", "0 qid:1 2:1 4:-1", "   ", "0 qid:2 3:1 # id:5"],
+    ],
+)
+def test_quirks_of_files_are_read(write, lines):
+    read = files.read(write(*lines))
+    assert read.matrix.toarray().tolist() == MATRIX
+    assert read.labels.tolist() == [1, -1, -1]
+
+
+def test_a_sample_may_have_no_features(write):
+    read = files.read(write("1 2:1", "0", "1 # nothing"))
+    assert read.matrix.toarray().tolist() == [[0, 1], [0, 0], [0, 0]]
+    steps = Steps(read, np.ones(2), 0.5, 0.0)
+    steps.advance(np.array([1, 2]))
+    assert steps.model().tolist() == [1, 1] and steps.applied == 2
+
+
+@pytest.mark.parametrize("from_zero", [0, 1])
+def test_a_feature_0_in_any_file_counts_for_all_of_a_model(write, from_zero):
+    """Only one of two files may have the feature 0 that tells."""
+    lines = [["1 1:5", "0 2:6"], ["0 1:7", "1 2:8"]]
+    lines[from_zero].append("1 0:9")
+    paths = [write(*each, name=f"{place}.svm") for place, each in enumerate(lines)]
+    first, second = (each.matrix.toarray()[:2] for each in files.read_all(paths))
+    assert first.tolist() == [[0, 5, 0], [0, 0, 6]]
+    assert second.tolist() == [[0, 7, 0], [0, 0, 8]]
+
+
+def test_a_file_that_is_cut_off_is_named(write):
+    path = write(*LINES, name="a.svm.gz")
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"cannot read .*a.svm.gz: "):
+        files.read(path)
+
+
 def test_a_model_may_have_more_features(write):
     read = files.read(write(*LINES), features=7)
     assert read.features == read.matrix.shape[1] == 7
@@ -49,17 +105,22 @@ def test_a_model_may_have_more_features(write):
     ("lines", "says"),
     [
         ([*LINES, "1 3"], "line 6 is malformed: '1 3'"),
-        ([*LINES, "1 3:1 2:1", "1 1:1"], "line 6 is malformed: '1 3:1 2:1'"),
+        ([*LINES, "1 3:1 2:1", "1 1:1"], "line 6 is malformed: '1 3:1 2:1' (features must ascend)"),
+        ([*LINES, "1 3:1 3:1"], "line 6 is malformed: '1 3:1 3:1' (features must ascend)"),
+        (["1,0 1:1", *LINES], "line 1 is malformed: '1,0 1:1'"),
+        (["\ufeff1 1:1", *LINES], "line 1 is malformed: "),
         (["yes 1:1", *LINES], "line 1 is malformed: 'yes 1:1'"),
         (["1 1:1", "0 -1:1"], "line 2 is malformed: '0 -1:1'"),
         (["1 1:1", "0 2:x" + 50 * "y"], f"line 2 is malformed: '0 2:x{35 * 'y'}'"),
         (["1 1:1", "0 99999999999:1"], "line 2 is malformed"),
         ([*LINES, "2 1:1"], "line 6: label 2, but classes are 0 and 1, or -1 and 1"),
         ([*LINES, "-1 1:1"], "line 4: label 0, but"),
+        (["1 1:1", "2 1:1"], "line 2: label 2, but"),
         ([*LINES, "0.5 1:1"], "line 6: label 0.5, but"),
         (["1 1:1", "1 2:1"], "has one class only: all labels are 1"),
         ([*LINES, "0 1:1 2:nan"], "line 6: a value is not finite"),
         ([], "has no samples"),
+        (["1 # nothing", "0"], "has no features"),
         (["# nothing", ""], "has no samples"),
     ],
 )
@@ -94,10 +155,27 @@ def test_a_thousand_random_samples_or_a_fifth_are_held_out(count, tested):
     assert len(files.split(samples, seed=2)[1]) == tested
 
 
-def load(nodes, *options):
+def checked(*options):
     settings = cli.make_parser().parse_args(["svm", *map(str, options)])
     settings.check(settings)
-    return svm.load(settings, nodes)
+    return settings
+
+
+def load(nodes, *options):
+    return svm.load(checked(*options), nodes)
+
+
+def test_generated_samples_have_the_features_that_are_asked_for():
+    assert load(1)[0].features == 20_958
+    train, test = load(1, "--features", 300_000)
+    assert train.features == test.features == 300_000
+    assert train.indices.max() > 290_000 and train.indices.dtype == np.int32
+
+
+def test_presets_are_means_of_as_many_orders_as_the_paper_s_unless_others_are_asked_for():
+    seeds = [checked("--preset", name).seeds for name in ("small", "real-sim", "kdd2010")]
+    assert seeds == [1, 20, 20]
+    assert checked("--preset", "real-sim", "--seeds", 2).seeds == 2
 
 
 def test_an_empty_shard_is_refused(write):

@@ -424,7 +424,7 @@ def test_overlapped_training_learns_and_records_every_step_with_its_own_average(
         assert 0 < seconds["waiting"] + seconds["communicating"] <= averaging
         own = sum(one["compute_s"] + one["delay_s"] for one in records) + averaging
         assert own == pytest.approx(records[-1]["elapsed_s"], rel=0.1)
-    assert "late: conserving, overlap: True" in (run / "rank-0000.log").read_text()
+    assert "late: conserving, weights: given, overlap: True" in (run / "rank-0000.log").read_text()
 
 
 @pytest.mark.launch

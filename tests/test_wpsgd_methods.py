@@ -87,10 +87,11 @@ def test_minibatch_is_the_average_after_every_sample(nodes):
 
 def test_check_abandons_and_the_run_ends_all_the_same():
     team, _ = train("delay", samples=500, speeds=(1.0, 1.0), check=True)
-    applied, abandoned = team.updates()
+    updates = team.updates()
     assert [node.consumed for node in team.nodes] == [500, 500]
-    assert applied + abandoned == 2 * 499 and 0.4 < abandoned / 998 < 0.6
-    assert train("wp", samples=500, check=True)[0].updates()[1] == 0  # it has no late updates
+    assert updates.applied + updates.abandoned == 2 * 499 and 0.4 < updates.abandoned / 998 < 0.6
+    assert updates.late.sum() == 998 and updates.longest == 1
+    assert train("wp", samples=500, check=True)[0].updates().abandoned == 0  # none is late
 
 
 def test_time_is_samples_by_the_slow_factor_and_every_average_s_allreduce():
@@ -177,6 +178,7 @@ def test_presets_are_the_paper_s():
     real, kdd = PRESETS["real-sim"], PRESETS["kdd2010"]
     assert (real.lr, real.l2, real.start, real.span, real.every) == (0.1, 0.001, 100, 1000, 1000)
     assert (kdd.lr, kdd.l2, kdd.start, kdd.span, kdd.every) == (1e-4, 0.01, 4, 1000, 100_000)
+    assert (real.seeds, kdd.seeds) == (20, 20)
     assert 1 - kdd.lr * kdd.l2 == 0.999999
     assert len(PAPER_SPEEDS) == 20
     slow = [speed for speed in PAPER_SPEEDS if speed < 1]

@@ -96,19 +96,33 @@ def test_ranks_go_on_from_the_average_after_a_span(comm, team):
     made = team("delay-wp", sample_seconds=2e-5)
     list(run(made.method, made, 50, 100, 100))
     assert_equal_everywhere(comm, made.steps.model())
-    applied, abandoned = made.updates()
-    assert abandoned == 0 and applied >= 99
+    updates = made.updates()
+    assert updates.abandoned == 0 and updates.applied >= 100
 
 
 @ONE
 @pytest.mark.ranks(4)
+@pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("name", ["delay", "delay-wp"])
-def test_check_counts_what_all_ranks_abandon(comm, team, name):
-    made = team(name, replace(PROBLEM, check=True))
-    list(run(made.method, made, 50, 200, 100))
-    applied, abandoned = made.updates()
-    assert abandoned > 0 and applied > 0
-    assert same_everywhere(comm, (applied, abandoned))
+def test_workers_are_threads_and_what_they_did_is_counted_on_all_ranks(comm, team, name, check):
+    problem, factor = replace(PROBLEM, check=check), 8.0 if comm.rank == 1 else 1.0
+    made = team(name, problem, factor=factor, sample_seconds=1e-4)
+    list(run(made.method, made, 50, 210, 100))
+    consumed = comm.allgather(made.steps.consumed)
+    assert max(consumed) == 210 and consumed[1] < 210
+    updates = made.updates()
+    assert updates.applied + updates.abandoned == updates.late.sum() == sum(consumed)
+    assert updates.applied > 0 and updates.longest > 0
+    assert (updates.abandoned > 0) == check
+    totals = updates.applied, updates.abandoned, updates.longest, *updates.late.tolist()
+    assert same_everywhere(comm, totals)
+    since = np.array(comm.allgather(made.steps.applied - made._applied))
+    assert made.delays().tolist() == (since.max() - since).tolist()
+    assert (name == "delay") == (made._applied == 0)
+    # The order goes on where it was when others stopped this rank.
+    following = Order(np.arange(400), [0, comm.rank])
+    following.take(made.steps.consumed)
+    assert made._order.take(400).tolist() == following.take(400).tolist()
 
 
 @ONE
@@ -126,7 +140,7 @@ def test_one_rank_alone_is_sequential_sgd(comm, team):
 
 @ONE
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("name", ["wp", "simuparallel", "minibatch", "sequential"])
+@pytest.mark.parametrize("name", ["wp", "simuparallel", "delay", "minibatch", "sequential"])
 def test_all_stop_when_one_is_asked_to(comm, team, name):
     made = team(name, sample_seconds=1e-4, trains=name != "sequential" or comm.rank == 0)
     made._asked = lambda: comm.rank == 2 and (made.steps.consumed >= 32 or name == "sequential")

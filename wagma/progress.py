@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 LAUNCHERS = ("mpiexec", "mpirun", "orterun", "orted", "prterun", "prted")
+WORDS = "step", "loss"  # what is counted, and what is shown of it
 LINES = 10
 REDRAW_EVERY = 0.1
 
@@ -51,8 +52,10 @@ class Silent:
 class Lines(Silent):
     """About ten lines over the run, for logs and pipes."""
 
-    def __init__(self, steps: int | None, seconds: float | None = None) -> None:
-        self.steps, self.seconds = steps, seconds
+    def __init__(
+        self, steps: int | None, seconds: float | None = None, words: tuple[str, str] = WORDS
+    ) -> None:
+        self.steps, self.seconds, self.words = steps, seconds, words
         self.every = seconds / LINES if steps is None else max(1, steps // LINES)
         self.shown = 0
 
@@ -60,16 +63,23 @@ class Lines(Silent):
         part = (elapsed_s if self.steps is None else step) // self.every
         if part > self.shown or step == self.steps:
             self.shown = part
-            done = f"step {step}/{self.steps}"
+            unit, measure = self.words
+            done = f"{unit} {step}/{self.steps}"
             if self.steps is None:
-                done = f"step {step}  {elapsed_s:.1f} of {self.seconds:g} s"
-            print(f"{done}  {figures(loss, samples_per_s)}", flush=True)
+                done = f"{unit} {step}  {elapsed_s:.1f} of {self.seconds:g} s"
+            print(f"{done}  {figures(measure, loss, samples_per_s)}", flush=True)
 
 
 class Bar(Silent):
     """A progress bar, redrawn ten times a second; it has no thread that would take the GIL."""
 
-    def __init__(self, steps: int | None, seconds: float | None, output: TextIO) -> None:
+    def __init__(
+        self,
+        steps: int | None,
+        seconds: float | None,
+        output: TextIO,
+        words: tuple[str, str] = WORDS,
+    ) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -80,8 +90,8 @@ class Bar(Silent):
         )
 
         self.steps, self.total = steps, seconds if steps is None else steps
-        self.drawn = 0.0
-        counts = [TextColumn("step"), MofNCompleteColumn()]
+        self.measure, self.drawn = words[1], 0.0
+        counts = [TextColumn(words[0]), MofNCompleteColumn()]
         if steps is None:
             counts = [TextColumn(f"{{task.completed:.1f}} of {seconds:g} s")]
         self.bar = Progress(
@@ -100,27 +110,33 @@ class Bar(Silent):
         done = step if self.steps is not None else min(elapsed_s, self.total)
         if now - self.drawn >= REDRAW_EVERY or done == self.total:
             self.drawn = now
-            text = figures(loss, samples_per_s)
+            text = figures(self.measure, loss, samples_per_s)
             self.bar.update(self.task, completed=done, figures=text, refresh=True)
 
     def close(self) -> None:
         self.bar.stop()
 
 
-def figures(loss: float, samples_per_s: float) -> str:
+def figures(measure: str, loss: float, samples_per_s: float) -> str:
     """Return what is shown of a moment of the training."""
-    return f"loss {loss:.4f}  {samples_per_s:,.0f} samples/s"
+    return f"{measure} {loss:.4f}  {samples_per_s:,.0f} samples/s"
 
 
-def start(rank: int, steps: int | None, seconds: float | None = None) -> Silent:
+def start(
+    rank: int,
+    steps: int | None,
+    seconds: float | None = None,
+    words: tuple[str, str] = WORDS,
+) -> Silent:
     """Return what shows a rank's progress: update it after each step, and close it.
 
     Args:
         rank: Its number.
         steps: How many steps it will make; None where that is not known.
         seconds: For how long it will make some.
+        words: What steps and their loss are called.
     """
     if rank != 0:
         return Silent()
     output = terminal()
-    return Bar(steps, seconds, output) if output else Lines(steps, seconds)
+    return Bar(steps, seconds, output, words) if output else Lines(steps, seconds, words)

@@ -21,7 +21,7 @@ from wagma.wpsgd import figure, files, samples
 from wagma.wpsgd.methods import METHODS, PRESETS, TEST_SAMPLES
 from wagma.wpsgd.rates import delay_contracts
 from wagma.wpsgd.samples import Samples
-from wagma.wpsgd.training import Problem, Team, run
+from wagma.wpsgd.training import Problem, Team, Updates, run
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +34,13 @@ class Outcome:
         runs: for each seed an array of shape (points, 4): what a `Point` has.
         model: of the last seed.
         accuracy: of that, on the test samples.
-        applied, abandoned: updates of all seeds and nodes.
+        updates: of all seeds and nodes.
     """
 
     runs: list[np.ndarray] = field(default_factory=list)
     model: np.ndarray | None = None
     accuracy: float = 0.0
-    applied: int = 0
-    abandoned: int = 0
+    updates: Updates = field(default_factory=Updates)
 
     def mean(self) -> np.ndarray:
         """Return the mean over the seeds, as far as all have come."""
@@ -85,8 +84,7 @@ def train_on_ranks(settings: argparse.Namespace, comm, signals: Signals) -> int:
             asked_to_stop=lambda: bool(signals.received),
         )
 
-    shown = progress.start(comm.rank, length(settings))
-    outcomes = train_all(settings, start, shown)
+    outcomes = train_all(settings, start, comm.rank)
     where = counted(comm.size, "rank")
     from_rank_0(lambda: report(settings, directory, where, outcomes, everything[-1]), comm)
     received = next(filter(None, comm.allgather(signals.received)), 0)
@@ -118,7 +116,7 @@ def train_simulated(settings: argparse.Namespace, signals: Signals) -> int:
             lambda: bool(signals.received),
         )
 
-    outcomes = train_all(settings, start, progress.start(0, length(settings)))
+    outcomes = train_all(settings, start)
     where = f"{counted(nodes, 'simulated node')}, {settings.machine}"
     report(settings, directory, where, outcomes, test)
     if signals.received:
@@ -140,8 +138,7 @@ def load(settings: argparse.Namespace, nodes: int) -> tuple[Samples, Samples]:
         )
         train, test = files.split(made, settings.seed)
     elif settings.test:
-        train = files.read(settings.data, settings.features)
-        test = files.read(settings.test, train.features)
+        train, test = files.read_all([settings.data, settings.test], settings.features)
     else:
         train, test = files.split(files.read(settings.data, settings.features), settings.seed)
     if len(train) < nodes:
@@ -195,23 +192,20 @@ def problem_of(settings: argparse.Namespace, train: Samples, test: Samples) -> P
     )
 
 
-def length(settings: argparse.Namespace) -> int:
-    """Return how many samples the fastest node consumes, of all runs together."""
-    return settings.samples * len(settings.methods) * settings.seeds
-
-
 def train_all(
     settings: argparse.Namespace,
     start: Callable[[str, int], Team],
-    shown: progress.Silent,
+    rank: int = 0,
 ) -> dict[str, Outcome]:
     """Train by all methods with a seed before the next seed's turn; return what came of each.
 
     Args:
         settings: The command line's.
         start: Returns a method's nodes, with a seed.
-        shown: What shows the progress; it is closed.
+        rank: Who trains; rank 0 shows the progress.
     """
+    length = settings.samples * len(settings.methods) * settings.seeds
+    shown = progress.start(rank, length, words=("sample", "objective"))
     outcomes: dict[str, Outcome] = {}
     done, began = 0, time.perf_counter()
     with closing(shown):
@@ -235,9 +229,7 @@ def add(outcome: Outcome, team: Team, points: list) -> None:
     """Add a finished run; collective on ranks."""
     outcome.runs.append(np.array(points))
     outcome.model = team.model()
-    applied, abandoned = team.updates()
-    outcome.applied += applied
-    outcome.abandoned += abandoned
+    outcome.updates += team.updates()
 
 
 def report(
@@ -254,20 +246,34 @@ def report(
     print(f"{'method':<14}{'samples':>12}{'seconds':>10}{'objective':>12}{'accuracy':>10}")
     for name, outcome in outcomes.items():
         np.savez(directory / f"{name}.npz", model=outcome.model)
-        points, pushed = outcome.mean(), outcome.applied + outcome.abandoned
+        points, updates = outcome.mean(), outcome.updates
         right = test.labels * (test.matrix @ outcome.model) > 0
         results[name] = {
             "accuracy": float(right.mean()),
-            "applied": outcome.applied,
-            "abandoned": outcome.abandoned,
+            "applied": updates.applied,
+            "abandoned": updates.abandoned,
+            "updates_by_delay": np.trim_zeros(updates.late, "b").tolist(),
+            "longest_delay": updates.longest,
             "points": points.tolist(),
             "runs": [each.tolist() for each in outcome.runs],
         }
         count, seconds, objective, _ = points[-1]
-        late = f"  {outcome.abandoned / pushed:.1%} abandoned" if outcome.abandoned else ""
+        late = delays_in_words(updates) if METHODS[name].delayed else ""
         print(f"{name:<14}{count:12,.0f}{seconds:10.3f}{objective:12.5g}{right.mean():10.2%}{late}")
     write_json(directory / "svm.json", {"settings": vars(settings), "results": results})
     curves = {name: outcome.mean() for name, outcome in outcomes.items()}
     parts = where, f"{settings.loss} loss", counted(settings.seeds, "seed")
     figure.draw(directory / "svm.png", curves, f"{directory.name}: {', '.join(parts)}")
     print(f"models, figures and the objective over time are in {directory}", flush=True)
+
+
+def delays_in_words(updates: Updates) -> str:
+    """Return the end of a delayed method's line: by how many others its updates were late."""
+    pushed = max(updates.applied + updates.abandoned, 1)
+    counts = *updates.late[:2], updates.late[2:].sum()
+    words = "  late by 0: {:.1%}, 1: {:.1%}, more: {:.1%}".format(*(n / pushed for n in counts))
+    if updates.longest > 1:
+        words += f" (up to {updates.longest:,})"
+    if updates.abandoned:
+        words += f", {updates.abandoned / pushed:.1%} abandoned"
+    return words

@@ -68,6 +68,7 @@ cdef class Calls(Operations):
     cdef Call _open_call(self, int what, vector, int flags, weight)
     cdef int _begin_with(self, Call call, int what, long long version) except -1
     cdef int _give(self, int what, char **arrays, double weight) except -1 nogil
+    cdef double _counted(self, int what, double weight) noexcept nogil
     cdef int _enter(self) except -1
     cdef int _forget_disagreement(self) except -1
     cdef int _complete(self) except -1

@@ -34,6 +34,9 @@ cdef extern from "<sched.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
+# The weight of what the application gives without one.
+cdef double OF_LAST_CALL = -1
+
 # Whether this process is a fork of the one that loaded this module: cheaper than asking each time.
 cdef bint forked = False
 
@@ -260,7 +263,7 @@ cdef class Calls(Operations):
         try:
             if what != MEET:
                 call.vector = UserVector(vector, self.layout, flags)
-            call.weight = self.contribution.published_weight
+            call.weight = OF_LAST_CALL
             if what == CALL or what == PUBLISH or weight is not None:
                 # That of the last call has been checked.
                 if type(weight) is not float or <double>weight != self.contribution.given_weight:
@@ -309,11 +312,27 @@ cdef class Calls(Operations):
         """Begin what the application wants with these arrays, if any; the lock is held."""
         if arrays != NULL:
             self.vectors.of[X] = arrays
-            self.contribution.give(weight)
+            self.contribution.give(self._counted(what, weight))
         self._begin(what)
         return 0
 
+    cdef double _counted(self, int what, double weight) noexcept nogil:
+        """How much the application's vector counts, once all is over that came before."""
+        if weight == OF_LAST_CALL:
+            return self.contribution.published_weight
+        if what == CALL or what == PUBLISH:
+            return self.contribution.worked(weight)
+        return weight
+
     # A call whose vector is on its way from a device
+
+    cdef void _advance(self) noexcept nogil:
+        if self.awaits:
+            self._begin_awaited()
+        Operations._advance(self)
+
+    cdef bint _is_busy(self) noexcept nogil:
+        return self.awaits or Operations._is_busy(self)
 
     cdef void _begin_awaited(self) noexcept nogil:
         """Begin the call that was given, if its vector is there; until then this rank is passive.

@@ -50,13 +50,15 @@ cdef class GroupVersions(Snapshots):
         group_size, sync_period, fixed: of the groups and averages over all.
         passive: whether ranks take part that have not called.
         conserving, summing: what ranks contribute; see `GroupAllreduce` and `PartialAllreduce`.
+        weighing: how vectors weigh, as `settings.weighing` says it.
         drawing_seed: of the ranks drawn, each of which alone may start a version; None: any may.
         sharing: whether to have memory that other ranks can map.
         others: those of `AllRanks`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
-                 bint passive, bint conserving, bint summing, drawing_seed, bint sharing, **others):
+                 bint passive, bint conserving, bint summing, weighing,
+                 drawing_seed, bint sharing, **others):
         cdef UserVector opened
         cdef ActivationTree tree
         Snapshots.__init__(self, control, data, like, **others)
@@ -71,6 +73,7 @@ cdef class GroupVersions(Snapshots):
         tree = ActivationTree(control, self.versioning, self.window)
         tree.versioning = self.versioning
         self.publishing = SnapshotProtocol(self.vectors, self.versioning, conserving, summing)
+        self.publishing.weigh_by(weighing[0], weighing[1], weighing[2])
         self._begin_protocol(self.versioning, tree, self.publishing)
         self.taken = <int *>calloc(self.size, sizeof(int))
         if self.taken == NULL:
@@ -101,8 +104,6 @@ cdef class GroupVersions(Snapshots):
     # Progress
 
     cdef void _advance(self) noexcept nogil:
-        if self.awaits:
-            self._begin_awaited()
         if self.versioning.vectors == SHARED:
             self._execute_shared()
         Snapshots._advance(self)
@@ -110,7 +111,7 @@ cdef class GroupVersions(Snapshots):
 
     cdef bint _is_busy(self) noexcept nogil:
         return (Snapshots._is_busy(self) or self.versioning.due != 0 or self.publishing.calling
-                or self.awaits or self._is_behind())
+                or self._is_behind())
 
     cdef bint _step(self) noexcept nogil:
         """Take the running version, or else the application, one step on; return whether it did."""

@@ -1,8 +1,12 @@
+from libc.math cimport exp
+
 from collectives.protocols.all_ranks cimport AVERAGE, FINISH, SYNC, SYNCHRONIZE, AllRanksProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 
 cdef int NOWHERE, X, SNAPSHOT, RESULT, SCRATCH
 cdef int EMPTY, RETURNED, AVERAGED, BASELESS
+cdef int GIVEN, WORK, CONTRACTION
+cdef double LARGEST_EXPONENT
 
 cdef class Vectors:
     cdef void copy(self, int to, int source) noexcept nogil
@@ -19,8 +23,15 @@ cdef class ContributionProtocol:
     cdef readonly double given_weight, published_weight, weight, total
     cdef readonly long long nonfinite
     cdef readonly int source, target, copy, saved
+    cdef readonly double work
     cdef bint gives, gives_x, contributed
+    cdef int weighing
+    cdef double log_rate, most_work
 
+    cdef void weigh_by(self, int weighing, double log_rate, double most_work) noexcept nogil
+    cdef double worked(self, double weight) noexcept nogil
+    cdef double weight_of_work(self) noexcept nogil
+    cdef void restart_work(self) noexcept nogil
     cdef void give(self, double weight) noexcept nogil
     cdef void forget(self) noexcept nogil
     cdef void leave_out(self) noexcept nogil

@@ -12,12 +12,20 @@ publication adds to the snapshot what the application has changed since its last
 replaces the snapshot, which calls return, and the result keeps the *base*: what the application has
 gone on from, once that is no longer in the snapshot. So no update is lost, and none counts twice.
 
-Source: WAGMA-SGD, section III-A and Algorithm 2 (paper); the conserving rule is our own.
+With weights w and snapshots s, an average leaves Σ w s as it is, whichever ranks it is of: all its
+members have its mean then, and each its own weight. A publication of the change δ, by a rank that
+weighs w' from then on, makes w' (s + δ) of the rank's w s. After an average over all ranks all s
+are its mean, which is Σ w s / Σ w.
+
+Source: WAGMA-SGD, section III-A and Algorithm 2 (paper); the conserving rule is our own. Weights by
+work: WP-SGD, Eq. 6.
 """
 
 import cython
 
 if not cython.compiled:  # else the .pxd declares them
+    from math import exp
+
     from collectives.protocols.all_ranks import AVERAGE, FINISH, SYNC, SYNCHRONIZE
 
 # A rank's vectors.
@@ -26,6 +34,15 @@ X = 0
 SNAPSHOT = 1
 RESULT = 2
 SCRATCH = 3
+
+# What a rank's vector weighs: what its last call says; the sum of what its calls since the last
+# average over all ranks say, its work; or r to the power of how far that is behind the most.
+GIVEN = 0
+WORK = 1
+CONTRACTION = 2
+
+# No weight is larger, or smaller, than its e-th power; the sum over all ranks must be finite.
+LARGEST_EXPONENT = 230.0
 
 # The states of a snapshot.
 EMPTY = 0
@@ -81,11 +98,16 @@ class ContributionProtocol:
             what was in the target; NOWHERE: not.
         total: the weight of the last mean; 0: there was nothing to average.
         weightless: whether nobody's vector had weight, and all that are finite count alike now.
+        work: of the calls since the last average over all ranks, where weights are by work.
     """
 
     def __init__(self, vectors, ranks):
         self.vectors = vectors
         self.ranks = ranks
+        self.weighing = GIVEN
+        self.log_rate = 0
+        self.most_work = 0
+        self.work = 0
         self.present = False
         self.given_weight = 1
         self.published_weight = 1
@@ -104,6 +126,42 @@ class ContributionProtocol:
         self.gives = False
         self.gives_x = False
         self.contributed = False
+
+    # Weights
+
+    def weigh_by(self, weighing, log_rate, most_work):
+        """Weigh by work from now on: by how much it is (WORK), or as WP-SGD does (CONTRACTION).
+
+        Args:
+            weighing: GIVEN, WORK or CONTRACTION.
+            log_rate: the logarithm of WP-SGD's contraction rate r, less than 0.
+            most_work: what a rank that is not behind has done by the average over all ranks.
+        """
+        self.weighing = weighing
+        self.log_rate = log_rate
+        self.most_work = most_work
+        if weighing != GIVEN:
+            self.restart_work()
+            self.given_weight = self.published_weight
+
+    def worked(self, weight):
+        """The application has done this much since its last call: return what its vector weighs."""
+        if self.weighing == GIVEN:
+            return weight
+        self.work += weight
+        return self.weight_of_work()
+
+    def weight_of_work(self):
+        """Return the weight: q_i of WP-SGD's Eq. 6, but for a factor that all ranks have."""
+        if self.weighing == WORK:
+            return self.work
+        return exp(min(LARGEST_EXPONENT, self.log_rate * (self.most_work - self.work)))
+
+    def restart_work(self):
+        """All ranks go on from the same: work counts from here."""
+        if self.weighing != GIVEN:
+            self.work = 0
+            self.published_weight = self.weight_of_work()
 
     # The application's vector
 
@@ -280,7 +338,10 @@ class SnapshotProtocol(ContributionProtocol):
 
     def load(self):
         """All ranks go on from what this one's application gives, if it is there."""
+        self.restart_work()
         if self.present:
+            if self.weighing != GIVEN:
+                self.given_weight = self.published_weight
             self.replace()
         self.published_version = self.ranks.version - 1
 
@@ -523,6 +584,7 @@ class SnapshotProtocol(ContributionProtocol):
         self.published_version = self.ranks.version - (operation != SYNC)
         # What a rank that has joined had not yet shared is in this average.
         self.out = self.ranks.joined and operation != FINISH
+        self.restart_work()
         if self.total != 0:
             if self.copy != NOWHERE:
                 self.state = RETURNED

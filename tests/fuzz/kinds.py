@@ -3,8 +3,14 @@
 from . import interrupts, peers
 from .groups import Groups
 from .scenario import Options, play
+from .triggered import Triggered
 
-KINDS = {"groups": Groups, "peers": peers.make, "interrupts": interrupts.make}
+KINDS = {
+    "groups": Groups,
+    "peers": peers.make,
+    "triggered": Triggered,
+    "interrupts": interrupts.make,
+}
 
 
 def play_kind(kind, comm, seed, options=None, **further):

@@ -12,7 +12,7 @@ from wagma.commands.options import add_log_level, add_run_options
 from wagma.commands.simulate import MACHINES
 from wagma.commands.training import positive
 from wagma.parsing import EXIT_STATUSES
-from wagma.wpsgd.methods import DEFAULT_PRESET, METHODS, PAPER_SPEEDS, PRESETS
+from wagma.wpsgd.methods import DEFAULT_PRESET, KDD_FEATURES, METHODS, PAPER_SPEEDS, PRESETS
 
 DEFAULT_MACHINE = "10gbe"
 DEFAULT_WORKERS = 2
@@ -49,7 +49,7 @@ def add(commands) -> None:
 
 def preset_default(name: str) -> str:
     """Return "(default: the preset's: 0.1 of small, …)"."""
-    values = ", ".join(f"{getattr(each, name):g} of {of}" for of, each in PRESETS.items())
+    values = ", ".join(f"{getattr(each, name):,.10g} of {of}" for of, each in PRESETS.items())
     return f"(default: the preset's: {values})"
 
 
@@ -75,8 +75,9 @@ def add_data_options(group) -> None:
         "--features",
         type=whole(1),
         metavar="N",
-        help="parameters of the model (default: as many as the samples of --data have, else the "
-        "preset's)",
+        help="parameters of the model (default: as many as the samples of --data have, else "
+        f"{', '.join(f'{each.features:,} of {name}' for name, each in PRESETS.items())}; KDD Cup "
+        f"2010 has {KDD_FEATURES:,}, of which each simulated node takes 0.16 GB)",
     )
     add("--loss", choices=("hinge", "logistic"), default="hinge", help="(default: %(default)s)")
     add("--lr", type=positive, metavar="RATE", help=f"learning rate η {preset_default('lr')}")
@@ -109,10 +110,9 @@ def add_data_options(group) -> None:
     add(
         "--seeds",
         type=whole(1),
-        default=1,
         metavar="N",
         help="train with so many orders of the samples, from --seed on, and draw the means "
-        "(default: %(default)s)",
+        f"{preset_default('seeds')}",
     )
 
 

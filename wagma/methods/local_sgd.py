@@ -1,13 +1,26 @@
 """Local SGD."""
 
-from wagma.methods.method import Method
-from wagma.methods.shared import SYNC_PERIOD, TRANSPORT, WIRE_DTYPE
+from wagma.methods.method import Method, Option
+from wagma.methods.shared import CONTRACTION, SYNC_PERIOD, TRANSPORT, WEIGHTS, WIRE_DTYPE
 
 METHOD = Method(
     "local-sgd",
     "models over all ranks, every --sync-period steps",
     optimizer="wagma.optim.LocalSGD",
     simulated="wagma.simulation.methods.local_sgd",
-    options=(SYNC_PERIOD, WIRE_DTYPE, TRANSPORT),
+    options=(
+        SYNC_PERIOD,
+        Option(
+            "trigger",
+            "when all average: after so many steps of each rank, or of the first, for which the "
+            "others end the step that they are in",
+            "count",
+            choices=("count", "solo"),
+        ),
+        WEIGHTS,
+        CONTRACTION,
+        WIRE_DTYPE,
+        TRANSPORT,
+    ),
     color="#0072B2",
 )

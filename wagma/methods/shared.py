@@ -27,6 +27,17 @@ def nobody_left(controller_only: bool, ranks: int) -> str | None:
     return "a controller only, and nobody who trains" if controller_only and ranks == 1 else None
 
 
+def fraction(text: str) -> float:
+    """Convert a number between 0 and 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must be a number between 0 and 1, not {text!r}")
+    return value
+
+
 def graph_name(text: str) -> str:
     """Convert the name of a graph."""
     from collectives.graphs import check_name  # not at the top: it loads numpy
@@ -109,6 +120,22 @@ GRAPH = Option(
     convert=graph_name,
     metavar="NAME",
     problem=no_such_graph,
+)
+WEIGHTS = Option(
+    "weights",
+    "what a rank's model weighs in an average: what its step gave, or by its work since the last "
+    "average over all ranks: the sum of that, or WP-SGD's weight",
+    "given",
+    choices=("given", "work", "wp"),
+    simulated=False,
+)
+CONTRACTION = Option(
+    "contraction",
+    "by which factor a step brings a model closer to the optimum, for WP-SGD's weights",
+    0.9,
+    convert=fraction,
+    metavar="R",
+    simulated=False,
 )
 SHARED = (
     GROUP_SIZE,

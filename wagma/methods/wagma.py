@@ -1,7 +1,14 @@
 """WAGMA-SGD (Li et al.)."""
 
 from wagma.methods.method import Method, Option, on_or_off
-from wagma.methods.shared import GROUP_SIZE, SYNC_PERIOD, TRANSPORT, WIRE_DTYPE
+from wagma.methods.shared import (
+    CONTRACTION,
+    GROUP_SIZE,
+    SYNC_PERIOD,
+    TRANSPORT,
+    WEIGHTS,
+    WIRE_DTYPE,
+)
 
 METHOD = Method(
     "wagma",
@@ -31,6 +38,8 @@ METHOD = Method(
             False,
             convert=on_or_off,
         ),
+        WEIGHTS,
+        CONTRACTION,
         WIRE_DTYPE,
         TRANSPORT,
     ),

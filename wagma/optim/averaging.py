@@ -154,7 +154,7 @@ class Averaging(Wrapper):
         count = self.collective.size
         parts = [type(self.optimizer).__name__, f"{count} rank{'s' * (count != 1)}"]
         parts += [f"{name}={value!r}" for name, value in self.settings.items()]
-        parts += [f"step {self.collective.version}", "closed" if self.closed else "open"]
+        parts += [f"step {self._steps}", "closed" if self.closed else "open"]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     # What a method defines
@@ -180,6 +180,11 @@ class Averaging(Wrapper):
     def settings(self) -> dict[str, Any]:
         """The method's settings by name, defaults resolved, for a record of what was run."""
         return {}
+
+    @property
+    def _steps(self) -> int:
+        """How many steps this rank has made."""
+        return self.collective.version
 
     @property
     def _model_vectors(self) -> list[np.ndarray | DeviceVector]:
@@ -436,6 +441,14 @@ class Averaging(Wrapper):
 
     def _keep_last_average(self) -> None:
         """Put what closing has completed into the model, unless that was changed since."""
+
+
+def weights_of(collective: Any) -> dict[str, Any]:
+    """Return the settings by which a collective weighs models, as far as they have an effect."""
+    weights = {"weights": collective.weights}
+    if collective.weights == "wp":
+        weights["contraction"] = collective.contraction
+    return weights
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from wagma.optim.averaging import Averaging
+from wagma.optim.averaging import Averaging, weights_of
 from wagma.optim.overlap import Overlap
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -65,6 +65,8 @@ class WAGMA(Averaging):
         groups: str = "changing",
         wait: str = "nobody",
         late: str | None = None,
+        weights: str = "given",
+        contraction: float = 0.9,
         overlap: bool = False,
         wire_dtype: str | torch.dtype | None = None,
         engine: str | None = None,
@@ -85,6 +87,8 @@ class WAGMA(Averaging):
                 runs repeatable bit for bit.
             late: how a late rank's model is merged, "paper" or "conserving"; by default
                 `collectives.DEFAULT_LATE`.
+            weights, contraction: as for `collectives.GroupAllreduce`: whether a model weighs what
+                its step gave, or by the rank's work since the last average over all ranks.
             overlap: whether to compute the next gradient while the model is averaged; takes the
                 memory of one more model, and of its buffers and frozen parameters once more.
             wire_dtype, engine, transport, stall, abort, log_level: as for
@@ -102,6 +106,8 @@ class WAGMA(Averaging):
                 "groups": groups,
                 "wait": wait,
                 "late": late,
+                "weights": weights,
+                "contraction": contraction,
                 "overlap": overlap,
                 "wire_dtype": wire_dtype,
             },
@@ -125,9 +131,10 @@ class WAGMA(Averaging):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """S, τ, which groups, whom a step waits for, the late rule, and whether it overlaps."""
+        """S, τ, which groups, whom a step waits for, the late rule, weights, and overlap."""
         names = ("group_size", "sync_period", "groups", "wait", "late")
-        return {**{name: getattr(self.collective, name) for name in names}, "overlap": self.overlap}
+        values = {name: getattr(self.collective, name) for name in names}
+        return {**values, **weights_of(self.collective), "overlap": self.overlap}
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimizer, then average the model (Algorithm 2)."""

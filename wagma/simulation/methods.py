@@ -7,6 +7,7 @@ from typing import Any
 from collectives.topology import default_group_size
 from wagma.methods import METHODS, Option
 from wagma.simulation.core import Method, mpi_allreduce_time
+from wagma.simulation.triggered_average import TriggeredAveraging
 from wagma.simulation.wait_avoiding import GroupAveraging
 
 __all__ = ["Settings", "Synchronous", "allreduce", "eager_sgd", "local_sgd", "wagma"]
@@ -137,4 +138,7 @@ def allreduce(settings: Settings, ranks: int) -> Method:
 
 def local_sgd(settings: Settings, ranks: int) -> Method:
     """Return local SGD's ranks."""
-    return Synchronous(settings.sync_period, settings.nbytes)
+    if settings.trigger not in (None, "count", "solo"):
+        raise ValueError(f"trigger is {settings.trigger!r}, not one of count, solo")
+    kind = TriggeredAveraging if settings.trigger == "solo" else Synchronous
+    return kind(settings.sync_period, settings.nbytes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -15,45 +15,72 @@ from wagma.job import UsageError
 from wagma.wpsgd.methods import TEST_SAMPLES
 from wagma.wpsgd.samples import Samples, of_matrix
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 SHOWN = 40  # characters of a line that is quoted
 
 
 def read(path: Path, features: int | None = None) -> Samples:
-    """Return a file's samples, of which labels are 0 and 1, or −1 and 1.
+    """Return a file's samples; see `read_all`."""
+    return read_all([path], features)[0]
+
+
+def read_all(paths: Sequence[Path], features: int | None = None) -> list[Samples]:
+    """Return the samples of files that are of one model, whose labels are 0 and 1, or −1 and 1.
+
+    Features are counted from 1, or from 0 where any of the files has a feature 0.
 
     Args:
-        path: of lines such as "1 3:0.5 17:1", also compressed (.gz, .bz2).
-        features: how many a model has; None: as many as the file.
+        paths: of lines such as "1 3:0.5 17:1", also compressed (.gz, .bz2). A "qid:" is ignored.
+        features: how many a model has; None: as many as the first file.
 
     Raises:
-        UsageError: the file cannot be read, a line is malformed, a label is of no class, or
-            samples have other features than the model.
+        UsageError: a file cannot be read, a line is malformed, a label is of no class, or samples
+            have other features than the model.
     """
+    loaded = [load(path) for path in paths]
+    base = 0 if any((matrix.indices == 0).any() for matrix, _ in loaded) else 1
+    features = features or loaded[0][0].shape[1] - base
+    return [convert(path, *each, base, features) for path, each in zip(paths, loaded)]
+
+
+def load(path: Path) -> tuple[csr_matrix, np.ndarray]:
+    """Return a file's matrix, of which column i has feature i, and its labels."""
     from sklearn.datasets import load_svmlight_file  # not at the top: data may be generated
 
     try:
-        matrix, labels = load_svmlight_file(str(path))
+        matrix, labels = load_svmlight_file(str(path), zero_based=True)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except EOFError as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path}, {malformed(path)}") from error
     if not len(labels):
         raise UsageError(f"{path} has no samples")
+    if not matrix.nnz:
+        raise UsageError(f"{path} has no features")
+    return matrix.tocsr(), labels
+
+
+def convert(path: Path, matrix, labels: np.ndarray, base: int, features: int) -> Samples:
+    """Return the samples of what a file has, whose features are counted from `base`."""
     classes = (-1.0, 1.0) if (labels == -1).any() else (0.0, 1.0)
     wrong = np.flatnonzero(~np.isin(labels, classes))
     if wrong.size:
         refuse(path, wrong[0], f"label {labels[wrong[0]]:g}, but classes are 0 and 1, or -1 and 1")
     if (labels == labels[0]).all():
         raise UsageError(f"{path} has one class only: all labels are {labels[0]:g}")
-    matrix = matrix.tocsr()
     if not np.isfinite(matrix.data).all():
         refuse(path, row_of(matrix, ~np.isfinite(matrix.data)), "a value is not finite")
-    if features is not None:
-        if matrix.shape[1] > features:
-            row = row_of(matrix, matrix.indices >= features)
-            refuse(path, row, f"more features than the model's {features:,}")
-        matrix.resize(matrix.shape[0], features)
+    if matrix.shape[1] - base > features:
+        row = row_of(matrix, matrix.indices >= features + base)
+        refuse(path, row, f"more features than the model's {features:,}")
+    matrix.indices -= base  # in place: KDD 2010 has 0.3 · 10⁹ of them
+    parts = matrix.data, matrix.indices, matrix.indptr
+    matrix = type(matrix)(parts, (len(labels), features), copy=False)
     return of_matrix(matrix, np.where(labels > 0, 1.0, -1.0))
 
 
@@ -76,23 +103,24 @@ def malformed(path: Path) -> str:
     """Return which line the reader does not understand, found by halving what it is given."""
     from sklearn.datasets import load_svmlight_file
 
-    def fails(part: list[bytes]) -> bool:
+    def error(part: list[bytes]) -> str:
         try:
-            load_svmlight_file(io.BytesIO(b"".join(part)))
-        except (ValueError, OverflowError):
-            return True
-        return False
+            load_svmlight_file(io.BytesIO(b"".join(part)), zero_based=True)
+        except (ValueError, OverflowError) as error:
+            return str(error)
+        return ""
 
     found = list(lines(path))
     first, last = 0, len(found)  # the line is among these
     while last - first > 1:
         middle = (first + last) // 2
-        if fails(found[first:middle]):
+        if error(found[first:middle]):
             last = middle
         else:
             first = middle
     text = found[first].decode(errors="replace").strip()[:SHOWN]
-    return f"line {first + 1} is malformed: {text!r}"
+    reason = " (features must ascend)" if "sorted" in error(found[first:last]) else ""
+    return f"line {first + 1} is malformed: {text!r}{reason}"
 
 
 def refuse(path: Path, row: int, reason: str) -> NoReturn:

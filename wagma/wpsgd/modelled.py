@@ -11,7 +11,7 @@ from wagma.simulation.machine import Machine
 from wagma.wpsgd.methods import STEP, Method
 from wagma.wpsgd.rates import bound_ratio, weights
 from wagma.wpsgd.samples import Order, shards
-from wagma.wpsgd.training import Point, Problem
+from wagma.wpsgd.training import Point, Problem, Updates
 
 SAMPLE_SECONDS = 10e-6
 
@@ -98,8 +98,8 @@ class Modelled:
                 total += q * node.model()
         return total
 
-    def updates(self) -> tuple[int, int]:
-        return sum(n.applied for n in self.nodes), sum(n.abandoned for n in self.nodes)
+    def updates(self) -> Updates:
+        return sum(map(Updates.of, self.nodes), Updates())
 
     def evaluate(self, samples: int) -> Point:
         seconds = self.seconds + (0 if self._alike else self._average_seconds)

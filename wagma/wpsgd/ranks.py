@@ -13,9 +13,11 @@ from wagma.job import meet
 from wagma.wpsgd.methods import Method
 from wagma.wpsgd.rates import bound_ratio, weights
 from wagma.wpsgd.samples import Order
-from wagma.wpsgd.training import Point, Problem
+from wagma.wpsgd.training import Point, Problem, Updates
+from wagma.wpsgd.workers import Workers
 
 CHUNK = 16  # samples between two looks for what others say
+BLOCK = 1 << 16  # samples that worker threads are given at a time
 SHORTEST = 1e-3  # seconds that a rank sleeps at least; it makes up for what it has not slept
 
 
@@ -23,7 +25,10 @@ class Ranks:
     """This rank's node, among those of all ranks; making and closing it is collective.
 
     A rank that is the first to have consumed what was asked for tells all others, which stop after
-    the samples that they are at. It is the same with one that is asked to stop.
+    the samples that they are at. It is the same with one that is asked to stop. The workers of a
+    node that has several are threads.
+
+    No collective's thread speaks MPI here, so that a job may have any thread level but SINGLE.
 
     Args:
         method: what is trained; the same on all ranks.
@@ -60,9 +65,14 @@ class Ranks:
         self._order = Order(np.arange(len(problem.train)), [seed, comm.rank])
         self._factor, self._sample_seconds, self._owed = factor, sample_seconds, 0.0
         self._trains, self._asked = trains, asked_to_stop
+        self._workers = None
+        if self.steps.workers > 1 and trains:
+            self._workers = Workers(self.steps, factor, sample_seconds)
         self._applied = 0
         self._alike = True  # all ranks have the same model
-        self._reduction = GroupAllreduce(comm, self.steps.model(), group_size=1, wait="group")
+        self._reduction = GroupAllreduce(
+            comm, self.steps.model(), group_size=1, wait="group", engine="none"
+        )
         self._comm = comm.Dup()
         meet(self._comm)
 
@@ -106,11 +116,12 @@ class Ranks:
         meet(self._comm)  # before the clock goes on
         return Point(samples, self.seconds + seconds, objective, ratio)
 
-    def updates(self) -> tuple[int, int]:
-        counts = self.steps.applied, self.steps.abandoned
-        return tuple(map(sum, zip(*self._comm.allgather(counts))))
+    def updates(self) -> Updates:
+        return sum(self._comm.allgather(Updates.of(self.steps)), Updates())
 
     def close(self) -> None:
+        if self._workers:
+            self._workers.close()
         self._reduction.close()
         self._comm.Free()
 
@@ -135,9 +146,8 @@ class Ranks:
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         told = asked = False
         while self._trains and self.steps.consumed < samples and not (told or asked):
-            self._make(min(CHUNK, samples - self.steps.consumed))
-            told = bool(others) and comm.Iprobe()
-            asked = self._asked()
+            self._make(samples - self.steps.consumed)
+            told, asked = comm.Iprobe(), self._asked()
         while not (self._trains or told or asked):  # the rank that does tells when it is done
             time.sleep(SHORTEST)
             told, asked = comm.Iprobe(), self._asked()
@@ -153,9 +163,14 @@ class Ranks:
         self.stopped = any(asked for _, asked in said)
         self._alike = False
 
-    def _make(self, count: int) -> None:
-        """Consume so many samples, and sleep for as long as they are to take beyond that."""
-        began = time.perf_counter()
+    def _make(self, most: int) -> None:
+        """Consume some samples, and sleep for as long as they are to take beyond that."""
+        if self._workers:
+            rows = self._order.peek(min(BLOCK, most))
+            stop = lambda: self._comm.Iprobe() or self._asked()  # noqa: E731
+            self._order.take(self._workers.consume(rows, stop))
+            return
+        began, count = time.perf_counter(), min(CHUNK, most)
         self.steps.advance(self._order.take(count))
         taken = time.perf_counter() - began
         self._owed += self._factor * max(taken, count * self._sample_seconds) - taken

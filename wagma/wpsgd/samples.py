@@ -144,9 +144,14 @@ class Order:
         self._epochs = epochs(np.asarray(rows, np.int64), np.random.default_rng(seed))
         self._left = next(self._epochs)
 
-    def take(self, count: int) -> np.ndarray:
-        """Return the next so many rows: int64 array of shape (count,)."""
+    def peek(self, count: int) -> np.ndarray:
+        """Return the next so many rows, which stay the next: int64 array of shape (count,)."""
         while len(self._left) < count:
             self._left = np.concatenate([self._left, next(self._epochs)])
-        taken, self._left = self._left[:count], self._left[count:]
+        return self._left[:count]
+
+    def take(self, count: int) -> np.ndarray:
+        """Return the next so many rows: int64 array of shape (count,)."""
+        taken = self.peek(count)
+        self._left = self._left[count:]
         return taken

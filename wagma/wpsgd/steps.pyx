@@ -8,20 +8,52 @@ The model is w = scale · values, so that the regularizer, which shrinks all of 
 """
 
 from libc.math cimport exp, fabs, fmax, fmin, pow
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, nanosleep, timespec
 
 import numpy as np
 
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *, const void *)
+    int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_unlock(pthread_mutex_t *)
+    int pthread_mutex_destroy(pthread_mutex_t *)
+cdef extern from *:
+    void __builtin_prefetch(const void *) noexcept nogil  # gcc's and clang's
+
 cdef double LEAST_SCALE = 1e-9  # below it `values`, which grow as it shrinks, take it over
+cdef enum:
+    AHEAD = 2  # samples before a sample's turn its memory is asked for
+    LONGEST = 64  # updates: longer delays are counted as one, and too long for Check's memory
+    OFTEN = 16  # samples between two looks at the clock, which takes as long as a few non-zeros
+LATEST = LONGEST  # for Python
+cdef double LONG_SAMPLE = 1e-5  # seconds: of samples that take as long, it looks after each
+cdef double SHORTEST = 1e-4  # seconds that a thread sleeps at least
+
+
+cdef double now() noexcept nogil:
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC, &time)
+    return time.tv_sec + 1e-9 * time.tv_nsec
+
+
+cdef void sleep(double seconds) noexcept nogil:
+    cdef timespec time
+    time.tv_sec = <long>seconds
+    time.tv_nsec = <long>(1e9 * (seconds - time.tv_sec))
+    nanosleep(&time, NULL)
 
 
 cdef class Steps:
     """A linear model and the steps that one node makes with it.
 
-    A step on a sample (x, y), of which ŷ = x·w, is w ← (1 − ηλ)·w − η·L'(y, ŷ)·x. With several
-    workers ŷ is that of the model that the sample's worker has pulled: workers take turns, as
-    those of equal speed do, so that τ = workers − 1 updates come between. The regularizer then
-    acts on the current model and not on the pulled one, which differ by
-    O(ηλ‖w_{j−1} − w_{j−1−τ}‖): the pulled one would have to be a copy.
+    A step on a sample (x, y), of which ŷ = x·w, is w ← (1 − ηλ)·w − η·L'(y, ŷ)·x: a worker pulls
+    what the model has for the sample's features, computes L', and pushes the update. With several
+    workers τ updates of others come between. `advance` lets them take turns, as those of equal
+    speed do, so that τ = workers − 1; or each is a thread's, which calls `work`, and τ is what
+    happens. The regularizer acts on the model that there is at the push, which differs from the
+    pulled one by O(ηλ‖w_{j−1} − w_{j−1−τ}‖): that would have to be pulled with all its features.
 
     Args:
         samples: the `Samples` that rows are of.
@@ -30,16 +62,18 @@ cdef class Steps:
         logistic: whether the loss L is log(1 + exp(−y·ŷ)); else max(0, 1 − y·ŷ).
         workers: how many pull, compute and push.
         check: whether an update is abandoned unless `wagma.wpsgd.check` accepts it, in
-            O((τ + 3)·non-zeros).
+            O((τ + 3)·non-zeros); one with a τ above 64 is abandoned unseen.
 
     Attributes:
-        consumed: samples that were drawn; the last workers − 1 of them have not been pushed.
+        consumed: samples that were drawn; where workers take turns, the last workers − 1 of them
+            have not been pushed.
         applied, abandoned: updates, of those that were pushed.
+        longest: the greatest τ of an update that was pushed.
 
     Source: WP-SGD, Equation 5, and Algorithms 3 and 4.
     """
 
-    cdef readonly long long consumed, applied, abandoned
+    cdef readonly long long consumed, applied, abandoned, longest
     cdef readonly object samples
     cdef const long long[::1] indptr
     cdef const int[::1] indices
@@ -47,16 +81,32 @@ cdef class Steps:
     cdef double[::1] values
     cdef double scale, rate, shrink, square
     cdef bint logistic, check
-    cdef int workers
-    # Of each worker that has pulled: the row, L' there, and the number of the iterate.
+    cdef readonly int workers
+    cdef long long[::1] pushed  # updates with each τ
+    # Of each worker that has pulled: the row, the number of the iterate, what it has for the row's
+    # features, ÷ scale, and L' there.
     cdef long long[::1] pulled_row, pulled_at
-    cdef double[::1] pulled_slope
-    cdef int pulled, oldest
+    cdef double[:, ::1] pulled_values
+    cdef double[::1] pulled_scale, pulled_slope
+    cdef int pulled, oldest  # where they take turns
+    # Where they are threads: what they consume, and how long each has yet to sleep. All but what a
+    # worker has pulled is read and written under the lock.
+    cdef pthread_mutex_t lock
+    cdef const long long[::1] rows
+    cdef Py_ssize_t drawn
+    cdef bint stopping
+    cdef double[::1] owed
     # Of the last iterates: ‖w‖², and the row and η·L' of the step that followed.
     cdef long long iterate
     cdef int kept
     cdef long long[::1] step_row
     cdef double[::1] step_size, norms, iota
+
+    def __cinit__(self, *_, **__):
+        pthread_mutex_init(&self.lock, NULL)
+
+    def __dealloc__(self):
+        pthread_mutex_destroy(&self.lock)
 
     def __init__(self, samples, start, double learning_rate, double regularization, *,
                  bint logistic=False, int workers=1, bint check=False):
@@ -74,38 +124,113 @@ cdef class Steps:
         self.rate, self.shrink = learning_rate, 1 - learning_rate * regularization
         self.logistic, self.workers, self.check = logistic, workers, check
         self.pulled_row, self.pulled_at = np.empty((2, workers), np.int64)
-        self.pulled_slope = np.empty(workers)
-        self.kept = workers + 3
+        self.pulled_values = np.empty((workers, np.diff(samples.indptr).max(initial=0)))
+        self.pulled_scale, self.pulled_slope = np.empty((2, workers))
+        self.owed, self.pushed = np.zeros(workers), np.zeros(LONGEST + 1, np.int64)
+        self.values = np.empty(samples.features)
+        self.kept = max(workers, LONGEST + 1) + 3
         self.step_row = np.empty(self.kept, np.int64)
         self.step_size, self.norms, self.iota = np.empty((3, self.kept + 1))
         self.load(start)
 
     def load(self, model):
         """Go on from this model; workers that have pulled pull it again, for the same samples."""
-        cdef int each
-        self.values = np.array(model, np.float64)
+        cdef int each, worker
+        np.copyto(np.asarray(self.values), model)
         self.scale, self.iterate = 1, 0
         self.norms[0] = np.dot(self.values, self.values) if self.check else 0
         for each in range(self.pulled):
-            self._pull((self.oldest + each) % self.workers, self.pulled_row[
-                (self.oldest + each) % self.workers])
+            worker = (self.oldest + each) % self.workers
+            self._pull(worker, self.pulled_row[worker])
+            self._compute(worker)
 
     def model(self):
         """Return the model: float64 array of shape (features,)."""
         return np.asarray(self.values) * self.scale
 
+    @property
+    def delays(self):
+        """How many of the pushed updates were how late: int64 array of shape (65,).
+
+        The last are those of 64 updates and more.
+        """
+        return np.array(self.pushed)
+
     def advance(self, const long long[::1] rows):
-        """Consume the samples of these rows, one after the other."""
+        """Consume the samples of these rows, one after the other; the workers take turns."""
         cdef Py_ssize_t i
+        cdef int worker
         self._check(rows)
         with nogil:
             for i in range(rows.shape[0]):
-                self._pull((self.oldest + self.pulled) % self.workers, rows[i])
+                worker = (self.oldest + self.pulled) % self.workers
+                self._fetch(rows, i + AHEAD)
+                self._pull(worker, rows[i])
+                self._compute(worker)
                 self.pulled += 1
                 if self.pulled == self.workers:
-                    self._push()
+                    self._push(self.oldest)
+                    self.oldest = (self.oldest + 1) % self.workers
                     self.pulled -= 1
         self.consumed += rows.shape[0]
+
+    def begin(self, const long long[::1] rows):
+        """Let these rows be what workers consume that are threads, each by a call of `work`.
+
+        Raises:
+            RuntimeError: workers that take turns have pulled what they have not pushed.
+        """
+        if self.pulled:
+            raise RuntimeError("these workers take turns: updates of theirs are on the way")
+        self._check(rows)
+        self.rows, self.drawn, self.stopping = rows, 0, False
+
+    def stop(self):
+        """Let workers that are threads draw no more samples."""
+        pthread_mutex_lock(&self.lock)
+        self.stopping = True
+        pthread_mutex_unlock(&self.lock)
+
+    def work(self, int worker, double factor=1.0, double sample_seconds=0.0):
+        """Draw samples, and pull, compute and push for each, until none is left or all stop.
+
+        It needs no GIL. What it has drawn it has pushed when it returns.
+
+        Args:
+            worker: which, from 0 on; each is called by one thread at a time.
+            factor: how many times as long as it takes a sample is made to take, by sleeping when
+                its update is computed and not pushed.
+            sample_seconds: what a sample takes at least, times the factor.
+        """
+        cdef bint paced = factor > 1 or sample_seconds > 0
+        cdef int often = 1 if sample_seconds >= LONG_SAMPLE else OFTEN
+        cdef int made = 0  # since the last look at the clock
+        cdef long long row
+        cdef double before = now()
+        if not 0 <= worker < self.workers:
+            raise IndexError(f"worker {worker} of {self.workers}")
+        with nogil:
+            while True:
+                pthread_mutex_lock(&self.lock)
+                if self.stopping or self.drawn == self.rows.shape[0]:
+                    break
+                row = self.rows[self.drawn]
+                self._fetch(self.rows, self.drawn + AHEAD)
+                self.drawn += 1
+                self.consumed += 1
+                self._pull(worker, row)
+                pthread_mutex_unlock(&self.lock)
+                self._compute(worker)
+                made += 1
+                if paced and made == often:
+                    before = self._pace(worker, before, factor, made * sample_seconds)
+                    made = 0
+                pthread_mutex_lock(&self.lock)
+                self._push(worker)
+                pthread_mutex_unlock(&self.lock)
+            pthread_mutex_unlock(&self.lock)
+            if paced and made:
+                self._pace(worker, before, factor, made * sample_seconds)
 
     def advance_together(self, const long long[:, ::1] rows):
         """Make one step for the mean gradient of each line of rows, all at the same model.
@@ -118,7 +243,9 @@ cdef class Steps:
         with nogil:
             for i in range(rows.shape[0]):
                 for node in range(rows.shape[1]):
-                    sizes[node] = self._slope(rows[i, node]) * self.rate / rows.shape[1]
+                    self._pull(0, rows[i, node])
+                    self._compute(0)
+                    sizes[node] = self.pulled_slope[0] * self.rate / rows.shape[1]
                 self._shrink()
                 for node in range(rows.shape[1]):
                     self._add(rows[i, node], -sizes[node])
@@ -154,13 +281,6 @@ cdef class Steps:
                 j += 1
         return total
 
-    cdef double _slope(self, long long row) noexcept nogil:
-        """Return L' of a row at the current model."""
-        cdef double y = self.labels[row], margin = y * self._dot(row)
-        if self.logistic:
-            return -y / (1 + exp(margin))
-        return -y if margin < 1 else 0
-
     cdef void _shrink(self) noexcept nogil:
         cdef Py_ssize_t i
         self.scale *= self.shrink
@@ -178,24 +298,60 @@ cdef class Steps:
         for k in range(self.indptr[row], self.indptr[row + 1]):
             self.values[self.indices[k]] += size * self.data[k]
 
+    cdef void _fetch(self, const long long[::1] rows, Py_ssize_t place) noexcept nogil:
+        """Ask for the memory of the sample there, if there is one, without waiting for it."""
+        cdef long long row, k
+        if place < rows.shape[0]:
+            row = rows[place]
+            for k in range(self.indptr[row], self.indptr[row + 1], 8):  # float64 in a line
+                __builtin_prefetch(&self.indices[k])
+                __builtin_prefetch(&self.data[k])
+
     cdef void _pull(self, int worker, long long row) noexcept nogil:
+        cdef long long first = self.indptr[row], k
+        for k in range(first, self.indptr[row + 1]):
+            self.pulled_values[worker, k - first] = self.values[self.indices[k]]
         self.pulled_row[worker] = row
-        self.pulled_slope[worker] = self._slope(row)
+        self.pulled_scale[worker] = self.scale
         self.pulled_at[worker] = self.iterate
 
-    cdef void _push(self) noexcept nogil:
-        """The worker that has pulled first pushes; the update is applied, or abandoned."""
-        cdef long long row = self.pulled_row[self.oldest]
-        cdef double slope = self.pulled_slope[self.oldest]
-        cdef int delay = <int>(self.iterate - self.pulled_at[self.oldest])
-        self.oldest = (self.oldest + 1) % self.workers
-        if self.check and not self._accepts(row, slope, delay):
+    cdef void _compute(self, int worker) noexcept nogil:
+        """Find L' of the pulled row at the pulled model."""
+        cdef long long row = self.pulled_row[worker], first = self.indptr[row], k
+        cdef double y = self.labels[row], margin = 0
+        for k in range(first, self.indptr[row + 1]):
+            margin += self.data[k] * self.pulled_values[worker, k - first]
+        margin *= y * self.pulled_scale[worker]
+        if self.logistic:
+            self.pulled_slope[worker] = -y / (1 + exp(margin))
+        else:
+            self.pulled_slope[worker] = -y if margin < 1 else 0
+
+    cdef void _push(self, int worker) noexcept nogil:
+        """Apply the worker's update, or abandon it."""
+        cdef long long row = self.pulled_row[worker]
+        cdef long long delay = self.iterate - self.pulled_at[worker]
+        cdef double slope = self.pulled_slope[worker]
+        self.pushed[min(delay, <long long>LONGEST)] += 1
+        self.longest = max(self.longest, delay)
+        if self.check and not (delay <= self.kept - 4 and self._accepts(row, slope, <int>delay)):
             self.abandoned += 1
             return
         self._shrink()
         self._add(row, -self.rate * slope)
         self.iterate += 1
         self.applied += 1
+
+    cdef double _pace(self, int worker, double before, double factor, double least) noexcept nogil:
+        """Sleep for what samples since then are to take beyond what they took; return the time."""
+        cdef double after = now(), taken = after - before
+        self.owed[worker] += factor * fmax(taken, least) - taken
+        if self.owed[worker] >= SHORTEST:
+            before = after
+            sleep(self.owed[worker])
+            after = now()
+            self.owed[worker] -= after - before
+        return after
 
     cdef bint _accepts(self, long long row, double slope, int delay) noexcept nogil:
         """Whether Check accepts the update; if so, it is noted for the next ones.

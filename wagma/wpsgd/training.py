@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from wagma.wpsgd.methods import SPAN, STEP, Method
 from wagma.wpsgd.samples import Samples
-from wagma.wpsgd.steps import Steps
+from wagma.wpsgd.steps import LATEST, Steps
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,36 @@ class Problem:
         return self.test.objective(model, self.l2, self.logistic)
 
 
+@dataclass
+class Updates:
+    """What has become of updates, of one node or several.
+
+    Attributes:
+        applied, abandoned: how many.
+        late: how many of them were pushed when so many others had been applied since their pull:
+            int64 array of shape (65,), of which the last are those of 64 and more.
+        longest: the most that had.
+    """
+
+    applied: int = 0
+    abandoned: int = 0
+    late: np.ndarray = field(default_factory=lambda: np.zeros(LATEST + 1, np.int64))
+    longest: int = 0
+
+    def __add__(self, other: Updates) -> Updates:
+        return Updates(
+            self.applied + other.applied,
+            self.abandoned + other.abandoned,
+            self.late + other.late,
+            max(self.longest, other.longest),
+        )
+
+    @classmethod
+    def of(cls, steps: Steps) -> Updates:
+        """Return a node's."""
+        return cls(steps.applied, steps.abandoned, steps.delays, steps.longest)
+
+
 @dataclass(frozen=True)
 class Point:
     """A moment of a run.
@@ -114,8 +144,8 @@ class Team(Protocol):
     def model(self) -> np.ndarray:
         """Return Σ q_i w_i of the nodes' models."""
 
-    def updates(self) -> tuple[int, int]:
-        """Return how many updates all nodes have applied, and how many abandoned."""
+    def updates(self) -> Updates:
+        """Return what has become of the updates of all nodes."""
 
     def close(self) -> None:
         """Leave what the nodes average by."""

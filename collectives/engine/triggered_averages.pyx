@@ -1,0 +1,144 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Averages over all ranks that any rank starts, and for which ranks wait in their next call."""
+
+from cpython.buffer cimport PyBUF_WRITABLE
+from mpi4py.MPI cimport Comm
+
+from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.calls cimport CALL, new_result
+from collectives.engine.control_tree cimport ControlTree
+from collectives.memory.layout cimport UserVector
+from collectives.memory.mirror cimport Mirror
+from collectives.protocols.all_ranks cimport AVERAGE, JOIN, SYNC
+from collectives.protocols.contribution cimport NOWHERE, SCRATCH, X
+from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
+
+from collectives.topology import activation_peers
+
+
+cdef class TriggerTree(ControlTree):
+    """The control tree with activations, of averages over all ranks."""
+
+    cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil:
+        self.triggering.tell(number, k)
+
+    cdef void send_activation(self, int dimension, long long version, long long ops) noexcept nogil:
+        self._send(dimension, version, ops)
+
+
+cdef class TriggeredAverages(AllRanks):
+    """One rank of a `TriggeredAverageProtocol`.
+
+    Args:
+        control, data, like, others: see `AllRanks`.
+        sync_period: τ, the number of calls with which a rank starts an average.
+        weighing: how vectors weigh, as `settings.weighing` says it.
+        sharing: whether to average in memory that the ranks of a node share, where they can.
+    """
+
+    def __init__(self, Comm control, Comm data, like, *, long long sync_period, weighing,
+                 bint sharing, **others):
+        cdef TriggerTree tree
+        AllRanks.__init__(self, control, data, like, **others)
+        self.triggering = TriggeredAverageProtocol(
+            len(activation_peers(self.rank, self.size)), sync_period)
+        tree = TriggerTree(control, self.triggering, 1)
+        tree.triggering = self.triggering
+        self.held = HeldContribution(self.vectors, self.triggering)
+        self.held.weigh_by(weighing[0], weighing[1], weighing[2])
+        self._begin_protocol(self.triggering, tree, self.held)
+        if sharing:
+            self._share_memory(self.exchange, False, True)
+
+    def compress_from_initial(self, like):
+        """All ranks have this initial vector: compressed ones are told from it."""
+        cdef UserVector opened = UserVector(like, self.layout, 0)
+        self.layout.copy(self.vectors.of[SCRATCH], opened.arrays)
+        self.reduction.remember(self.scratch)
+
+    # Averages over all ranks
+
+    cdef void _reduce(self) noexcept nogil:
+        """Begin the exchange, in memory where all see it.
+
+        A vector that does not count is not read there, and the mean goes to where it is.
+        """
+        cdef char **arrays
+        if self.protocol.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
+            AllRanks._reduce(self)
+            return
+        self.begun = True
+        arrays = self.vectors.of[X if self.held.present else SCRATCH]
+        self.shared.describe(False, False, self.held.weight, self.held.weight)
+        self.exchange.begin_in_memory(
+            self.data_ops + 1, True, self.everyone, self.size, arrays, True, True)
+
+    cdef int _kept_in(self) noexcept nogil:
+        return SCRATCH if self.exchange.in_memory else NOWHERE
+
+    cdef void _publish_average(self) noexcept nogil:
+        AllRanks._publish_average(self)
+        if self.protocol.operation == AVERAGE:
+            return
+        if self.reduction.compressed and self.held.total != 0:
+            self._unlock_to_copy()
+            if self.held.target == X:
+                self.vectors.copy(SCRATCH, X)
+            self.reduction.remember(self.scratch)
+            self._lock_after_copy()
+        if self.protocol.operation == SYNC and not self.protocol.joined:
+            self.timely += self.held.finite
+        self.held.end_average()
+
+    cdef void _load(self) noexcept nogil:
+        self.held.load()
+        AllRanks._load(self)
+
+    # The application's call
+
+    cdef int _begin(self, int what) except -1 nogil:
+        if what != CALL:
+            return AllRanks._begin(self, what)
+        # What others have started is heard here, at the latest.
+        self.progress()
+        self.held.called()
+        self.alone = not self.triggering.call()
+        if self.alone:
+            self.taken_version = self.protocol.version
+            self.protocol.completed()
+            self.timely += 1
+            self.done = True
+            return 0
+        self._begin_operation(SYNC)
+        return 0
+
+    cdef long long _calls_made(self) noexcept nogil:
+        return self.protocol.calls
+
+    cdef _result(self):
+        cdef long long version = self.taken_version + self.protocol.base
+        if not self.alone:
+            return AllRanks._result(self)
+        return new_result((version, True, version, (self.rank,), self.held.given_weight, False))
+
+    # What Python calls
+
+    @property
+    def calls(self):
+        """How many calls the application has made."""
+        return self.protocol.calls
+
+    def call(self, vector, weight):
+        """Make a call, which is an average over all ranks where one has been started."""
+        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight).result
+
+    def start(self, vector, weight, Mirror mirror=None):
+        """Begin this rank's next call, and return the `Call`.
+
+        Where the vector is a mirror's the call begins once it has come from its device.
+        """
+        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror)
+
+    def start_join(self, vector):
+        """Begin to take part in the others' averages until all have joined; return the `Call`."""
+        return self._start(JOIN, vector, PyBUF_WRITABLE, None)

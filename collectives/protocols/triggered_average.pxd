@@ -1,0 +1,15 @@
+from collectives.protocols.all_ranks cimport AVERAGE, FINISH, JOIN, SYNC, AllRanksProtocol
+from collectives.protocols.contribution cimport NOWHERE, SCRATCH, X, ContributionProtocol
+
+cdef class TriggeredAverageProtocol(AllRanksProtocol):
+    cdef readonly long long made, started
+    cdef long long sync_period
+    cdef unsigned int due, sent
+
+    cdef void tell(self, long long version, int dimension) noexcept nogil
+    cdef bint call(self) noexcept nogil
+
+cdef class HeldContribution(ContributionProtocol):
+    cdef void called(self) noexcept nogil
+    cdef bint is_lending(self) noexcept nogil
+    cdef void load(self) noexcept nogil

@@ -1,0 +1,148 @@
+# cython: boundscheck=False, wraparound=False
+"""Averages over all ranks that any rank may start: local SGD with ranks of unequal speed.
+
+A rank's call is a step of its own. The first rank that has made τ of them since the last average
+starts the next one, and tells all others along the control tree; each takes part in it in its next
+call. So a rank is waited for until the end of the step that it is in, not of its τ-th step.
+
+Source: local SGD (Stich, ICLR 2019); that the fastest rank starts an average, and that ranks then
+have done unequal work, is WP-SGD's setting (Cheng et al., Algorithm 5).
+"""
+
+import cython
+
+from collectives.protocols.all_ranks import AllRanksProtocol
+from collectives.protocols.contribution import ContributionProtocol
+
+if not cython.compiled:  # else the .pxd declares them
+    from collectives.protocols.all_ranks import AVERAGE, FINISH, JOIN, SYNC
+    from collectives.protocols.contribution import NOWHERE, SCRATCH, X
+
+
+class TriggeredAverageProtocol(AllRanksProtocol):
+    """The state of one rank: `call` says whether its application has to average now.
+
+    The driver then enters SYNC. Versions number the averages; their activations have no use for the
+    number of operations before. One that comes after its average changes nothing.
+
+    Args:
+        dimensions: see `AllRanksProtocol`.
+        sync_period: τ, the number of calls with which a rank starts an average.
+
+    Attributes:
+        made: how many calls this rank has made since the last average over all ranks.
+        started: the newest average that it knows to have been started; −1: none.
+    """
+
+    def __init__(self, dimensions, sync_period):
+        AllRanksProtocol.__init__(self, dimensions)
+        self.sync_period = sync_period
+        self.made = 0
+        self.started = -1
+        self.due = 0
+        self.sent = 0
+
+    def due_on(self):
+        return self.due | AllRanksProtocol.due_on(self)
+
+    def send_on(self, dimension):
+        if self.due >> dimension & 1:
+            self.due &= ~(1 << dimension)
+            self.port.send_activation(dimension, self.started, self.ops)
+        else:
+            AllRanksProtocol.send_on(self, dimension)
+
+    def tell(self, version, dimension):
+        """An average was started, as came in on this dimension (−1: by this rank): spread it.
+
+        It is forwarded on every higher dimension that has not carried it yet. An older one is of
+        use to nobody, since all ranks take part in each.
+        """
+        j: cython.int
+        if self.fin_at >= 0 or version < self.started:
+            return
+        if version > self.started:
+            self.started = version
+            self.due = 0
+            self.sent = 0
+        for j in range(dimension + 1, self.dimensions):
+            if not self.sent >> j & 1:
+                self.sent |= 1 << j
+                self.due |= 1 << j
+
+    def call(self):
+        """The application makes a call: return whether it takes part in an average now."""
+        self.made += 1
+        if self.made >= self.sync_period:
+            self.tell(self.version, -1)
+        return self.started >= self.version
+
+    def reduced(self):
+        if self.operation != AVERAGE:
+            self.made = 0
+        if self.operation == SYNC:
+            self.version += 1
+            if not self.joined:
+                self.completed()
+        AllRanksProtocol.reduced(self)
+
+    def is_done(self):
+        return self.due == 0
+
+
+class HeldContribution(ContributionProtocol):
+    """What a rank gives to these averages: the vector that its application waits with.
+
+    One that has joined keeps its vector there, and gives it to the others' next average, whose mean
+    it becomes; what it then has counts no more until all have joined.
+    """
+
+    def called(self):
+        """The application makes a call: an average that is no call takes this weight."""
+        self.published_weight = self.given_weight
+
+    def contribute(self, publishes):
+        ContributionProtocol.contribute(self, publishes)
+        if publishes:
+            self.finite = self.lent
+            if not self.finite:
+                self.leave_out()
+
+    def is_averaging(self):
+        return ContributionProtocol.is_averaging(self) or (
+            self.present and (self.ranks.operation in (JOIN, FINISH))
+        )
+
+    def is_lending(self):
+        """Whether others average, and this rank only gives what it has."""
+        return self.ranks.joined and self.ranks.operation == AVERAGE
+
+    def begin_average(self):
+        if not self.contributed:
+            if self.is_lending():
+                self.contribute_ahead()
+            else:
+                self.contribute(self.present)
+        self.contributed = False
+        self.aim_average()
+
+    def aim_average(self):
+        """The mean becomes the application's vector, unless only the others average theirs."""
+        takes: cython.bint = self.present and not self.is_lending()
+        self.lent = self.lent and takes
+        self.source = SCRATCH
+        self.target = X if self.lent else SCRATCH
+        self.copy = X if takes and not self.lent else NOWHERE
+        self.saved = NOWHERE
+
+    def end_average(self):
+        operation: cython.int = self.ranks.operation
+        if operation == AVERAGE:
+            return
+        self.restart_work()
+        if self.ranks.joined and operation != FINISH:
+            self.given_weight = 0
+
+    def load(self):
+        """All ranks go on from what each has."""
+        self.restart_work()
