@@ -188,6 +188,8 @@ def _describe_array(array, name, writes) -> Described:
     """Return what an array is; TypeError or ValueError if it cannot be averaged."""
     try:
         interface = array.__cuda_array_interface__
+        address, is_read_only = interface["data"]
+        typestr, shape = interface["typestr"], tuple(interface["shape"])
     except AttributeError:
         raise TypeError(
             f"{name} is a {type(array).__name__}, which is not on a device: the collective was "
@@ -195,11 +197,13 @@ def _describe_array(array, name, writes) -> Described:
         ) from None
     except RuntimeError as error:
         raise TypeError(f"{name} has no __cuda_array_interface__: {error}") from None
-    address, is_read_only = interface["data"]
-    dtype, shape = DTYPES.get(interface["typestr"]), tuple(interface["shape"])
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise TypeError(f"{name} has no valid __cuda_array_interface__: {problem}") from None
+    dtype = DTYPES.get(typestr)
     if dtype is None:
         raise TypeError(
-            f"{name} is of type {interface['typestr']}, not one of {', '.join(SIZES)} in this "
+            f"{name} is of type {typestr}, not one of {', '.join(SIZES)} in this "
             "machine's byte order"
         )
     if len(shape) != 1:
