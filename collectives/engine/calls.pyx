@@ -16,10 +16,11 @@ from collectives.engine.waiting cimport SECOND
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
+from collectives.memory.mirror cimport Mirror
 from collectives.protocols.all_ranks cimport CLOSE, MEET, NONE, OUTSIDE
 from collectives.protocols.contribution cimport NOWHERE, X
 
-from collectives.errors import ClosedError, CollectiveError, RankFailedError
+from collectives.errors import ClosedError, CollectiveError, CudaError, RankFailedError
 from collectives.process import check_owner
 from collectives.result import Result
 from collectives.settings import checked_weight
@@ -138,7 +139,7 @@ cdef class Calls(Operations):
         if goal == DONE:
             return self.done
         if goal == SETTLED:
-            return self.done or self.protocol.broken
+            return self.done or self.protocol.broken or self.awaits and self.protocol.failed >= 0
         if goal == OVER or goal == CAUGHT_UP:
             return self.protocol.stage == OUTSIDE
         return self.protocol.may_leave() and self._all_sent() and self._all_answered()
@@ -240,14 +241,16 @@ cdef class Calls(Operations):
         self._complete()
         return call
 
-    cdef Call _start(self, int what, vector, int flags, weight, long long version=0):
-        """Begin what the application wants with its vector."""
+    cdef Call _start(self, int what, vector, int flags, weight, long long version=0,
+                     Mirror mirror=None):
+        """Begin what the application wants with its vector, a call once that is in the mirror."""
         cdef Call call
         self._check_usable()
         self._enter()
         try:
             self._complete_pending()
             call = self._open_call(what, vector, flags, weight)
+            call.mirror = mirror
             self._begin_with(call, what, version)
         finally:
             self.guard.taken = False
@@ -273,6 +276,10 @@ cdef class Calls(Operations):
 
     cdef int _begin_with(self, Call call, int what, long long version) except -1:
         cdef long long began = now()
+        if call.mirror is not None:
+            self.awaited = call.mirror
+            self.awaited_arrays = call.vector.arrays
+            self.awaited_weight = call.weight
         try:
             with nogil:
                 self._wait_until(CAUGHT_UP)
@@ -281,11 +288,13 @@ cdef class Calls(Operations):
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
-                    if call.vector is not None:
-                        self.vectors.of[X] = call.vector.arrays
-                        self.contribution.give(self._weight(call, what))
                     self.loading = version
-                    self._begin(what)
+                    if call.mirror is not None:
+                        self.done = False
+                        self.awaits = True
+                    else:
+                        self._give(what, NULL if call.vector is None else call.vector.arrays,
+                                   call.weight)
                     self.progress()
                 finally:
                     pthread_mutex_unlock(&self.lock)
@@ -299,13 +308,57 @@ cdef class Calls(Operations):
         self.pending = call
         return 0
 
-    cdef double _weight(self, Call call, int what) noexcept nogil:
+    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
+        """Begin what the application wants with these arrays, if any; the lock is held."""
+        if arrays != NULL:
+            self.vectors.of[X] = arrays
+            self.contribution.give(self._counted(what, weight))
+        self._begin(what)
+        return 0
+
+    cdef double _counted(self, int what, double weight) noexcept nogil:
         """How much the application's vector counts, once all is over that came before."""
-        if call.weight == OF_LAST_CALL:
+        if weight == OF_LAST_CALL:
             return self.contribution.published_weight
         if what == CALL or what == PUBLISH:
-            return self.contribution.worked(call.weight)
-        return call.weight
+            return self.contribution.worked(weight)
+        return weight
+
+    # A call whose vector is on its way from a device
+
+    cdef void _advance(self) noexcept nogil:
+        if self.awaits:
+            self._begin_awaited()
+        Operations._advance(self)
+
+    cdef bint _is_busy(self) noexcept nogil:
+        return self.awaits or Operations._is_busy(self)
+
+    cdef void _begin_awaited(self) noexcept nogil:
+        """Begin the call that was given, if its vector is there; until then this rank is passive.
+
+        One whose vector will never be there is over.
+        """
+        if self.copying or self.protocol.failed >= 0 or not self.awaited.arrived():
+            return
+        self.awaits = False
+        if self.awaited.error != 0:
+            self.done = True
+        else:
+            self._give(CALL, self.awaited_arrays, self.awaited_weight)
+
+    cdef bint _withdraw(self) noexcept nogil:
+        """Give back what was given and has not begun; return whether there was such a call."""
+        cdef bint awaited
+        pthread_mutex_lock(&self.lock)
+        awaited, self.awaits = self.awaits, False
+        pthread_mutex_unlock(&self.lock)
+        return awaited
+
+    def prepare_to_fetch(self):
+        """Raise where no call can be made; complete one that was started, whose mirror it has."""
+        self._check_usable()
+        self._complete()
 
     cdef int _enter(self) except -1:
         """Keep a forked child out, and other calls than this one."""
@@ -346,6 +399,7 @@ cdef class Calls(Operations):
     cdef int _complete_pending(self) except -1:
         cdef long long began = now()
         cdef Call call = self.pending
+        cdef bint withdrawn
         if call is None:
             return 0
         try:
@@ -353,7 +407,11 @@ cdef class Calls(Operations):
                 self._wait_until(DONE)
         except BaseException as error:
             with nogil:
-                self._abandon()
+                withdrawn = self._withdraw()
+                if not withdrawn:
+                    self._abandon()
+            if withdrawn:
+                call.mirror.withdraw()
             self._forget(call)
             call.error = error if isinstance(error, CollectiveError) else CollectiveError(
                 f"the call was interrupted by {type(error).__name__}")
@@ -376,11 +434,22 @@ cdef class Calls(Operations):
     cdef int _settle(self, Call call) except -1:
         """Give a completed call its result or its error."""
         self._forget(call)
+        if self._withdraw():  # a rank has failed, so it begins no more
+            call.mirror.withdraw()
+            call.error = self._failure()
+            return 0
         if self.disagreed != NONE:
             call.error = self._disagreement()
             self.disagreed = NONE
-        else:
-            call.result = self._result()
+            return 0
+        if call.mirror is not None:
+            try:
+                call.mirror.give_back()
+            except CudaError as error:
+                self.fail(f"CudaError: {error}")
+                call.error = error
+                return 0
+        call.result = self._result()
         return 0
 
     cdef _result(self):
