@@ -103,7 +103,7 @@ def built(tmp_path_factory):
     libraries = []
     for source in ("host_passes.c", "host_kernels.cpp"):
         target = tmp_path_factory.mktemp("kernels") / "library.so"
-        command = [compiler, *options, "-I", MEMORY, HERE / "cuda" / source, "-o", target]
+        command = [compiler, *options, "-I", MEMORY, HERE / "kernels" / source, "-o", target]
         subprocess.run(command, check=True)
         libraries.append(ctypes.CDLL(str(target)))
     return libraries
