@@ -6,22 +6,19 @@ Importing it loads torch.
 from __future__ import annotations
 
 import copy
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from collectives.agreement import by_value, list_values
+from wagma.info import path_of
 from wagma.job import UsageError
 from wagma.tasks.contract import Task
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
-
-# How an average gets at vectors, and why it is so.
-PATHS = {
-    True: ("host", "models are in host memory"),
-    False: ("staged", "through pinned host memory: MPI is given no memory of a device so far"),
-}
 
 
 def accelerator() -> str | None:
@@ -89,9 +86,17 @@ def name_of(device: torch.device) -> str:
     return str(device) if name is None else f"{device}, {name(device)}"
 
 
+def names_of(kind: str) -> str:
+    """Return "4 × NVIDIA H100" for all devices of a kind that torch sees here."""
+    module = torch.get_device_module(kind)
+    name = getattr(module, "get_device_name", lambda index: kind)
+    counts = Counter(name(index) for index in range(module.device_count()))
+    return ", ".join(f"{count} × {each}" for each, count in counts.items())
+
+
 def record(device: torch.device, comm: MPI.Comm) -> dict[str, Any]:
     """Return what a run's configuration says of the devices; complete on rank 0; collective."""
-    path, reason = PATHS[device.type == "cpu"]
+    path, reason = path_of(device.type)
     return {
         "device": device.type,
         "device_of_rank": comm.gather(name_of(device)),
@@ -141,6 +146,37 @@ def moved(batch: Any, device: torch.device) -> Any:
         changed.update((key, moved(each, device)) for key, each in batch.items())
         return changed
     return batch
+
+
+class Moment:
+    """A moment to measure from: of the host, or of the work that a device was given.
+
+    Args:
+        device: Where what is measured happens, on torch's current stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._at = self._now()
+
+    def note(self) -> None:
+        """Let it be now, or when the device has done what it was given so far."""
+        self._at = self._now()
+
+    def elapsed(self) -> float:
+        """Return the seconds since then, until the device has done what it was given so far."""
+        now = self._now()
+        if self._device.type == "cpu":
+            return now - self._at
+        now.synchronize()
+        return self._at.elapsed_time(now) / 1000
+
+    def _now(self) -> Any:
+        if self._device.type == "cpu":
+            return time.perf_counter()
+        event = torch.get_device_module(self._device).Event(enable_timing=True)
+        event.record()
+        return event
 
 
 def wait_for(device: torch.device) -> None:
