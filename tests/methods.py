@@ -89,9 +89,10 @@ OPTIMIZERS = {
 }
 
 
-def make_model(seed=0, dtype=torch.float32):
+def make_model(seed=0, dtype=torch.float32, width=8):
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    layers = nn.Linear(4, width), nn.Tanh(), nn.BatchNorm1d(width), nn.Linear(width, 3)
+    model = nn.Sequential(*layers)
     return model.to(dtype)
 
 

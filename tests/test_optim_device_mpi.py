@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
 import pytest
 import torch
 import torch_device
@@ -52,9 +55,9 @@ def pair(comm):
     part.Free()
 
 
-def one_by_one(parameters):
+def one_by_one(parameters, lr=0.1):
     """Return an optimizer without torch's faster loops, which round bfloat16 otherwise."""
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False)
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9, foreach=False)
 
 
 def train(comm, model, optimizer, steps):
@@ -98,22 +101,55 @@ def test_training_gives_the_bits_of_the_cpu(comm, pair, device, method):
     assert history(pair, method, device) == history(pair, method, "cpu")
 
 
+@pytest.mark.parametrize("name", ["wagma-group", "local-sgd"])
+def test_weights_by_work_give_the_bits_of_the_cpu(comm, device, name):
+    for weights in ({"weights": "work"}, {"weights": "wp", "contraction": 0.5}):
+        method = METHODS[name]._replace(settings=METHODS[name].settings | weights)
+        assert history(comm, method, device) == history(comm, method, "cpu")
+
+
+@contextmanager
+def growing_by(most):
+    """Check that tensors' memory on the device grows by so many bytes at most in the block."""
+    torch_device.reset_peak()
+    before = torch_device.counts().bytes
+    yield
+    assert torch_device.counts().peak - before <= most
+
+
 @each_method
-def test_every_method_trains_and_reads_nothing_on_the_host_in_a_step(comm, device, method):
-    model = make_model(comm.rank).to(device)
-    with method.wrap(model, comm, one_by_one) as optimizer:
-        read = 0
+def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, device, method):
+    model = make_model(comm.rank, width=2000).to(device)
+    size = sum(value.nbytes for value in model.state_dict().values())
+    slack = size // 3  # what overlaps has buffers, here a sixth of the model, twice more
+    before = torch_device.counts()
+    with growing_by(size + slack), ExitStack() as stack:
+        optimizer = stack.enter_context(method.wrap(model, comm, partial(one_by_one, lr=1e-4)))
+        open_until_the_end = stack.pop_all()
+    wrapped = torch_device.counts()
+    assert wrapped.bytes - before.bytes <= size + slack
+    assert wrapped.pinned - before.pinned <= size + slack
+    with open_until_the_end:
+        waited = 0
         with optimizer.join():
-            for step in range(6 + comm.rank):
+            for step in range(5 + comm.rank):
                 backward(model, comm.rank, step)
-                before = torch_device.reads()
-                optimizer.step()
-                read += torch_device.reads() - before
-        assert read == 0
+                begun = torch_device.counts()
+                momentum = 0 if step else size
+                with growing_by(momentum + slack):
+                    optimizer.step()
+                ended = torch_device.counts()
+                waited += ended.reads - begun.reads + ended.blocking - begun.blocking
+        assert waited == 0
         assert same_everywhere(comm, bits(model.parameters()))
         train(comm, model, optimizer, [9])
-        optimizer.synchronize()
+        with growing_by(slack):
+            optimizer.synchronize()
         assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))
+        with growing_by(size + slack), optimizer.averaged():
+            pass
+        assert torch_device.counts().pinned == wrapped.pinned
+    assert torch_device.counts().pinned == before.pinned
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(value.device == device for value in model.state_dict().values())
 
