@@ -8,7 +8,8 @@ waits for the others until the end of the call that they are in. `collectives.to
 meets whom. `NeighborAverage`, `QueuedNeighborAverage`, `PushSum`, `PairwiseAverage` and
 `ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`;
 `UpdateQueue` is the queue of such vectors by itself. `GeneratedGroupAllreduce` averages over groups
-that a generator forms of the ranks that are there.
+that a generator forms of the ranks that are there. Collectives that are made with arrays on a CUDA
+device take such arrays: see `collectives.device`.
 Importing this package neither initializes MPI nor imports torch.
 """
 

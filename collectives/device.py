@@ -1,8 +1,25 @@
 """Vectors on CUDA devices: how a collective takes them, by a copy in pinned host memory.
 
 The host averages the copy as it averages a numpy vector, so that a late rank is served from host
-memory, whatever its device does. Arrays are known by `__cuda_array_interface__`, which CuPy's and
-torch's have; no library of theirs is imported, and the driver only where such an array is given.
+memory, whatever its device does. Arrays are known by `__cuda_array_interface__` (versions 2 and 3),
+which CuPy's and torch's have; no library of theirs is imported, and the driver is loaded only where
+such an array is given.
+
+A collective whose `like` is on a device takes arrays on that device, of one dimension, contiguous,
+of float16, bfloat16 (typestr <V2), float32 or float64, wherever it else takes numpy's: all in a
+vector of the same lengths and dtypes on all ranks. Each method that takes a vector then has an
+argument `stream`: an integer handle, or an object with `ptr`, `cuda_stream` or `native_handle`. The
+vector is read as that stream leaves it, and what is put into the stream after the method has
+returned comes after what it has written. By default it is the stream that the arrays' interface
+names, else the legacy default stream. `on_host` is what the last call has made of its vector, as
+numpy arrays, to be read before the next call.
+
+The methods raise, beside what they do for numpy arrays:
+    TypeError: arrays on the host, on several devices, or on another one than `like`; no stream.
+    CudaError: a function of the driver has failed, which all ranks are told.
+    RuntimeError: the stream is being captured into a graph.
+The constructor raises CudaError where there is no driver, on all ranks, and ValueError where not
+all ranks have arrays on devices.
 """
 
 from __future__ import annotations
@@ -50,9 +67,7 @@ def is_on_device(vector) -> bool:
 def adopt(collective, like):
     """Let a collective that is made with arrays on a device take such arrays.
 
-    Its class becomes one whose methods take them, each with an argument `stream`, the
-    application's: an integer handle, or an object with `ptr`, `cuda_stream` or `native_handle`. By
-    default it is the one that the arrays' interface names, else the legacy default stream.
+    Its class becomes one whose methods take them, each with an argument `stream`.
 
     Returns:
         The initial vector, copied to the host, and what has gone wrong, or None.
@@ -188,6 +203,8 @@ def _describe_array(array, name, writes) -> Described:
     """Return what an array is; TypeError or ValueError if it cannot be averaged."""
     try:
         interface = array.__cuda_array_interface__
+        address, is_read_only = interface["data"]
+        typestr, shape = interface["typestr"], tuple(interface["shape"])
     except AttributeError:
         raise TypeError(
             f"{name} is a {type(array).__name__}, which is not on a device: the collective was "
@@ -195,11 +212,13 @@ def _describe_array(array, name, writes) -> Described:
         ) from None
     except RuntimeError as error:
         raise TypeError(f"{name} has no __cuda_array_interface__: {error}") from None
-    address, is_read_only = interface["data"]
-    dtype, shape = DTYPES.get(interface["typestr"]), tuple(interface["shape"])
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise TypeError(f"{name} has no valid __cuda_array_interface__: {problem}") from None
+    dtype = DTYPES.get(typestr)
     if dtype is None:
         raise TypeError(
-            f"{name} is of type {interface['typestr']}, not one of {', '.join(SIZES)} in this "
+            f"{name} is of type {typestr}, not one of {', '.join(SIZES)} in this "
             "machine's byte order"
         )
     if len(shape) != 1:

@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis' profile, the MPI plugin, `comm` and `mpirun`."""
+"""What all tests share: hypothesis' profile, the MPI plugin, `comm`, `device` and `mpirun`."""
 
 import subprocess
 import textwrap
@@ -8,6 +8,7 @@ import hypothesis
 import launch
 import lockstep
 import pytest
+import stand_in
 import together
 
 TRANSPORTS = ("messages", "shared")
@@ -72,6 +73,24 @@ def comm():
     duplicate = MPI.COMM_WORLD.Dup()
     yield duplicate
     duplicate.Free()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The first of two devices of the stand-in for the CUDA driver."""
+    pytest.importorskip("ml_dtypes")
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", stand_in.require())
+    monkeypatch.setenv("STAND_IN_DELAY", "300")
+    monkeypatch.setenv("STAND_IN_DEVICES", "2")
+    device = stand_in.Device()
+    yield device
+    device.reset()
+
+
+@pytest.fixture
+def stream(device):
+    """A stream of that device's."""
+    return device.create_stream()
 
 
 @pytest.fixture

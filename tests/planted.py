@@ -1,4 +1,4 @@
-"""A copy of `collectives/memory/mirror.pyx` with bugs in it, of which the environment plants one."""
+"""A copy of the mirror of vectors on devices, with bugs of which the environment plants one."""
 
 from __future__ import annotations
 

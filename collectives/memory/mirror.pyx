@@ -48,7 +48,7 @@ cdef class Mirror:
         addresses: where the arrays of one of them are, which says on which device.
 
     Raises:
-        ValueError: they are not in the memory of one device.
+        ValueError: the first is not in a device's memory.
         CudaError: there is no driver, or one of its functions fails.
     """
 
@@ -121,7 +121,7 @@ cdef class Mirror:
             vector: what keeps them there.
 
         Raises:
-            ValueError: they are not on the mirror's device.
+            TypeError, ValueError: they are not on the mirror's device, or on none.
             CudaError: a function of the driver fails, or has failed.
             RuntimeError: the stream is being captured into a graph.
         """
@@ -132,8 +132,9 @@ cdef class Mirror:
             for i in range(self.layout.count):
                 self.device[i] = addresses[i]
                 if device_of(self.device[i]) != self.context.device:
-                    raise ValueError(
-                        f"array {i} of the vector is on device {device_of(self.device[i])}, "
+                    name = "the vector" if self.layout.single else f"array {i} of the vector"
+                    raise TypeError(
+                        f"{name} is on device {device_of(self.device[i])}, "
                         f"the collective's are on device {self.context.device}")
             self.stream = <Handle>stream
             self.kept.append(vector)

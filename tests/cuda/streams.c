@@ -89,10 +89,14 @@ Stream *make_stream(int legacy) {
 /* What is in it still runs; its thread serves a later stream. */
 void remove_stream(Stream *stream) { removed[stream->number] = 1; }
 
-/* Return the stream of a handle; NULL and CU_STREAM_LEGACY are the legacy default stream. */
+/* Return the stream of a handle: NULL and CU_STREAM_LEGACY are the legacy default stream,
+   CU_STREAM_PER_THREAD this thread's own. */
 Stream *stream_of(void *handle) {
+    static __thread Stream *own;
     if ((size_t)handle <= 1)
         return &streams[0];
+    if ((size_t)handle == 2)
+        return own ? own : (own = make_stream(1));
     Stream *stream = handle;
     if (stream < streams || stream >= streams + stream_count || removed[stream - streams])
         return NULL;
