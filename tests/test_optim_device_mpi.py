@@ -119,7 +119,7 @@ def growing_by(most):
 
 @each_method
 def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, device, method):
-    model = make_model(comm.rank, width=2000).to(device)
+    model = make_model(comm.rank, width=500).to(device)
     size = sum(value.nbytes for value in model.state_dict().values())
     slack = size // 3  # what overlaps has buffers, here a sixth of the model, twice more
     before = torch_device.counts()
