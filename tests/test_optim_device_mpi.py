@@ -198,6 +198,25 @@ def test_another_stream_is_waited_for(comm, device, name):
     assert ends[0] == ends[1]
 
 
+def test_an_average_that_was_started_on_another_stream_is_waited_for(comm, device):
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        streams = [torch.Stream(device) for _ in range(2)]
+        with METHODS["wagma-overlap"].wrap(model, comm) as optimizer:
+            for step in range(6):
+                before, now = streams[step - 1 & 1], streams[step & 1]
+                if place != "cpu":
+                    now.wait_stream(before if step else torch.accelerator.current_stream())
+                with now:
+                    backward(model, comm.rank, step)
+                    optimizer.step()
+            if place != "cpu":
+                torch.accelerator.current_stream().wait_stream(now)
+        ends.append(bits_of(model))
+    assert ends[0] == ends[1]
+
+
 def test_a_parameter_group_is_added(comm, device):
     ends = []
     for place in (device, "cpu"):

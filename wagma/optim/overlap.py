@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from wagma.optim.flat import FlatModel, Tensor
-from wagma.optim.vectors import for_collective
+from wagma.optim.vectors import for_collective, let_wait
 
 if TYPE_CHECKING:
     from collectives import GroupAllreduce
@@ -39,6 +39,8 @@ class Overlap:
         self._trained = [tensor for tensor in averaged if tensor.value.requires_grad]
         others = [tensor.value for tensor in averaged if not tensor.value.requires_grad]
         self._others = [(value, value.clone()) for value in others]
+        device = self._flat.device
+        self._stream = torch.get_device_module(device).current_stream(device)
         self.resume(self._collective.start(self._vectors, weight=weight))
 
     def resume(self, call) -> None:
@@ -62,6 +64,7 @@ class Overlap:
         try:
             return self.drop()
         finally:  # the collective counts on it, also where the call was interrupted
+            let_wait(self._flat.device, self._stream)
             self._put()
 
     @torch.no_grad()

@@ -38,6 +38,14 @@ class DeviceVector:
         }
 
 
+def let_wait(device: torch.device, stream: Any) -> None:
+    """Let torch's current stream on a device go on only after another; on the CPU all is done."""
+    if device.type != "cpu":
+        current = torch.get_device_module(device).current_stream(device)
+        if current != stream:
+            current.wait_stream(stream)
+
+
 def current_stream(device: torch.device) -> int:
     """Return the handle of torch's current stream on a device."""
     stream = torch.get_device_module(device).current_stream(device)
