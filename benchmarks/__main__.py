@@ -18,7 +18,7 @@ from common import RESULTS, mpiexec  # noqa: E402
 # What the benchmark of memory measures in a job each.
 ALONE = (
     *("NeighborAverage", "QueuedNeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer"),
-    *("ReadyGroupAllreduce", "GeneratedGroupAllreduce", "FormedGroups"),
+    *("ReadyGroupAllreduce", "GeneratedGroupAllreduce", "FormedGroups", "TriggeredAverage"),
 )
 # With how many ranks, and with which options beside.
 RANKS = {

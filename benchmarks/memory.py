@@ -11,8 +11,8 @@ whatever MPI allocates meanwhile. The largest of what is seen after each call an
 during calls; of the rank that has most. Bounds, in vectors: 3; of NeighborAverage 2 and one for
 each neighbor that a rank averages with, of QueuedNeighborAverage 2 and three for each (2 are queued
 while it is an edge away, 1 is averaged), of PushSum 3 and one for each neighbor, of PairwiseAverage
-and ParameterServer 3, of ReadyGroupAllreduce, GeneratedGroupAllreduce and FormedGroups, groups that
-a protocol of the benchmark's forms, 0.5.
+and ParameterServer 3, of ReadyGroupAllreduce, GeneratedGroupAllreduce, FormedGroups, groups that a
+protocol of the benchmark's forms, and TriggeredAverage, all of whose calls average here, 0.5.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ from collectives import (
     PushSum,
     QueuedNeighborAverage,
     ReadyGroupAllreduce,
+    TriggeredAverage,
 )
 
 BOUND = 3.0
@@ -47,7 +48,9 @@ PEERS = {
     ReadyGroupAllreduce: 0.5,
     GeneratedGroupAllreduce: 0.5,
 }
+# Those of all ranks by both transports.
 FORMED_GROUPS = "FormedGroups", 0.5
+TRIGGERED = "TriggeredAverage", 0.5
 RULES = ("paper", "conserving")
 LATENESS = 0.2  # seconds
 
@@ -127,13 +130,17 @@ def variants(comm, vector, name):
     for kind, bound in PEERS.items():
         if kind.__name__ == name:
             return {name: functools.partial(kind, comm, vector)}, KINDS_OF_PEERS, bound
-    if name == FORMED_GROUPS[0]:
-        make = functools.partial(form, comm, vector, Planned, members=range(comm.size))
-        made = {
-            f"{name}, {transport}": functools.partial(make, **given)
-            for transport, given in TRANSPORTS.items()
-        }
-        return made, KINDS_OF_PEERS, FORMED_GROUPS[1]
+    makers = {
+        FORMED_GROUPS: functools.partial(form, comm, vector, Planned, members=range(comm.size)),
+        TRIGGERED: functools.partial(TriggeredAverage, comm, vector, sync_period=1),
+    }
+    for (kind, bound), make in makers.items():
+        if kind == name:
+            made = {
+                f"{name}, {transport}": functools.partial(make, **given)
+                for transport, given in TRANSPORTS.items()
+            }
+            return made, KINDS_OF_PEERS, bound
     groups = {"group_size": comm.size, "sync_period": 10**9}
     made = {
         f"{transport}, {rule}": functools.partial(
@@ -148,7 +155,7 @@ def variants(comm, vector, name):
 def main():
     arguments = parser(__doc__)
     arguments.add_argument("--mib", type=int, default=64)
-    named = ["GroupAllreduce", *(kind.__name__ for kind in PEERS), FORMED_GROUPS[0]]
+    named = [kind.__name__ for kind in (GroupAllreduce, *PEERS)] + [FORMED_GROUPS[0], TRIGGERED[0]]
     arguments.add_argument("--collective", choices=named, default=named[0])
     arguments = arguments.parse_args()
     comm = MPI.COMM_WORLD

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import psutil
 
+STARTUP = Path(__file__).parent / "startup"  # see the module in it
 SHARED_MEMORY = Path("/dev/shm")
 ENDING = 3.0  # seconds that processes may outlive their mpiexec
 # Open MPI starts no ranks as root, and none beyond the number of cores, unless it is told to.
@@ -201,7 +202,7 @@ def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
         ranks: number of ranks; None starts one process without mpiexec.
         argv: Python's: a script, or "-m" and a module, or "-c" and code, and their arguments.
         timeout: seconds.
-        env: variables to set beside the current ones.
+        env: variables to set beside the current ones, of which PYTHONPATH gets STARTUP as well.
         cwd: the directory to run in.
         signals: each `Signal` is sent once, in this order.
     """
@@ -210,6 +211,7 @@ def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
     # Unbuffered, print writes a line in pieces, between which another rank's may come.
     python = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": ""}
     env = {**os.environ, **python, **(env or {})}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))
     pending = list(signals)
     began = time.monotonic()
     with (
