@@ -253,7 +253,7 @@ def test_a_gradient_scaler_skips_steps_as_on_the_cpu(comm, device, name):
                 scaler.update()
         ends.append((bits_of(model), scaler.get_scale()))
     assert ends[0] == ends[1]
-    assert ends[0][1] < 64
+    assert (ends[0][1] < 64) == (comm.rank < 5)
 
 
 @pytest.mark.parametrize("name", ["wagma", "wagma-overlap", "eager-sgd", "d-psgd", "ripples"])
