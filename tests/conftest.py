@@ -1,5 +1,6 @@
 """What all tests share: hypothesis' profile, the MPI plugin, `comm`, `device` and `mpirun`."""
 
+import os
 import subprocess
 import textwrap
 import threading
@@ -18,6 +19,7 @@ hypothesis.settings.load_profile("wagma")
 
 
 def pytest_configure(config):
+    stand_in.reports = os.dup(2)  # a test's is captured, and lost where the process ends in it
     if config.getoption("with_mpi"):
         config.pluginmanager.register(lockstep.Lockstep(config))
 

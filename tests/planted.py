@@ -73,7 +73,7 @@ BUGS = {
     ),
     "giving back what is still averaged": Bug(
         "self.fetching = False\nreturn True",
-        "self.fetching = False\nself.context.enter()\nself._copy_back()\nreturn True",
+        "self.fetching = False\nenter(self.current, &mode)\nself._copy_back()\nreturn True",
         UNSEEN,
     ),
     "a host that writes to the device's memory itself": Bug(

@@ -28,6 +28,9 @@ NON_BLOCKING = 1
 LEGACY = 1
 NOT_READY, ILLEGAL_ADDRESS = 600, 700
 
+# The file descriptor that mistakes are reported to: pytest's own standard error, where that runs.
+reports = 2
+
 
 class Counts(typing.NamedTuple):
     """What the stand-in has counted: calls that block the host, copies, and bytes."""
@@ -124,6 +127,7 @@ class Device:
         self.streams = []
         self.unused = []
         self.driver.cuInit(0)
+        self.driver.stand_in_report_to(reports)
         check(
             "cuDevicePrimaryCtxRetain",
             self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), ordinal),

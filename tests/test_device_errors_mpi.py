@@ -155,6 +155,21 @@ def test_a_graph_that_is_being_captured_is_an_error(comm, device, stream):
                 average.synchronize(vector)
 
 
+def test_a_graph_may_be_captured_while_a_call_waits_for_its_device(comm, device, stream):
+    """Unlike others' queries and allocations, the collective's break no capture."""
+    captured = device.create_stream()
+    vector = device.array(np.full(5000, float(comm.rank)), stream)
+    with GroupAllreduce(comm, vector, group_size=comm.size, wait="group") as average:
+        with device.capturing(captured):
+            with device.holding(stream):
+                call = average.start(vector)
+                assert not call.test()
+            assert call.wait().version == 0
+            average(vector)
+            GroupAllreduce(comm, vector).close()
+        assert vector.get()[0] == (comm.size - 1) / 2
+
+
 @pytest.mark.ranks(1, 4)
 @pytest.mark.parametrize("how", ["call", "wait"])
 def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, device, how):

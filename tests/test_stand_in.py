@@ -145,6 +145,11 @@ NOT_IN_ORDER = {
         "has not seen the copy end",
     ),
     "the host at device memory": ("look(x.address)", HOST_ACCESS, "the host touches device memory"),
+    "a query while a graph is being captured": (
+        "record(a); device.call('stand_in_capture', ctypes.c_void_p(b), 1); device.is_over(event)",
+        MISUSE,
+        "cuEventQuery while a graph is being captured",
+    ),
     "a copy beyond the end": (
         "copy(x.address + 8192, y.address, a)",
         MISUSE,

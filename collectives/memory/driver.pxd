@@ -16,6 +16,8 @@ cdef enum:
     MEMORY_TYPE = 2
     DEVICE_ORDINAL = 9
     IN_DEVICE_MEMORY = 2
+    # How graphs that are being captured restrict a thread: not at all.
+    RELAXED = 2
 
 cdef struct Functions:
     int (*Init)(unsigned) noexcept nogil
@@ -28,6 +30,7 @@ cdef struct Functions:
     int (*StreamDestroy)(Handle) noexcept nogil
     int (*StreamSynchronize)(Handle) noexcept nogil
     int (*StreamWaitEvent)(Handle, Handle, unsigned) noexcept nogil
+    int (*ThreadExchangeStreamCaptureMode)(int *) noexcept nogil
     int (*StreamIsCapturing)(Handle, int *) noexcept nogil
     int (*EventCreate)(Handle *, unsigned) noexcept nogil
     int (*EventDestroy)(Handle) noexcept nogil
@@ -50,10 +53,9 @@ cdef class Context:
     cdef readonly int device
     cdef Handle handle
 
-    cdef int enter(self) except -1 nogil
-    cdef void leave(self) noexcept nogil
-
 cdef Context context_of(int device)
+cdef int enter(Handle context, int *mode) noexcept nogil
+cdef void leave(int mode) noexcept nogil
 
 cdef class PinnedMemory:
     cdef readonly Py_ssize_t size

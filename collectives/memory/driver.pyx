@@ -26,6 +26,7 @@ NAMES = (
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
     "cuStreamIsCapturing",
     "cuEventCreate",
     "cuEventDestroy_v2",
@@ -95,14 +96,6 @@ cdef int device_of(Address address) except? -1:
 cdef class Context:
     """A device's primary context, which applications use as well; kept as long as the process."""
 
-    cdef int enter(self) except -1 nogil:
-        """Let this thread's calls be about the device, until it leaves."""
-        return check(b"cuCtxPushCurrent", cu.CtxPushCurrent(self.handle))
-
-    cdef void leave(self) noexcept nogil:
-        cdef Handle left
-        cu.CtxPopCurrent(&left)
-
 
 cdef Context context_of(int device):
     """Return the primary context of a device."""
@@ -113,6 +106,26 @@ cdef Context context_of(int device):
         check(b"cuDevicePrimaryCtxRetain", cu.DevicePrimaryCtxRetain(&context.handle, device))
         _contexts[device] = context
     return _contexts[device]
+
+
+cdef int enter(Handle context, int *mode) noexcept nogil:
+    """Let this thread's calls be about a device, until it leaves; return the driver's result.
+
+    They are about streams that are in no graph. Without the mode that is set here they would break
+    one that any thread captures meanwhile.
+    """
+    cdef int result = cu.CtxPushCurrent(context)
+    if result == SUCCESS:
+        mode[0] = RELAXED
+        cu.ThreadExchangeStreamCaptureMode(mode)
+    return result
+
+
+cdef void leave(int mode) noexcept nogil:
+    """The thread is as it was when it entered, and got this mode."""
+    cdef Handle left
+    cu.ThreadExchangeStreamCaptureMode(&mode)
+    cu.CtxPopCurrent(&left)
 
 
 cdef class PinnedMemory:
@@ -127,22 +140,23 @@ cdef class PinnedMemory:
     """
 
     def __init__(self, Py_ssize_t size, Context context):
+        cdef int mode
         self.size = size
         self.current = context.handle
         self.pid = getpid()
-        context.enter()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
             check(b"cuMemHostAlloc", cu.MemHostAlloc(<void **>&self.address, size, 0))
         finally:
-            context.leave()
+            leave(mode)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.address, self.size, 0, flags)
 
     def __dealloc__(self):
-        cdef Handle left
+        cdef int mode
         # A fork has the memory, but not the driver.
-        if self.address != NULL and self.pid == getpid():
-            if cu.CtxPushCurrent(self.current) == SUCCESS:
-                cu.MemFreeHost(self.address)
-                cu.CtxPopCurrent(&left)
+        if (self.address != NULL and self.pid == getpid()
+                and enter(self.current, &mode) == SUCCESS):
+            cu.MemFreeHost(self.address)
+            leave(mode)

@@ -24,6 +24,8 @@ from collectives.memory.driver cimport (
     context_of,
     cu,
     device_of,
+    enter,
+    leave,
     load,
 )
 from collectives.memory.layout cimport HEADER, Layout
@@ -74,8 +76,8 @@ cdef class Mirror:
 
     def _make_streams(self):
         """They wait for no other stream by themselves, and go before others where both could."""
-        cdef int lowest, highest
-        self.context.enter()
+        cdef int lowest, highest, mode
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
             check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
             check(b"cuStreamCreate", cu.StreamCreateWithPriority(&self.out, NON_BLOCKING, highest))
@@ -84,7 +86,7 @@ cdef class Mirror:
             check(b"cuEventCreate", cu.EventCreate(&self.fetched, DISABLE_TIMING))
             check(b"cuEventCreate", cu.EventCreate(&self.returned, DISABLE_TIMING))
         finally:
-            self.context.leave()
+            leave(mode)
 
     def __dealloc__(self):
         self._destroy_streams()
@@ -93,16 +95,16 @@ cdef class Mirror:
 
     cdef void _destroy_streams(self) noexcept:
         """What is in them still runs. A fork has them, but not the driver."""
-        cdef Handle left
+        cdef int mode
         if (self.pid == getpid() and self.current != NULL
-                and cu.CtxPushCurrent(self.current) == SUCCESS):
+                and enter(self.current, &mode) == SUCCESS):
             for event in (<size_t>self.ready, <size_t>self.fetched, <size_t>self.returned):
                 if event:
                     cu.EventDestroy(<Handle><size_t>event)
             for stream in (<size_t>self.out, <size_t>self.back):
                 if stream:
                     cu.StreamDestroy(<Handle><size_t>stream)
-            cu.CtxPopCurrent(&left)
+            leave(mode)
         self.current = NULL
 
     @property
@@ -125,9 +127,9 @@ cdef class Mirror:
             CudaError: a function of the driver fails, or has failed.
             RuntimeError: the stream is being captured into a graph.
         """
-        cdef int i
+        cdef int i, mode
         self.check()
-        self.context.enter()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
             for i in range(self.layout.count):
                 self.device[i] = addresses[i]
@@ -142,7 +144,7 @@ cdef class Mirror:
                 self._check_not_capturing()
                 self._copy_out()
         finally:
-            self.context.leave()
+            leave(mode)
 
     cdef int _check_not_capturing(self) except -1 nogil:
         cdef int status = 0
@@ -170,13 +172,13 @@ cdef class Mirror:
     cdef bint arrived(self) noexcept nogil:
         """Whether the vector is on the host; or never will be: see `check`."""
         cdef int result
-        cdef Handle left
+        cdef int mode
         if not self.fetching or self.error != SUCCESS:
             return True
-        result = cu.CtxPushCurrent(self.current)
+        result = enter(self.current, &mode)
         if result == SUCCESS:
             result = cu.EventQuery(self.fetched)
-            cu.CtxPopCurrent(&left)
+            leave(mode)
         if result == NOT_READY:
             return False
         self.error = result
@@ -193,9 +195,10 @@ cdef class Mirror:
 
         An error is left to the next call.
         """
-        if self.fetching and cu.CtxPushCurrent(self.current) == SUCCESS:
+        cdef int mode
+        if self.fetching and enter(self.current, &mode) == SUCCESS:
             cu.StreamWaitEvent(self.stream, self.fetched, 0)
-            self.context.leave()
+            leave(mode)
 
     def wait(self):
         """Wait until the vector is on the host; others' Python goes on meanwhile."""
@@ -210,13 +213,14 @@ cdef class Mirror:
 
         What the application puts into its stream from now on comes after that.
         """
+        cdef int mode
         self.check()
-        self.context.enter()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
             with nogil:
                 self._copy_back()
         finally:
-            self.context.leave()
+            leave(mode)
         self.kept = [self.kept.pop()]
 
     cdef int _copy_back(self) except -1 nogil:
@@ -238,14 +242,14 @@ cdef class Mirror:
         That is the one place where the host waits for the device. What has failed by now has been
         said in a call; at the end of a process the driver may have gone before.
         """
-        cdef Handle left
+        cdef int mode
         if self.current == NULL or self.pid != getpid():
             return
-        if cu.CtxPushCurrent(self.current) == SUCCESS:
+        if enter(self.current, &mode) == SUCCESS:
             with nogil:
                 cu.StreamWaitEvent(self.back, self.fetched, 0)
                 cu.StreamSynchronize(self.back)
-            cu.CtxPopCurrent(&left)
+            leave(mode)
         self._destroy_streams()
         self.fetching = False
         self.kept = []

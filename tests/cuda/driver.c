@@ -12,6 +12,8 @@ enum { DEPTH = 16, CONTEXT = 0xC0, MOST_DEVICES = 8 };
 static int initialized, device_count = 1;
 static Result failure; /* sticky: every call returns it from then on */
 static __thread int contexts[DEPTH], depth;
+static int captures;         /* streams that are being captured, each for all threads to heed */
+static __thread int relaxed; /* but for those that say that they need not */
 
 static int current_device(void) { return depth && contexts[depth - 1] ? contexts[depth - 1] - CONTEXT : -1; }
 
@@ -37,6 +39,12 @@ static int current_device(void) { return depth && contexts[depth - 1] ? contexts
         else                                                                                      \
             body;                                                                                 \
     })
+
+/* What breaks a capture, from whatever thread: it is in no stream that could be captured. */
+static void break_captures(const char *what) {
+    if (captures && !relaxed)
+        end(MISUSE, "%s while a graph is being captured", what);
+}
 
 /* Errors, devices, contexts */
 
@@ -127,23 +135,33 @@ API Result cuCtxGetStreamPriorityRange(int *lowest, int *highest) {
 
 API Result cuMemAlloc_v2(unsigned long long *address, size_t size) {
     IN_CONTEXT({
+        break_captures("cuMemAlloc");
         *address = (uintptr_t)allocate(size, current_device());
         result = *address ? SUCCESS : OUT_OF_MEMORY;
     })
 }
 API Result cuMemFree_v2(unsigned long long address) {
-    IN_CONTEXT({ counts.blocking++; result = release((void *)(uintptr_t)address, 0); })
+    IN_CONTEXT({
+        break_captures("cuMemFree");
+        counts.blocking++;
+        result = release((void *)(uintptr_t)address, 0);
+    })
 }
 API Result cuMemHostAlloc(void **address, size_t size, unsigned flags) {
     (void)flags;
     IN_CONTEXT({
+        break_captures("cuMemHostAlloc");
         counts.blocking++;
         *address = allocate(size, -1);
         result = *address ? SUCCESS : OUT_OF_MEMORY;
     })
 }
 API Result cuMemFreeHost(void *address) {
-    IN_CONTEXT({ counts.blocking++; result = release(address, 1); })
+    IN_CONTEXT({
+        break_captures("cuMemFreeHost");
+        counts.blocking++;
+        result = release(address, 1);
+    })
 }
 API Result cuPointerGetAttribute(void *value, int attribute, unsigned long long address) {
     enum { ATTRIBUTE_CONTEXT = 1, MEMORY_TYPE = 2, IS_MANAGED = 8, ORDINAL = 9, HOST = 1, DEVICE = 2 };
@@ -226,12 +244,20 @@ API Result cuStreamQuery(void *handle) {
 API Result cuStreamSynchronize(void *handle) {
     ON_STREAM(handle, {
         Clock clock = stream->clock;
+        break_captures("cuStreamSynchronize");
         counts.blocking++;
         wait_for(stream, stream->issued);
         see(&clock);
     })
 }
 API Result cuCtxSynchronize(void) { IN_CONTEXT({ counts.blocking++; wait_for_all(); }) }
+API Result cuThreadExchangeStreamCaptureMode(int *mode) {
+    enum { GLOBAL = 0, RELAXED = 2 };
+    int before = relaxed ? RELAXED : GLOBAL;
+    relaxed = *mode == RELAXED;
+    *mode = before;
+    return failure;
+}
 API Result cuStreamIsCapturing(void *handle, int *status) {
     ON_STREAM(handle, *status = stream->capturing)
 }
@@ -264,6 +290,7 @@ API Result cuEventRecord(void *pointer, void *handle) {
 API Result cuEventQuery(void *pointer) {
     IN_CONTEXT({
         Event *event = pointer;
+        break_captures("cuEventQuery");
         if (event->stream && event->stream->ended < event->number)
             result = NOT_READY;
         else if (event->stream)
@@ -274,6 +301,7 @@ API Result cuEventSynchronize(void *pointer) {
     IN_CONTEXT({
         Event *event = pointer;
         Clock clock = event->clock;
+        break_captures("cuEventSynchronize");
         counts.blocking++;
         if (event->stream)
             wait_for(event->stream, event->number);
@@ -316,7 +344,12 @@ API void stand_in_fail(Result error) {
     failure = error;
     pthread_mutex_unlock(&lock);
 }
+/* What is said of a mistake goes to this file descriptor. */
+API void stand_in_report_to(int descriptor) { reports = descriptor; }
 /* A graph is being captured on this stream, or no longer. */
 API Result stand_in_capture(void *handle, int status) {
-    ON_STREAM(handle, stream->capturing = status)
+    ON_STREAM(handle, {
+        captures += status - stream->capturing;
+        stream->capturing = status;
+    })
 }

@@ -16,6 +16,7 @@ typedef struct {
     const char *what;
 } Access;
 
+int reports = STDERR_FILENO;
 Clock host;
 static Access accesses[MOST_ACCESSES];
 static int access_count;
@@ -26,7 +27,7 @@ void end(int status, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    dprintf(2, "stand-in[%d]: %s\n", (int)getpid(), text);
+    dprintf(reports, "stand-in[%d]: %s\n", (int)getpid(), text);
     _exit(status);
 }
 

@@ -87,6 +87,7 @@ void protect(Region *region, size_t low, size_t high, int protection);
 void install_handler(void);
 
 /* order.c */
+extern int reports; /* the file descriptor that they go to */
 extern Clock host; /* what the host has seen to end */
 void merge(Clock *clock, const Clock *other);
 void see(const Clock *clock);
