@@ -19,7 +19,7 @@ from methods import (
     make_model,
     momentum_sgd,
 )
-from together import same_everywhere
+from together import interrupted, same_everywhere
 
 import collectives
 from wagma import optim
@@ -272,6 +272,28 @@ def test_an_error_on_one_rank_raises_on_all(comm, device, name):
             optimizer.step()
     assert optimizer.closed and not optimizer.flat.vectors
     assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce"])
+def test_after_an_interrupted_step_training_goes_on_as_on_the_cpu(comm, device, name):
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        with METHODS[name].wrap(model, comm) as optimizer:
+            train(comm, model, optimizer, range(2))
+            if comm.rank == 0:
+                backward(model, comm.rank, 2)
+                with interrupted():
+                    optimizer.step()
+                    optimizer.complete()
+                ends.append(bits_of(model))
+            comm.Barrier()
+            train(comm, model, optimizer, range(2 + (comm.rank == 0), 5))
+            optimizer.synchronize()
+            assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))
+            ends.append(bits_of(model))
+    half = len(ends) // 2
+    assert ends[:half] == ends[half:]
 
 
 def test_models_of_which_some_are_on_a_device_are_refused_everywhere(comm, device):
