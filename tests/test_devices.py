@@ -46,6 +46,8 @@ def gpus(monkeypatch):
             set_device=current.append,
             get_device_name=lambda index: "H100",
         )
+        # Another test may have loaded torch's test device.
+        monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "none")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
@@ -230,7 +232,7 @@ LENGTH = ("--steps", 5, "--batch-size", 4, "--runs-dir", "runs")
 @pytest.mark.launch
 def test_training_on_a_device_gives_the_bits_of_the_cpu(mpirun, tmp_path):
     torch_device = pytest.importorskip("torch_device")
-    torch_device.require()
+    torch_device.build()
     script = tmp_path / "job.py"
     script.write_text(ON_STAND_IN.format(tests=HERE))
     method = "wagma:wait=group:overlap"

@@ -83,12 +83,19 @@ def load():
     return loaded
 
 
-def require() -> torch.device:
-    """Return the device; skip the test, saying why, where it cannot be built."""
+def build():
+    """Build the device, for other processes; skip the test, saying why, where it cannot be."""
     try:
-        load()
+        stand_in.library()
+        library()
     except stand_in.NoCompiler as reason:
         pytest.skip(str(reason))
+
+
+def require() -> torch.device:
+    """Return the device; skip the test, saying why, where it cannot be built."""
+    build()
+    load()
     return torch.device("standin", 0)
 
 
