@@ -286,13 +286,12 @@ def measure_all(arguments, options):
                 *(*mpiexec(), "-n", str(ranks), sys.executable, __file__, *options),
                 *("--part", part, "--results", folder),
             ]
-            try:
-                subprocess.run(command, check=True, timeout=LIMIT)
-                found = json.loads((Path(folder) / f"gpu-{name}.json").read_text())
-            except (subprocess.SubprocessError, OSError) as error:
-                parts[name] = {"failed": str(error)}
-                print(f"failed: {error}", file=sys.stderr)
+            ended = run(command)
+            if ended:
+                parts[name] = {"failed": ended}
+                print(f"failed: {ended}", file=sys.stderr)
                 continue
+            found = json.loads((Path(folder) / f"gpu-{name}.json").read_text())
         parts[name] = found["results"].pop("measured")
         facts |= found["results"]
         ratios |= found["ratios"]
@@ -314,6 +313,17 @@ def measure_all(arguments, options):
     path.write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"written to {path}", file=sys.stderr)
     return int(any("failed" in part for part in parts.values()))
+
+
+def run(command):
+    """Run a job; return how it ended, None where that was well."""
+    with subprocess.Popen(command) as job:
+        try:
+            status = job.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            job.terminate()  # the launcher ends the ranks
+            return f"no end after {LIMIT:g} s"
+    return f"exit status {status}" if status else None
 
 
 def main():
