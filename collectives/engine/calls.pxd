@@ -1,4 +1,5 @@
-from collectives.engine.operations cimport Operations
+from collectives.engine.guard cimport Guard
+from collectives.engine.interruptible cimport Interruptible
 from collectives.memory.layout cimport UserVector
 from collectives.memory.mirror cimport Mirror
 
@@ -29,12 +30,7 @@ cdef class Call:
 
     cdef bint _is_settled(self) except -1
 
-cdef class Guard:
-    cdef bint taken
-
-    cdef int take(self) except -1
-
-cdef class Calls(Operations):
+cdef class Calls(Interruptible):
     cdef readonly int pid
     cdef Call pending
     # The pending call begins once its vector is there; what it is about.
@@ -55,11 +51,6 @@ cdef class Calls(Operations):
     cdef _missing(self)
     cdef bint _is_failed(self, int goal) noexcept nogil
     cdef bint _is_calls(self, int goal) noexcept nogil
-    cdef void _abandon(self) noexcept nogil
-    cdef void _lock_when_copied(self) noexcept nogil
-    cdef void _stop_using_vector(self) noexcept nogil
-    cdef int _kept_in(self) noexcept nogil
-    cdef bint _drain(self) noexcept nogil
     cdef int _check_owner(self) except -1
     cdef int _check_usable(self) except -1
     cdef Call _carry_out(self, int what, vector, int flags, weight=*, long long version=*)

@@ -1,9 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What an application's call is: begun, waited for, completed; and what a signal makes of it.
+"""What an application's call is: begun, waited for, completed.
 
 Only one call goes on at a time. One that has been started, and not waited for, is completed by the
-next. An exception that ends a call, such as KeyboardInterrupt, gives the application its vector
-back; what all ranks are in goes on without it.
+next.
 """
 
 from cpython.object cimport PyObject, PyTypeObject
@@ -11,14 +10,14 @@ from libc.string cimport strlen
 from mpi4py import MPI
 from mpi4py.MPI cimport Comm
 
-from collectives.engine.operations cimport Operations
-from collectives.engine.waiting cimport SECOND
+from collectives.engine.guard cimport Guard
+from collectives.engine.interruptible cimport Interruptible
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
 from collectives.memory.mirror cimport Mirror
 from collectives.protocols.all_ranks cimport CLOSE, MEET, NONE, OUTSIDE
-from collectives.protocols.contribution cimport NOWHERE, X
+from collectives.protocols.contribution cimport X
 
 from collectives.errors import ClosedError, CollectiveError, CudaError, RankFailedError
 from collectives.process import check_owner
@@ -27,9 +26,6 @@ from collectives.settings import checked_weight
 
 cdef extern from "Python.h" nogil:
     unsigned long PyThread_get_thread_ident()
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
@@ -92,30 +88,11 @@ cdef class Call:
         return self.result is not None
 
 
-cdef class Guard:
-    """Keeps a signal handler's call, or another thread's, out of one that is going on."""
-
-    def __enter__(self):
-        self.take()
-
-    cdef int take(self) except -1:
-        if self.taken:
-            raise RuntimeError(
-                "this collective is in a call already: a signal handler or another thread cannot "
-                "make one as well"
-            )
-        self.taken = True
-        return 0
-
-    def __exit__(self, *exception):
-        self.taken = False
-
-
-cdef class Calls(Operations):
+cdef class Calls(Interruptible):
     """One rank's calls, of which operations of all ranks are some."""
 
     def __init__(self, Comm control, Comm data, like, **options):
-        Operations.__init__(self, control, data, like, **options)
+        Interruptible.__init__(self, control, data, like, **options)
         self.guard = Guard()
         self.pid = getpid()
 
@@ -166,55 +143,6 @@ cdef class Calls(Operations):
         text = text.decode(errors="ignore")  # it may be cut
         return RankFailedError(
             f"rank {self.protocol.failed} failed, so only close() is left here: {text}")
-
-    # What an exception interrupts
-
-    cdef void _abandon(self) noexcept nogil:
-        """What goes on was interrupted by an exception: the user's vector is ours no longer."""
-        self._lock_when_copied()
-        self._stop_using_vector()
-        self.contribution.interrupted(self._drain())
-        pthread_mutex_unlock(&self.lock)
-
-    cdef void _stop_using_vector(self) noexcept nogil:
-        """Let what goes on do so without the user's vector, as far as messages have not begun."""
-        if self.begun:
-            self.exchange.adopt(self.vectors.arrays(self._kept_in()))
-        self.contribution.interrupt(self.begun)
-        if self.begun:
-            self.reduction.target = self.vectors.arrays(self.contribution.target)
-            self.reduction.copy = self.vectors.arrays(self.contribution.copy)
-            self.reduction.saved = self.vectors.arrays(self.contribution.saved)
-
-    cdef int _kept_in(self) noexcept nogil:
-        """Which vector takes what the user's has got so far, where nothing else has that."""
-        return NOWHERE
-
-    cdef void _lock_when_copied(self) noexcept nogil:
-        """Take the lock, once no thread is at the application's memory."""
-        pthread_mutex_lock(&self.lock)
-        while self.copying:
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
-
-    cdef bint _drain(self) noexcept nogil:
-        """Wait for messages from and to the application's memory; return whether they have ended.
-
-        Members that run end them soon. For one that is stopped it does not wait long: the call's
-        vector is kept, and no change is taken against what is in it.
-        """
-        cdef long long end = now() + SECOND
-        if self.begun:
-            self.exchange.divert()
-        while self.begun and self.exchange.uses(self.vectors.of[X]) and self.error == 0:
-            if now() > end:
-                return False
-            self.exchange.progress()
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
-        return True
 
     # A call
 
@@ -329,10 +257,10 @@ cdef class Calls(Operations):
     cdef void _advance(self) noexcept nogil:
         if self.awaits:
             self._begin_awaited()
-        Operations._advance(self)
+        Interruptible._advance(self)
 
     cdef bint _is_busy(self) noexcept nogil:
-        return self.awaits or Operations._is_busy(self)
+        return self.awaits or Interruptible._is_busy(self)
 
     cdef void _begin_awaited(self) noexcept nogil:
         """Begin the call that was given, if its vector is there; until then this rank is passive.
