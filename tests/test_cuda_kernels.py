@@ -27,7 +27,7 @@ PASSES = ("combine", "mean", "add_change", "all_finite", "finite_change")
 NAMES = [f"{name}_{dtype}" for name in PASSES for dtype in DTYPES]
 NAMES += [f"{name}_{dtype}_{wire}" for name in ("encode", "decode") for dtype, wire in CODECS]
 # The oldest architecture that CUDA 13 knows, and the newest one of data centres and of desktops.
-CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+CAPABILITIES = [(7, 5), (8, 0), (9, 0), (10, 0), (12, 0)]
 
 # --- compiled by NVRTC
 
@@ -63,10 +63,10 @@ def test_what_does_not_compile_is_shown(library):
         nvrtc.compiled(library, b"nonsense;", b"", ["--gpu-architecture=sm_90"])
 
 
-def test_where_nothing_can_be_kept_it_is_compiled_again(library, monkeypatch, tmp_path):
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(library, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("WAGMA_CACHE_DIR", str(tmp_path / "file"))
-    assert nvrtc.kernels((9, 0)) == nvrtc.kernels((9, 0))
+    assert nvrtc.kernels((9, 0)).startswith(b"\x7fELF")
 
 
 def test_no_nvrtc_is_one_error_that_names_it(monkeypatch):
