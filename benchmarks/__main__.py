@@ -49,9 +49,11 @@ RANKS = {
     "wp_sgd_wall": (4,),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
+    "gpu": ((None, "--all"),),
 }
-# About methods rather than the machine.
+# About methods rather than the machine, or about a GPU.
 BY_NAME = (
+    "gpu",
     *("late_rules", "late_gradients"),
     *("stragglers", "simulated_stragglers", "hop", "simulated_hop", "wp_sgd"),
     "wp_sgd_wall",

@@ -8,13 +8,15 @@ waits for the others until the end of the call that they are in. `collectives.to
 meets whom. `NeighborAverage`, `QueuedNeighborAverage`, `PushSum`, `PairwiseAverage` and
 `ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`;
 `UpdateQueue` is the queue of such vectors by itself. `GeneratedGroupAllreduce` averages over groups
-that a generator forms of the ranks that are there.
+that a generator forms of the ranks that are there. Collectives that are made with arrays on a CUDA
+device take such arrays: see `collectives.device`.
 Importing this package neither initializes MPI nor imports torch.
 """
 
 from collectives.errors import (
     ClosedError,
     CollectiveError,
+    CudaError,
     DisagreementError,
     RankFailedError,
 )
@@ -36,6 +38,7 @@ __all__ = [
     "DEFAULT_LATE",
     "ClosedError",
     "CollectiveError",
+    "CudaError",
     "DisagreementError",
     "GeneratedGroupAllreduce",
     "GroupAllreduce",

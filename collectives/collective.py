@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 
-from collectives import process, settings
+from collectives import device, process, settings
 from collectives.agreement import raise_collectively, singleton_error
 from collectives.description import Described
 from collectives.errors import CollectiveError
@@ -39,6 +39,11 @@ class Collective(Described):
         check_comm(comm)
         native, error = _native()
         process.check_alone()
+        given.setdefault("device", "cpu")
+        if device.is_on_device(like):
+            given["device"] = "cuda"
+            like, problem = device.adopt(self, like)
+            error = error or problem
         given = settings.resolve(like, **given)
         where = f"the constructor of {type(self).__name__.lstrip('_')}"
         meet(comm, where, *settings.limits(given["stall"], given["abort"]))

@@ -1,6 +1,12 @@
 """What goes wrong between ranks, as opposed to wrong arguments (ValueError, TypeError)."""
 
-__all__ = ["ClosedError", "CollectiveError", "DisagreementError", "RankFailedError"]
+__all__ = [
+    "ClosedError",
+    "CollectiveError",
+    "CudaError",
+    "DisagreementError",
+    "RankFailedError",
+]
 
 
 class CollectiveError(RuntimeError):
@@ -17,3 +23,7 @@ class ClosedError(CollectiveError):
 
 class RankFailedError(CollectiveError):
     """Another rank has failed; the collective can only be closed now."""
+
+
+class CudaError(RuntimeError):
+    """A function of the CUDA driver has failed on this rank, or there is no driver."""

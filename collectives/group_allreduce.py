@@ -27,7 +27,9 @@ class GroupAllreduce(Collective):
         like: this rank's initial vector: a 1-D contiguous numpy array, or a list of such arrays
             that are averaged together, of the same dtypes and lengths on all ranks: float16,
             bfloat16 (of ml_dtypes), float32 or float64. Halves are averaged in float32. Unless
-            `wait` is "group" the vector is contributed until this rank publishes.
+            `wait` is "group" the vector is contributed until this rank publishes. Arrays on a CUDA
+            device are taken too, then by all calls, which have an argument `stream`: see
+            `collectives.device`.
         group_size: largest number of ranks S that average with each other, 1 ≤ S ≤ comm.size; by
             default the paper's √comm.size, rounded up to a power of two.
         sync_period: every how many calls τ all ranks average, at least 1.

@@ -18,7 +18,7 @@ import contextlib
 
 import numpy as np
 
-from collectives import process, settings
+from collectives import device, process, settings
 from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce
 
@@ -80,10 +80,15 @@ class PartialAllreduce(Described):
         abort=None,
         log_level=None,
     ):
+        where = "cpu"
+        if device.is_on_device(like):
+            where = "cuda"
+            like, _ = device.adopt(self, like)  # where that fails it does again, on all ranks
         zeros = like if settings.vector_error(like) else _zeros(like)
         self._sums = _Sums(
             comm,
             zeros,
+            device=where,
             trigger=trigger,
             sync_period=sync_period,
             seed=seed,
@@ -212,6 +217,11 @@ class PartialAllreduce(Described):
         self._sums.close()
 
     @property
+    def native(self):
+        """This rank's part, an `AllRanks` of the engine."""
+        return self._sums.native
+
+    @property
     def transport(self):
         """ "shared" where this rank shares memory with any other one, else "messages"."""
         return self._sums.transport
@@ -236,6 +246,7 @@ class PartialAllreduce(Described):
 
     def __exit__(self, kind, error, trace):
         self._sums.__exit__(kind, error, trace)
+        self.close()
 
     @contextlib.contextmanager
     def _operation(self, vector):

@@ -15,7 +15,8 @@ __all__ = ["PlannedCollective"]
 class PlannedCollective(Collective):
     """A collective with a protocol beside that of what all ranks do; not for use by itself.
 
-    Its engine can `settle` and `begin_collectively`.
+    Its engine can `settle` and `begin_collectively`. While it is made, `_like` is the initial
+    vector on the host.
     """
 
     def __init__(self, comm, like, plan: Callable, **options):
@@ -34,6 +35,7 @@ class PlannedCollective(Collective):
 
     def _agree(self, comm, like, given, error):
         described, problem = {}, None
+        self._like = like
         try:
             described, self._make_protocol = self._plan()
         except (TypeError, ValueError) as caught:
@@ -43,7 +45,7 @@ class PlannedCollective(Collective):
 
     def _build(self, native, comm, like, given):
         super()._build(native, comm, like, given)
-        del self._plan, self._make_protocol
+        del self._plan, self._make_protocol, self._like
 
     @contextlib.contextmanager
     def _collectively(self, what: str):

@@ -111,7 +111,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             vars(self).update(described)
             self._idle_rank = idle
             if dynamic and missing == "initial":
-                self._initial = _copies_of(like)
+                self._initial = _copies_of(self._like)
                 described["like, the initial model,"] = _digest(self._initial)
             settings = count, self.history, dynamic, self.alpha, missing == "nearest"
 

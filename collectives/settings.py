@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from collectives.agreement import by_value, list_values
+from collectives.device import is_on_device
 
 __all__ = [
     "DEFAULT_LATE",
@@ -294,6 +295,8 @@ def array_error(name: str, array, dtype=None, size=None) -> Exception | None:
 
 def tensor_hint(tensor) -> str:
     """Return how to pass a tensor of torch, as the end of a message; nothing for what is none."""
+    if is_on_device(tensor):
+        return ": the collective was made with numpy arrays, and takes no others"
     if not (hasattr(tensor, "numpy") and hasattr(tensor, "device")):
         return ""
     if str(tensor.device) == "cpu":

@@ -1,5 +1,6 @@
-"""What all tests share: hypothesis' profile, the MPI plugin, `comm` and `mpirun`."""
+"""What all tests share: hypothesis' profile, the MPI plugin, `comm`, `device` and `mpirun`."""
 
+import os
 import subprocess
 import textwrap
 import threading
@@ -8,6 +9,7 @@ import hypothesis
 import launch
 import lockstep
 import pytest
+import stand_in
 import together
 
 TRANSPORTS = ("messages", "shared")
@@ -17,6 +19,7 @@ hypothesis.settings.load_profile("wagma")
 
 
 def pytest_configure(config):
+    stand_in.reports = os.dup(2)  # a test's is captured, and lost where the process ends in it
     if config.getoption("with_mpi"):
         config.pluginmanager.register(lockstep.Lockstep(config))
 
@@ -72,6 +75,24 @@ def comm():
     duplicate = MPI.COMM_WORLD.Dup()
     yield duplicate
     duplicate.Free()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The first of two devices of the stand-in for the CUDA driver."""
+    pytest.importorskip("ml_dtypes")
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", stand_in.require())
+    monkeypatch.setenv("STAND_IN_DELAY", "300")
+    monkeypatch.setenv("STAND_IN_DEVICES", "2")
+    device = stand_in.Device()
+    yield device
+    device.reset()
+
+
+@pytest.fixture
+def stream(device):
+    """A stream of that device's."""
+    return device.create_stream()
 
 
 @pytest.fixture

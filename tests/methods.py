@@ -89,16 +89,17 @@ OPTIMIZERS = {
 }
 
 
-def make_model(seed=0, dtype=torch.float32):
+def make_model(seed=0, dtype=torch.float32, width=8):
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    layers = nn.Linear(4, width), nn.Tanh(), nn.BatchNorm1d(width), nn.Linear(width, 3)
+    model = nn.Sequential(*layers)
     return model.to(dtype)
 
 
 def backward(model, rank, step):
     """Leave the gradient of this rank's own batch of the step in the model; return the loss."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
-    batch = torch.randn(16, 4, generator=generator).to(next(model.parameters()).dtype)
+    batch = torch.randn(16, 4, generator=generator).to(next(model.parameters()))
     model.zero_grad()
     loss = (model(batch) - rank).square().mean()
     loss.backward()
@@ -108,7 +109,7 @@ def backward(model, rank, step):
 def floats(model):
     """Return the floating-point tensors of the model as one new array."""
     values = [v for v in model.state_dict().values() if v.is_floating_point()]
-    return torch.cat([value.flatten() for value in values]).numpy()
+    return torch.cat([value.flatten() for value in values]).cpu().numpy()
 
 
 def set_floats(model, vector):
@@ -122,7 +123,7 @@ def set_floats(model, vector):
 
 def bits(values) -> bytes:
     """Return the memory of some tensors."""
-    dense = (value.detach().contiguous() for value in values)
+    dense = (value.detach().contiguous().cpu() for value in values)
     return b"".join(value.flatten().view(torch.uint8).numpy().tobytes() for value in dense)
 
 

@@ -65,12 +65,16 @@ def calls(block):
     return [statement.value for statement in statements]
 
 
+def needs_cupy(block):
+    return "import cupy\n" in block
+
+
 def scripts(page):
     """Return a page's examples. What does not import MPI goes on with the one before."""
     found = []
     for block in python(page):
         # What `wagma train --script` takes is in test_tasks.py.
-        if block in pages.task_scripts() or calls(block):
+        if block in pages.task_scripts() or calls(block) or needs_cupy(block):
             continue
         if "from mpi4py import MPI\n" in block:
             found.append("")
@@ -96,6 +100,29 @@ def test_examples_run_on_four_ranks(mpirun, tmp_path, script):
     (tmp_path / "train.py").write_text(script)
     ended = mpirun(4, "train.py", timeout=90, cwd=tmp_path).check()
     assert len(ended.stdout.splitlines()) == 4
+
+
+CUPY = [block for page in pages.PAGES for block in python(page) if needs_cupy(block)]
+
+
+@pytest.mark.launch
+def test_the_example_with_cupy_runs_on_two_ranks(mpirun, tmp_path):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed, which needs a GPU")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        pytest.skip(f"CuPy finds no device: {error}")
+    (script,) = CUPY
+    (tmp_path / "train.py").write_text(script)
+    ended = mpirun(2, "train.py", timeout=90, cwd=tmp_path).check()
+    assert [line.split()[1:] for line in ended.stdout.splitlines()] == 2 * [
+        ["True", "(0,", "1)", "True"]
+    ]
+
+
+def test_there_is_one_example_with_cupy():
+    (script,) = CUPY
+    ast.parse(script)
 
 
 def test_methods_have_the_arguments_and_defaults_that_are_written_down():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
 
-from wagma.optim.flat import ALIGNMENT, FlatModel, survey
+from wagma.optim.flat import FlatModel, survey
+from wagma.optim.vectors import ALIGNMENT
 
 
 def make_model(dtype=torch.float32):

@@ -76,13 +76,23 @@ def test_an_engine_for_another_mpi_is_named(monkeypatch):
 
 def test_what_torch_knows_of_gpus(monkeypatch):
     torch = pytest.importorskip("torch")
+    # Another test may have loaded torch's test device.
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "none")
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert info.gpu() == "not checked: torch is built without CUDA"
+    assert info.device() == ("cpu", "torch is built without CUDA")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert info.gpu() == "not checked: no GPU"
+    assert info.device() == ("cpu", "torch sees no GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert info.gpu() == "not checked: vectors are on the CPU so far"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ["H100", "H200", "H100"].__getitem__)
+    assert info.device() == ("cuda", "2 × H100, 1 × H200")
+
+
+def test_models_on_devices_are_averaged_through_host_memory():
+    assert info.path_of("cpu")[0] == "host"
+    path, reason = info.path_of("cuda")
+    assert path == "staged" and "pinned host memory" in reason
 
 
 def test_without_torch_rich_and_scikit_learn_it_is_a_plain_table():
@@ -104,6 +114,7 @@ sys.exit(main(["info"]))
     assert ended.returncode == 0, ended.stderr
     rows = table(ended.stdout)
     assert rows["torch"] == rows["rich"] == rows["scikit-learn"] == "not installed"
+    assert rows["device"] == "cpu: torch is not installed"
     assert rows[CUDA] == "not checked: torch is not installed"
     assert rows["ranks"] == "1"
     assert rows["transport"] == "none: one rank"
@@ -133,6 +144,8 @@ def test_a_job_of_three_prints_one_table(mpirun):
     assert rows[MODE] == "dedicated (WAGMA_ENGINE)"
     assert rows["native engine"] == "loaded"
     assert rows["transport"] == "shared"
+    assert rows["device"].startswith(("cpu: torch ", "cuda: "))
+    assert rows["path"].startswith(("host: ", "staged: "))
     assert rows[CUDA] == "no (WAGMA_CUDA_AWARE=0)"
     assert rows["wagma"] == wagma.__version__
     assert rows["Python"] == sys.version.split()[0]

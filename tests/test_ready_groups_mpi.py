@@ -70,7 +70,7 @@ class Recorder:
         return found
 
 
-@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.ranks(1, 3, 4)
 @pytest.mark.parametrize("length", [SHORT, LONG])
 @pytest.mark.parametrize("controller_rank", [0, -1])
 def test_all_members_of_a_group_get_its_mean(comm, length, controller_rank):

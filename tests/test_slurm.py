@@ -17,6 +17,12 @@ def test_the_scripts_are_shell_and_ask_for_a_signal_before_the_end(name):
     assert "#SBATCH --signal=TERM@60\n" in (SCRIPTS / name).read_text()
 
 
+def test_the_script_for_gpus_trains_there():
+    text = (SCRIPTS / "train-gpu.sbatch").read_text()
+    assert '.venv/bin/wagma train --device cuda "$@"' in text
+    assert "not yet on hardware" in text
+
+
 def test_only_the_job_s_own_segments_are_removed(tmp_path):
     mine = [tmp_path / f"{SEGMENT}_{number}" for number in range(2)]
     others = [tmp_path / name for name in ("mpich_shm_c141a9dc_0", f"{SEGMENT}0_0", "other")]

@@ -82,7 +82,7 @@ def compare(
 
 def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> None:
     """Raise UsageError where the settings are none for the algorithm; collective."""
-    model = torch.nn.Linear(1, 1)
+    model = torch.nn.Linear(1, 1, device=settings.device)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
         method = named(settings.algorithm)

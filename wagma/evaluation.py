@@ -36,8 +36,8 @@ class Kept(NamedTuple):
 
 
 def copy_of(model: torch.nn.Module) -> State:
-    """Return a copy of the model's state."""
-    return {name: value.clone() for name, value in model.state_dict().items()}
+    """Return a copy of the model's state on the CPU, wherever the model is."""
+    return {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
 
 
 def mean_over_ranks(state: State, comm: MPI.Comm, counts: bool = True) -> State:

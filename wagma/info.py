@@ -101,17 +101,21 @@ def cuda_awareness(otherwise: str) -> str:
     return f"{otherwise} (WAGMA_CUDA_AWARE is {said!r}, neither 0 nor 1)" if said else otherwise
 
 
-def gpu() -> str:
-    """Return why it is not known whether MPI takes GPU memory; loads torch."""
+def device() -> tuple[str, str]:
+    """Return where models are trained by default, and what is known of it; loads torch."""
     try:
-        import torch
+        from wagma import devices
     except ImportError:
-        return "not checked: torch is not installed"
-    if torch.version.cuda is None:
-        return "not checked: torch is built without CUDA"
-    if not torch.cuda.is_available():
-        return "not checked: no GPU"
-    return "not checked: vectors are on the CPU so far"
+        return "cpu", "torch is not installed"
+    kind = devices.accelerator()
+    return ("cpu", devices.why_none()) if kind is None else (kind, devices.names_of(kind))
+
+
+def path_of(kind: str) -> tuple[str, str]:
+    """Return how ranks average models on a kind of device, and why so."""
+    if kind == "cpu":
+        return "host", "models are in host memory"
+    return "staged", "through pinned host memory, as MPI is given no memory of a device so far"
 
 
 def nodes(homes: Sequence[int], hosts: Sequence[str]) -> str:
@@ -177,8 +181,8 @@ def gather(comm) -> list[tuple[str, str]]:
     node = Node(comm)
     node.free()
     level = thread_level()
-    undeclared = any(comm.allgather(os.environ.get("WAGMA_CUDA_AWARE") not in ("0", "1")))
-    gpu_here = from_rank_0(gpu, comm) if undeclared else ""
+    kind, details = from_rank_0(device, comm)
+    path, reason = path_of(kind)
     mine = {
         "MPI library": mpi_library(),
         "MPI standard": ".".join(map(str, MPI.Get_version())),
@@ -186,7 +190,9 @@ def gather(comm) -> list[tuple[str, str]]:
         "engine mode": engine_mode(),
         "native engine": native_engine(),
         "transport": transport(comm, one_node=node.elsewhere is None),
-        "CUDA-aware MPI": cuda_awareness(otherwise=gpu_here),
+        "device": f"{kind}: {details}",
+        "path": f"{path}: {reason}",
+        "CUDA-aware MPI": cuda_awareness(f"not checked: {details if kind == 'cpu' else reason}"),
         "wagma": wagma.__version__,
         "Python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},

@@ -1,15 +1,16 @@
 """torch's own methods, with the interface that a `Trainer` needs: outside references.
 
-Only `wagma compare` offers them. They are torch's, over gloo, with what goes with that: who is slow
-is waited for, a rank that ends early is not, and nothing of `Averaging`'s is promised.
+Only `wagma compare` offers them. They are torch's, over gloo, or nccl where each rank has a GPU of
+its own, with what goes with that: who is slow is waited for, a rank that ends early is not, and
+nothing of `Averaging`'s is promised.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,10 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives import ClosedError
+from wagma.devices import Moment, device_of
 from wagma.evaluation import copy_of, mean_over_ranks
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
@@ -68,7 +72,9 @@ class Reference:
         self.steps, self.seconds = 0, 0.0
         self.result, self.results, self.settings = None, [], {}
         self.collective = self  # it counts for itself
-        start_group(comm)
+        self.device = device_of(model)
+        self.backend = backend_for(self.device, comm)
+        start_group(comm, self.backend)
 
     def zero_grad(self) -> None:
         """Reset the gradients."""
@@ -114,11 +120,12 @@ class Reference:
         """Return whether any rank goes on, which all ask each other where they have averaged."""
         if self.steps % self.period:
             return True
-        began = time.perf_counter()
-        votes = torch.tensor(float(own))
+        here = self.device if self.backend == "nccl" else torch.device("cpu")
+        began = Moment(here)
+        votes = torch.tensor(float(own), device=here)
         with closed_by_others():
             distributed.all_reduce(votes)
-        self.seconds += time.perf_counter() - began
+        self.seconds += began.elapsed()
         return bool(votes > 0)
 
     def fail(self, error: Exception) -> None:
@@ -141,7 +148,7 @@ class DDP(Reference):
         with warnings.catch_warnings():  # newer torch has another name for it
             warnings.simplefilter("ignore", FutureWarning)
             self.module = DistributedDataParallel(model, broadcast_buffers=False)
-        self.last_gradient = 0.0
+        self.last_gradient = Moment(self.device)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 # No communication hook: its callbacks, in gloo's threads, may outlive Python.
@@ -149,12 +156,12 @@ class DDP(Reference):
 
     def note_time(self, _: torch.Tensor) -> None:
         """Note when a gradient was there."""
-        self.last_gradient = time.perf_counter()
+        self.last_gradient.note()
 
     def backward(self, loss: torch.Tensor) -> float:
         with closed_by_others():
             loss.backward()
-        waited = time.perf_counter() - self.last_gradient
+        waited = self.last_gradient.elapsed()
         self.seconds += waited
         return waited
 
@@ -179,25 +186,37 @@ class PostLocalSGD(Reference):
         # It averages after the steps number warmup_steps, warmup_steps + period, …, from 0.
         averager = PeriodicModelAverager(sync_period, warmup_steps=sync_period - 1)
         self.periodic = PostLocalSGDOptimizer(optimizer, averager)
-        self.done = 0.0
+        self.done = Moment(self.device)
         optimizer.register_step_post_hook(self.note_time)
 
     def note_time(self, *_: Any) -> None:
         """Note when the local step was done."""
-        self.done = time.perf_counter()
+        self.done.note()
 
     def take_step(self) -> None:
         """Take the local optimizer's step; average the models if a period ends."""
         with closed_by_others():
             self.periodic.step()
-        self.seconds += time.perf_counter() - self.done
+        self.seconds += self.done.elapsed()
 
     def close(self) -> None:
         self.periodic = None  # it holds the process group
         super().close()
 
 
-def start_group(comm: MPI.Comm) -> None:
+def backend_for(device: torch.device, comm: MPI.Comm) -> str:
+    """Return what torch is to communicate by, the same on every rank; collective.
+
+    nccl cannot have two ranks on one GPU; gloo can.
+    """
+    gpu = None
+    if device.type == "cuda" and distributed.is_nccl_available():
+        gpu = MPI.Get_processor_name(), str(torch.cuda.get_device_properties(device).uuid)
+    gpus = comm.allgather(gpu)
+    return "gloo" if None in gpus or len(set(gpus)) < len(gpus) else "nccl"
+
+
+def start_group(comm: MPI.Comm, backend: str) -> None:
     """Make torch's process group of the ranks of an MPI communicator; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     alone = all(comm.allgather(node.size == comm.size))
@@ -210,16 +229,17 @@ def start_group(comm: MPI.Comm) -> None:
         store = distributed.TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False)
     port = comm.bcast(store and store.port)
     store = store or distributed.TCPStore(host, port, comm.size, is_master=False)
-    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+    distributed.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
+    log.info("torch.distributed communicates by %s", backend)
     comm.Barrier()  # rank 0 has the store, and may leave at once
 
 
 @contextmanager
 def closed_by_others() -> Iterator[None]:
-    """Raise ClosedError where gloo finds that another rank has left."""
+    """Raise ClosedError where gloo or nccl finds that another rank has left."""
     try:
         yield
     except RuntimeError as error:
-        if "gloo" not in str(error):
+        if "gloo" not in str(error) and not isinstance(error, distributed.DistBackendError):
             raise
         raise ClosedError(f"another rank has left the process group: {error}") from error

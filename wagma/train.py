@@ -26,7 +26,7 @@ import torch
 from mpi4py import MPI
 
 import collectives
-from wagma import imbalance, plots, progress
+from wagma import devices, imbalance, plots, progress
 from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept, mean_over_ranks
 from wagma.info import versions
 from wagma.job import OK, Interrupted, Signals, UsageError, complain, from_rank_0, meet, together
@@ -61,6 +61,7 @@ class Trainer:
             ),
             comm,
         )
+        self.device = devices.device_of(self.model)
         if not self.trains:
             self.test = ()
         self.local, self.scheduler = together(self.make_local, comm)
@@ -206,6 +207,7 @@ class Trainer:
             waited = backward(loss)
             self.stopwatch.computed(waited or 0.0)
             total += loss.detach()
+        devices.wait_for(self.device)  # else what it computes would count as waiting for ranks
         time.sleep(self.settings.step_time_ms / 1000)
         self.stopwatch.computed()
         return float(total)
@@ -294,8 +296,9 @@ def make_run(
     trainer = Trainer(settings, task, comm)
     optimizer = trainer.optimizer
     tally = Tally(settings.steps, settings.seconds)
+    placed = devices.record(trainer.device, comm)
     if comm.rank == 0:
-        write_json(run / "config.json", configuration(settings, run, comm.size, optimizer))
+        write_json(run / "config.json", configuration(settings, run, comm.size, optimizer, placed))
     log_beginning(trainer)
 
     trained = closed = None
@@ -383,9 +386,9 @@ def fair_threads(comm: MPI.Comm) -> int:
 def log_beginning(trainer: Trainer) -> None:
     """Leave in every rank's log what it is about to do, and where."""
     log.info(
-        "rank %d of %d on %s, process %d, %d threads: %s",
+        "rank %d of %d on %s, process %d, %s, %d threads: %s",
         *(trainer.rank, trainer.size, MPI.Get_processor_name(), os.getpid()),
-        *(torch.get_num_threads(), trainer.task.name),
+        *(devices.name_of(trainer.device), torch.get_num_threads(), trainer.task.name),
     )
     settings = [f", {name}: {value}" for name, value in trainer.optimizer.settings.items()]
     log.info("algorithm: %s%s", trainer.settings.algorithm, "".join(settings))
@@ -418,13 +421,18 @@ def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent)
 
 
 def configuration(
-    settings: argparse.Namespace, run: Path, size: int, optimizer: AveragingOptimizer
+    settings: argparse.Namespace,
+    run: Path,
+    size: int,
+    optimizer: AveragingOptimizer,
+    placed: dict,
 ) -> dict:
     """Return everything that a run depends on, with the defaults resolved."""
     return {
         **vars(settings),
         "name": run.name,
         "ranks": size,
+        **placed,
         **optimizer.settings,
         "local_optimizer": local.described(optimizer.optimizer),
         "threads": torch.get_num_threads(),

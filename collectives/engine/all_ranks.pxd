@@ -12,4 +12,5 @@ cdef class AllRanks(Calls):
     cdef int _leave_others(self) except -1 nogil
     cdef int _end_messages(self) except -1 nogil
     cdef void _free_requests(self) noexcept nogil
+    cdef bint _has_started(self) noexcept nogil
     cdef int _leave(self) except -1 nogil

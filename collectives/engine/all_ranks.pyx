@@ -122,7 +122,7 @@ cdef class AllRanks(Calls):
         """Let the others know that this rank closes, where that needs no waiting."""
         with nogil:
             pthread_mutex_lock(&self.lock)
-            if self.protocol.stage == OUTSIDE and not (self.closed or self.contribution.present):
+            if self.protocol.stage == OUTSIDE and not (self.closed or self._has_started()):
                 self._announce_leaving()
                 self._begin_operation(CLOSE)
             pthread_mutex_unlock(&self.lock)
@@ -135,7 +135,7 @@ cdef class AllRanks(Calls):
         self._enter()
         self.closing = True
         try:
-            if self.protocol.operation != CLOSE and self.contribution.present:
+            if self.protocol.operation != CLOSE and self._has_started():
                 # What was started is carried on to its end first.
                 with nogil:
                     self._wait_until(SETTLED)
@@ -151,6 +151,10 @@ cdef class AllRanks(Calls):
         pthread_mutex_lock(&mpi_mutex)
         self._free_requests()
         pthread_mutex_unlock(&mpi_mutex)
+
+    cdef bint _has_started(self) noexcept nogil:
+        """Whether the application has started something that is not over."""
+        return self.awaits or self.contribution.present
 
     cdef int _leave(self) except -1 nogil:
         """Enter CLOSE, once what an exception interrupted is over, and wait for its end."""

@@ -1,9 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What an application's call is: begun, waited for, completed; and what a signal makes of it.
+"""What an application's call is: begun, waited for, completed.
 
 Only one call goes on at a time. One that has been started, and not waited for, is completed by the
-next. An exception that ends a call, such as KeyboardInterrupt, gives the application its vector
-back; what all ranks are in goes on without it.
+next.
 """
 
 from cpython.object cimport PyObject, PyTypeObject
@@ -11,24 +10,22 @@ from libc.string cimport strlen
 from mpi4py import MPI
 from mpi4py.MPI cimport Comm
 
-from collectives.engine.operations cimport Operations
-from collectives.engine.waiting cimport SECOND
+from collectives.engine.guard cimport Guard
+from collectives.engine.interruptible cimport Interruptible
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
+from collectives.memory.mirror cimport Mirror
 from collectives.protocols.all_ranks cimport CLOSE, MEET, NONE, OUTSIDE
-from collectives.protocols.contribution cimport NOWHERE, X
+from collectives.protocols.contribution cimport X
 
-from collectives.errors import ClosedError, CollectiveError, RankFailedError
+from collectives.errors import ClosedError, CollectiveError, CudaError, RankFailedError
 from collectives.process import check_owner
 from collectives.result import Result
 from collectives.settings import checked_weight
 
 cdef extern from "Python.h" nogil:
     unsigned long PyThread_get_thread_ident()
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
@@ -91,30 +88,11 @@ cdef class Call:
         return self.result is not None
 
 
-cdef class Guard:
-    """Keeps a signal handler's call, or another thread's, out of one that is going on."""
-
-    def __enter__(self):
-        self.take()
-
-    cdef int take(self) except -1:
-        if self.taken:
-            raise RuntimeError(
-                "this collective is in a call already: a signal handler or another thread cannot "
-                "make one as well"
-            )
-        self.taken = True
-        return 0
-
-    def __exit__(self, *exception):
-        self.taken = False
-
-
-cdef class Calls(Operations):
+cdef class Calls(Interruptible):
     """One rank's calls, of which operations of all ranks are some."""
 
     def __init__(self, Comm control, Comm data, like, **options):
-        Operations.__init__(self, control, data, like, **options)
+        Interruptible.__init__(self, control, data, like, **options)
         self.guard = Guard()
         self.pid = getpid()
 
@@ -138,7 +116,7 @@ cdef class Calls(Operations):
         if goal == DONE:
             return self.done
         if goal == SETTLED:
-            return self.done or self.protocol.broken
+            return self.done or self.protocol.broken or self.awaits and self.protocol.failed >= 0
         if goal == OVER or goal == CAUGHT_UP:
             return self.protocol.stage == OUTSIDE
         return self.protocol.may_leave() and self._all_sent() and self._all_answered()
@@ -166,55 +144,6 @@ cdef class Calls(Operations):
         return RankFailedError(
             f"rank {self.protocol.failed} failed, so only close() is left here: {text}")
 
-    # What an exception interrupts
-
-    cdef void _abandon(self) noexcept nogil:
-        """What goes on was interrupted by an exception: the user's vector is ours no longer."""
-        self._lock_when_copied()
-        self._stop_using_vector()
-        self.contribution.interrupted(self._drain())
-        pthread_mutex_unlock(&self.lock)
-
-    cdef void _stop_using_vector(self) noexcept nogil:
-        """Let what goes on do so without the user's vector, as far as messages have not begun."""
-        if self.begun:
-            self.exchange.adopt(self.vectors.arrays(self._kept_in()))
-        self.contribution.interrupt(self.begun)
-        if self.begun:
-            self.reduction.target = self.vectors.arrays(self.contribution.target)
-            self.reduction.copy = self.vectors.arrays(self.contribution.copy)
-            self.reduction.saved = self.vectors.arrays(self.contribution.saved)
-
-    cdef int _kept_in(self) noexcept nogil:
-        """Which vector takes what the user's has got so far, where nothing else has that."""
-        return NOWHERE
-
-    cdef void _lock_when_copied(self) noexcept nogil:
-        """Take the lock, once no thread is at the application's memory."""
-        pthread_mutex_lock(&self.lock)
-        while self.copying:
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
-
-    cdef bint _drain(self) noexcept nogil:
-        """Wait for messages from and to the application's memory; return whether they have ended.
-
-        Members that run end them soon. For one that is stopped it does not wait long: the call's
-        vector is kept, and no change is taken against what is in it.
-        """
-        cdef long long end = now() + SECOND
-        if self.begun:
-            self.exchange.divert()
-        while self.begun and self.exchange.uses(self.vectors.of[X]) and self.error == 0:
-            if now() > end:
-                return False
-            self.exchange.progress()
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
-        return True
-
     # A call
 
     cdef int _check_owner(self) except -1:
@@ -240,14 +169,16 @@ cdef class Calls(Operations):
         self._complete()
         return call
 
-    cdef Call _start(self, int what, vector, int flags, weight, long long version=0):
-        """Begin what the application wants with its vector."""
+    cdef Call _start(self, int what, vector, int flags, weight, long long version=0,
+                     Mirror mirror=None):
+        """Begin what the application wants with its vector, a call once that is in the mirror."""
         cdef Call call
         self._check_usable()
         self._enter()
         try:
             self._complete_pending()
             call = self._open_call(what, vector, flags, weight)
+            call.mirror = mirror
             self._begin_with(call, what, version)
         finally:
             self.guard.taken = False
@@ -273,6 +204,10 @@ cdef class Calls(Operations):
 
     cdef int _begin_with(self, Call call, int what, long long version) except -1:
         cdef long long began = now()
+        if call.mirror is not None:
+            self.awaited = call.mirror
+            self.awaited_arrays = call.vector.arrays
+            self.awaited_weight = call.weight
         try:
             with nogil:
                 self._wait_until(CAUGHT_UP)
@@ -281,11 +216,13 @@ cdef class Calls(Operations):
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
-                    if call.vector is not None:
-                        self.vectors.of[X] = call.vector.arrays
-                        self.contribution.give(self._weight(call, what))
                     self.loading = version
-                    self._begin(what)
+                    if call.mirror is not None:
+                        self.done = False
+                        self.awaits = True
+                    else:
+                        self._give(what, NULL if call.vector is None else call.vector.arrays,
+                                   call.weight)
                     self.progress()
                 finally:
                     pthread_mutex_unlock(&self.lock)
@@ -299,13 +236,57 @@ cdef class Calls(Operations):
         self.pending = call
         return 0
 
-    cdef double _weight(self, Call call, int what) noexcept nogil:
+    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
+        """Begin what the application wants with these arrays, if any; the lock is held."""
+        if arrays != NULL:
+            self.vectors.of[X] = arrays
+            self.contribution.give(self._counted(what, weight))
+        self._begin(what)
+        return 0
+
+    cdef double _counted(self, int what, double weight) noexcept nogil:
         """How much the application's vector counts, once all is over that came before."""
-        if call.weight == OF_LAST_CALL:
+        if weight == OF_LAST_CALL:
             return self.contribution.published_weight
         if what == CALL or what == PUBLISH:
-            return self.contribution.worked(call.weight)
-        return call.weight
+            return self.contribution.worked(weight)
+        return weight
+
+    # A call whose vector is on its way from a device
+
+    cdef void _advance(self) noexcept nogil:
+        if self.awaits:
+            self._begin_awaited()
+        Interruptible._advance(self)
+
+    cdef bint _is_busy(self) noexcept nogil:
+        return self.awaits or Interruptible._is_busy(self)
+
+    cdef void _begin_awaited(self) noexcept nogil:
+        """Begin the call that was given, if its vector is there; until then this rank is passive.
+
+        One whose vector will never be there is over.
+        """
+        if self.copying or self.protocol.failed >= 0 or not self.awaited.arrived():
+            return
+        self.awaits = False
+        if self.awaited.error != 0:
+            self.done = True
+        else:
+            self._give(CALL, self.awaited_arrays, self.awaited_weight)
+
+    cdef bint _withdraw(self) noexcept nogil:
+        """Give back what was given and has not begun; return whether there was such a call."""
+        cdef bint awaited
+        pthread_mutex_lock(&self.lock)
+        awaited, self.awaits = self.awaits, False
+        pthread_mutex_unlock(&self.lock)
+        return awaited
+
+    def prepare_to_fetch(self):
+        """Raise where no call can be made; complete one that was started, whose mirror it has."""
+        self._check_usable()
+        self._complete()
 
     cdef int _enter(self) except -1:
         """Keep a forked child out, and other calls than this one."""
@@ -346,6 +327,7 @@ cdef class Calls(Operations):
     cdef int _complete_pending(self) except -1:
         cdef long long began = now()
         cdef Call call = self.pending
+        cdef bint withdrawn
         if call is None:
             return 0
         try:
@@ -353,7 +335,11 @@ cdef class Calls(Operations):
                 self._wait_until(DONE)
         except BaseException as error:
             with nogil:
-                self._abandon()
+                withdrawn = self._withdraw()
+                if not withdrawn:
+                    self._abandon()
+            if withdrawn:
+                call.mirror.withdraw()
             self._forget(call)
             call.error = error if isinstance(error, CollectiveError) else CollectiveError(
                 f"the call was interrupted by {type(error).__name__}")
@@ -376,11 +362,22 @@ cdef class Calls(Operations):
     cdef int _settle(self, Call call) except -1:
         """Give a completed call its result or its error."""
         self._forget(call)
+        if self._withdraw():  # a rank has failed, so it begins no more
+            call.mirror.withdraw()
+            call.error = self._failure()
+            return 0
         if self.disagreed != NONE:
             call.error = self._disagreement()
             self.disagreed = NONE
-        else:
-            call.result = self._result()
+            return 0
+        if call.mirror is not None:
+            try:
+                call.mirror.give_back()
+            except CudaError as error:
+                self.fail(f"CudaError: {error}")
+                call.error = error
+                return 0
+        call.result = self._result()
         return 0
 
     cdef _result(self):

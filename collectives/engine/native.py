@@ -1,7 +1,7 @@
 """What Python uses of the native engine; importing it initializes MPI."""
 
-from collectives.engine.calls import Guard
 from collectives.engine.formed_groups import FormedGroups
+from collectives.engine.guard import Guard
 from collectives.engine.mailbox import Mailbox
 from collectives.engine.peers import PeerExchange
 from collectives.engine.progress import engine

@@ -8,6 +8,7 @@ from collectives.engine.all_ranks cimport AllRanks
 from collectives.engine.calls cimport CALL, new_result
 from collectives.engine.control_tree cimport ControlTree
 from collectives.memory.layout cimport UserVector
+from collectives.memory.mirror cimport Mirror
 from collectives.protocols.all_ranks cimport AVERAGE, JOIN, SYNC
 from collectives.protocols.contribution cimport NOWHERE, SCRATCH, X
 from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
@@ -131,9 +132,12 @@ cdef class TriggeredAverages(AllRanks):
         """Make a call, which is an average over all ranks where one has been started."""
         return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight).result
 
-    def start(self, vector, weight):
-        """Begin this rank's next call, and return the `Call`."""
-        return self._start(CALL, vector, PyBUF_WRITABLE, weight)
+    def start(self, vector, weight, Mirror mirror=None):
+        """Begin this rank's next call, and return the `Call`.
+
+        Where the vector is a mirror's the call begins once it has come from its device.
+        """
+        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror)
 
     def start_join(self, vector):
         """Begin to take part in the others' averages until all have joined; return the `Call`."""

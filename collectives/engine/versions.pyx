@@ -20,6 +20,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_unlock,
 )
 from collectives.memory.layout cimport UserVector
+from collectives.memory.mirror cimport Mirror
 from collectives.protocols.all_ranks cimport (
     AVERAGE,
     JOIN,
@@ -316,9 +317,12 @@ cdef class GroupVersions(Snapshots):
 
     # What Python calls
 
-    def start(self, vector, weight):
-        """Begin this rank's next call, a version or a synchronization, and return the `Call`."""
-        return self._start(CALL, vector, PyBUF_WRITABLE, weight)
+    def start(self, vector, weight, Mirror mirror=None):
+        """Begin this rank's next call, a version or a synchronization, and return the `Call`.
+
+        Where the vector is a mirror's the call begins once it has come from its device.
+        """
+        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror)
 
     def call(self, vector, weight):
         """Average the vector in place in this rank's next version, or over all ranks."""

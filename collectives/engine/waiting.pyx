@@ -7,6 +7,7 @@ from libc.string cimport memset
 from collectives.engine.progress cimport SLICE, Served, serve_all_once, set_slice
 from collectives.exchange.clock cimport now, sleep
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.mirror cimport Mirror
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -140,6 +141,23 @@ cdef class Waiter(Served):
             if look:
                 self.waiting_callers += 1
         return 0
+
+    def wait_for(self, Mirror mirror):
+        """Wait until a vector has come from its device; this rank is passive meanwhile."""
+        cdef long long began = now(), time = began, looked = began
+        with nogil:
+            while not mirror.arrived():
+                if time - looked > LOOK_FOR_SIGNALS:
+                    looked = time
+                    with gil:
+                        PyErr_CheckSignals()
+                self._serve_others()
+                if time - began < SPIN_BEFORE_SLEEP:
+                    sched_yield()
+                else:
+                    sleep(min((time - began) >> 4, LONGEST_WAIT))
+                time = now()
+        mirror.check()
 
     cdef void _serve_others(self) noexcept nogil:
         """Where there is no progress thread, advance the process's other collectives too."""

@@ -10,6 +10,8 @@ cdef class Exchange:
     cdef Shared shared
     cdef Py_ssize_t length
     cdef bint sliced, in_memory
+    # The ticket of the passes that wrote the mean of a single member.
+    cdef long long written
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,

@@ -54,12 +54,13 @@ cdef class Exchange:
         self.in_memory = False
         # Members that share memory send what is to be rounded as an average in memory would be.
         self.sliced = size > 1 and (self.reduction.compressed or suits(self.length, size)
-                                    or self.shares(members, size))
+                                    or self.reduction.space.deferred or self.shares(members, size))
         if not self.sliced:
             self.reduction.adopt(True)
         if size == 1:
             self.reduction.weight = weight
             self.reduction.write_source()
+            self.written = self.reduction.space.begun()
         elif self.sliced:
             self.slices.begin()
         else:
@@ -92,7 +93,7 @@ cdef class Exchange:
         if self.in_memory:
             return self.shared.progress()
         if self.reduction.size == 1:
-            return True
+            return self.reduction.space.over(self.written)
         return self.slices.progress() if self.sliced else self.doubling.progress()
 
     cdef void adopt(self, char **kept) noexcept nogil:

@@ -7,7 +7,8 @@ from mpi4py.libmpi cimport MPI_STATUSES_IGNORE, MPI_SUCCESS, MPI_Request, MPI_Te
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport allocate
 from collectives.memory.layout cimport Layout
-from collectives.memory.space cimport HostSpace
+
+from collectives.memory import space
 
 WIDE = ("float32", "float64")
 
@@ -37,7 +38,7 @@ cdef class Reduction:
             return
         dtypes = [wire_dtype if dtype in WIDE else dtype for dtype in layout.dtypes]
         self.wire = Layout(dtypes, layout.lengths, layout.single)
-        self.space = HostSpace(layout.dtypes, dtypes)
+        self.space = space.make(layout.dtypes, dtypes)
         self.coded = <bint *>calloc(layout.count, sizeof(bint))
         if self.coded == NULL:
             raise MemoryError

@@ -7,14 +7,18 @@ from collectives.protocols.slicing cimport Slicing
 cdef enum:
     # Blocks in flight: the messages of one travel while another is averaged.
     DEPTH = 2
-    # The messages of a block that a member waits for before it averages, and after it.
+    # What a block waits for: passes over what this member sends; messages of the others' slices;
+    # passes that average this member's own; messages of the others' means.
+    SOURCE
     PARTS
+    AVERAGING
     MEANS
 
 cdef struct Block:
     # Its number, past the last if there is none left, and what it waits for.
     Py_ssize_t number
     int stage
+    long long ticket
     MPI_Request *requests
     # What this member sends; slices that come in; the mean of the block. Space of our own for the
     # first and the last, where the messages cannot be from or to where they belong.
@@ -40,6 +44,8 @@ cdef class Slices:
     cdef const char **vectors
     cdef int pending
     cdef bint weighed
+    # The ticket of the passes that wrote what was finished last.
+    cdef long long finished
 
     cdef void begin(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
@@ -48,7 +54,11 @@ cdef class Slices:
     cdef bint _step(self, int k) noexcept nogil
     cdef void _weigh(self) noexcept nogil
     cdef void _begin_block(self, int k) noexcept nogil
-    cdef void _average(self, int k) noexcept nogil
+    cdef void _exchange_parts(self, Block *block, int k) noexcept nogil
+    cdef void _average(self, Block *block) noexcept nogil
+    cdef void _exchange_means(self, Block *block, int k) noexcept nogil
+    cdef bint _is_first(self, Block *block) noexcept nogil
+    cdef bint _may_go_on(self, Block *block) noexcept nogil
     cdef Py_ssize_t _slice_of(
         self, Py_ssize_t number, int member, Py_ssize_t *begin) noexcept nogil
     cdef void _receive(

@@ -4,7 +4,8 @@
 The messages of one block travel while another is averaged, and no more than `DEPTH` blocks are
 under way, so that they stay in cache and a stopped member is not sent more than that. Where they
 can, messages are from and to the application's memory while it is in its call; none is before all
-members have come.
+members have come. Passes over memory may be deferred, as on a device: no message is sent before the
+pass is over that writes it.
 """
 
 from libc.stdlib cimport calloc, free
@@ -64,6 +65,7 @@ cdef class Slices:
         self.slicing.begin(self.wire.size - HEADER, self.reduction.size)
         self.left = self.slicing.blocks
         self.weighed = False
+        self.finished = 0
         self.weights[self.reduction.me] = self.reduction.own_weight
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
@@ -92,13 +94,14 @@ cdef class Slices:
             progressed = False
             for k in range(DEPTH):
                 progressed |= self._step(k)
-        return self.left == 0 and self.reduction.error == 0
+        return (self.left == 0 and self.reduction.error == 0
+                and self.reduction.space.over(self.finished))
 
     cdef void divert(self) noexcept nogil:
         """Receive means that have not been asked for yet into our own memory."""
         cdef int k
         for k in range(DEPTH):
-            if self.weighed and self.blocks[k].stage == PARTS:
+            if self.weighed and self.blocks[k].stage < AVERAGING:
                 self.blocks[k].mean = self.blocks[k].mean_space
 
     cdef bint uses(self) noexcept nogil:
@@ -112,31 +115,45 @@ cdef class Slices:
     cdef bint _step(self, int k) noexcept nogil:
         """Take a block one step on; return whether that was possible."""
         cdef Block *block = &self.blocks[k]
-        cdef int others = self.reduction.size - 1
-        cdef int other
         cdef long long began
-        if block.number >= self.slicing.blocks:
+        if block.number >= self.slicing.blocks or not self._may_go_on(block):
             return False
-        if block.stage == PARTS:
-            if not self.reduction.have_arrived(block.requests, 2 * others):
-                return False
-            began = now()
-            self._average(k)
+        began = now()
+        if block.stage == SOURCE:
+            self._exchange_parts(block, k)
+        elif block.stage == PARTS:
+            self._average(block)
+            if self._may_go_on(block):
+                self._exchange_means(block, k)
+        elif block.stage == AVERAGING:
+            self._exchange_means(block, k)
         else:
-            for other in range(DEPTH):
-                # In order, so that blocks begin in order too.
-                if self.blocks[other].number < block.number:
-                    return False
-            if not self.reduction.have_arrived(block.requests, 2 * others):
-                return False
-            began = now()
             self.reduction.finish(HEADER + self.slicing.bound(block.number, 0),
-                             HEADER + self.slicing.end(block.number), block.mean)
+                                  HEADER + self.slicing.end(block.number), block.mean)
+            self.finished = self.reduction.space.begun()
             self.left -= 1
             block.number += DEPTH
             self._begin_block(k)
         self.reduction.progress_count += 1
         self.reduction.busy_ns += now() - began
+        return True
+
+    cdef bint _may_go_on(self, Block *block) noexcept nogil:
+        """Whether that is through which a block waits for."""
+        cdef int messages = 2 * (self.reduction.size - 1)
+        if block.stage == SOURCE:
+            return self.reduction.space.over(block.ticket)
+        if block.stage == AVERAGING:
+            return self.wire.space.over(block.ticket)
+        return ((block.stage == PARTS or self._is_first(block))
+                and self.reduction.have_arrived(block.requests, messages))
+
+    cdef bint _is_first(self, Block *block) noexcept nogil:
+        """Whether no block before this one is under way: they end in order, and so begin in order."""
+        cdef int other
+        for other in range(DEPTH):
+            if self.blocks[other].number < block.number:
+                return False
         return True
 
     cdef void _weigh(self) noexcept nogil:
@@ -151,46 +168,53 @@ cdef class Slices:
         self.weighed = True
 
     cdef void _begin_block(self, int k) noexcept nogil:
-        """Send every other member its slice of this place's next block, if there is one."""
+        """Have what this member sends of this place's next block, if there is one."""
         cdef Block *block = &self.blocks[k]
-        cdef int others = self.reduction.size - 1
-        cdef Py_ssize_t number = block.number
-        cdef Py_ssize_t low, begin, end, mine, count
-        cdef int other, member
-        if number >= self.slicing.blocks:
+        cdef Py_ssize_t low, end
+        if block.number >= self.slicing.blocks:
             return
-        block.stage = PARTS
-        low = self.slicing.bound(number, 0)
-        end = self.slicing.end(number)
-        mine = self._slice_of(number, self.reduction.me, &begin)
-        block.outgoing = self.reduction.outgoing(block.outgoing_space, HEADER + low, HEADER + end)
-        block.mean = self.reduction.incoming(HEADER + low, HEADER + end)
+        low = HEADER + self.slicing.bound(block.number, 0)
+        end = HEADER + self.slicing.end(block.number)
+        block.outgoing = self.reduction.outgoing(block.outgoing_space, low, end)
+        block.mean = self.reduction.incoming(low, end)
         if block.mean == NULL:
             block.mean = block.mean_space
         block.lent = block.mean != block.mean_space and self.reduction.target == self.reduction.user
         if (self.reduction.given and not self.reduction.keeps
                 and block.outgoing != block.outgoing_space):
             block.lent = True
+        block.stage = SOURCE
+        block.ticket = self.reduction.space.begun()
+        if self._may_go_on(block):
+            self._exchange_parts(block, k)
+
+    cdef void _exchange_parts(self, Block *block, int k) noexcept nogil:
+        """Send every other member its slice of a block, and receive this member's of theirs."""
+        cdef int others = self.reduction.size - 1
+        cdef Py_ssize_t low = self.slicing.bound(block.number, 0)
+        cdef Py_ssize_t begin, count
+        cdef Py_ssize_t mine = self._slice_of(block.number, self.reduction.me, &begin)
+        cdef int other, member
+        block.stage = PARTS
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
             member = (self.reduction.me + 1 + other) % self.reduction.size
-            count = self._slice_of(number, member, &begin)
+            count = self._slice_of(block.number, member, &begin)
             self._receive(block.parts + other * mine, mine, member, 1 + k,
                           &block.requests[other])
             self._send(block.outgoing + (begin - low), count, member, 1 + k,
                        &block.requests[others + other])
         pthread_mutex_unlock(&mpi_mutex)
 
-    cdef void _average(self, int k) noexcept nogil:
-        """Average this member's slice of a block, send the mean to the others, and get theirs."""
-        cdef Block *block = &self.blocks[k]
+    cdef void _average(self, Block *block) noexcept nogil:
+        """Average this member's slice of a block."""
         cdef int others = self.reduction.size - 1
         cdef Py_ssize_t low = self.slicing.bound(block.number, 0)
         cdef Py_ssize_t begin, first, count, offset
         cdef Py_ssize_t mine = self._slice_of(block.number, self.reduction.me, &begin)
         cdef char *own = block.outgoing + (begin - low)
         cdef char *mean = block.mean + (begin - low)
-        cdef int i, other, member
+        cdef int i, other
         for i in range(self.wire.count):
             count = self.wire.part(i, HEADER + begin, HEADER + begin + mine, &first)
             if count == 0:
@@ -202,6 +226,16 @@ cdef class Slices:
                     block.parts + other * mine + offset)
             self.wire.space.mean(
                 i, mean + offset, self.vectors, self.shares, self.reduction.size, count)
+        block.stage = AVERAGING
+        block.ticket = self.wire.space.begun()
+
+    cdef void _exchange_means(self, Block *block, int k) noexcept nogil:
+        """Send the mean of this member's slice to the others, and receive theirs."""
+        cdef int others = self.reduction.size - 1
+        cdef Py_ssize_t low = self.slicing.bound(block.number, 0)
+        cdef Py_ssize_t begin, mine_begin, count
+        cdef Py_ssize_t mine = self._slice_of(block.number, self.reduction.me, &mine_begin)
+        cdef int other, member
         block.stage = MEANS
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
@@ -209,7 +243,8 @@ cdef class Slices:
             count = self._slice_of(block.number, member, &begin)
             self._receive(block.mean + (begin - low), count, member, 1 + DEPTH + k,
                           &block.requests[other])
-            self._send(mean, mine, member, 1 + DEPTH + k, &block.requests[others + other])
+            self._send(block.mean + (mine_begin - low), mine, member, 1 + DEPTH + k,
+                       &block.requests[others + other])
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef Py_ssize_t _slice_of(

@@ -1,11 +1,9 @@
 /* The passes over vectors, once for each dtype. Plain loops that the compiler vectorizes; where it
-   can, it makes a version for each generation of x86 and the loader chooses. Halves are computed
-   with in single precision, and converted by integer arithmetic that needs no instruction of its
-   own. */
+   can, it makes a version for each generation of x86 and the loader chooses. kernels.cu has the same
+   for devices. */
 
 #include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "numbers.h"
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -30,73 +28,6 @@ typedef struct {
     void (*encode)(void *, const void *, const void *, ptrdiff_t);
     void (*decode)(void *, const void *, const void *, ptrdiff_t);
 } Codec;
-
-typedef float float32;
-typedef double float64;
-typedef uint16_t float16;
-typedef uint16_t bfloat16;
-
-static inline float as_float(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t as_bits(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-#define load_float32(x) (x)
-#define store_float32(x) (x)
-#define load_float64(x) (x)
-#define store_float64(x) (x)
-
-static inline float load_bfloat16(uint16_t half) { return as_float((uint32_t)half << 16); }
-
-static inline uint16_t store_bfloat16(float value)
-{
-    uint32_t bits = as_bits(value);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    uint32_t nan = bits >> 16 | 0x40;
-    return (bits & 0x7fffffff) > 0x7f800000 ? nan : rounded;
-}
-
-/* The exponent's bias differs by 112, and multiplying makes subnormal numbers right as well. */
-static inline float load_float16(uint16_t half)
-{
-    uint32_t bits = as_bits(as_float((uint32_t)(half & 0x7fff) << 13) * 0x1p112f);
-    bits |= (half & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
-    return as_float(bits | (uint32_t)(half & 0x8000) << 16);
-}
-
-/* Adding 0.5, whose last bit is worth the smallest half, rounds what becomes a subnormal one. */
-static inline uint16_t store_float16(float value)
-{
-    uint32_t bits = as_bits(value), size = bits & 0x7fffffff;
-    uint32_t subnormal = as_bits(as_float(size) + 0.5f) - 0x3f000000;
-    uint32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
-    uint32_t half = size < 0x38800000 ? subnormal : normal;
-    uint32_t not_finite = size > 0x7f800000 ? 0x7e00 : 0x7c00;
-    half = size >= 0x47800000 ? not_finite : half;
-    return half | (bits >> 16 & 0x8000);
-}
-
-/* What is too large for a half becomes the largest, not infinite. */
-static inline uint16_t saturate_float16(float value)
-{
-    uint16_t half = store_float16(value);
-    return half - ((half & 0x7fff) == 0x7c00);
-}
-
-static inline uint16_t saturate_bfloat16(float value)
-{
-    uint16_t half = store_bfloat16(value);
-    return half - ((half & 0x7fff) == 0x7f80);
-}
 
 /* Elements that are averaged at a time: their sums stay in the first-level cache. */
 #define CHUNK 1024

@@ -14,7 +14,7 @@ from cpython.buffer cimport (
 from libc.stdlib cimport calloc, free
 
 from collectives.memory.allocation cimport LINE, round_up
-from collectives.memory.space cimport HostSpace
+from collectives.memory import space
 
 # The bytes of an element, and what Python's struct module calls the dtypes. Numpy knows bfloat16
 # from ml_dtypes, whose arrays lend their memory as integers only.
@@ -38,7 +38,7 @@ cdef class Layout:
         self.single = single
         self.dtypes = tuple(dtypes)
         self.lengths = tuple(lengths)
-        self.space = HostSpace(self.dtypes, self.dtypes)
+        self.space = space.make(self.dtypes, self.dtypes)
         self.begin = <Py_ssize_t *>calloc(4 * self.count, sizeof(Py_ssize_t))
         self.format = <char *>calloc(self.count, sizeof(char))
         if self.begin == NULL or self.format == NULL:

@@ -1,6 +1,11 @@
 from collectives.memory.kernels cimport Codec, Kernels
 
 cdef class Space:
+    # Whether passes may be over later than the functions return that begin them.
+    cdef readonly bint deferred
+
+    cdef long long begun(self) noexcept nogil
+    cdef bint over(self, long long ticket) noexcept nogil
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil
     cdef void copy_away(self, char *to, const char *source, Py_ssize_t size) noexcept nogil
     cdef void zero(self, char *to, Py_ssize_t size) noexcept nogil

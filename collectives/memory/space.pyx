@@ -12,7 +12,20 @@ CODES = {"float16": b"e", "bfloat16": b"E", "float32": b"f", "float64": b"d"}
 
 
 cdef class Space:
-    """The passes over memory of one kind. Sizes are bytes, and counts are elements of array `i`."""
+    """The passes over memory of one kind. Sizes are bytes, and counts are elements of array `i`.
+
+    Passes are made one after the other, in the order in which they are begun. Where they are
+    `deferred`, what one writes is there once the ticket is over that `begun` has given after it.
+    Those that return something are over then, and with them all before.
+    """
+
+    cdef long long begun(self) noexcept nogil:
+        """Return a ticket for all passes begun so far."""
+        return 0
+
+    cdef bint over(self, long long ticket) noexcept nogil:
+        """Whether the passes that a ticket is for are over."""
+        return True
 
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
         """Copy what will be used soon."""
@@ -61,7 +74,7 @@ cdef class Space:
 
 
 cdef class HostSpace(Space):
-    """The host's memory.
+    """The host's memory: a pass is over when its function returns.
 
     Args:
         dtypes: names of the arrays' dtypes.
@@ -126,3 +139,7 @@ cdef class HostSpace(Space):
         self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
     ) noexcept nogil:
         self.codecs[i].decode(to, source, reference, count)
+
+
+# What makes the spaces of vectors; a test puts another in its place.
+make = HostSpace

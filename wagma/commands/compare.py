@@ -8,6 +8,7 @@ from wagma import job
 from wagma.arguments import number, whole
 from wagma.commands.methods import add_shared_options, all_chosen, completer, listed, resolve
 from wagma.commands.options import (
+    add_device,
     add_imbalance_options,
     add_log_level,
     add_run_options,
@@ -46,6 +47,7 @@ def add(commands) -> None:
     add_task_options(parser.add_argument_group("what is trained"))
     group = parser.add_argument_group("training, by each algorithm")
     add_training_options(group)
+    add_device(group)
     add_evaluation_options(group, "twenty times")
     add_shared_options(parser.add_argument_group("averaging, by those that have use for it"))
     add_imbalance_options(parser.add_argument_group("injected imbalance"))

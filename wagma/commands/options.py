@@ -62,6 +62,17 @@ def add_task_options(group) -> None:
     )
 
 
+def add_device(group) -> None:
+    """Add where models are trained."""
+    group.add_argument(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="where models are trained: cuda, the ranks of a node on its GPUs in turn, or cpu; "
+        "auto: cuda where torch sees a GPU, else cpu (default: %(default)s)",
+    )
+
+
 def add_imbalance_options(group) -> None:
     """Add what makes steps longer than they are."""
     group.add_argument(

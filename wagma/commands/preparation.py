@@ -20,12 +20,16 @@ def prepare(settings: argparse.Namespace, comm):
 
     logs.start(settings.log_level, comm.rank)
     check_ranks(settings, comm.size)
+    from wagma import devices  # not at the top: it loads torch
+
+    device = devices.choose(settings.device, comm)
+    settings.device = device.type
     if comm.size == 1:
         print("one process trains alone: start more of them with mpiexec or srun", flush=True)
     found = find_data(settings, comm)
     run = runs.make_directory(settings.runs_dir, settings.name, comm)
     logs.to_file(run, comm.rank)
-    task = load_task(settings, found, comm)
+    task = devices.on(load_task(settings, found, comm), device)
     local.resolve(settings, task)
     return task, run
 

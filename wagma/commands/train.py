@@ -7,6 +7,7 @@ import argparse
 from wagma import job
 from wagma.commands.methods import add_shared_options, chosen, completer, listed, resolve
 from wagma.commands.options import (
+    add_device,
     add_imbalance_options,
     add_log_level,
     add_run_options,
@@ -63,6 +64,7 @@ def add(commands) -> None:
     add_task_options(parser.add_argument_group("what is trained"))
     group = parser.add_argument_group("training")
     add_training_options(group)
+    add_device(group)
     add_evaluation_options(group, "only after the last step")
     group = parser.add_argument_group("averaging")
     group.add_argument(

@@ -77,7 +77,7 @@ class Allreduce(GradientAveraging):
         result = self.collective(self._gradients.vectors, weight=weight)
         self._note(result)
         if result.weight > 0:
-            self._gradients.write_back()
+            self._gradients.write_back(self._gradients.shares(self.collective))
             returned = self._bare_step()
             return returned if closure is None else loss
         return loss

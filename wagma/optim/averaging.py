@@ -18,6 +18,7 @@ from collectives.meeting import meet
 from collectives.settings import checked_weight, difference, limits
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
+from wagma.optim.vectors import DeviceVector
 from wagma.optim.wrapper import Wrapper
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -97,16 +98,18 @@ class Averaging(Wrapper):
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters.
-            model: `torch.nn.Module` on the CPU, its parameters and floating-point buffers dense,
-                of float16, bfloat16, float32 or float64, and of the same shapes on every rank.
+            model: `torch.nn.Module`, its parameters and floating-point buffers on the CPU, or on
+                one CUDA device, dense, of float16, bfloat16, float32 or float64, and of the same
+                shapes on every rank.
             arguments: the method's own, by name; `_check_settings` and `_make_collective` get them.
             comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated for use.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
             TypeError, ValueError: a model that cannot be averaged (the message names the
-                parameter), or models, methods or settings that differ between ranks (it names the
-                ranks); the same on every rank.
+                parameter), or models, methods, settings or kinds of devices that differ between
+                ranks (it names the ranks); the same on every rank.
+            collectives.CudaError: the model is on a device, and there is no CUDA driver.
         """
         from mpi4py import MPI  # here, because it initializes MPI
 
@@ -123,6 +126,8 @@ class Averaging(Wrapper):
         raise_collectively(comm, error)
         raise_collectively(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
+        device = next(t.value.device.type for t in tensors if t.value.is_floating_point())
+        raise_collectively(comm, difference(comm, {"the model's device": device}))
         broadcast(comm, tensors)
         self.comm = comm
         self.flat = FlatModel(model, tensors)
@@ -182,7 +187,7 @@ class Averaging(Wrapper):
         return self.collective.version
 
     @property
-    def _model_vectors(self) -> list[np.ndarray]:
+    def _model_vectors(self) -> list[np.ndarray | DeviceVector]:
         """The model as the collective's `average`, `synchronize`, `load` and `join` take it."""
         return self.flat.vectors
 

@@ -88,9 +88,9 @@ class EagerSGD(GradientAveraging):
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Put the gradient in, and take a step of the wrapped optimizer with what has come."""
         loss = self._compute_gradients(closure)
-        own = self._gradients.present > 0  # nothing is where gradients are not finite
-        for vector in self._gradients.vectors if weight != 1 else ():
-            vector *= vector.dtype.type(weight)
+        own = np.array(self._gradients.own)  # nothing is where gradients are not finite
+        if weight != 1:
+            self._gradients.multiply(weight)
         self._note(self.collective(self._gradients.vectors))
         returned = self._step_with_what_has_come(own)
         if self.result.synchronized:
@@ -109,8 +109,7 @@ class EagerSGD(GradientAveraging):
     @contextmanager
     def _joining_collective(self) -> Iterator[None]:
         made = self.collective.version
-        for vector in self._gradients.vectors:
-            vector.fill(0)
+        self._gradients.clear()
         with self.collective.joining(self._gradients.vectors):
             yield
         is_last = made == self.collective.version
@@ -120,6 +119,5 @@ class EagerSGD(GradientAveraging):
 
     def _step_with_what_has_come(self, own: np.ndarray | bool = False) -> Any:
         """Take a step with the parameters of which something has come, and with its own."""
-        self._gradients.present[:] = (self._gradients.present != 0) | own
-        self._gradients.write_back()
+        self._gradients.write_back((self._gradients.shares(self.collective) != 0) | own)
         return self._bare_step()

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from collectives.agreement import raise_collectively
+from wagma.optim.vectors import DeviceVector, dense_stride, for_collective, new_vector
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
-
-ALIGNMENT = 64  # bytes, at which torch and BLAS expect a tensor of its own to start
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -46,8 +45,8 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
     """List the model's tensors, tied ones once, in the order of its modules.
 
     Args:
-        model: `torch.nn.Module`, its parameters and buffers dense and on the CPU, the
-            floating-point ones float16, bfloat16, float32 or float64.
+        model: `torch.nn.Module`, its parameters and buffers dense, the floating-point ones
+            float16, bfloat16, float32 or float64 and all on the CPU, or all on one CUDA device.
         optimizer: `torch.optim.Optimizer` of some or all of the model's parameters.
 
     Returns:
@@ -56,7 +55,7 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
     Raises:
         TypeError: not a module or an optimizer; a module that averages by itself (DDP, FSDP); a
             tensor of another dtype, layout or device, of a class like DTensor, or made in
-            inference mode.
+            inference mode; floating-point tensors on several devices.
         ValueError: a lazy parameter without a shape, a parameter of the optimizer that is not
             the model's, elements that share memory without being of the same object, or a model
             without any floating-point parameter.
@@ -72,6 +71,7 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
     for tensor in tensors:
         check_averageable(tensor)
     check_any_parameter(tensors)
+    check_one_device(tensors)
     check_no_aliases(tensors)
     check_members(tensors, optimizer.param_groups)
     return tensors
@@ -112,7 +112,7 @@ def check_not_distributed(model: torch.nn.Module) -> None:
 
 
 def check_averageable(tensor: Tensor) -> None:
-    """Raise for a tensor that cannot become a view of a flat CPU buffer."""
+    """Raise for a tensor that cannot become a part of a vector."""
     value, name = tensor.value, f"{tensor.kind} {tensor.name!r}"
     if torch.nn.parameter.is_lazy(value):
         raise ValueError(f"{name} has no shape yet: run a batch through the model first")
@@ -122,8 +122,8 @@ def check_averageable(tensor: Tensor) -> None:
         raise TypeError(f"{name} was made in torch.inference_mode(), so it cannot be trained")
     if value.layout is not torch.strided:
         raise TypeError(f"{name} is {value.layout}: only dense tensors can be averaged")
-    if value.device.type != "cpu":
-        raise TypeError(f"{name} is on {value.device}: only CPU tensors can be averaged so far")
+    if value.device.type not in averageable_devices():
+        raise TypeError(f"{name} is on {value.device}, neither on the CPU nor on a CUDA device")
     if value.is_complex() or (value.is_floating_point() and value.dtype not in DTYPES):
         averageable = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise TypeError(f"{name} is {value.dtype}, not one of {averageable}")
@@ -131,6 +131,26 @@ def check_averageable(tensor: Tensor) -> None:
         raise TypeError(f"{name} is torch.bfloat16, which needs `pip install ml_dtypes`")
     if any(size > 1 and not stride for size, stride in zip(value.shape, value.stride())):
         raise ValueError(f"{name} is expanded, its elements share memory: register a clone() of it")
+
+
+def averageable_devices() -> set[str]:
+    """Return the kinds of devices whose memory a collective can average.
+
+    A backend that is not part of torch may be in memory that the CUDA driver knows; if it is not,
+    the collective's constructor says so.
+    """
+    return {"cpu", "cuda", torch._C._get_privateuse1_backend_name()}
+
+
+def check_one_device(tensors: list[Tensor]) -> None:
+    """Raise TypeError for floating-point tensors on several devices."""
+    first, *others = [tensor for tensor in tensors if tensor.value.is_floating_point()]
+    for other in others:
+        if other.value.device != first.value.device:
+            raise TypeError(
+                f"{first.kind} {first.name!r} is on {first.value.device}, {other.kind} "
+                f"{other.name!r} on {other.value.device}: a model is averaged on one device"
+            )
 
 
 def check_any_parameter(tensors: list[Tensor]) -> None:
@@ -245,7 +265,7 @@ def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
     """Give every tensor, those of integers too, rank 0's value on every rank (collective)."""
     for tensor in tensors:
         value = tensor.value.detach()
-        dense = value.contiguous()
+        dense = value.contiguous().cpu()
         comm.Bcast(dense.view(-1).view(torch.uint8).numpy(), root=0)
         value.copy_(dense)
 
@@ -264,9 +284,12 @@ class FlatModel:
     Attributes:
         model: the `torch.nn.Module`.
         averaged, constant: lists of the tensors that are averaged and of those that are not.
-        vectors: list of 1-D numpy arrays, one for each dtype of the averaged tensors (float16,
-            ml_dtypes' bfloat16, float32, float64), that share the tensors' memory. Each tensor
-            starts at a multiple of 64 bytes; the gaps hold zeros. Empty after `release`.
+        device: the `torch.device` that the averaged tensors are on; the others stay where they are.
+        vectors: list of 1-D arrays for collectives, one for each dtype of the averaged tensors
+            (float16, bfloat16, float32, float64), that share the tensors' memory: numpy's, with
+            bfloat16 from ml_dtypes, or on a CUDA device `DeviceVector`s. Each tensor starts at a
+            multiple of 64 bytes; the gaps hold zeros. Empty after `release`.
+        memory: list of the same vectors as 1-D tensors.
         dtypes: list of the vectors' `torch.dtype`s.
     """
 
@@ -282,7 +305,9 @@ class FlatModel:
         if not any(tensor.value.numel() for tensor in self.averaged):
             raise ValueError("nothing to average: what the model has is frozen and not finite")
         self.dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
-        self.vectors = [flatten([t.value for t in self.of(dtype)]) for dtype in self.dtypes]
+        self.device = self.averaged[0].value.device
+        self.memory = [flatten([t.value for t in self.of(dtype)]) for dtype in self.dtypes]
+        self.vectors: list[np.ndarray | DeviceVector] = list(map(for_collective, self.memory))
         self._ids = {id(tensor.value) for tensor in self.averaged}
         self._known = self._ids.union(id(tensor.value) for tensor in self.constant)
         self._places = [
@@ -339,16 +364,16 @@ class FlatModel:
             if tensor.value.requires_grad:
                 torch.autograd.graph.increment_version(tensor.value)
 
-    def save(self) -> tuple[list[np.ndarray], list[torch.Tensor]]:
+    def save(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return a copy of every tensor's value, averaged or not, for `restore`."""
         constants = [tensor.value.detach().clone() for tensor in self.constant]
-        return [vector.copy() for vector in self.vectors], constants
+        return [vector.clone() for vector in self.memory], constants
 
-    def restore(self, saved: tuple[list[np.ndarray], list[torch.Tensor]]) -> None:
+    def restore(self, saved: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
         """Put the values that `save` returned back, bit for bit."""
         vectors, constants = saved
-        for vector, value in zip(self.vectors, vectors, strict=True):
-            vector[:] = value
+        for vector, value in zip(self.memory, vectors, strict=True):
+            vector.copy_(value)
         for tensor, value in zip(self.constant, constants, strict=True):
             tensor.value.detach().copy_(value)
 
@@ -375,54 +400,20 @@ class FlatModel:
                 value = tensor.value
                 if value.dtype is dtype and value.data_ptr() == address:
                     own = torch.empty_strided(
-                        value.shape, value.stride(), dtype=dtype, device="cpu"
+                        value.shape, value.stride(), dtype=dtype, device=value.device
                     )
                     value.data = own.copy_(value.detach())
-            del self.vectors[:1]
+            del self.vectors[:1], self.memory[:1]
         self._places = []
 
 
-def flatten(values: list[torch.Tensor]) -> np.ndarray:
+def flatten(values: list[torch.Tensor]) -> torch.Tensor:
     """Make the tensors, all of one dtype, parts of a new vector, and return that."""
     vector, parts = new_vector(values)
     for value, part in zip(values, parts, strict=True):
         part.copy_(value.detach())
         value.data = part
     return vector
-
-
-def new_vector(values: list[torch.Tensor]) -> tuple[np.ndarray, list[torch.Tensor]]:
-    """Return a vector of zeros for tensors of one dtype, and as tensors its part for each."""
-    dtype = values[0].dtype
-    unit = ALIGNMENT // dtype.itemsize
-    starts, length = [], 0
-    for value in values:
-        starts.append(length)
-        length += -(-value.numel() // unit) * unit
-    vector = as_numpy(torch.zeros(length, dtype=dtype, device="cpu"))
-    parts = [
-        as_tensor(vector[start : start + value.numel()], dtype).as_strided(
-            value.shape, dense_stride(value)
-        )
-        for value, start in zip(values, starts, strict=True)
-    ]
-    return vector, parts
-
-
-def as_numpy(vector: torch.Tensor) -> np.ndarray:
-    """Return a numpy array that shares a tensor's memory; numpy has bfloat16 from ml_dtypes."""
-    if vector.dtype is not torch.bfloat16:
-        return vector.numpy()
-    import ml_dtypes
-
-    return vector.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-
-
-def as_tensor(vector: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of this dtype whose storage is a numpy array's memory, and no more."""
-    if dtype is not torch.bfloat16:
-        return torch.from_numpy(vector)
-    return torch.from_numpy(vector.view(np.int16)).view(dtype)
 
 
 def is_averaged(tensor: Tensor) -> bool:
@@ -440,11 +431,6 @@ def is_new_part(tensor: Tensor) -> bool:
         persistent = attribute not in module._non_persistent_buffers_set
         return persistent and tensor.value.is_floating_point()
     return tensor.value.requires_grad
-
-
-def dense_stride(value: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a dense copy, which keeps orders of dimensions like channels_last."""
-    return torch.empty_like(value, device="meta").stride()
 
 
 def contiguous_stride(value: torch.Tensor) -> tuple[int, ...]:

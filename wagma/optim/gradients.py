@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from wagma.optim.averaging import Averaging
-from wagma.optim.flat import FlatModel, new_vector
+from wagma.optim.flat import FlatModel
+from wagma.optim.interfaces import Collective
+from wagma.optim.vectors import DeviceVector, for_collective, new_vector
 
 
 class FlatGradients:
@@ -22,24 +24,27 @@ class FlatGradients:
     hold zeros, so that a collective that averages gradients can average the model as well.
 
     Attributes:
-        vectors: list of 1-D numpy arrays: one for each of `FlatModel.vectors`, of its dtype and
-            length, and `present`.
-        present: float32 array with one element for each parameter: 1 if it has a gradient here,
-            else 0; after averaging, the share of ranks that have one.
+        vectors: list of 1-D arrays for collectives: one for each of `FlatModel.vectors`, of its
+            dtype and length, and one of float32 with an element for each parameter: 1 if it has a
+            gradient here, else 0; after averaging, the share of ranks that have one.
+        own: list of whether each parameter has a gradient here, that counts.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, gradients are copied into them later
     def __init__(self, flat: FlatModel):
-        self.vectors, self._parameters = [], []
+        self._memory, self._parameters = [], []
         for dtype in flat.dtypes:
             tensors = flat.of(dtype)
             vector, parts = new_vector([tensor.value for tensor in tensors])
-            self.vectors.append(vector)
+            self._memory.append(vector)
             self._parameters += [
                 pair for pair in zip(tensors, parts, strict=True) if "parameter" in pair[0].kind
             ]
-        self.present = np.zeros(len(self._parameters), np.float32)
-        self.vectors.append(self.present)
+        self.own = [False] * len(self._parameters)
+        self._present = torch.zeros(len(self.own), dtype=torch.float32, device=flat.device)
+        self._memory.append(self._present)
+        self._flags, self._flags_of = self._present.clone(), self.own
+        self.vectors = list(map(for_collective, self._memory))
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -48,9 +53,8 @@ class FlatGradients:
         Raises:
             TypeError: one of them is sparse.
         """
-        for index, (tensor, view) in enumerate(self._parameters):
+        for tensor, view in self._parameters:
             gradient = tensor.value.grad
-            self.present[index] = gradient is not None
             if gradient is None:
                 view.zero_()
             elif gradient.layout is torch.strided:
@@ -60,17 +64,46 @@ class FlatGradients:
                     f"{tensor.kind} {tensor.name!r} has a gradient that is {gradient.layout}: "
                     "only dense ones can be averaged"
                 )
+        self.own = [tensor.value.grad is not None for tensor, _ in self._parameters]
+        if self.own != self._flags_of:  # rarely: what comes from the host may wait for the device
+            self._flags_of = self.own
+            self._flags = torch.tensor(self.own, dtype=torch.float32).to(
+                self._present.device, non_blocking=True
+            )
+        self._present.copy_(self._flags)
 
     def spoil(self) -> None:
         """Make the vectors ones that a collective leaves out, as it does infinite gradients."""
-        self.present.fill(np.nan)
+        self._present.fill_(torch.nan)
+        self.own = [False] * len(self.own)
+
+    def multiply(self, weight: float) -> None:
+        """Multiply the vectors by a number, rounded to their dtypes."""
+        for vector in self._memory:
+            vector.mul_(torch.tensor(weight, dtype=vector.dtype, device="cpu").item())
+
+    def clear(self) -> None:
+        """Set the vectors to 0."""
+        for vector in self._memory:
+            vector.zero_()
+
+    def with_model(self, flat: FlatModel) -> list[np.ndarray | DeviceVector]:
+        """The model in this layout; nothing is where it says how many gradients there are."""
+        return [*flat.vectors, for_collective(torch.zeros_like(self._present))]
+
+    def shares(self, collective: Collective) -> np.ndarray:
+        """The share of ranks that have a gradient for each parameter, once they are averaged.
+
+        They are read where the collective has them on the host: nobody waits for a device.
+        """
+        return getattr(collective, "on_host", self.vectors)[-1]
 
     @torch.no_grad()
-    def write_back(self) -> None:
+    def write_back(self, present: Iterable) -> None:
         """Put the vectors into `.grad` of the parameters of which `present` is not 0."""
-        for (tensor, view), present in zip(self._parameters, self.present, strict=True):
+        for (tensor, view), is_present in zip(self._parameters, present, strict=True):
             value = tensor.value
-            if present == 0:  # also where it has one here that did not count
+            if not is_present:  # also where it has one here that did not count
                 value.grad = None
             elif value.grad is None:
                 value.grad = view.clone()
@@ -110,9 +143,8 @@ class GradientAveraging(Averaging):
         return {}
 
     @property
-    def _model_vectors(self) -> list[np.ndarray]:
-        """The model in the gradients' layout; nothing is where they say how many there are."""
-        return [*self.flat.vectors, np.zeros_like(self._gradients.present)]
+    def _model_vectors(self) -> list[np.ndarray | DeviceVector]:
+        return self._gradients.with_model(self.flat)
 
     @contextmanager
     def join(self) -> Iterator[None]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from wagma.optim.flat import FlatModel, Tensor
+from wagma.optim.vectors import for_collective, let_wait
 
 if TYPE_CHECKING:
     from collectives import GroupAllreduce
@@ -24,20 +24,24 @@ class Overlap:
         call: handle of the call whose average is not in the model yet, None where there is none.
     """
 
+    @torch.inference_mode(False)  # whatever the caller's mode, averages are copied from it later
     def __init__(self, flat: FlatModel, collective: GroupAllreduce):
         self._flat, self._collective = flat, collective
-        self._average = [np.zeros_like(vector) for vector in flat.vectors]
+        self._average = [torch.zeros_like(vector) for vector in flat.memory]
+        self._vectors = list(map(for_collective, self._average))
         self.call = None
 
     def start(self, weight: float) -> None:
         """Begin to average the model as it is now."""
-        for copy, vector in zip(self._average, self._flat.vectors, strict=True):
-            copy[:] = vector
+        for copy, vector in zip(self._average, self._flat.memory, strict=True):
+            copy.copy_(vector)
         averaged = self._flat.averaged
         self._trained = [tensor for tensor in averaged if tensor.value.requires_grad]
         others = [tensor.value for tensor in averaged if not tensor.value.requires_grad]
         self._others = [(value, value.clone()) for value in others]
-        self.resume(self._collective.start(self._average, weight=weight))
+        device = self._flat.device
+        self._stream = torch.get_device_module(device).current_stream(device)
+        self.resume(self._collective.start(self._vectors, weight=weight))
 
     def resume(self, call) -> None:
         """Let `take` put this call's average into the model, which is as it was at its start."""
@@ -60,13 +64,14 @@ class Overlap:
         try:
             return self.drop()
         finally:  # the collective counts on it, also where the call was interrupted
+            let_wait(self._flat.device, self._stream)
             self._put()
 
     @torch.no_grad()
     def _put(self) -> None:
         changes = [(value, value - before) for value, before in self._others]
-        for vector, average in zip(self._flat.vectors, self._average, strict=True):
-            vector[:] = average
+        for vector, average in zip(self._flat.memory, self._average, strict=True):
+            vector.copy_(average)
         for value, change in changes:
             value.add_(change.nan_to_num(0, 0, 0))
         self._flat.mark_changed()

@@ -74,7 +74,7 @@ class Prepared(NamedTuple):
     """A task on one rank, ready to be trained.
 
     Args:
-        model: The model, on the CPU.
+        model: The model, where the task has put it.
         batches: Training batches without end.
         test: Test batches.
     """
@@ -198,7 +198,9 @@ def nothing_changed(model: nn.Module) -> Iterator[None]:
         (buffer, buffer.clone()) for buffer in model.buffers() if not nn.parameter.is_lazy(buffer)
     ]
     numpy_state, python_state = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
+    places = {each.device for each in model.parameters() if each.device.type != "cpu"}
+    kinds = [each.type for each in places]
+    with torch.random.fork_rng(list(places), device_type=kinds[0] if kinds else "cuda"):
         yield
     np.random.set_state(numpy_state)
     random.setstate(python_state)

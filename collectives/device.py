@@ -1,0 +1,316 @@
+"""Vectors on CUDA devices: how a collective takes them, by a copy in pinned host memory.
+
+The host averages the copy as it averages a numpy vector, so that a late rank is served from host
+memory, whatever its device does. Arrays are known by `__cuda_array_interface__` (versions 2 and 3),
+which CuPy's and torch's have; no library of theirs is imported, and the driver is loaded only where
+such an array is given.
+
+A collective whose `like` is on a device takes arrays on that device, of one dimension, contiguous,
+of float16, bfloat16 (typestr <V2), float32 or float64, wherever it else takes numpy's: all in a
+vector of the same lengths and dtypes on all ranks. Each method that takes a vector then has an
+argument `stream`: an integer handle, or an object with `ptr`, `cuda_stream` or `native_handle`. The
+vector is read as that stream leaves it, and what is put into the stream after the method has
+returned comes after what it has written. By default it is the stream that the arrays' interface
+names, else the legacy default stream. `on_host` is what the last call has made of its vector, as
+numpy arrays, to be read before the next call.
+
+The methods raise, beside what they do for numpy arrays:
+    TypeError: arrays on the host, on several devices, or on another one than `like`; no stream.
+    CudaError: a function of the driver has failed, which all ranks are told.
+    RuntimeError: the stream is being captured into a graph.
+The constructor raises CudaError where there is no driver, on all ranks, and ValueError where not
+all ranks have arrays on devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from itertools import pairwise
+from typing import NamedTuple
+
+from collectives import process
+
+__all__ = ["adopt", "is_on_device"]
+
+DTYPES = {
+    "<f2": "float16",
+    "<V2": "bfloat16",
+    "|V2": "bfloat16",
+    "<f4": "float32",
+    "<f8": "float64",
+}
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+DEFAULT_STREAM = 1  # the legacy default stream
+# Methods that take a vector, and whether they may change it.
+METHODS = {
+    "__call__": True,
+    "average": True,
+    "synchronize": True,
+    "load": True,
+    "join": True,
+    "model": True,
+    "publish": False,
+}
+
+
+def is_on_device(vector) -> bool:
+    """Whether a vector, or list of arrays, is one on a device."""
+    first = vector[0] if isinstance(vector, (list, tuple)) and vector else vector
+    try:
+        return hasattr(first, "__cuda_array_interface__")
+    except RuntimeError:  # torch's answer for one on a device that requires grad
+        return True
+
+
+def adopt(collective, like):
+    """Let a collective that is made with arrays on a device take such arrays.
+
+    Its class becomes one whose methods take them, each with an argument `stream`.
+
+    Returns:
+        The initial vector, copied to the host, and what has gone wrong, or None.
+    """
+    try:
+        copies = Copies(like)
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        return like, error
+    collective.__class__ = _class_for_devices(type(collective))
+    collective._copies = copies
+    return copies.arrays, None
+
+
+class Copies:
+    """The host's copy of a collective's vectors, while a call is about one.
+
+    Attributes:
+        arrays: numpy array, or list of them, as the vectors are; None once closed.
+    """
+
+    def __init__(self, like):
+        from collectives.memory.layout import Layout
+        from collectives.memory.mirror import Mirror
+
+        self._single = not isinstance(like, (list, tuple))
+        arrays, stream = _described(like, "like", "like[{}]", None, True)
+        self._shape = [(array.dtype, array.size) for array in arrays]
+        dtypes, sizes = zip(*self._shape)
+        if "bfloat16" in dtypes:
+            import ml_dtypes  # noqa: F401 - numpy then knows it
+
+        addresses = [array.address for array in arrays]
+        self._mirror = Mirror(Layout(dtypes, sizes, self._single), addresses)
+        self._guard = process.native().Guard()
+        self.arrays = self._mirror.arrays[0] if self._single else self._mirror.arrays
+        try:
+            self._mirror.fetch(addresses, stream, like)
+            self._mirror.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def fetch(self, collective, vector, stream, returns):
+        """Begin to copy a vector to the host; what is wrong with it all ranks are told."""
+        collective.native.prepare_to_fetch()
+        with _telling(collective):
+            name = "the vector" if self._single else "array {} of the vector"
+            arrays, stream = _described(vector, "the vector", name, stream, returns)
+            self._check(vector, arrays)
+            self._mirror.fetch([array.address for array in arrays], stream, vector)
+
+    @contextlib.contextmanager
+    def of(self, collective, vector, stream, returns):
+        """Copy a vector to the host, for a block, and what that has made of it to the device."""
+        if vector is self.arrays:  # a method calls another
+            yield vector
+            return
+        with self._guard:
+            self.fetch(collective, vector, stream, returns)
+            try:
+                with _telling(collective):
+                    collective.native.wait_for(self._mirror)
+            except BaseException:
+                self._mirror.withdraw()
+                raise
+            yield self.arrays
+            if returns:
+                with _telling(collective):
+                    self._mirror.give_back()
+            else:
+                self._mirror.forget()
+
+    def start(self, collective, vector, weight, stream):
+        """Start a call, which begins once the vector is on the host."""
+        with self._guard:
+            self.fetch(collective, vector, stream, True)
+            return collective.native.start(self.arrays, weight, self._mirror)
+
+    def close(self):
+        """Wait for the device to have what was given back, and let go of all memory."""
+        self.arrays = None
+        self._mirror.close()
+
+    def _check(self, vector, arrays):
+        """Raise where the arrays are not such as the collective was made with."""
+        if self._single != (not isinstance(vector, (list, tuple))):
+            kind = "one array" if self._single else f"a list of {len(self._shape)} arrays"
+            raise TypeError(f"the vector is a {type(vector).__name__}, not {kind}")
+        if len(arrays) != len(self._shape):
+            raise ValueError(
+                f"the vector has {len(arrays)} arrays, the collective's have {len(self._shape)}"
+            )
+        for index, (array, (dtype, size)) in enumerate(zip(arrays, self._shape)):
+            name = "the vector" if self._single else f"array {index} of the vector"
+            if array.dtype != dtype:
+                raise TypeError(f"{name} is of dtype {array.dtype}, the collective's of {dtype}")
+            if array.size != size:
+                raise ValueError(f"{name} has {array.size} elements, the collective's have {size}")
+
+
+class Described(NamedTuple):
+    """An array on a device."""
+
+    address: int
+    dtype: str
+    size: int
+    stream: int | None
+
+
+def _described(vector, whole, name, stream, writes) -> tuple[list[Described], int]:
+    """Return what the arrays of a vector are, and the stream on which they are ready.
+
+    Args:
+        whole, name: what to call a vector that is one array, or array {} of a list.
+        stream: what the application has given for that, or None.
+        writes: whether they are written to.
+    """
+    listed = isinstance(vector, (list, tuple))
+    arrays = [
+        _describe_array(array, name.format(index) if listed else whole, writes)
+        for index, array in enumerate(vector if listed else [vector])
+    ]
+    _check_apart(arrays, name)
+    if stream is not None:
+        return arrays, _handle_of(stream)
+    named = {array.stream for array in arrays} - {None}
+    if len(named) > 1:
+        raise ValueError("the arrays of the vector name different streams: pass stream=")
+    return arrays, named.pop() if named else DEFAULT_STREAM
+
+
+def _describe_array(array, name, writes) -> Described:
+    """Return what an array is; TypeError or ValueError if it cannot be averaged."""
+    try:
+        interface = array.__cuda_array_interface__
+        address, is_read_only = interface["data"]
+        typestr, shape = interface["typestr"], tuple(interface["shape"])
+    except AttributeError:
+        raise TypeError(
+            f"{name} is a {type(array).__name__}, which is not on a device: the collective was "
+            "made with arrays that are"
+        ) from None
+    except RuntimeError as error:
+        raise TypeError(f"{name} has no __cuda_array_interface__: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise TypeError(f"{name} has no valid __cuda_array_interface__: {problem}") from None
+    dtype = DTYPES.get(typestr)
+    if dtype is None:
+        raise TypeError(
+            f"{name} is of type {typestr}, not one of {', '.join(SIZES)} in this "
+            "machine's byte order"
+        )
+    if len(shape) != 1:
+        raise ValueError(f"{name} has {len(shape)} dimensions, not one")
+    if shape[0] == 0:
+        raise ValueError(f"{name} is empty")
+    if interface.get("strides") not in (None, (SIZES[dtype],)) or interface.get("mask") is not None:
+        raise ValueError(f"{name} is not contiguous")
+    if address % SIZES[dtype]:
+        raise ValueError(f"{name} is not aligned")
+    if is_read_only and writes:
+        raise ValueError(f"{name} is read-only")
+    return Described(address, dtype, shape[0], interface.get("stream"))
+
+
+def _check_apart(arrays, name):
+    """Raise where two arrays have memory in common."""
+    order = sorted(range(len(arrays)), key=lambda index: arrays[index].address)
+    for first, second in pairwise(order):
+        end = arrays[first].address + arrays[first].size * SIZES[arrays[first].dtype]
+        if end > arrays[second].address:
+            names = " and ".join(name.format(index) for index in sorted((first, second)))
+            raise ValueError(f"{names} share memory, which would be averaged twice")
+
+
+def _handle_of(stream) -> int:
+    """Return the driver's handle of a stream of CuPy, torch, or by itself."""
+    for name in ("ptr", "cuda_stream", "native_handle"):
+        stream = getattr(stream, name, stream)
+    if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:
+        raise TypeError(
+            f"stream is a {type(stream).__name__}, neither a handle nor an object with ptr, "
+            "cuda_stream or native_handle"
+        )
+    return stream
+
+
+@contextlib.contextmanager
+def _telling(collective):
+    """Tell all ranks of an error in the block."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        collective.fail(error)
+        raise
+
+
+@functools.cache
+def _class_for_devices(kind):
+    """Return the class of those collectives of a kind that take arrays on a device."""
+    methods = {
+        name: _taking_arrays_on_devices(getattr(kind, name), returns)
+        for name, returns in METHODS.items()
+        if "vector" in inspect.signature(getattr(kind, name, lambda: None)).parameters
+    }
+
+    if hasattr(kind, "start"):
+
+        @functools.wraps(kind.start)
+        def start(self, vector, *, weight=1.0, stream=None):
+            return self._copies.start(self, vector, weight, stream)
+
+        methods["start"] = start
+
+    @functools.wraps(kind.joining)
+    @contextlib.contextmanager
+    def joining(self, vector, *, stream=None):
+        with self._copies.of(self, vector, stream, True) as arrays, kind.joining(self, arrays):
+            yield
+
+    @functools.wraps(kind.close)
+    def close(self):
+        kind.close(self)
+        if self.closed:
+            self._copies.close()
+
+    details = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    changed = {**methods, "joining": joining, "close": close, "on_host": property(_on_host)}
+    return type(kind.__name__, (kind,), {**details, **changed})
+
+
+def _on_host(collective):
+    """What the last call has made of its vector, to be read on the host before the next call."""
+    return collective._copies.arrays
+
+
+def _taking_arrays_on_devices(method, returns):
+    """Return a method that takes arrays on a device, of one that takes numpy's."""
+
+    @functools.wraps(method)
+    def taking(self, vector, *arguments, stream=None, **options):
+        with self._copies.of(self, vector, stream, returns) as arrays:
+            return method(self, arrays, *arguments, **options)
+
+    return taking

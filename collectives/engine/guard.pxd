@@ -1,0 +1,4 @@
+cdef class Guard:
+    cdef bint taken
+
+    cdef int take(self) except -1

@@ -1,0 +1,21 @@
+# cython: language_level=3
+"""What keeps an application to one call of a collective at a time."""
+
+
+cdef class Guard:
+    """Keeps a signal handler's call, or another thread's, out of one that is going on."""
+
+    def __enter__(self):
+        self.take()
+
+    cdef int take(self) except -1:
+        if self.taken:
+            raise RuntimeError(
+                "this collective is in a call already: a signal handler or another thread cannot "
+                "make one as well"
+            )
+        self.taken = True
+        return 0
+
+    def __exit__(self, *exception):
+        self.taken = False

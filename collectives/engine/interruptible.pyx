@@ -1,0 +1,65 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What an exception makes of a call that it ends, such as KeyboardInterrupt.
+
+The application gets its vector back; what all ranks are in goes on without it.
+"""
+
+from collectives.engine.operations cimport Operations
+from collectives.engine.waiting cimport SECOND
+from collectives.exchange.clock cimport now
+from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
+from collectives.protocols.contribution cimport NOWHERE, X
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+
+cdef class Interruptible(Operations):
+    """One rank's part in operations of all ranks, which goes on where its caller is interrupted."""
+
+    cdef void _abandon(self) noexcept nogil:
+        """What goes on was interrupted by an exception: the user's vector is ours no longer."""
+        self._lock_when_copied()
+        self._stop_using_vector()
+        self.contribution.interrupted(self._drain())
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void _stop_using_vector(self) noexcept nogil:
+        """Let what goes on do so without the user's vector, as far as messages have not begun."""
+        if self.begun:
+            self.exchange.adopt(self.vectors.arrays(self._kept_in()))
+        self.contribution.interrupt(self.begun)
+        if self.begun:
+            self.reduction.target = self.vectors.arrays(self.contribution.target)
+            self.reduction.copy = self.vectors.arrays(self.contribution.copy)
+            self.reduction.saved = self.vectors.arrays(self.contribution.saved)
+
+    cdef int _kept_in(self) noexcept nogil:
+        """Which vector takes what the user's has got so far, where nothing else has that."""
+        return NOWHERE
+
+    cdef void _lock_when_copied(self) noexcept nogil:
+        """Take the lock, once no thread is at the application's memory."""
+        pthread_mutex_lock(&self.lock)
+        while self.copying:
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
+
+    cdef bint _drain(self) noexcept nogil:
+        """Wait for messages from and to the application's memory; return whether they have ended.
+
+        Members that run end them soon. For one that is stopped it does not wait long: the call's
+        vector is kept, and no change is taken against what is in it.
+        """
+        cdef long long end = now() + SECOND
+        if self.begun:
+            self.exchange.divert()
+        while self.begun and self.exchange.uses(self.vectors.of[X]) and self.error == 0:
+            if now() > end:
+                return False
+            self.exchange.progress()
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
+        return True

@@ -1,0 +1,64 @@
+# An address in a device's memory; a context, stream or event.
+ctypedef unsigned long long Address
+ctypedef void *Handle
+
+cdef enum:
+    # Results, of which all but the first two are errors.
+    SUCCESS = 0
+    NOT_READY = 600
+    DEINITIALIZED = 4
+    INVALID_VALUE = 1
+    CAPTURE_IMPLICIT = 906
+    # Flags of streams and events.
+    NON_BLOCKING = 1
+    DISABLE_TIMING = 2
+    # What `PointerGetAttribute` is asked for.
+    MEMORY_TYPE = 2
+    DEVICE_ORDINAL = 9
+    IN_DEVICE_MEMORY = 2
+    # How graphs that are being captured restrict a thread: not at all.
+    RELAXED = 2
+
+cdef struct Functions:
+    int (*Init)(unsigned) noexcept nogil
+    int (*GetErrorName)(int, const char **) noexcept nogil
+    int (*DevicePrimaryCtxRetain)(Handle *, int) noexcept nogil
+    int (*CtxPushCurrent)(Handle) noexcept nogil
+    int (*CtxPopCurrent)(Handle *) noexcept nogil
+    int (*CtxGetStreamPriorityRange)(int *, int *) noexcept nogil
+    int (*StreamCreateWithPriority)(Handle *, unsigned, int) noexcept nogil
+    int (*StreamDestroy)(Handle) noexcept nogil
+    int (*StreamSynchronize)(Handle) noexcept nogil
+    int (*StreamWaitEvent)(Handle, Handle, unsigned) noexcept nogil
+    int (*ThreadExchangeStreamCaptureMode)(int *) noexcept nogil
+    int (*StreamIsCapturing)(Handle, int *) noexcept nogil
+    int (*EventCreate)(Handle *, unsigned) noexcept nogil
+    int (*EventDestroy)(Handle) noexcept nogil
+    int (*EventRecord)(Handle, Handle) noexcept nogil
+    int (*EventQuery)(Handle) noexcept nogil
+    int (*MemHostAlloc)(void **, size_t, unsigned) noexcept nogil
+    int (*MemFreeHost)(void *) noexcept nogil
+    int (*MemcpyDtoHAsync)(void *, Address, size_t, Handle) noexcept nogil
+    int (*MemcpyHtoDAsync)(Address, const void *, size_t, Handle) noexcept nogil
+    int (*PointerGetAttribute)(void *, int, Address) noexcept nogil
+
+# The driver's, once `load` was called.
+cdef Functions cu
+
+cdef int load() except -1
+cdef int check(const char *function, int result) except -1 nogil
+cdef int device_of(Address address) except? -1
+
+cdef class Context:
+    cdef readonly int device
+    cdef Handle handle
+
+cdef Context context_of(int device)
+cdef int enter(Handle context, int *mode) noexcept nogil
+cdef void leave(int mode) noexcept nogil
+
+cdef class PinnedMemory:
+    cdef readonly Py_ssize_t size
+    cdef char *address
+    cdef Handle current
+    cdef int pid

@@ -1,0 +1,162 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The CUDA driver: loaded when a vector on a device is first met, and not needed before.
+
+WAGMA_CUDA_LIBRARY names another library than libcuda.so.1.
+"""
+
+import ctypes
+import os
+
+from cpython.buffer cimport PyBuffer_FillInfo
+
+from collectives.errors import CudaError
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+# In the order of `Functions`, as the library exports them.
+NAMES = (
+    "cuInit",
+    "cuGetErrorName",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuCtxGetStreamPriorityRange",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuStreamIsCapturing",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuPointerGetAttribute",
+)
+
+# The library, once it is loaded, and the primary contexts of devices that were met.
+_library = None
+_contexts = {}
+
+
+cdef int load() except -1:
+    """Load the driver, unless it is; CudaError where there is none that works."""
+    global _library
+    cdef void **table = <void **>&cu
+    cdef size_t address
+    if _library is not None:
+        return 0
+    path = os.environ.get("WAGMA_CUDA_LIBRARY") or "libcuda.so.1"
+    try:
+        library = ctypes.CDLL(path)
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in NAMES]
+    except (OSError, AttributeError) as error:
+        raise CudaError(f"no CUDA driver: {error}") from None
+    for i in range(len(NAMES)):
+        address = found[i]
+        table[i] = <void *>address
+    check(b"cuInit", cu.Init(0))
+    _library = library
+    return 0
+
+
+cdef int check(const char *function, int result) except -1 nogil:
+    """Raise CudaError where a function of the driver has not succeeded."""
+    if result != SUCCESS:
+        with gil:
+            raise CudaError(f"{function.decode()} returned {name_of(result)}")
+    return 0
+
+
+def name_of(int result):
+    """Return what the driver calls a result."""
+    cdef const char *name = NULL
+    if cu.GetErrorName(result, &name) != SUCCESS or name == NULL:
+        return f"error {result}"
+    return name.decode()
+
+
+cdef int device_of(Address address) except? -1:
+    """Return the device whose memory this is an address in; ValueError where it is in none's."""
+    cdef unsigned memory = 0
+    cdef int device = 0
+    cdef int result = cu.PointerGetAttribute(&memory, MEMORY_TYPE, address)
+    if result == INVALID_VALUE or result == SUCCESS and memory != IN_DEVICE_MEMORY:
+        raise ValueError(f"{address:#x} is no address in a device's memory")
+    check(b"cuPointerGetAttribute", result)
+    check(b"cuPointerGetAttribute", cu.PointerGetAttribute(&device, DEVICE_ORDINAL, address))
+    return device
+
+
+cdef class Context:
+    """A device's primary context, which applications use as well; kept as long as the process."""
+
+
+cdef Context context_of(int device):
+    """Return the primary context of a device."""
+    cdef Context context
+    if device not in _contexts:
+        context = Context()
+        context.device = device
+        check(b"cuDevicePrimaryCtxRetain", cu.DevicePrimaryCtxRetain(&context.handle, device))
+        _contexts[device] = context
+    return _contexts[device]
+
+
+cdef int enter(Handle context, int *mode) noexcept nogil:
+    """Let this thread's calls be about a device, until it leaves; return the driver's result.
+
+    They are about streams that are in no graph. Without the mode that is set here they would break
+    one that any thread captures meanwhile.
+    """
+    cdef int result = cu.CtxPushCurrent(context)
+    if result == SUCCESS:
+        mode[0] = RELAXED
+        cu.ThreadExchangeStreamCaptureMode(mode)
+    return result
+
+
+cdef void leave(int mode) noexcept nogil:
+    """The thread is as it was when it entered, and got this mode."""
+    cdef Handle left
+    cu.ThreadExchangeStreamCaptureMode(&mode)
+    cu.CtxPopCurrent(&left)
+
+
+cdef class PinnedMemory:
+    """Host memory that a device copies from and to by itself; it lends itself as a buffer.
+
+    Args:
+        size: bytes, of no particular values.
+        context: that of the device.
+
+    Raises:
+        CudaError: there is none.
+    """
+
+    def __init__(self, Py_ssize_t size, Context context):
+        cdef int mode
+        self.size = size
+        self.current = context.handle
+        self.pid = getpid()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            check(b"cuMemHostAlloc", cu.MemHostAlloc(<void **>&self.address, size, 0))
+        finally:
+            leave(mode)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.address, self.size, 0, flags)
+
+    def __dealloc__(self):
+        cdef int mode
+        # A fork has the memory, but not the driver.
+        if (self.address != NULL and self.pid == getpid()
+                and enter(self.current, &mode) == SUCCESS):
+            cu.MemFreeHost(self.address)
+            leave(mode)

@@ -1,0 +1,131 @@
+"""The passes over vectors on devices, compiled by NVRTC for the one that there is.
+
+NVRTC is a library that comes with the CUDA toolkit, with PyTorch for CUDA, or alone (`pip install
+nvidia-cuda-nvrtc`). It is loaded when something is compiled, and needs neither a GPU nor a driver.
+What it makes is machine code for exactly one kind of device, not PTX, which a driver older than
+NVRTC refuses; and it is kept, so that ranks and later jobs find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+
+from collectives.errors import CudaError
+
+__all__ = ["compiled", "kernels"]
+
+HERE = Path(__file__).parent
+SOURCE, HEADER = HERE / "kernels.cu", HERE / "numbers.h"
+# No fused multiply-add: the bits are those of the passes on the host (see setup.py).
+OPTIONS = ("--std=c++17", "--fmad=false")
+VERSIONS = (13, 12)  # of its interface, as libraries are called; the newest first
+# Where packages of PyPI have it.
+PACKAGES = ("nvidia.cu13", "nvidia.cuda_nvrtc")
+
+
+def kernels(capability: tuple[int, int]) -> bytes:
+    """Return the machine code of all kernels for devices of a compute capability, such as (9, 0).
+
+    It is kept in $WAGMA_CACHE_DIR, or else wagma/ in $XDG_CACHE_HOME or ~/.cache, by its contents.
+
+    Raises:
+        CudaError: there is no NVRTC, or it does not know such devices.
+    """
+    nvrtc = library()
+    options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", *OPTIONS]
+    files = SOURCE.read_bytes(), HEADER.read_bytes()
+    content = hashlib.sha256(repr([version_of(nvrtc), options, *files]).encode())
+    kept = cache() / f"kernels-{content.hexdigest()[:32]}.cubin"
+    with contextlib.suppress(OSError):
+        return kept.read_bytes()
+    made = compiled(nvrtc, *files, options)
+    # Where it cannot be kept it is compiled again. Ranks of a job may all be here at once.
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
+            file.write(made)
+        os.replace(file.name, kept)
+    return made
+
+
+def cache() -> Path:
+    """Return the directory in which compiled kernels are kept."""
+    if named := os.environ.get("WAGMA_CACHE_DIR"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wagma"
+
+
+def library() -> ctypes.CDLL:
+    """Load NVRTC: $WAGMA_NVRTC_LIBRARY, a package's, or one where the loader looks."""
+    if named := os.environ.get("WAGMA_NVRTC_LIBRARY"):
+        candidates = [named]
+    else:
+        names = [f"libnvrtc.so.{version}" for version in VERSIONS]
+        packaged = (folder / "lib" / name for folder in folders() for name in names)
+        candidates = [*(str(path) for path in packaged if path.exists()), *names]
+    problems = []
+    for candidate in candidates:
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError as error:
+            problems.append(str(error))
+    raise CudaError(f"no NVRTC to compile kernels with: {'; '.join(problems)}")
+
+
+def folders():
+    """Yield the folders of packages that may have NVRTC."""
+    for package in PACKAGES:
+        with contextlib.suppress(ImportError):
+            found = importlib.util.find_spec(package)
+            yield from map(Path, found.submodule_search_locations if found else ())
+
+
+def version_of(nvrtc) -> tuple[int, int]:
+    """Return an NVRTC's version."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    check(nvrtc, "nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def compiled(nvrtc, source: bytes, header: bytes, options) -> bytes:
+    """Return the machine code of a source that includes numbers.h; CudaError with what is wrong."""
+    program = ctypes.c_void_p()
+    headers = (ctypes.c_char_p * 1)(header)
+    names = (ctypes.c_char_p * 1)(HEADER.name.encode())
+    check(
+        *(nvrtc, "nvrtcCreateProgram", ctypes.byref(program), source, SOURCE.name.encode()),
+        *(1, headers, names),
+    )
+    try:
+        words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        try:
+            check(nvrtc, "nvrtcCompileProgram", program, len(options), words)
+        except CudaError as error:
+            said = text(nvrtc, program, "nvrtcGetProgramLog").rstrip(b"\0").decode().strip()
+            raise CudaError(f"{error} for {' '.join(options)}: {said}") from None
+        return text(nvrtc, program, "nvrtcGetCUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def text(nvrtc, program, what) -> bytes:
+    """Return what NVRTC has made of a program: `what`, whose size it says first."""
+    size = ctypes.c_size_t()
+    check(nvrtc, f"{what}Size", program, ctypes.byref(size))
+    made = ctypes.create_string_buffer(size.value)
+    check(nvrtc, what, program, made)
+    return made.raw
+
+
+def check(nvrtc, function, *arguments):
+    """Call a function of NVRTC's; CudaError with its name and NVRTC's of the error."""
+    result = getattr(nvrtc, function)(*arguments)
+    if result != 0:
+        nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise CudaError(f"{function} returned {nvrtc.nvrtcGetErrorString(result).decode()}")

@@ -1,0 +1,102 @@
+/* Memory: each region is mapped twice, where applications see it, with the protection that makes a
+   mistake a fault, and where streams read and write it. */
+#define _GNU_SOURCE
+#include "stand_in.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, GARBAGE = 0xA5 };
+
+struct Counts counts;
+static Region regions[MOST_REGIONS];
+
+Region *find(const void *address) {
+    const char *p = address;
+    for (int i = 0; i < MOST_REGIONS; i++)
+        if (regions[i].used && p >= regions[i].seen && p < regions[i].seen + regions[i].size)
+            return &regions[i];
+    return NULL;
+}
+
+/* Where a stream reads what applications see here. */
+void *reach(const void *address) {
+    Region *region = find(address);
+    return region ? region->ours + ((const char *)address - region->seen) : (void *)address;
+}
+
+static void count(int device, long long size) {
+    long long *now = device < 0 ? &counts.pinned_bytes : &counts.device_bytes;
+    long long *peak = device < 0 ? &counts.pinned_peak : &counts.device_peak;
+    *now += size;
+    if (*now > *peak)
+        *peak = *now;
+}
+
+char *allocate(size_t size, int device) {
+    Region *region = NULL;
+    for (int i = 0; i < MOST_REGIONS && !region; i++)
+        if (!regions[i].used)
+            region = &regions[i];
+    if (!region)
+        return NULL;
+    size = (size + PAGE - 1) / PAGE * PAGE;
+    int file = memfd_create("stand-in", 0);
+    if (file < 0 || ftruncate(file, size))
+        return NULL;
+    int protection = device < 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
+    region->seen = mmap(NULL, size, protection, MAP_SHARED, file, 0);
+    region->ours = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (region->seen == MAP_FAILED || region->ours == MAP_FAILED)
+        return NULL;
+    memset(region->ours, GARBAGE, size); /* nobody may count on zeros */
+    region->size = size;
+    region->device = device;
+    region->file = file;
+    region->used = 1;
+    count(device, size);
+    return region->seen;
+}
+
+/* Free memory once the device is done with it, as CUDA does. */
+Result release(void *address, int pinned) {
+    Region *region = find(address);
+    if (!region || region->seen != address || pinned != (region->device < 0))
+        return INVALID_VALUE;
+    wait_for_all();
+    munmap(region->seen, region->size);
+    munmap(region->ours, region->size);
+    close(region->file);
+    region->used = 0;
+    count(region->device, -(long long)region->size);
+    return SUCCESS;
+}
+
+/* Protect the whole pages of these bytes where applications see them. */
+void protect(Region *region, size_t low, size_t high, int protection) {
+    low = (low + PAGE - 1) / PAGE * PAGE;
+    high = high / PAGE * PAGE;
+    if (low < high)
+        mprotect(region->seen + low, high - low, protection);
+}
+
+static void on_fault(int signal_number, siginfo_t *info, void *context) {
+    Region *region = find(info->si_addr);
+    if (region)
+        end(HOST_ACCESS, "the host touches %s memory, byte %zd of %zu%s",
+            region->device < 0 ? "pinned" : "device", (char *)info->si_addr - region->seen,
+            region->size, region->device < 0 ? ", and has not seen the copy end that does" : "");
+    signal(signal_number, SIG_DFL);
+    (void)context;
+}
+
+void install_handler(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, NULL);
+}

@@ -1,0 +1,107 @@
+/* A stand-in for libcuda.so.1, for tests on machines without a GPU.
+
+   - Device memory is where the host cannot touch it: an access ends the process.
+   - So does one to pinned memory while a copy to it has not been seen to end, or a write while a
+     copy from it has not, however fast the copy was.
+   - Every stream is a thread, which sleeps at random before each operation (STAND_IN_DELAY,
+     microseconds): streams run late, and in any order that CUDA allows.
+   - Each operation has a clock of all that it comes after. Two that touch the same bytes, one of
+     them writing, and that nothing orders end the process, in whatever order they would have run.
+   - Calls that block the host, and bytes, are counted.
+
+   One lock guards everything; functions here are called with it. There are no kernels. */
+#ifndef STAND_IN_H
+#define STAND_IN_H
+
+#include <pthread.h>
+#include <stddef.h>
+
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    NOT_SUPPORTED = 801,
+};
+enum { MOST_STREAMS = 64, MOST_REGIONS = 4096, MOST_ACCESSES = 65536 };
+
+/* How a test learns from the exit status what was wrong. */
+enum { DISORDER = 86, HOST_ACCESS = 87, MISUSE = 88 };
+
+typedef int Result;
+typedef unsigned long long Number;
+
+/* Of each stream: how many of its operations. */
+typedef struct { Number of[MOST_STREAMS]; } Clock;
+
+/* Memory of a device, or pinned (device < 0): where applications see it, and where streams do. */
+typedef struct { char *seen, *ours; size_t size; int device, used, file; } Region;
+
+typedef struct Operation {
+    struct Operation *next;
+    enum { NOTHING, COPY, FILL, SLEEP, GATE } kind;
+    const char *what;
+    char *to;
+    const char *from;
+    size_t size;
+    unsigned char value;
+    long microseconds, gate;
+    Number number;
+    Clock after;
+} Operation;
+
+/* `legacy`: it and the legacy default stream, number 0, wait for each other. */
+typedef struct {
+    int number, legacy, capturing;
+    pthread_t thread;
+    Operation *first, *last;
+    Number issued, ended;
+    Clock clock;
+} Stream;
+
+typedef struct { Stream *stream; Number number; Clock clock; } Event;
+
+extern pthread_mutex_t lock;
+extern pthread_cond_t moved;
+extern Stream streams[MOST_STREAMS];
+extern int stream_count;
+extern long gates_closed, gates_opened; /* since the beginning */
+
+/* Tests read them, in this order. */
+extern struct Counts {
+    long long blocking, copies, pageable, device_bytes, device_peak, pinned_bytes, pinned_peak;
+} counts;
+
+/* memory.c */
+Region *find(const void *address);
+void *reach(const void *address);
+char *allocate(size_t size, int device);
+Result release(void *address, int pinned);
+void protect(Region *region, size_t low, size_t high, int protection);
+void install_handler(void);
+
+/* order.c */
+extern int reports; /* the file descriptor that they go to */
+extern Clock host; /* what the host has seen to end */
+void merge(Clock *clock, const Clock *other);
+void see(const Clock *clock);
+void check_order(const Stream *stream, const Operation *operation, const Clock *clock);
+void end(int status, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
+
+/* streams.c */
+Stream *make_stream(int legacy);
+void remove_stream(Stream *stream);
+Stream *stream_of(void *handle);
+Operation *make_operation(int kind, const char *what);
+void enqueue(Stream *stream, Operation *operation);
+void wait_for(Stream *stream, Number number);
+void wait_for_all(void);
+void read_delay(void);
+
+#endif

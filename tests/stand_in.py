@@ -1,0 +1,270 @@
+"""Devices without a GPU: `tests/cuda`, the stand-in for the CUDA driver, and arrays on it.
+
+python stand_in.py        # builds it and prints its path, for WAGMA_CUDA_LIBRARY
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SOURCES = Path(__file__).with_name("cuda")
+BUILD = Path(__file__).parent.parent / "build" / "stand-in"
+COMPILE = ["-std=gnu11", "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared"]
+# Exit statuses: see stand_in.h.
+DISORDER, HOST_ACCESS, MISUSE = 86, 87, 88
+NON_BLOCKING = 1
+LEGACY = 1
+NOT_READY, ILLEGAL_ADDRESS = 600, 700
+
+# The file descriptor that mistakes are reported to: pytest's own standard error, where that runs.
+reports = 2
+
+
+class Counts(typing.NamedTuple):
+    """What the stand-in has counted: calls that block the host, copies, and bytes."""
+
+    blocking: int
+    copies: int
+    pageable: int
+    device_bytes: int
+    device_peak: int
+    pinned_bytes: int
+    pinned_peak: int
+
+
+class NoCompiler(Exception):
+    """There is nothing to build the stand-in with."""
+
+
+@functools.cache
+def library() -> str:
+    """Build the stand-in where that has not been done, and return its path."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise NoCompiler("no C compiler (CC, cc) to build the stand-in for the CUDA driver with")
+    files = sorted(SOURCES.glob("*.[ch]"))
+    content = hashlib.sha256(repr([compiler, COMPILE]).encode())
+    for file in files:
+        content.update(file.read_bytes())
+    target = BUILD / content.hexdigest()[:16] / "libcuda.so.1"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Other ranks may do the same at the same time.
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            built = Path(folder) / target.name
+            sources = [str(file) for file in files if file.suffix == ".c"]
+            subprocess.run([compiler, *COMPILE, *sources, "-o", built, "-lpthread"], check=True)
+            os.replace(built, target)
+    return str(target)
+
+
+def require() -> str:
+    """Return the stand-in's path; skip the test, saying why, where it cannot be built."""
+    try:
+        return library()
+    except NoCompiler as reason:
+        pytest.skip(str(reason))
+
+
+class Array:
+    """A vector in a device's memory, as CuPy's and torch's arrays show theirs.
+
+    Args:
+        device: the `Device` that it is on.
+        values: 1-D numpy array, which is copied there on its stream.
+        stream: the handle that the interface names; None names none.
+    """
+
+    def __init__(self, device, values, stream=None):
+        self.device, self.dtype, self.size = device, values.dtype, values.size
+        self.address = device.allocate(values.nbytes)
+        self.stream = stream
+        device.write(self, values, stream)
+
+    @property
+    def __cuda_array_interface__(self):
+        name = self.dtype.name
+        return {
+            "shape": (self.size,),
+            "typestr": "<V2" if name == "bfloat16" else self.dtype.newbyteorder("<").str,
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+            "stream": self.stream,
+        }
+
+    def get(self, stream=None):
+        """Return its values as they are on a stream, by default its own."""
+        return self.device.read(self, self.stream if stream is None else stream)
+
+    def __del__(self):
+        # Not at once, which would wait for all streams, some of them held.
+        self.device.unused.append(self.address)
+
+
+class Device:
+    """One of the stand-in's devices, as an application uses it.
+
+    Its `counts()` are those of the whole process.
+    """
+
+    def __init__(self, ordinal=0):
+        self.driver = ctypes.CDLL(os.environ.get("WAGMA_CUDA_LIBRARY") or library())
+        self.context = ctypes.c_void_p()
+        self.pinned = {}
+        self.streams = []
+        self.unused = []
+        self.driver.cuInit(0)
+        self.driver.stand_in_report_to(reports)
+        check(
+            "cuDevicePrimaryCtxRetain",
+            self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), ordinal),
+        )
+
+    def call(self, name, *arguments):
+        """Call a function of the driver in this device's context; RuntimeError if it fails."""
+        self.driver.cuCtxPushCurrent_v2(self.context)
+        try:
+            check(name, getattr(self.driver, name)(*arguments))
+        finally:
+            self.driver.cuCtxPopCurrent_v2(None)
+
+    def array(self, values, stream=None):
+        return Array(self, np.asarray(values), stream)
+
+    def allocate(self, size):
+        address = ctypes.c_ulonglong()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address.value
+
+    def create_stream(self, flags=NON_BLOCKING):
+        created = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(created), flags)
+        self.streams.append(created.value)
+        return created.value
+
+    def write(self, array, values, stream=None):
+        """Overwrite an array on a stream, as a step of training does; the host does not wait."""
+        values = np.ascontiguousarray(values)
+        staging = self._pinned(values.nbytes)
+        ctypes.memmove(staging, values.ctypes.data, values.nbytes)
+        self.call(
+            "cuMemcpyHtoDAsync_v2",
+            ctypes.c_ulonglong(array.address),
+            ctypes.c_void_p(staging),
+            ctypes.c_size_t(values.nbytes),
+            handle(stream),
+        )
+
+    def read(self, array, stream=None):
+        """Return an array's values once the stream has come so far; the host waits."""
+        values = np.empty(array.size, array.dtype)
+        staging = self._pinned(values.nbytes)
+        self.call(
+            "cuMemcpyDtoHAsync_v2",
+            ctypes.c_void_p(staging),
+            ctypes.c_ulonglong(array.address),
+            ctypes.c_size_t(values.nbytes),
+            handle(stream),
+        )
+        self.synchronize(stream)
+        ctypes.memmove(values.ctypes.data, staging, values.nbytes)
+        self.free_pinned()
+        return values
+
+    def sleep(self, seconds, stream=None):
+        """Keep a stream busy for so long."""
+        self.call("stand_in_sleep", handle(stream), ctypes.c_long(int(seconds * 1e6)))
+
+    @contextlib.contextmanager
+    def holding(self, stream=None):
+        """Keep a stream busy until the block ends, or `open` is called in it."""
+        self.call("stand_in_hold", handle(stream))
+        try:
+            yield
+        finally:
+            self.open()
+
+    def open(self):
+        """Let all streams that are held go on."""
+        self.driver.stand_in_open()
+
+    def synchronize(self, stream=None):
+        self.call("cuStreamSynchronize", handle(stream))
+
+    def is_over(self, event):
+        """Whether an event has been reached, without waiting."""
+        self.driver.cuCtxPushCurrent_v2(self.context)
+        try:
+            result = self.driver.cuEventQuery(event)
+        finally:
+            self.driver.cuCtxPopCurrent_v2(None)
+        check("cuEventQuery", result if result != NOT_READY else 0)
+        return result == 0
+
+    def counts(self):
+        numbers = (ctypes.c_longlong * len(Counts._fields))()
+        self.driver.stand_in_counts(numbers)
+        return Counts(*numbers)
+
+    def fail(self, error):
+        """Let every call fail like this from now on; 0: none any more."""
+        self.driver.stand_in_fail(error)
+
+    @contextlib.contextmanager
+    def capturing(self, stream):
+        """A graph is being captured on the stream."""
+        self.call("stand_in_capture", handle(stream), 1)
+        yield
+        self.call("stand_in_capture", handle(stream), 0)
+
+    def _pinned(self, size):
+        address = ctypes.c_void_p()
+        self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(max(size, 1)), 0)
+        self.pinned[address.value] = size
+        return address.value
+
+    def reset(self):
+        """Leave nothing of what a test has made or set, but its arrays."""
+        self.open()
+        self.fail(0)
+        self.free_pinned()
+        self.free_arrays()
+        while self.streams:
+            self.call("cuStreamDestroy_v2", handle(self.streams.pop()))
+
+    def free_arrays(self):
+        """Free the arrays that are used no longer; the host waits."""
+        while self.unused:
+            self.call("cuMemFree_v2", ctypes.c_ulonglong(self.unused.pop()))
+
+    def free_pinned(self):
+        """Free what copies went through; the host waits for them."""
+        for address in list(self.pinned):
+            self.call("cuMemFreeHost", ctypes.c_void_p(address))
+            del self.pinned[address]
+
+
+def handle(stream):
+    return ctypes.c_void_p(stream or 0)
+
+
+def check(name, result):
+    if result != 0:
+        raise RuntimeError(f"{name} returned {result}")
+
+
+if __name__ == "__main__":
+    print(library())

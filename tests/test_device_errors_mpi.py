@@ -1,0 +1,248 @@
+"""What goes wrong in collectives with arrays on devices, on the stand-in for the driver."""
+
+import contextlib
+import gc
+import signal
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import stand_in
+from devices import CASES
+from stand_in import ILLEGAL_ADDRESS
+from together import Interrupted, interrupt, wait_until
+
+import collectives
+from collectives import CudaError, GroupAllreduce, RankFailedError
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.transports("messages")
+def test_ranks_with_and_without_a_device_raise_alike(comm, device, stream):
+    values = np.zeros(10)
+    like = device.array(values, stream) if comm.rank % 2 else values
+    device.free_pinned()
+    gc.collect()
+    before = device.counts()
+    with pytest.raises(ValueError, match=r"device differs between ranks: cpu .* cuda on ranks? 1"):
+        GroupAllreduce(comm, like)
+    with pytest.raises(ValueError, match="device differs"):
+        collectives.PartialAllreduce(comm, like)
+    gc.collect()
+    assert device.counts().pinned_bytes == before.pinned_bytes
+
+
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("case", CASES)
+def test_a_collective_takes_arrays_of_the_kind_that_it_was_made_with(comm, device, stream, case):
+    values = np.zeros(10)
+    on_device = device.array(values, stream)
+    for like, other, words in (
+        (on_device, values, "which is not on a device: the collective was made with"),
+        (values, on_device, "made with numpy arrays, and takes no others"),
+    ):
+        with CASES[case].make(comm, like) as collective:
+            if comm.rank == 0:
+                with pytest.raises(TypeError, match=words):
+                    collective(other)
+            else:
+                with pytest.raises(RankFailedError, match=f"rank 0 failed.*{words}"):
+                    collective.synchronize(like)
+
+
+@pytest.mark.transports("messages")
+def test_all_arrays_are_on_one_device(comm, device, stream):
+    other = stand_in.Device(1)
+    first, second = device.array(np.zeros(8), stream), other.array(np.zeros(8))
+    with pytest.raises(TypeError, match="array 1 of the vector is on device 1"):
+        GroupAllreduce(comm, [first, second])
+    with GroupAllreduce(comm, second) as average:
+        if comm.rank == 0:
+            with pytest.raises(TypeError, match="the vector is on device 0, the collective's are"):
+                average(first)
+        else:
+            with pytest.raises(RankFailedError, match="rank 0 failed"):
+                average.synchronize(second)
+    other.reset()
+
+
+@pytest.mark.parametrize("how", ["call", "start", "close"])
+def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, how):
+    stream = device.create_stream()
+    vector = device.array(np.zeros(5000), stream)
+    device.synchronize(stream)
+    average = GroupAllreduce(comm, vector, group_size=comm.size, wait="group")
+    if comm.rank == 1:
+        with device.holding(stream):
+            breaks = threading.Timer(0.1, device.fail, [ILLEGAL_ADDRESS])
+            breaks.start()
+            call = average.start(vector) if how != "call" else None
+            if how == "close":
+                average.close()
+            with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+                call.wait() if call else average(vector)
+            breaks.join()
+        if how != "close":
+            with pytest.raises(collectives.ClosedError, match="this rank failed"):
+                average(vector)
+    else:
+        # The first call may end before they hear of it, if that rank is closing.
+        with pytest.raises(
+            RankFailedError, match=r"rank 1 failed.*CudaError: .*CUDA_ERROR_ILLEGAL_ADDRESS"
+        ):
+            while True:
+                average(vector)
+    average.close()
+    comm.Barrier()
+    device.fail(0)
+
+
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("group")])
+def test_a_device_that_fails_ends_each_collective(comm, device, stream, case):
+    vector = device.array(np.zeros(5000), stream)
+    device.synchronize(stream)
+    collective = CASES[case].make(comm, vector)
+    if comm.rank == 1:
+        device.fail(ILLEGAL_ADDRESS)
+        with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+            collective(vector)
+    else:
+        with pytest.raises(RankFailedError, match="rank 1 failed.*CUDA_ERROR_ILLEGAL_ADDRESS"):
+            while True:
+                collective(vector)
+    comm.Barrier()
+    collective.close()
+    device.fail(0)
+
+
+def test_a_rank_whose_device_has_failed_is_served_from_its_copy_until_it_calls(
+    comm, device, stream
+):
+    vector = device.array(np.full(5000, float(comm.rank)), stream)
+    with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=100) as average:
+        average.publish(vector)
+        comm.Barrier()
+        if comm.rank == 1:
+            device.fail(ILLEGAL_ADDRESS)
+            comm.Barrier()
+            comm.Barrier()
+            with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+                average(vector)
+        else:
+            comm.Barrier()
+            for _ in range(3):
+                assert 1 in average(vector).group
+            assert vector.get()[0] > 0
+            comm.Barrier()
+            with pytest.raises(RankFailedError, match="rank 1 failed"):
+                average.synchronize(vector)
+    device.fail(0)
+
+
+@pytest.mark.transports("messages")
+def test_a_graph_that_is_being_captured_is_an_error(comm, device, stream):
+    vector = device.array(np.zeros(100), stream)
+    words = "a CUDA graph is being captured on this stream"
+    with GroupAllreduce(comm, vector) as average:
+        if comm.rank == 0:
+            with device.capturing(stream), pytest.raises(RuntimeError, match=words):
+                average(vector)
+        else:
+            with pytest.raises(RankFailedError, match=f"rank 0 failed.*{words}"):
+                average.synchronize(vector)
+
+
+def test_a_graph_may_be_captured_while_a_call_waits_for_its_device(comm, device, stream):
+    """Unlike others' queries and allocations, the collective's break no capture."""
+    captured = device.create_stream()
+    vector = device.array(np.full(5000, float(comm.rank)), stream)
+    with GroupAllreduce(comm, vector, group_size=comm.size, wait="group") as average:
+        with device.capturing(captured):
+            with device.holding(stream):
+                call = average.start(vector)
+                assert not call.test()
+            assert call.wait().version == 0
+            average(vector)
+            GroupAllreduce(comm, vector).close()
+        assert vector.get()[0] == (comm.size - 1) / 2
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize("how", ["call", "wait"])
+def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, device, how):
+    stream = device.create_stream()
+    first = device.array(np.full(5000, 1.0 + comm.rank), stream)
+    second = device.array(np.full(5000, 2.0 + comm.rank), stream)
+    alive = weakref.ref(first)
+    with GroupAllreduce(comm, first, group_size=comm.size, wait="group") as average:
+        with device.holding(stream):
+            device.write(first, np.full(5000, 7.0), stream)
+            with interrupted_after(0.2), pytest.raises(Interrupted):
+                average.start(first).wait() if how == "wait" else average(first)
+            assert average.version == 0
+            # The application's stream is ordered after the copy, so this is in order.
+            device.write(first, np.full(5000, 8.0), stream)
+            del first
+            assert alive() is not None, "a copy still reads it"
+        assert average(second).version == 0
+        assert alive() is None
+        np.testing.assert_array_equal(second.get(), 2.0 + (comm.size - 1) / 2)
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    """Raise Interrupted from a signal handler."""
+    handler = signal.signal(signal.SIGALRM, lambda *_: interrupt())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.transports("messages")
+def test_a_signal_handler_can_make_no_call_while_one_waits_for_the_device(comm, device):
+    stream = device.create_stream()
+    vector = device.array(np.zeros(100), stream)
+    with GroupAllreduce(comm, vector, wait="group") as average, device.holding(stream):
+        handler = signal.signal(signal.SIGALRM, lambda *_: average(vector))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(RuntimeError, match="in a call already"):
+                average(vector)
+        finally:
+            signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.transports("messages")
+def test_several_collectives_join_together(comm, device, stream):
+    x = device.array(np.full(100, float(comm.rank)), stream)
+    y = device.array(np.full(100, 2.0 * comm.rank), stream)
+    with GroupAllreduce(comm, x) as a, collectives.NeighborAverage(comm, y) as b:
+        for _ in range(comm.rank):
+            a(x)
+            b(y)
+        collectives.join((a, x), (b, y))
+        assert len(set(comm.allgather(x.get()[0]))) == 1
+        assert a.version == comm.size - 1
+
+
+@pytest.mark.transports("messages")
+def test_close_after_a_failure_waits_for_no_call_that_has_not_begun(comm, device):
+    stream = device.create_stream()
+    vector = device.array(np.zeros(5000), stream)
+    average = GroupAllreduce(comm, vector, group_size=comm.size, wait="group")
+    with device.holding(stream):
+        call = average.start(vector)
+        comm.Barrier()
+        if comm.rank == 2:
+            average.fail(KeyError("mine"))
+        wait_until(lambda: average.native.failure[0] >= 0)
+        threading.Timer(0.2, device.open).start()
+        average.close()
+    with pytest.raises(RankFailedError, match="rank 2 failed.*mine"):
+        call.wait()

@@ -1,0 +1,314 @@
+"""Every method with the model on a device, beside the CPU, on the stand-in for the CUDA driver."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import pytest
+import torch
+import torch_device
+from methods import (
+    METHODS,
+    backward,
+    bits,
+    bits_of,
+    checkpoint,
+    each_method,
+    local_bits,
+    make_model,
+    momentum_sgd,
+)
+from together import interrupted, same_everywhere
+
+import collectives
+from wagma import optim
+
+pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
+
+repeatable = pytest.mark.parametrize(
+    "method",
+    [method for method in METHODS.values() if method.repeatable],
+    ids=[name for name in METHODS if METHODS[name].repeatable],
+)
+
+
+@pytest.fixture(scope="module")
+def device():
+    from mpi4py import MPI
+
+    pytest.importorskip("ml_dtypes")
+    if MPI.COMM_WORLD.rank:
+        MPI.COMM_WORLD.Barrier()
+    try:  # one rank builds it, the others find it
+        return torch_device.require()
+    finally:
+        if not MPI.COMM_WORLD.rank:
+            MPI.COMM_WORLD.Barrier()
+
+
+@pytest.fixture
+def pair(comm):
+    """A communicator of two of the ranks."""
+    part = comm.Split(comm.rank // 2)
+    yield part
+    part.Free()
+
+
+def one_by_one(parameters, lr=0.1):
+    """Return an optimizer without torch's faster loops, which round bfloat16 otherwise."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9, foreach=False)
+
+
+def train(comm, model, optimizer, steps):
+    for step in steps:
+        backward(model, comm.rank, step)
+        optimizer.step()
+
+
+def history(comm, method, device, dtype=torch.float32):
+    """Return what a model, and the local optimizer's state, are after all that can be done."""
+    model = make_model(comm.rank, dtype).to(device)
+    seen = []
+
+    def note():
+        optimizer.complete()
+        seen.append((bits_of(model), local_bits(optimizer)))
+
+    with method.wrap(model, comm, one_by_one) as optimizer:
+        for steps in (range(3), range(3, 6)):
+            train(comm, model, optimizer, steps)
+            note()
+        with optimizer.averaged():
+            seen.append(bits_of(model))
+        note()
+        seen.append(bits(optimizer.model_state_dict().values()))
+        train(comm, model, optimizer, [6])
+        optimizer.synchronize()
+        note()
+        with optimizer.join():
+            train(comm, model, optimizer, range(7, 9 + comm.rank % 2))
+        note()
+        train(comm, model, optimizer, [10])
+        assert {value.device.type for value in model.parameters()} == {torch.device(device).type}
+    seen.append(bits_of(model))
+    return seen
+
+
+@repeatable
+def test_training_gives_the_bits_of_the_cpu(comm, pair, device, method):
+    assert history(comm, method, device) == history(comm, method, "cpu")
+    assert history(pair, method, device) == history(pair, method, "cpu")
+
+
+@pytest.mark.parametrize("name", ["wagma-group", "local-sgd"])
+def test_weights_by_work_give_the_bits_of_the_cpu(comm, device, name):
+    for weights in ({"weights": "work"}, {"weights": "wp", "contraction": 0.5}):
+        method = METHODS[name]._replace(settings=METHODS[name].settings | weights)
+        assert history(comm, method, device) == history(comm, method, "cpu")
+
+
+@contextmanager
+def growing_by(most):
+    """Check that tensors' memory on the device grows by so many bytes at most in the block."""
+    torch_device.reset_peak()
+    before = torch_device.counts().bytes
+    yield
+    assert torch_device.counts().peak - before <= most
+
+
+@each_method
+def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, device, method):
+    model = make_model(comm.rank, width=500).to(device)
+    size = sum(value.nbytes for value in model.state_dict().values())
+    slack = size // 3  # what overlaps has buffers, here a sixth of the model, twice more
+    before = torch_device.counts()
+    with growing_by(size + slack), ExitStack() as stack:
+        optimizer = stack.enter_context(method.wrap(model, comm, partial(one_by_one, lr=1e-4)))
+        open_until_the_end = stack.pop_all()
+    wrapped = torch_device.counts()
+    assert wrapped.bytes - before.bytes <= size + slack
+    assert wrapped.pinned - before.pinned <= size + slack
+    with open_until_the_end:
+        waited = 0
+        with optimizer.join():
+            for step in range(5 + comm.rank):
+                backward(model, comm.rank, step)
+                begun = torch_device.counts()
+                momentum = 0 if step else size
+                with growing_by(momentum + slack):
+                    optimizer.step()
+                ended = torch_device.counts()
+                waited += ended.reads - begun.reads + ended.blocking - begun.blocking
+        assert waited == 0
+        assert same_everywhere(comm, bits(model.parameters()))
+        train(comm, model, optimizer, [9])
+        with growing_by(slack):
+            optimizer.synchronize()
+        assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))
+        with growing_by(size + slack), optimizer.averaged():
+            pass
+        assert torch_device.counts().pinned == wrapped.pinned
+    assert torch_device.counts().pinned == before.pinned
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert all(value.device == device for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("saved_on", ["cpu", "device"])
+@pytest.mark.parametrize("name", ["wagma-overlap", "allreduce", "sgp"])
+def test_training_goes_on_elsewhere_from_its_state(comm, device, name, saved_on):
+    method = METHODS[name]
+    places = ("cpu", device) if saved_on == "cpu" else (device, "cpu")
+    model = make_model(comm.rank).to(places[0])
+    with method.wrap(model, comm) as optimizer:
+        train(comm, model, optimizer, range(4))
+        saved = checkpoint(model, optimizer)
+        train(comm, model, optimizer, range(4, 7))
+        optimizer.complete()
+        expected = bits_of(model), local_bits(optimizer)
+    again = make_model(17 + comm.rank).to(places[1])
+    with method.wrap(again, comm) as optimizer:
+        again.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        train(comm, again, optimizer, range(4, 7))
+        optimizer.complete()
+        assert (bits_of(again), local_bits(optimizer)) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_all_dtypes_give_the_bits_of_the_cpu(comm, device, dtype):
+    for name in ("wagma-overlap", "allreduce"):
+        method = METHODS[name]
+        assert history(comm, method, device, dtype) == history(comm, method, "cpu", dtype)
+
+
+@pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce"])
+def test_another_stream_is_waited_for(comm, device, name):
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        stream = torch.Stream(device)
+        if place != "cpu":
+            stream.wait_stream(torch.accelerator.current_stream())
+        with stream, METHODS[name].wrap(model, comm) as optimizer:
+            train(comm, model, optimizer, range(5))
+        if place != "cpu":
+            torch.accelerator.current_stream().wait_stream(stream)
+        ends.append(bits_of(model))
+    assert ends[0] == ends[1]
+
+
+def test_an_average_that_was_started_on_another_stream_is_waited_for(comm, device):
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        streams = [torch.Stream(device) for _ in range(2)]
+        with METHODS["wagma-overlap"].wrap(model, comm) as optimizer:
+            for step in range(6):
+                before, now = streams[step - 1 & 1], streams[step & 1]
+                if place != "cpu":
+                    now.wait_stream(before if step else torch.accelerator.current_stream())
+                with now:
+                    backward(model, comm.rank, step)
+                    optimizer.step()
+            if place != "cpu":
+                torch.accelerator.current_stream().wait_stream(now)
+        ends.append(bits_of(model))
+    assert ends[0] == ends[1]
+
+
+def test_a_parameter_group_is_added(comm, device):
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        head = list(model[3].parameters())
+        for parameter in head:
+            parameter.requires_grad_(False)
+        make = lambda parameters: momentum_sgd(p for p in parameters if p.requires_grad)  # noqa: E731
+        with METHODS["wagma-group"].wrap(model, comm, make) as optimizer:
+            train(comm, model, optimizer, range(2))
+            for parameter in head:
+                parameter.requires_grad_(True)
+            optimizer.add_param_group({"params": head, "lr": 0.3})
+            train(comm, model, optimizer, range(2, 5))
+        ends.append(bits_of(model))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce", "sgp"])
+def test_a_gradient_scaler_skips_steps_as_on_the_cpu(comm, device, name):
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        scaler = torch.amp.GradScaler(torch.device(place).type, init_scale=64.0)
+        with METHODS[name].wrap(model, comm) as optimizer:
+            for step in range(5):
+                generator = torch.Generator().manual_seed(1000 * comm.rank + step)
+                batch = torch.randn(16, 4, generator=generator).to(place)
+                model.zero_grad()
+                scaler.scale((model(batch) - comm.rank).square().mean()).backward()
+                if step == comm.rank:
+                    model[0].weight.grad[0, 0] = torch.inf
+                scaler.step(optimizer)
+                scaler.update()
+        ends.append((bits_of(model), scaler.get_scale()))
+    assert ends[0] == ends[1]
+    assert (ends[0][1] < 64) == (comm.rank < 5)
+
+
+@pytest.mark.parametrize("name", ["wagma", "wagma-overlap", "eager-sgd", "d-psgd", "ripples"])
+def test_an_error_on_one_rank_raises_on_all(comm, device, name):
+    model = make_model(comm.rank).to(device)
+    failing = comm.rank == 2
+    raised = pytest.raises(
+        KeyError if failing else (collectives.RankFailedError, collectives.ClosedError),
+        match="mine|waits .* for rank 2, which has closed",
+    )
+    with raised, METHODS[name].wrap(model, comm) as optimizer:
+        for step in range(200):
+            backward(model, comm.rank, step)
+            if failing and step == 3:
+                raise KeyError("mine")
+            optimizer.step()
+    assert optimizer.closed and not optimizer.flat.vectors
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce"])
+def test_after_an_interrupted_step_training_goes_on_as_on_the_cpu(comm, device, name):
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        with METHODS[name].wrap(model, comm) as optimizer:
+            train(comm, model, optimizer, range(2))
+            if comm.rank == 0:
+                backward(model, comm.rank, 2)
+                with interrupted():
+                    optimizer.step()
+                    optimizer.complete()
+                ends.append(bits_of(model))
+            comm.Barrier()
+            train(comm, model, optimizer, range(2 + (comm.rank == 0), 5))
+            optimizer.synchronize()
+            assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))
+            ends.append(bits_of(model))
+    half = len(ends) // 2
+    assert ends[:half] == ends[half:]
+
+
+def test_models_of_which_some_are_on_a_device_are_refused_everywhere(comm, device):
+    model = make_model().to(device if comm.rank % 2 else "cpu")
+    before = bits_of(model)
+    with pytest.raises(ValueError) as raised:
+        optim.WAGMA(momentum_sgd(model.parameters()), model, comm=comm)
+    assert same_everywhere(comm, str(raised.value))
+    assert str(raised.value).startswith("the model's device differs between ranks: cpu on rank")
+    assert bits_of(model) == before
+
+
+def test_a_model_on_two_devices_is_refused_everywhere(comm, device):
+    model = make_model()
+    if comm.rank == 1:
+        model[3].to(device)
+    with pytest.raises(TypeError, match=r"'0.weight' is on cpu, parameter '3.weight' on standin:0"):
+        optim.WAGMA(momentum_sgd(model.parameters()), model, comm=comm)

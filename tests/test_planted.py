@@ -1,0 +1,94 @@
+"""Bugs planted into the mirror of vectors on devices: the stand-in for the driver catches each."""
+
+import re
+
+import planted
+import pytest
+import stand_in
+
+pytestmark = pytest.mark.launch
+
+JOB = """
+import signal
+import sys
+
+import numpy as np
+
+sys.path.insert(0, {tests!r})
+import planted
+
+planted.load()
+
+import stand_in
+from mpi4py import MPI
+
+from collectives import GroupAllreduce
+
+comm = MPI.COMM_WORLD
+device = stand_in.Device()
+# Nothing orders these two vectors' streams but the collective.
+vectors = []
+for _ in range(2):
+    stream = device.create_stream()
+    values = [np.full(length, float(comm.rank)) for length in (9000, 5000)]
+    vectors.append((stream, [device.array(array, stream) for array in values]))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(*_):
+    raise Interrupted
+
+
+def train(vector, stream, t):
+    for array in vector:
+        device.write(array, np.full(array.size, float(comm.rank + t)), stream)
+
+
+with GroupAllreduce(comm, vectors[0][1], wait="group", group_size=2) as average:
+    for t in range(8):
+        stream, vector = vectors[t // 2 % 2]
+        train(vector, stream, t)
+        average(vector) if t % 3 else average.start(vector).wait()
+    signal.signal(signal.SIGALRM, interrupt)
+    with device.holding(stream):
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            average(vector)
+            raise AssertionError("not interrupted")
+        except Interrupted:
+            pass
+        train(vector, stream, 0)
+    average.synchronize(vector)
+    assert all((array.get() == 0.5).all() for array in vector)
+"""
+
+
+@pytest.fixture
+def job(mpirun_text):
+    path = stand_in.require()
+
+    def run(bug):
+        env = {"WAGMA_CUDA_LIBRARY": path, "STAND_IN_DELAY": "300", **planted.environment(bug)}
+        tests = str(planted.ROOT / "tests")
+        return mpirun_text(2, JOB.format(tests=tests), "", env=env)
+
+    return run
+
+
+def test_no_bug_is_found_where_there_is_none(job):
+    assert job(None).check().stderr == ""
+
+
+@pytest.mark.parametrize("bug", planted.BUGS)
+def test_a_planted_bug_is_found(job, bug):
+    result = job(bug)
+    assert result.returncode != 0, result
+    assert re.search(rf"^stand-in\[\d+\]: .*{planted.BUGS[bug].words}", result.stderr, re.M), result
+
+
+def test_lines_that_are_not_in_the_source_cannot_be_planted():
+    with pytest.raises(ValueError, match="does not have, once"):
+        planted.planted_source("import os\n")

@@ -1,0 +1,95 @@
+"""Vectors that tensors of one dtype are parts of: as torch and as a collective know them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+ALIGNMENT = 64  # bytes, at which torch and BLAS expect a tensor of its own to start
+LEGACY_STREAM = 1  # what the interface calls torch's default stream, whose handle is 0
+
+
+class DeviceVector:
+    """A vector on a CUDA device, as a collective takes it.
+
+    Its interface (`__cuda_array_interface__`, version 3) names torch's current stream on the
+    device, which torch's own does not, and has bfloat16, which that lacks.
+
+    Args:
+        values: 1-D tensor on the device.
+    """
+
+    def __init__(self, values: torch.Tensor):
+        self.values = values
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        values = self.values
+        size = values.itemsize
+        return {
+            "shape": (values.numel(),),
+            "typestr": "<V2" if values.dtype is torch.bfloat16 else f"<f{size}",
+            "data": (values.data_ptr(), False),
+            "strides": None,
+            "version": 3,
+            "stream": current_stream(values.device) or LEGACY_STREAM,
+        }
+
+
+def let_wait(device: torch.device, stream: Any) -> None:
+    """Let torch's current stream on a device go on only after another; on the CPU all is done."""
+    if device.type != "cpu":
+        current = torch.get_device_module(device).current_stream(device)
+        if current != stream:
+            current.wait_stream(stream)
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the handle of torch's current stream on a device."""
+    stream = torch.get_device_module(device).current_stream(device)
+    # Backends that are not part of torch have torch.Stream, which has the other name.
+    return stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.native_handle
+
+
+def new_vector(values: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return a vector of zeros for tensors of one dtype and device, and its part for each.
+
+    A part's storage is its own, and no more: what saves or copies it takes no memory of others.
+    """
+    dtype, device = values[0].dtype, values[0].device
+    unit = ALIGNMENT // dtype.itemsize
+    starts, length = [], 0
+    for value in values:
+        starts.append(length)
+        length += -(-value.numel() // unit) * unit
+    vector = torch.zeros(length, dtype=dtype, device=device)
+    parts = [
+        with_storage(vector[start : start + value.numel()]).as_strided(
+            value.shape, dense_stride(value)
+        )
+        for value, start in zip(values, starts, strict=True)
+    ]
+    return vector, parts
+
+
+def with_storage(part: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose storage is a part of a vector."""
+    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(part))
+
+
+def for_collective(vector: torch.Tensor) -> np.ndarray | DeviceVector:
+    """Return what shares a vector's memory and is taken by collectives."""
+    if vector.device.type != "cpu":
+        return DeviceVector(vector)
+    if vector.dtype is not torch.bfloat16:
+        return vector.numpy()
+    import ml_dtypes  # numpy has bfloat16 from it
+
+    return vector.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
+def dense_stride(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a dense copy, which keeps orders of dimensions like channels_last."""
+    return torch.empty_like(value, device="meta").stride()
