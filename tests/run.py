@@ -1,6 +1,7 @@
 """Run the whole suite: tests of one process and launched jobs, MPI tests at each number of ranks.
 
---brief leaves only what another MPI is most likely to break: the tests of four ranks. Other
+Tests of torch's test device are in processes of their own, where it then stays. --brief leaves only
+what another MPI is most likely to break: the tests of four ranks. Other
 arguments go to every pytest. Each part must pass, and must run something unless the arguments
 select tests; the exit status is 0 only then.
 """
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 from launch import Job, mpiexec, print_stacks
-from lockstep import SIZES
+from lockstep import DEFAULT_SIZES, SIZES
 
 NO_TESTS = 5  # pytest's exit status
 BRIEF = (4,)  # numbers of ranks
@@ -25,12 +26,18 @@ YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 def parts(brief):
     pytest = [sys.executable, "-m", "pytest"]
     # The ranks' caches would overwrite each other.
-    mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread", "-m", "mpi"]
+    mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread"]
+    here, there = "not torch_device", "torch_device"
     if not brief:
         # On all cores. While jobs wait for what they test, tests of one process go on.
-        yield "one process", [*pytest, "-n", "auto", "--dist", "worksteal", "-m", "not mpi"]
+        cores = [*pytest, "-n", "auto", "--dist", "worksteal"]
+        yield "one process", [*cores, "-m", f"not mpi and {here}"]
+        yield "its test device", [*pytest, "-m", f"{there} and not mpi"]
     for size in BRIEF if brief else SIZES:
-        yield f"{size} rank{'s' * (size > 1)}", [*mpiexec(), "-n", str(size), *mpi]
+        job = [*mpiexec(), "-n", str(size), *mpi]
+        yield f"{size} rank{'s' * (size > 1)}", [*job, "-m", f"mpi and {here}"]
+        if size == DEFAULT_SIZES[0]:
+            yield "their test device", [*job, "-m", f"mpi and {there}"]
 
 
 def run(command):
@@ -69,7 +76,7 @@ def main(arguments):
         began = time.monotonic()
         status = run([*command, *arguments])
         passed, words = verdict(status, selected=bool(arguments))
-        lines.append(f"{name:>14}  {words}, {time.monotonic() - began:.0f} s")
+        lines.append(f"{name:>18}  {words}, {time.monotonic() - began:.0f} s")
         good, ran = good and passed, ran or status != NO_TESTS
     print("\n" + "\n".join(lines))
     return 0 if good and ran else 1

@@ -11,6 +11,8 @@ from wagma.optim.gradients import FlatGradients
 from wagma.optim.overlap import Overlap
 from wagma.optim.vectors import LEGACY_STREAM
 
+pytestmark = pytest.mark.torch_device
+
 
 @pytest.fixture(scope="module")
 def device():

@@ -24,7 +24,7 @@ from together import interrupted, same_everywhere
 import collectives
 from wagma import optim
 
-pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
+pytestmark = [pytest.mark.mpi, pytest.mark.torch_device, pytest.mark.transports("shared")]
 
 repeatable = pytest.mark.parametrize(
     "method",
@@ -283,7 +283,7 @@ def test_after_an_interrupted_step_training_goes_on_as_on_the_cpu(comm, device, 
             train(comm, model, optimizer, range(2))
             if comm.rank == 0:
                 backward(model, comm.rank, 2)
-                with interrupted():
+                with interrupted(0.5):
                     optimizer.step()
                     optimizer.complete()
                 ends.append(bits_of(model))

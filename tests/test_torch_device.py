@@ -13,6 +13,8 @@ import torch
 import torch_device
 from torch import nn
 
+pytestmark = pytest.mark.torch_device
+
 
 @pytest.fixture(scope="module")
 def device():

@@ -394,7 +394,11 @@ class Averaging(Wrapper):
         try:
             return self.collective.__exit__(*exception)
         finally:
-            self._release()
+            try:
+                self._release()
+            except collectives.CollectiveError:  # an average that failed with the block
+                if exception[0] is None:
+                    raise
 
     # What methods are made of
 

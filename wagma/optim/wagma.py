@@ -183,10 +183,12 @@ class WAGMA(Averaging):
             self._note(self._overlap.drop())
 
     def _keep_last_average(self) -> None:
-        if self._is_outstanding():
-            keep = self._overlap.drop if self._overlap.changed() else self._overlap.take
-            self._note(keep())
-        self._overlap = None  # with its copy of the model
+        try:
+            if self._is_outstanding():
+                keep = self._overlap.drop if self._overlap.changed() else self._overlap.take
+                self._note(keep())
+        finally:
+            self._overlap = None  # with its copy of the model
 
     def _is_outstanding(self) -> bool:
         return self._overlap is not None and self._overlap.call is not None
