@@ -185,10 +185,11 @@ def test_arrays_that_name_different_streams_need_one_to_be_given(comm, device, x
 
 
 def test_arrays_on_devices_without_a_collective_for_them_are_no_numpy_arrays(comm, x):
-    with GroupAllreduce(comm, np.zeros(N)) as average, pytest.raises(TypeError, match="numpy"):
-        average(x)
-    with pytest.raises(TypeError, match="stream"):
-        GroupAllreduce(comm, np.zeros(N))(np.zeros(N), stream=1)
+    with GroupAllreduce(comm, np.zeros(N)) as average:
+        with pytest.raises(TypeError, match="numpy"):
+            average(x)
+        with pytest.raises(TypeError, match="stream"):
+            average(np.zeros(N), stream=1)
 
 
 def test_errors_of_the_driver_are_no_errors_between_ranks():
