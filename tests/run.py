@@ -1,9 +1,9 @@
 """Run the whole suite: tests of one process and launched jobs, MPI tests at each number of ranks.
 
 Tests of torch's test device are in processes of their own, where it then stays. --brief leaves only
-what another MPI is most likely to break: the tests of four ranks. Other
-arguments go to every pytest. Each part must pass, and must run something unless the arguments
-select tests; the exit status is 0 only then.
+what another MPI is most likely to break: the tests of four ranks. Other arguments go to every
+pytest. Each part must pass, and must run something unless the arguments select tests; the exit
+status is 0 only then.
 """
 
 import os
