@@ -168,6 +168,17 @@ class Collective(Described):
             self.fail(error)
             raise
 
+    @contextlib.contextmanager
+    def joining(self, vector):
+        """Begin to join, and wait for the others only at the end of the block.
+
+        `vector` belongs to the collective inside, and after an exception there until `close`, which
+        completes what was begun. See `collectives.join`.
+        """
+        call = self.native.start_join(vector)
+        yield
+        call.wait()
+
     def close(self):
         """Leave, once nothing is under way any more; collective. Closing twice does nothing."""
         if not self._is_ours():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 
 from collectives import settings
@@ -258,17 +257,6 @@ class GroupAllreduce(Collective):
         """
         with self.joining(vector):
             pass
-
-    @contextlib.contextmanager
-    def joining(self, vector):
-        """Begin to join, and wait for the others only at the end of the block.
-
-        `vector` belongs to the collective inside, and after an exception there until `close`, which
-        completes what was begun. See `collectives.join`.
-        """
-        call = self.native.start_join(vector)
-        yield
-        call.wait()
 
     def close(self):
         """Execute every version that any rank has started, on all of them, and leave.

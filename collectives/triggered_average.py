@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from collectives import settings
 from collectives.collective import Collective
 from collectives.group_allreduce import digest
@@ -157,17 +155,6 @@ class TriggeredAverage(Collective):
         """
         with self.joining(vector):
             pass
-
-    @contextlib.contextmanager
-    def joining(self, vector):
-        """Begin to join, and wait for the others only at the end of the block.
-
-        `vector` belongs to the collective inside, and after an exception there until `close`, which
-        completes what was begun. See `collectives.join`.
-        """
-        call = self.native.start_join(vector)
-        yield
-        call.wait()
 
     @property
     def calls(self):
