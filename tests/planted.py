@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
-import shutil
-import subprocess
 import sys
-import sysconfig
-import tempfile
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-import stand_in
+from build_once import build_cython
 
 ROOT = Path(__file__).parent.parent
 NAME = "collectives.memory.mirror"
@@ -112,32 +106,8 @@ def block(lines: str, indent: int) -> str:
 @functools.cache
 def build() -> str:
     """Build the copy where that has not been done, and return its path; skip where it cannot be."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None or importlib.util.find_spec("Cython") is None:
-        pytest.skip("no C compiler or no Cython to build a mirror with planted bugs with")
     source = planted_source(SOURCE.read_text())
-    declared = SOURCE.with_suffix(".pxd")
-    content = source + "".join(path.read_text() for path in sorted(SOURCE.parent.glob("*.pxd")))
-    digest = hashlib.sha256((content + sys.version).encode()).hexdigest()[:16]
-    target = stand_in.BUILD / digest / "mirror.so"
-    if target.exists():
-        return str(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        package = Path(folder, *NAME.split(".")[:-1])
-        package.mkdir(parents=True)
-        for place in (package, package.parent):
-            (place / "__init__.py").touch()
-        (package / SOURCE.name).write_text(source)
-        (package / declared.name).write_text(declared.read_text())
-        generated, built = Path(folder, "mirror.c"), Path(folder, "mirror.so")
-        translate = [sys.executable, "-m", "cython", "-3", "-I", ROOT, "-o", generated]
-        subprocess.run([*translate, package / SOURCE.name], check=True)
-        headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{SOURCE.parent}"]
-        options = ["-w", "-O0", "-fPIC", "-shared", *headers]
-        subprocess.run([compiler, *options, generated, "-o", built], check=True)
-        os.replace(built, target)
-    return str(target)
+    return build_cython("stand-in", source, f"{NAME.replace('.', '/')}.pyx", "-O0")
 
 
 def environment(bug: str | None) -> dict[str, str]:

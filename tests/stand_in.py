@@ -8,19 +8,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 import typing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from build_once import build_once
 
 SOURCES = Path(__file__).with_name("cuda")
-BUILD = Path(__file__).parent.parent / "build" / "stand-in"
 COMPILE = ["-std=gnu11", "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared"]
 # Exit statuses: see stand_in.h.
 DISORDER, HOST_ACCESS, MISUSE = 86, 87, 88
@@ -55,19 +53,13 @@ def library() -> str:
     if compiler is None:
         raise NoCompiler("no C compiler (CC, cc) to build the stand-in for the CUDA driver with")
     files = sorted(SOURCES.glob("*.[ch]"))
-    content = hashlib.sha256(repr([compiler, COMPILE]).encode())
-    for file in files:
-        content.update(file.read_bytes())
-    target = BUILD / content.hexdigest()[:16] / "libcuda.so.1"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Other ranks may do the same at the same time.
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            built = Path(folder) / target.name
-            sources = [str(file) for file in files if file.suffix == ".c"]
-            subprocess.run([compiler, *COMPILE, *sources, "-o", built, "-lpthread"], check=True)
-            os.replace(built, target)
-    return str(target)
+    content = repr([compiler, COMPILE, *(file.read_text() for file in files)])
+    sources = [file for file in files if file.suffix == ".c"]
+
+    def build(target):
+        subprocess.run([compiler, *COMPILE, *sources, "-o", target, "-lpthread"], check=True)
+
+    return build_once("stand-in", "libcuda.so.1", content, build)
 
 
 def require() -> str:

@@ -1,42 +1,20 @@
 """Exchanges whose passes over memory are deferred: nothing is sent before it is written."""
 
-import hashlib
-import importlib.util
-import os
 import re
-import shutil
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+from build_once import build_cython
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
 SOURCE = HERE / "late" / "late_space.pyx"
-MEMORY = ROOT / "collectives" / "memory"
 
 
 @pytest.fixture(scope="module")
 def extension():
     """Build the memory whose passes are deferred, where that has not been done."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None or importlib.util.find_spec("Cython") is None:
-        pytest.skip("no C compiler or no Cython to build memory with deferred passes with")
-    content = [sys.version, *(path.read_text() for path in [SOURCE, *sorted(MEMORY.glob("*.pxd"))])]
-    digest = hashlib.sha256("".join(content).encode()).hexdigest()[:16]
-    target = ROOT / "build" / "late" / digest / "late_space.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        generated, built = target.with_suffix(".c"), target.with_suffix(f".{os.getpid()}")
-        translate = [sys.executable, "-m", "cython", "-3", "-I", ROOT, "-o", generated]
-        subprocess.run([*translate, SOURCE], check=True)
-        headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{MEMORY}"]
-        options = ["-w", "-O1", "-fPIC", "-shared", "-ffp-contract=off", *headers]
-        subprocess.run([compiler, *options, generated, "-o", built], check=True)
-        os.replace(built, target)
-    return target
+    options = ["-O1", "-ffp-contract=off"]
+    return build_cython("late", SOURCE.read_text(), SOURCE.name, *options)
 
 
 def differing(mpirun, *arguments):

@@ -10,20 +10,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import stand_in
 import torch
+from build_once import build_once
 
 SOURCE = Path(__file__).with_name("cuda") / "torch_device.cpp"
-BUILD = Path(__file__).parent.parent / "build" / "torch-device"
 COMPILE = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared"]  # -O0: built in a third of the time
 
 
@@ -34,20 +32,16 @@ def library() -> str:
     if compiler is None:
         raise stand_in.NoCompiler("no C++ compiler (CXX, c++) to build torch's test device with")
     home = Path(torch.__file__).parent
-    content = hashlib.sha256(repr([compiler, COMPILE, torch.__version__]).encode())
-    content.update(SOURCE.read_bytes())
-    target = BUILD / content.hexdigest()[:16] / "torch_device.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            built = Path(folder) / target.name
-            headers = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
-            abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-            libraries = [f"-L{home}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
-            command = [compiler, *COMPILE, abi, *headers, str(SOURCE), *libraries, "-o", str(built)]
-            subprocess.run(command, check=True)
-            os.replace(built, target)
-    return str(target)
+    headers = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    libraries = [f"-L{home}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
+
+    def build(target):
+        command = [compiler, *COMPILE, abi, *headers, SOURCE, *libraries, "-o", target]
+        subprocess.run(command, check=True)
+
+    content = repr([compiler, COMPILE, torch.__version__, SOURCE.read_text()])
+    return build_once("torch-device", "torch_device.so", content, build)
 
 
 class Module:

@@ -1,0 +1,73 @@
+"""What tests compile: built where that has not been done, and found by its contents afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MEMORY = ROOT / "collectives" / "memory"
+
+
+def build_once(kind: str, name: str, content: str, build: Callable[[Path], None]) -> str:
+    """Return the path of a file that `build` makes of these contents, under build/.
+
+    Several processes may do the same at the same time.
+
+    Args:
+        kind: the folder in build/.
+        name: the file's.
+        content: all that it depends on.
+        build: function of the path at which it makes the file, in a folder of its own.
+    """
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    target = ROOT / "build" / kind / digest / name
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            build(Path(folder) / name)
+            os.replace(Path(folder) / name, target)
+    return str(target)
+
+
+def build_cython(kind: str, source: str, path: str, *options: str) -> str:
+    """Return the path of an extension compiled of Cython's `source`; skip where it cannot be.
+
+    Args:
+        kind: see `build_once`.
+        path: the module's, such as package/module.pyx; one of the project has its .pxd there.
+        options: the C compiler's.
+    """
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None or importlib.util.find_spec("Cython") is None:
+        pytest.skip("no C compiler or no Cython to build an extension with")
+    declared = "".join(file.read_text() for file in sorted(MEMORY.glob("*.pxd")))
+
+    def build(target):
+        module = target.parent / path
+        module.parent.mkdir(parents=True, exist_ok=True)
+        for package in module.relative_to(target.parent).parents[:-1]:
+            (target.parent / package / "__init__.py").touch()
+        module.write_text(source)
+        beside = (ROOT / path).with_suffix(".pxd")
+        if beside.exists():
+            shutil.copy(beside, module.parent)
+        generated = target.with_suffix(".c")
+        translate = [sys.executable, "-m", "cython", "-3", "-I", ROOT, "-o", generated]
+        subprocess.run([*translate, module], check=True)
+        headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{MEMORY}"]
+        compile_it = [compiler, "-w", "-fPIC", "-shared", *options, *headers]
+        subprocess.run([*compile_it, generated, "-o", target], check=True)
+
+    content = repr([source, declared, options, sys.version])
+    return build_once(kind, Path(path).with_suffix(".so").name, content, build)
