@@ -29,7 +29,9 @@ def test_the_first_rank_with_enough_calls_starts_it_and_the_others_join_in(comm,
     with TriggeredAverage(comm, mine, sync_period=5, weights=weights, contraction=0.5) as average:
         if comm.rank == 0:
             results = []
-            for _ in range(5):
+            for made in range(5):
+                if made == 4:
+                    comm.Barrier()
                 mine += 1
                 results.append(average(mine, weight=2))
             assert [result.synchronized for result in results] == [False] * 4 + [True]
@@ -43,6 +45,8 @@ def test_the_first_rank_with_enough_calls_starts_it_and_the_others_join_in(comm,
                 if average(mine, weight=0.5).synchronized:
                     break
                 assert made < 5
+                if made == 2:
+                    comm.Barrier()  # before this nobody has made enough
                 time.sleep(0.001)
             given = float(made), made, made / 2
         everyones = comm.allgather(given)
