@@ -16,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_once import build_once
+from build_once import MEMORY, build_once
 
 SOURCES = Path(__file__).with_name("cuda")
+KERNELS = [MEMORY / name for name in ("kernels.cu", "members.h", "numbers.h")]
 COMPILE = ["-std=gnu11", "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared"]
+COMPILE += ["-ffp-contract=off", f"-I{MEMORY}"]
 # Exit statuses: see stand_in.h.
 DISORDER, HOST_ACCESS, MISUSE = 86, 87, 88
 NON_BLOCKING = 1
@@ -53,7 +55,7 @@ def library() -> str:
     if compiler is None:
         raise NoCompiler("no C compiler (CC, cc) to build the stand-in for the CUDA driver with")
     files = sorted(SOURCES.glob("*.[ch]"))
-    content = repr([compiler, COMPILE, *(file.read_text() for file in files)])
+    content = repr([compiler, COMPILE, *(file.read_text() for file in [*files, *KERNELS])])
     sources = [file for file in files if file.suffix == ".c"]
 
     def build(target):
@@ -150,7 +152,7 @@ class Device:
     def write(self, array, values, stream=None):
         """Overwrite an array on a stream, as a step of training does; the host does not wait."""
         values = np.ascontiguousarray(values)
-        staging = self._pinned(values.nbytes)
+        staging = self.pin(values.nbytes)
         ctypes.memmove(staging, values.ctypes.data, values.nbytes)
         self.call(
             "cuMemcpyHtoDAsync_v2",
@@ -163,7 +165,7 @@ class Device:
     def read(self, array, stream=None):
         """Return an array's values once the stream has come so far; the host waits."""
         values = np.empty(array.size, array.dtype)
-        staging = self._pinned(values.nbytes)
+        staging = self.pin(values.nbytes)
         self.call(
             "cuMemcpyDtoHAsync_v2",
             ctypes.c_void_p(staging),
@@ -222,7 +224,8 @@ class Device:
         yield
         self.call("stand_in_capture", handle(stream), 0)
 
-    def _pinned(self, size):
+    def pin(self, size):
+        """Return the address of so many bytes of pinned memory, until the next `read`."""
         address = ctypes.c_void_p()
         self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(max(size, 1)), 0)
         self.pinned[address.value] = size

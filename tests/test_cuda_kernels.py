@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
+from rounding import CODECS, DTYPES, numbers, same
 
 from collectives.errors import CudaError
 from collectives.memory import nvrtc
@@ -16,13 +16,6 @@ from collectives.memory.space import CODES
 
 HERE = Path(__file__).parent
 MEMORY = HERE.parent / "collectives" / "memory"
-DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
-CODECS = [(dtype, wire) for dtype in ("float32", "float64") for wire in ("float16", "bfloat16")]
 PASSES = ("combine", "mean", "add_change", "all_finite", "finite_change")
 NAMES = [f"{name}_{dtype}" for name in PASSES for dtype in DTYPES]
 NAMES += [f"{name}_{dtype}_{wire}" for name in ("encode", "decode") for dtype, wire in CODECS]
@@ -60,7 +53,7 @@ def test_a_device_that_it_does_not_know_is_named(library, monkeypatch, tmp_path)
 
 def test_what_does_not_compile_is_shown(library):
     with pytest.raises(CudaError, match=r"kernels\.cu\(1\): error: (.*\n)+ *nonsense;"):
-        nvrtc.compiled(library, b"nonsense;", b"", ["--gpu-architecture=sm_90"])
+        nvrtc.compiled(library, b"nonsense;", {}, ["--gpu-architecture=sm_90"])
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(library, monkeypatch, tmp_path):
@@ -93,6 +86,16 @@ class Codec(ctypes.Structure):
     _fields_ = (("encode", ctypes.c_void_p), ("decode", ctypes.c_void_p))
 
 
+class Members(ctypes.Structure):
+    """`Members` of members.h."""
+
+    _fields_ = (
+        ("vectors", ctypes.c_void_p * 250),
+        ("shares", ctypes.c_double * 250),
+        ("count", ctypes.c_int),
+    )
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Return both as libraries: the host's passes, and the kernels."""
@@ -101,7 +104,7 @@ def built(tmp_path_factory):
         pytest.skip("no C compiler")
     options = ["-O2", "-ffp-contract=off", "-fno-trapping-math", "-fPIC", "-shared"]
     libraries = []
-    for source in ("host_passes.c", "host_kernels.cpp"):
+    for source in ("host_passes.c", "host_kernels.c"):
         target = tmp_path_factory.mktemp("kernels") / "library.so"
         command = [compiler, *options, "-I", MEMORY, HERE / "kernels" / source, "-o", target]
         subprocess.run(command, check=True)
@@ -141,23 +144,6 @@ def many(n):
     return ctypes.c_longlong(n)
 
 
-def numbers(dtype, seed, n=5003):
-    """Bit patterns of all kinds: subnormal numbers, zeros of both signs, infinities, NaN."""
-    rng = np.random.default_rng(seed)
-    kind = np.dtype(DTYPES[dtype])
-    bits = rng.integers(0, 256, n * kind.itemsize, np.uint8).view(kind)
-    usual = rng.standard_normal(n).astype(kind)
-    tiny = (usual.astype(np.float64) * 2.0 ** rng.integers(-30, 3, n)).astype(kind)
-    return np.ascontiguousarray(np.choose(rng.integers(0, 3, n), [bits, usual, tiny]))
-
-
-def same(a, b):
-    """Whether all bits are the same, of NaN only that it is."""
-    unsigned = f"u{a.itemsize}"
-    nan = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-    return ((a.view(unsigned) == b.view(unsigned)) | nan).all()
-
-
 def passes_of(library, dtype):
     found = Passes()
     library.passes_of(ctypes.byref(found), ord(CODES[dtype]))
@@ -179,6 +165,7 @@ def test_two_vectors_are_combined_alike(built, dtype):
 @pytest.mark.parametrize("me", [0, 1, 3])
 @pytest.mark.parametrize("shares", [(0.5, 0.25, 0.125, 0.125), (0.0, 0.7, 0.0, 0.3), 4 * (0.0,)])
 def test_vectors_have_the_same_mean(built, dtype, me, shares):
+    """The mean replaces one of them."""
     passes, kernels = built
     vectors = [numbers(dtype, seed) for seed in range(4)]
     size, shares = len(vectors[0]), np.array(shares)
@@ -186,14 +173,10 @@ def test_vectors_have_the_same_mean(built, dtype, me, shares):
     theirs = np.zeros_like(vectors[0])
     mean = passes_of(passes, dtype).mean
     host(mean, None, theirs, pointers, shares, 4, ctypes.c_ssize_t(size))
-    # The others' follow this member's, each with a little beside it; the mean replaces its own.
-    parts = np.zeros((3, size + 2), vectors[0].dtype)
-    for place in range(3):
-        parts[place, :size] = vectors[(me + 1 + place) % 4]
-    own = vectors[me].copy()
-    arguments = (own, own, parts, many(size + 2), me, shares, 4, many(size))
-    launch(kernels, f"mean_{dtype}", *arguments)
-    assert same(own, theirs)
+    used = np.flatnonzero(shares)
+    members = Members(tuple(pointers[used].tolist()), tuple(shares[used]), len(used))
+    launch(kernels, f"mean_{dtype}", vectors[me], members, many(size))
+    assert same(vectors[me], theirs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

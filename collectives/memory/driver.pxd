@@ -1,4 +1,4 @@
-# An address in a device's memory; a context, stream or event.
+# An address in a device's memory; a context, stream, event, module or kernel.
 ctypedef unsigned long long Address
 ctypedef void *Handle
 
@@ -16,6 +16,11 @@ cdef enum:
     MEMORY_TYPE = 2
     DEVICE_ORDINAL = 9
     IN_DEVICE_MEMORY = 2
+    # What `DeviceGetAttribute` is asked for.
+    MULTIPROCESSORS = 16
+    THREADS_PER_MULTIPROCESSOR = 39
+    CAPABILITY_MAJOR = 75
+    CAPABILITY_MINOR = 76
     # How graphs that are being captured restrict a thread: not at all.
     RELAXED = 2
 
@@ -41,11 +46,23 @@ cdef struct Functions:
     int (*MemcpyDtoHAsync)(void *, Address, size_t, Handle) noexcept nogil
     int (*MemcpyHtoDAsync)(Address, const void *, size_t, Handle) noexcept nogil
     int (*PointerGetAttribute)(void *, int, Address) noexcept nogil
+    # NULL where the driver lacks them: see `check_for_kernels`.
+    int (*DeviceGetAttribute)(int *, int, int) noexcept nogil
+    int (*ModuleLoadData)(Handle *, const void *) noexcept nogil
+    int (*ModuleGetFunction)(Handle *, Handle, const char *) noexcept nogil
+    int (*LaunchKernel)(
+        Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle,
+        void **, void **) noexcept nogil
+    int (*MemAlloc)(Address *, size_t) noexcept nogil
+    int (*MemFree)(Address) noexcept nogil
+    int (*MemsetD8Async)(Address, unsigned char, size_t, Handle) noexcept nogil
+    int (*MemcpyDtoDAsync)(Address, Address, size_t, Handle) noexcept nogil
 
 # The driver's, once `load` was called.
 cdef Functions cu
 
 cdef int load() except -1
+cdef int check_for_kernels() except -1
 cdef int check(const char *function, int result) except -1 nogil
 cdef int device_of(Address address) except? -1
 

@@ -39,6 +39,18 @@ NAMES = (
     "cuPointerGetAttribute",
 )
 
+# What only launches of kernels take, behind those in `Functions`.
+OF_KERNELS = (
+    "cuDeviceGetAttribute",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemsetD8Async",
+    "cuMemcpyDtoDAsync_v2",
+)
+
 # The library, once it is loaded, and the primary contexts of devices that were met.
 _library = None
 _contexts = {}
@@ -54,14 +66,24 @@ cdef int load() except -1:
     path = os.environ.get("WAGMA_CUDA_LIBRARY") or "libcuda.so.1"
     try:
         library = ctypes.CDLL(path)
-        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in NAMES]
+        found = [getattr(library, name) for name in NAMES]
     except (OSError, AttributeError) as error:
         raise CudaError(f"no CUDA driver: {error}") from None
-    for i in range(len(NAMES)):
-        address = found[i]
+    found += [getattr(library, name, None) for name in OF_KERNELS]
+    for i, function in enumerate(found):
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0
         table[i] = <void *>address
     check(b"cuInit", cu.Init(0))
     _library = library
+    return 0
+
+
+cdef int check_for_kernels() except -1:
+    """Raise CudaError where the driver, which is loaded, lacks what launches take."""
+    cdef void **table = <void **>&cu
+    for i, name in enumerate(OF_KERNELS):
+        if table[len(NAMES) + i] == NULL:
+            raise CudaError(f"{_library._name} has no {name}")
     return 0
 
 

@@ -21,7 +21,8 @@ from collectives.errors import CudaError
 __all__ = ["compiled", "kernels"]
 
 HERE = Path(__file__).parent
-SOURCE, HEADER = HERE / "kernels.cu", HERE / "numbers.h"
+SOURCE = HERE / "kernels.cu"
+HEADERS = ("members.h", "numbers.h")
 # No fused multiply-add: the bits are those of the passes on the host (see setup.py).
 OPTIONS = ("--std=c++17", "--fmad=false")
 VERSIONS = (13, 12)  # of its interface, as libraries are called; the newest first
@@ -39,7 +40,7 @@ def kernels(capability: tuple[int, int]) -> bytes:
     """
     nvrtc = library()
     options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", *OPTIONS]
-    files = SOURCE.read_bytes(), HEADER.read_bytes()
+    files = SOURCE.read_bytes(), {name: (HERE / name).read_bytes() for name in HEADERS}
     content = hashlib.sha256(repr([version_of(nvrtc), options, *files]).encode())
     kept = cache() / f"kernels-{content.hexdigest()[:32]}.cubin"
     with contextlib.suppress(OSError):
@@ -93,14 +94,14 @@ def version_of(nvrtc) -> tuple[int, int]:
     return major.value, minor.value
 
 
-def compiled(nvrtc, source: bytes, header: bytes, options) -> bytes:
-    """Return the machine code of a source that includes numbers.h; CudaError with what is wrong."""
+def compiled(nvrtc, source: bytes, headers: dict[str, bytes], options) -> bytes:
+    """Return the machine code of a source and what it includes; CudaError with what is wrong."""
     program = ctypes.c_void_p()
-    headers = (ctypes.c_char_p * 1)(header)
-    names = (ctypes.c_char_p * 1)(HEADER.name.encode())
+    texts = (ctypes.c_char_p * len(headers))(*headers.values())
+    names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
     check(
         *(nvrtc, "nvrtcCreateProgram", ctypes.byref(program), source, SOURCE.name.encode()),
-        *(1, headers, names),
+        *(len(headers), texts, names),
     )
     try:
         words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))

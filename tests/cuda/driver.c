@@ -6,42 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define API __attribute__((visibility("default")))
 enum { DEPTH = 16, CONTEXT = 0xC0, MOST_DEVICES = 8 };
 
 static int initialized, device_count = 1;
-static Result failure; /* sticky: every call returns it from then on */
+Result failure;
 static __thread int contexts[DEPTH], depth;
 static int captures;         /* streams that are being captured, each for all threads to heed */
 static __thread int relaxed; /* but for those that say that they need not */
 
-static int current_device(void) { return depth && contexts[depth - 1] ? contexts[depth - 1] - CONTEXT : -1; }
-
-/* A function's body, with the lock, where there is a context; `result` is what it returns. */
-#define IN_CONTEXT(body)                                                                          \
-    Result result = SUCCESS;                                                                      \
-    if (current_device() < 0)                                                                     \
-        return INVALID_CONTEXT;                                                                   \
-    pthread_mutex_lock(&lock);                                                                    \
-    if (failure)                                                                                  \
-        result = failure;                                                                         \
-    else                                                                                          \
-        body;                                                                                     \
-    pthread_mutex_unlock(&lock);                                                                  \
-    return result;
-
-/* Likewise, with the stream of a handle. */
-#define ON_STREAM(handle, body)                                                                   \
-    IN_CONTEXT({                                                                                  \
-        Stream *stream = stream_of(handle);                                                       \
-        if (!stream)                                                                              \
-            result = INVALID_HANDLE;                                                              \
-        else                                                                                      \
-            body;                                                                                 \
-    })
+int current_device(void) { return depth && contexts[depth - 1] ? contexts[depth - 1] - CONTEXT : -1; }
 
 /* What breaks a capture, from whatever thread: it is in no stream that could be captured. */
-static void break_captures(const char *what) {
+void break_captures(const char *what) {
     if (captures && !relaxed)
         end(MISUSE, "%s while a graph is being captured", what);
 }
@@ -71,8 +47,10 @@ API Result cuGetErrorName(Result error, const char **name) {
         {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"},
         {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
         {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
+        {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"},
         {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
         {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
+        {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
         {NOT_READY, "CUDA_ERROR_NOT_READY"},
         {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
         {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},

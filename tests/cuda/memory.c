@@ -75,8 +75,12 @@ Result release(void *address, int pinned) {
     return SUCCESS;
 }
 
-/* Protect the whole pages of these bytes where applications see them. */
+int is_page(const Region *region) { return region->size == PAGE; }
+
+/* Protect the whole pages of these bytes where applications see them, or the only page. */
 void protect(Region *region, size_t low, size_t high, int protection) {
+    if (is_page(region))
+        low = 0, high = PAGE;
     low = (low + PAGE - 1) / PAGE * PAGE;
     high = high / PAGE * PAGE;
     if (low < high)

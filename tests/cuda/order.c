@@ -43,6 +43,8 @@ static int overlap(const Access *access, const Region *region, size_t low, size_
 
 /* What the host may do with pinned bytes now: see `stand_in.h`. */
 static void protect_pinned(Region *region, size_t low, size_t high) {
+    if (is_page(region))
+        low = 0, high = region->size;
     protect(region, low, high, PROT_READ | PROT_WRITE);
     for (int writes = 0; writes < 2; writes++)
         for (int i = 0; i < access_count; i++) {
@@ -74,13 +76,16 @@ void see(const Clock *clock) {
 }
 
 static void touch(const Stream *stream, const Operation *operation, const Clock *clock,
-                  const void *address, int writes) {
+                  const void *address, size_t size, int writes) {
     Region *region = find(address);
     if (!region) {
+        if (operation->kind == LAUNCH)
+            end(MISUSE, "%s %s host memory that is not pinned", operation->what,
+                writes ? "writes" : "reads");
         counts.pageable++;
         return;
     }
-    size_t low = (const char *)address - region->seen, high = low + operation->size;
+    size_t low = (const char *)address - region->seen, high = low + size;
     if (high > region->size)
         end(MISUSE, "%s goes beyond its allocation", operation->what);
     for (int i = 0; i < access_count; i++) {
@@ -99,13 +104,22 @@ static void touch(const Stream *stream, const Operation *operation, const Clock 
     accesses[access_count++] = (Access){region, low, high, stream->number, writes,
                                         operation->number, operation->what};
     if (region->device < 0)
-        protect(region, low, high, writes ? PROT_NONE : PROT_READ);
+        protect_pinned(region, low, high);
+}
+
+static void touch_all(const Stream *stream, const Operation *operation, const Clock *clock) {
+    int count;
+    const Touch *touches = touches_of(operation->launch, &count);
+    for (int i = 0; i < count; i++)
+        touch(stream, operation, clock, touches[i].address, touches[i].size, touches[i].writes);
 }
 
 /* End the process where an operation with this clock is not ordered after another. */
 void check_order(const Stream *stream, const Operation *operation, const Clock *clock) {
     if (operation->kind == COPY)
-        touch(stream, operation, clock, operation->from, 0);
+        touch(stream, operation, clock, operation->from, operation->size, 0);
     if (operation->kind == COPY || operation->kind == FILL)
-        touch(stream, operation, clock, operation->to, 1);
+        touch(stream, operation, clock, operation->to, operation->size, 1);
+    if (operation->kind == LAUNCH)
+        touch_all(stream, operation, clock);
 }

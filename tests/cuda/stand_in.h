@@ -2,14 +2,17 @@
 
    - Device memory is where the host cannot touch it: an access ends the process.
    - So does one to pinned memory while a copy to it has not been seen to end, or a write while a
-     copy from it has not, however fast the copy was.
+     copy from it has not, however fast the copy was. Less than a page of memory is watched as a
+     whole.
    - Every stream is a thread, which sleeps at random before each operation (STAND_IN_DELAY,
      microseconds): streams run late, and in any order that CUDA allows.
    - Each operation has a clock of all that it comes after. Two that touch the same bytes, one of
      them writing, and that nothing orders end the process, in whatever order they would have run.
+   - Kernels are those of kernels.cu alone, and operations like copies. One that is given host memory
+     that is not pinned ends the process.
    - Calls that block the host, and bytes, are counted.
 
-   One lock guards everything; functions here are called with it. There are no kernels. */
+   One lock guards everything; functions here are called with it. */
 #ifndef STAND_IN_H
 #define STAND_IN_H
 
@@ -23,12 +26,15 @@ enum {
     NOT_INITIALIZED = 3,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     NOT_SUPPORTED = 801,
 };
+#define API __attribute__((visibility("default")))
 enum { MOST_STREAMS = 64, MOST_REGIONS = 4096, MOST_ACCESSES = 65536 };
 
 /* How a test learns from the exit status what was wrong. */
@@ -43,14 +49,20 @@ typedef struct { Number of[MOST_STREAMS]; } Clock;
 /* Memory of a device, or pinned (device < 0): where applications see it, and where streams do. */
 typedef struct { char *seen, *ours; size_t size; int device, used, file; } Region;
 
+/* A kernel of a module; one with the arguments that it was launched with; some bytes of those. */
+typedef struct Kernel Kernel;
+typedef struct Launch Launch;
+typedef struct { const void *address; size_t size; int writes; } Touch;
+
 typedef struct Operation {
     struct Operation *next;
-    enum { NOTHING, COPY, FILL, SLEEP, GATE } kind;
+    enum { NOTHING, COPY, FILL, LAUNCH, SLEEP, GATE } kind;
     const char *what;
     char *to;
     const char *from;
     size_t size;
     unsigned char value;
+    Launch *launch;
     long microseconds, gate;
     Number number;
     Clock after;
@@ -78,11 +90,48 @@ extern struct Counts {
     long long blocking, copies, pageable, device_bytes, device_peak, pinned_bytes, pinned_peak;
 } counts;
 
+/* driver.c */
+extern Result failure; /* sticky: every call returns it from then on */
+int current_device(void);
+void break_captures(const char *what);
+
+/* A function's body, with the lock, where there is a context; `result` is what it returns. */
+#define IN_CONTEXT(body)                                                                          \
+    Result result = SUCCESS;                                                                      \
+    if (current_device() < 0)                                                                     \
+        return INVALID_CONTEXT;                                                                   \
+    pthread_mutex_lock(&lock);                                                                    \
+    if (failure)                                                                                  \
+        result = failure;                                                                         \
+    else                                                                                          \
+        body;                                                                                     \
+    pthread_mutex_unlock(&lock);                                                                  \
+    return result;
+
+/* Likewise, with the stream of a handle. */
+#define ON_STREAM(handle, body)                                                                   \
+    IN_CONTEXT({                                                                                  \
+        Stream *stream = stream_of(handle);                                                       \
+        if (!stream)                                                                              \
+            result = INVALID_HANDLE;                                                              \
+        else                                                                                      \
+            body;                                                                                 \
+    })
+
+/* kernels.c */
+const Kernel *find_kernel(const char *name);
+const Kernel *kernel_of(const void *handle);
+Launch *make_launch(const Kernel *kernel, unsigned blocks, unsigned threads, void **arguments);
+const char *name_of(const Launch *launch);
+const Touch *touches_of(const Launch *launch, int *count);
+void run_launch(const Launch *launch);
+
 /* memory.c */
 Region *find(const void *address);
 void *reach(const void *address);
 char *allocate(size_t size, int device);
 Result release(void *address, int pinned);
+int is_page(const Region *region);
 void protect(Region *region, size_t low, size_t high, int protection);
 void install_handler(void);
 

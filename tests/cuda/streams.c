@@ -29,6 +29,8 @@ static void carry_out(const Operation *operation) {
         memmove(reach(operation->to), reach(operation->from), operation->size);
     if (operation->kind == FILL)
         memset(reach(operation->to), operation->value, operation->size);
+    if (operation->kind == LAUNCH)
+        run_launch(operation->launch);
     if (operation->kind == SLEEP)
         sleep_for(operation->microseconds);
 }
@@ -59,6 +61,7 @@ static void *serve(void *argument) {
         if (!stream->first)
             stream->last = NULL;
         stream->ended = operation->number;
+        free(operation->launch);
         free(operation);
         pthread_cond_broadcast(&moved);
     }

@@ -1,0 +1,219 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The kernels of kernels.cu on a device: compiled for it, loaded, and launched."""
+
+from libc.string cimport memset
+
+from collectives.memory.driver cimport (
+    CAPABILITY_MAJOR,
+    CAPABILITY_MINOR,
+    INVALID_VALUE,
+    MULTIPROCESSORS,
+    NON_BLOCKING,
+    SUCCESS,
+    THREADS_PER_MULTIPROCESSOR,
+    Address,
+    Context,
+    Handle,
+    check,
+    check_for_kernels,
+    cu,
+    enter,
+    leave,
+)
+
+from collectives.memory import nvrtc
+
+cdef enum:
+    # Threads of a block.
+    THREADS = 256
+    # Where the kernels of a pass begin in `NAMES`.
+    ALL_FINITE = 0
+    FINITE_CHANGE = 4
+    COMBINE = 8
+    MEAN = 12
+    ADD_CHANGE = 16
+    ENCODE = 20
+    DECODE = 24
+
+PASSES = ("all_finite", "finite_change", "combine", "mean", "add_change")
+WIDE, HALVES = ("float32", "float64"), ("float16", "bfloat16")
+NAMES = (
+    *(f"{name}_{dtype}" for name in PASSES for dtype in (*WIDE, *HALVES)),
+    *(f"{name}_{dtype}_{wire}"
+      for name in ("encode", "decode") for dtype in WIDE for wire in HALVES),
+)
+
+# Of devices, once they are loaded.
+_loaded = {}
+
+
+cdef DeviceKernels kernels_of(Context context):
+    """Return the kernels of a device, loaded once: CudaError where that fails, or without NVRTC."""
+    if context.device not in _loaded:
+        _loaded[context.device] = DeviceKernels(context)
+    return _loaded[context.device]
+
+
+cdef inline int _dtype(int code) noexcept nogil:
+    """A dtype's place among all four."""
+    return 0 if code == c"f" else 1 if code == c"d" else 2 + _half(code)
+
+
+cdef inline int _half(int code) noexcept nogil:
+    """Its place among those that travel."""
+    return code == c"E"
+
+
+cdef class DeviceKernels:
+    """The passes over vectors of one device, which its context's streams make: see `Space`.
+
+    Dtypes are the characters of `space.CODES`, n is a number of elements, and none is no error.
+    Addresses are those of the device's memory. What is returned is the driver's result; nothing
+    waits for the stream. The context is current: see `driver.enter`.
+
+    Args:
+        context: that of the device.
+
+    Raises:
+        CudaError: a function of the driver fails, or it lacks one; or there is no NVRTC, or it
+            does not know such devices.
+    """
+
+    def __init__(self, Context context):
+        cdef int major, minor, processors, threads, mode, i
+        cdef int device = context.device
+        cdef Handle module
+        self.context = context
+        check_for_kernels()
+        check(b"cuDeviceGetAttribute", cu.DeviceGetAttribute(&major, CAPABILITY_MAJOR, device))
+        check(b"cuDeviceGetAttribute", cu.DeviceGetAttribute(&minor, CAPABILITY_MINOR, device))
+        check(b"cuDeviceGetAttribute", cu.DeviceGetAttribute(
+            &processors, MULTIPROCESSORS, device))
+        check(b"cuDeviceGetAttribute", cu.DeviceGetAttribute(
+            &threads, THREADS_PER_MULTIPROCESSOR, device))
+        self.most_blocks = processors * (threads // THREADS)
+        code = nvrtc.kernels((major, minor))
+        check(b"cuCtxPushCurrent", enter(context.handle, &mode))
+        try:
+            check(b"cuModuleLoadData", cu.ModuleLoadData(&module, <const char *>code))
+            for i in range(COUNT):
+                name = NAMES[i].encode()
+                check(b"cuModuleGetFunction", cu.ModuleGetFunction(
+                    &self.kernels[i], module, <const char *>name))
+            self._launch_each_once()
+        finally:
+            leave(mode)
+
+    cdef int _launch_each_once(self) except -1:
+        """With no elements: drivers load a kernel when it is first launched, and stall others."""
+        cdef Members nothing
+        cdef void *arguments[6]
+        cdef Handle stream
+        cdef int i
+        memset(&nothing, 0, sizeof(nothing))
+        for i in range(6):
+            arguments[i] = &nothing
+        check(b"cuStreamCreate", cu.StreamCreateWithPriority(&stream, NON_BLOCKING, 0))
+        try:
+            for i in range(COUNT):
+                check(b"cuLaunchKernel", cu.LaunchKernel(
+                    self.kernels[i], 1, 1, 1, THREADS, 1, 1, 0, stream, arguments, NULL))
+            check(b"cuStreamSynchronize", cu.StreamSynchronize(stream))
+        finally:
+            cu.StreamDestroy(stream)
+        return 0
+
+    cdef int _launch(
+        self, int kernel, void **arguments, long long n, Handle stream
+    ) noexcept nogil:
+        if n <= 0:
+            return SUCCESS
+        return cu.LaunchKernel(
+            self.kernels[kernel],
+            <unsigned>min((n + THREADS - 1) // THREADS, self.most_blocks), 1, 1, THREADS, 1, 1,
+            0, stream, arguments, NULL)
+
+    cdef int all_finite(
+        self, int dtype, int *flag, Address x, long long n, Handle stream
+    ) noexcept nogil:
+        """flag = 0 unless all of x is finite; in pinned memory, and 1 before."""
+        cdef void *arguments[3]
+        arguments[0], arguments[1], arguments[2] = &flag, &x, &n
+        return self._launch(ALL_FINITE + _dtype(dtype), arguments, n, stream)
+
+    cdef int finite_change(
+        self, int dtype, int *flag, Address snapshot, Address x, Address returned, long long n,
+        Handle stream
+    ) noexcept nogil:
+        """flag = 0 unless snapshot + (x − returned) is finite; in pinned memory, and 1 before."""
+        cdef void *arguments[5]
+        arguments[0], arguments[1], arguments[2] = &flag, &snapshot, &x
+        arguments[3], arguments[4] = &returned, &n
+        return self._launch(FINITE_CHANGE + _dtype(dtype), arguments, n, stream)
+
+    cdef int combine(
+        self, int dtype, Address to, Address a, double share_a, Address b, double share_b,
+        long long n, Handle stream
+    ) noexcept nogil:
+        """to = share_a · a + share_b · b; `to` may be one of them."""
+        cdef void *arguments[6]
+        arguments[0], arguments[1], arguments[2] = &to, &a, &share_a
+        arguments[3], arguments[4], arguments[5] = &b, &share_b, &n
+        return self._launch(COMBINE + _dtype(dtype), arguments, n, stream)
+
+    cdef int mean(
+        self, int dtype, Address to, const char **vectors, const double *shares, int size,
+        long long n, Handle stream
+    ) noexcept nogil:
+        """to = Σ shares · vectors; a vector with share 0 is not read, and `to` may be one.
+
+        Both are read now. More than MOST_MEMBERS others are INVALID_VALUE.
+        """
+        cdef Members members
+        cdef void *arguments[3]
+        cdef int member
+        members.count = 0
+        for member in range(size):
+            if shares[member] == 0:
+                continue
+            if members.count == MOST_MEMBERS:
+                return INVALID_VALUE
+            members.vectors[members.count] = vectors[member]
+            members.shares[members.count] = shares[member]
+            members.count += 1
+        arguments[0], arguments[1], arguments[2] = &to, &members, &n
+        return self._launch(MEAN + _dtype(dtype), arguments, n, stream)
+
+    cdef int add_change(
+        self, int dtype, Address to, Address snapshot, Address x, Address returned, long long n,
+        Handle stream
+    ) noexcept nogil:
+        """to = snapshot + (x − returned)"""
+        cdef void *arguments[5]
+        arguments[0], arguments[1], arguments[2] = &to, &snapshot, &x
+        arguments[3], arguments[4] = &returned, &n
+        return self._launch(ADD_CHANGE + _dtype(dtype), arguments, n, stream)
+
+    cdef int encode(
+        self, int dtype, int wire, Address to, Address source, Address reference, long long n,
+        Handle stream
+    ) noexcept nogil:
+        """to = source − reference, as the dtype that travels."""
+        return self._code(
+            ENCODE + 2 * _dtype(dtype) + _half(wire), to, source, reference, n, stream)
+
+    cdef int decode(
+        self, int dtype, int wire, Address to, Address source, Address reference, long long n,
+        Handle stream
+    ) noexcept nogil:
+        """to = reference + source, of the dtype that travels."""
+        return self._code(
+            DECODE + 2 * _dtype(dtype) + _half(wire), to, source, reference, n, stream)
+
+    cdef int _code(
+        self, int kernel, Address to, Address source, Address reference, long long n,
+        Handle stream
+    ) noexcept nogil:
+        cdef void *arguments[4]
+        arguments[0], arguments[1], arguments[2], arguments[3] = &to, &source, &reference, &n
+        return self._launch(kernel, arguments, n, stream)

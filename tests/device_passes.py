@@ -1,0 +1,35 @@
+"""`tests/cuda/passes.pyx`: passes over memory, and the kernels that make them, by name."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from build_once import ROOT, build_cython
+
+from collectives.errors import CudaError
+from collectives.memory import nvrtc
+
+SOURCE = Path(__file__).parent / "cuda" / "passes.pyx"
+# Where compiled kernels are kept.
+CACHE = ROOT / "build" / "kernels"
+# Passes over so many vectors, which write one more; with these shares.
+OVER = {"combine": 2, "mean": 4, "add_change": 3}
+SHARES = {"combine": (1 / 3, 2 / 3), "mean": (0.5, 0.0, 0.2, 0.3)}
+FINITE = {"all_finite": 1, "finite_change": 3}
+
+
+def build() -> str:
+    """Build the module, and return its path; skip the test where it cannot be, or has no NVRTC."""
+    try:
+        nvrtc.library()
+    except CudaError as error:
+        pytest.skip(str(error))
+    return build_cython("passes", SOURCE.read_text(), SOURCE.name, "-O0")
+
+
+def load(path: str):
+    """Return the module that was built."""
+    spec = importlib.util.spec_from_file_location("passes", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
