@@ -43,6 +43,8 @@ DTYPES = {
 }
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 DEFAULT_STREAM = 1  # the legacy default stream
+# Bytes of the blocks in which a vector is copied while its first ones are averaged.
+BLOCK = 4 * 1024 * 1024
 # Methods that take a vector, and whether they may change it.
 METHODS = {
     "__call__": True,
@@ -100,24 +102,30 @@ class Copies:
             import ml_dtypes  # noqa: F401 - numpy then knows it
 
         addresses = [array.address for array in arrays]
-        self._mirror = Mirror(Layout(dtypes, sizes, self._single), addresses)
+        self._mirror = Mirror(Layout(dtypes, sizes, self._single), addresses, BLOCK)
         self._guard = process.native().Guard()
         self.arrays = self._mirror.arrays[0] if self._single else self._mirror.arrays
         try:
-            self._mirror.fetch(addresses, stream, like)
+            self._mirror.point_to(addresses, stream)
+            self._mirror.fetch(like)
             self._mirror.wait()
         except BaseException:
             self.close()
             raise
 
-    def fetch(self, collective, vector, stream, returns):
-        """Begin to copy a vector to the host; what is wrong with it all ranks are told."""
-        collective.native.prepare_to_fetch()
+    def take(self, collective, vector, stream, returns):
+        """Make a vector the one that is copied; what is wrong with it all ranks are told."""
+        collective.native.prepare_to_fetch(self._mirror)
         with _telling(collective):
             name = "the vector" if self._single else "array {} of the vector"
             arrays, stream = _described(vector, "the vector", name, stream, returns)
             self._check(vector, arrays)
-            self._mirror.fetch([array.address for array in arrays], stream, vector)
+            self._mirror.point_to([array.address for array in arrays], stream)
+
+    def fetch(self, collective, vector):
+        """Begin to copy to the host the vector that was taken."""
+        with _telling(collective):
+            self._mirror.fetch(vector)
 
     @contextlib.contextmanager
     def of(self, collective, vector, stream, returns):
@@ -126,7 +134,8 @@ class Copies:
             yield vector
             return
         with self._guard:
-            self.fetch(collective, vector, stream, returns)
+            self.take(collective, vector, stream, returns)
+            self.fetch(collective, vector)
             try:
                 with _telling(collective):
                     collective.native.wait_for(self._mirror)
@@ -140,11 +149,26 @@ class Copies:
             else:
                 self._mirror.forget()
 
-    def start(self, collective, vector, weight, stream):
-        """Start a call, which begins once the vector is on the host."""
+    def begin(self, name, collective, vector, weight, stream):
+        """Begin a call, which goes on by itself once the device has checked the vector.
+
+        Nothing is copied for one that averages nothing.
+
+        Args:
+            name: "start", or "call" to wait for it, too.
+        """
+        native = collective.native
         with self._guard:
-            self.fetch(collective, vector, stream, True)
-            return collective.native.start(self.arrays, weight, self._mirror)
+            self.take(collective, vector, stream, True)
+            call = native.pass_by(weight) if hasattr(native, "pass_by") else None
+            if call is not None:
+                return call if name == "start" else call.wait()
+            self.fetch(collective, vector)
+            try:
+                return getattr(native, name)(self.arrays, weight, self._mirror)
+            except BaseException:
+                self._mirror.withdraw()
+                raise
 
     def close(self):
         """Wait for the device to have what was given back, and let go of all memory."""
@@ -279,9 +303,13 @@ def _class_for_devices(kind):
 
         @functools.wraps(kind.start)
         def start(self, vector, *, weight=1.0, stream=None):
-            return self._copies.start(self, vector, weight, stream)
+            return self._copies.begin("start", self, vector, weight, stream)
 
-        methods["start"] = start
+        @functools.wraps(kind.__call__)
+        def call(self, vector, *, weight=1.0, stream=None):
+            return self._copies.begin("call", self, vector, weight, stream)
+
+        methods.update(start=start, __call__=call)
 
     @functools.wraps(kind.joining)
     @contextlib.contextmanager

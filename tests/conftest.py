@@ -88,6 +88,7 @@ def device(monkeypatch):
     monkeypatch.setenv("WAGMA_CUDA_LIBRARY", stand_in.require())
     monkeypatch.setenv("STAND_IN_DELAY", "300")
     monkeypatch.setenv("STAND_IN_DEVICES", "2")
+    monkeypatch.setattr("collectives.device.BLOCK", 8192)  # several even of short vectors
     device = stand_in.Device()
     yield device
     device.reset()

@@ -46,19 +46,34 @@ BUGS = {
         UNORDERED,
     ),
     "an application that does not wait for a copy that was withdrawn": Bug(
-        "cu.StreamWaitEvent(self.stream, self.fetched, 0)",
+        "cu.StreamWaitEvent(self.stream, self.fetched[self.blocks - 1], 0)",
         "pass",
         UNORDERED,
     ),
     "averaging before the vector is on the host": Bug(
-        "result = cu.EventQuery(self.fetched)",
+        "result = cu.EventQuery(event)",
         "result = SUCCESS",
         UNSEEN,
     ),
-    "asking for an event that comes before the copy": Bug(
-        'check(b"cuEventRecord", cu.EventRecord(self.fetched, self.out))',
-        'check(b"cuEventRecord", cu.EventRecord(self.fetched, self.stream))',
+    "asking for an event that comes before the check": Bug(
+        'check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.out))',
+        'check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.stream))',
         UNSEEN,
+    ),
+    "asking for an event that comes before the copy": Bug(
+        'check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.out))',
+        'check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.stream))',
+        UNSEEN,
+    ),
+    "averaging the block after those that are there": Bug(
+        "self.here += 1",
+        "self.here += 2",
+        UNSEEN,
+    ),
+    "giving back the block after those that are averaged": Bug(
+        "result = self._copy_back(end)",
+        "result = self._copy_back(min(end + self.block, self.layout.size))",
+        UNORDERED,
     ),
     "an event that says too early that the vector is back": Bug(
         'check(b"cuEventRecord", cu.EventRecord(self.returned, self.back))',
@@ -66,9 +81,9 @@ BUGS = {
         UNORDERED,
     ),
     "giving back what is still averaged": Bug(
-        "self.fetching = False\nreturn True",
-        "self.fetching = False\nenter(self.current, &mode)\nself._copy_back()\nreturn True",
-        UNSEEN,
+        "if self.here == self.blocks or self.error != SUCCESS:\n    self.fetching = False",
+        "self.fetching = False\nself.return_until(self.layout.size)",
+        UNORDERED,
     ),
     "a host that writes to the device's memory itself": Bug(
         'check(b"cuEventRecord", cu.EventRecord(self.returned, self.back))',
@@ -86,7 +101,7 @@ cdef int planted = int(os.environ["{PLANTED}"])
 def planted_source(source: str) -> str:
     """Return the copy's source; ValueError where a bug's lines are not there, once."""
     for number, bug in enumerate(BUGS.values()):
-        found = [indent for indent in range(4, 17, 4) if block(bug.lines, indent) in source]
+        found = [indent for indent in range(4, 21, 4) if block(bug.lines, indent) in source]
         if len(found) != 1 or source.count(block(bug.lines, found[0])) != 1:
             raise ValueError(f"{SOURCE.name} does not have, once: {bug.lines}")
         (indent,) = found

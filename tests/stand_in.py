@@ -191,6 +191,15 @@ class Device:
         finally:
             self.open()
 
+    @contextlib.contextmanager
+    def holding_copies(self, number):
+        """Let only so many more copies to the host begin, until the block ends or `open` is."""
+        self.driver.stand_in_hold_copies(ctypes.c_long(number))
+        try:
+            yield
+        finally:
+            self.open()
+
     def open(self):
         """Let all streams that are held go on."""
         self.driver.stand_in_open()

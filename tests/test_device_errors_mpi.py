@@ -192,6 +192,73 @@ def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, 
         np.testing.assert_array_equal(second.get(), 2.0 + (comm.size - 1) / 2)
 
 
+# Once part of a vector is averaged and the rest has not come yet
+
+
+@pytest.fixture
+def in_blocks(comm, device, stream, monkeypatch):
+    """A vector of several blocks, and how many."""
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**18)
+    return device.array(np.full(2**20, float(comm.rank), np.float32), stream), 16
+
+
+def wait_for_blocks(device, copies, blocks):
+    """Wait until the first are given back."""
+    wait_until(lambda: device.counts().copies > copies + blocks)
+
+
+def test_an_exception_in_the_middle_leaves_the_application_what_the_host_has(
+    comm, device, in_blocks
+):
+    """So nothing is lost, as on the host: what is added to it is in the next average, once."""
+    vector, blocks = in_blocks
+    with GroupAllreduce(comm, vector, sync_period=1) as average:
+        average.synchronize(vector)
+        device.write(vector, np.full(2**20, 4.0 * comm.rank, np.float32), vector.stream)
+        mean = 4.0 * (comm.size - 1) / 2
+        if comm.rank == 1:
+            copies = device.counts().copies
+            with device.holding_copies(blocks // 2):
+                call = average.start(vector)
+                wait_for_blocks(device, copies, blocks)
+                threading.Timer(0.3, device.open).start()
+                with interrupted_after(0.1), pytest.raises(Interrupted):
+                    call.wait()
+            left = vector.get()
+            assert set(left) <= {mean, 4.0} and left[0] == mean
+            comm.Barrier()
+            device.write(vector, left + np.float32(8), vector.stream)
+        else:
+            average(vector)
+            comm.Barrier()
+        average.synchronize(vector)
+        np.testing.assert_array_equal(vector.get(), mean + 8 / comm.size)
+
+
+def test_a_device_that_fails_in_the_middle_is_named_everywhere_and_nobody_hangs(
+    comm, device, in_blocks
+):
+    vector, blocks = in_blocks
+    average = GroupAllreduce(comm, vector, group_size=comm.size, wait="group")
+    if comm.rank == 1:
+        copies = device.counts().copies
+        with device.holding_copies(blocks // 2):
+            call = average.start(vector)
+            wait_for_blocks(device, copies, blocks)
+            device.fail(ILLEGAL_ADDRESS)
+            with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+                call.wait()
+    else:
+        with pytest.raises(
+            RankFailedError, match=r"rank 1 failed.*CudaError: .*CUDA_ERROR_ILLEGAL_ADDRESS"
+        ):
+            while True:
+                average(vector)
+    average.close()
+    comm.Barrier()
+    device.fail(0)
+
+
 @contextlib.contextmanager
 def interrupted_after(seconds):
     """Raise Interrupted from a signal handler."""

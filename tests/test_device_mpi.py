@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 import stand_in
-from devices import CASES, vectors_of
-from together import bytes_of, compute_until
+from devices import CASES, Case, vectors_of
+from together import bytes_of, compute_until, wait_until
 
 import collectives
 from collectives import GroupAllreduce
@@ -67,7 +67,7 @@ def train(comm, case, model, single):
     def note():
         history.append(bytes_of(model.get()))
 
-    with CASES[case].make(comm, vector()) as collective:
+    with case.make(comm, vector()) as collective:
         for t in range(5):
             step(t)
             history.append(collective(vector()))
@@ -87,7 +87,7 @@ def train(comm, case, model, single):
         if hasattr(collective, "model"):
             collective.model(vector())
             note()
-        if case == "partial":
+        if case.kind is collectives.PartialAllreduce:
             collective.load(9)
         else:
             collective.load(vector(), 9)
@@ -113,14 +113,34 @@ def test_devices_get_the_bits_of_the_host_in_all_dtypes(comm, device, stream, ca
         pytest.skip("what comes first is added first, and thirds are rounded: it differs on hosts")
     dtypes = ["float16", "bfloat16", "float32", "float64"]
     arrays = vectors_of(0, comm.size, [5001, 3, 2048, 70], dtypes)
-    check_bits(comm, case, arrays, device, stream)
+    check_bits(comm, CASES[case], arrays, device, stream)
 
 
 @pytest.mark.transports("messages")
 @pytest.mark.parametrize("case", [name for name in CASES if name != "pairs"])
 def test_two_devices_get_the_bits_of_the_host(pair, device, stream, case):
     arrays = vectors_of(0, pair.size, [5001], ["float32"])
-    check_bits(pair, case, arrays, device, stream, single=True)
+    check_bits(pair, CASES[case], arrays, device, stream, single=True)
+
+
+LONG = {
+    "group": CASES["group"],
+    "group, paper": CASES["group, paper"],
+    "group, halves travel": Case(
+        collectives.GroupAllreduce,
+        lambda size: {"wait": "group", "sync_period": 3, "wire_dtype": "float16"},
+    ),
+    "triggered": CASES["triggered"],
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_long_vectors_that_are_copied_in_blocks_get_the_bits_of_the_host(
+    comm, device, stream, case, monkeypatch
+):
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**17)
+    arrays = vectors_of(0, comm.size, [150_000, 30_000, 60_000], ["float32", "float16", "float64"])
+    check_bits(comm, LONG[case], arrays, device, stream)
 
 
 @pytest.mark.transports("messages")
@@ -138,8 +158,9 @@ def test_pairs_average_on_devices(comm, device, stream):
 @pytest.mark.transports("messages")
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_waits_in_no_function_of_the_driver_and_has_one_pinned_vector(
-    comm, device, stream, case
+    comm, device, stream, case, monkeypatch
 ):
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**20)
     arrays = vectors_of(0, comm.size, [40_000, 30_000], ["float32", "float64"])
     size = sum(array.nbytes for array in arrays)
     vector = [device.array(array, stream) for array in arrays]
@@ -157,7 +178,7 @@ def test_a_step_waits_in_no_function_of_the_driver_and_has_one_pinned_vector(
     after = device.counts()
     assert (ended.blocking, ended.pageable) == (begun.blocking, begun.pageable)
     assert ended.copies - begun.copies == 4 * 2 * len(arrays)
-    assert size <= ended.pinned_bytes - before.pinned_bytes <= 1.1 * size
+    assert size <= ended.pinned_bytes - before.pinned_bytes <= 1.1 * size  # and a flag
     assert after.pinned_bytes == before.pinned_bytes
     assert {each.device_bytes for each in (begun, ended, after)} == {before.device_bytes}
 
@@ -170,7 +191,8 @@ def test_devices_get_the_bits_of_the_host_without_a_progress_thread(
     comm, device, stream, case, monkeypatch
 ):
     monkeypatch.setenv("WAGMA_ENGINE", "none")
-    check_bits(comm, case, vectors_of(0, comm.size, [5001], ["float32"]), device, stream)
+    arrays = vectors_of(0, comm.size, [5001], ["float32"])
+    check_bits(comm, CASES[case], arrays, device, stream)
 
 
 # Who is late: its device, its main thread, or both
@@ -265,3 +287,60 @@ def test_close_carries_out_what_was_started(comm, device):
     np.testing.assert_array_equal(vector.get(), (comm.size - 1) / 2)
     with pytest.raises(collectives.ClosedError):
         average(vector)
+
+
+# Copies in blocks, while the first ones are averaged
+
+LONG_VECTOR = 2**20  # of float32: several blocks of an average
+
+
+@pytest.mark.parametrize("kind", STARTED)
+def test_the_first_blocks_are_averaged_and_given_back_while_the_last_are_on_their_way(
+    comm, device, stream, kind, monkeypatch
+):
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**18)
+    blocks = 16
+    vector = device.array(np.full(LONG_VECTOR, float(comm.rank), np.float32), stream)
+    with STARTED[kind](comm, vector) as average:
+        copies = device.counts().copies
+        comm.Barrier()
+        with device.holding_copies(blocks // 2):
+            call = average.start(vector)
+            wait_until(lambda: device.counts().copies > copies + blocks)
+            assert not call.test()
+            comm.Barrier()
+        assert call.wait().version == 0
+        np.testing.assert_array_equal(vector.get(), (comm.size - 1) / 2)
+        assert device.counts().copies <= copies + 2 * blocks + 1
+
+
+@pytest.mark.parametrize("kind", STARTED)
+def test_a_vector_whose_last_number_is_not_finite_counts_nowhere(
+    comm, device, stream, kind, monkeypatch
+):
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**18)
+    values = np.full(LONG_VECTOR, float(comm.rank), np.float32)
+    if comm.rank == 1:
+        values[-1] = np.nan
+    vector = device.array(np.zeros(LONG_VECTOR, np.float32), stream)
+    with STARTED[kind](comm, vector) as average:
+        device.write(vector, values, stream)
+        assert average(vector).timely == (comm.rank != 1)
+        expected = (0 + 2 + 3) / 3
+        np.testing.assert_allclose(vector.get(), expected, rtol=1e-6)
+        assert average.statistics().nonfinite == (comm.rank == 1)
+
+
+@pytest.mark.transports("messages")
+def test_steps_between_averages_copy_nothing(comm, device, stream):
+    vector = device.array(np.full(5000, float(comm.rank)), stream)
+    with collectives.TriggeredAverage(comm, vector, sync_period=4) as average:
+        copies = device.counts().copies
+        results = [average(vector) for _ in range(3)]
+        assert [result.group for result in results] == 3 * [(comm.rank,)]
+        assert device.counts().copies == copies
+        comm.Barrier()
+        result = average.start(vector).wait()
+        assert result.synchronized and average.calls == 4
+        assert device.counts().copies > copies
+        np.testing.assert_array_equal(vector.get(), (comm.size - 1) / 2)

@@ -22,7 +22,10 @@ planted.load()
 import stand_in
 from mpi4py import MPI
 
+import collectives.device
 from collectives import GroupAllreduce
+
+collectives.device.BLOCK = 8192
 
 comm = MPI.COMM_WORLD
 device = stand_in.Device()
@@ -30,7 +33,7 @@ device = stand_in.Device()
 vectors = []
 for _ in range(2):
     stream = device.create_stream()
-    values = [np.full(length, float(comm.rank)) for length in (9000, 5000)]
+    values = [np.full(length, float(comm.rank)) for length in (90_000, 5000)]
     vectors.append((stream, [device.array(array, stream) for array in values]))
 
 

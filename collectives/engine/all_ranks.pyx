@@ -3,7 +3,7 @@
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
-from collectives.engine.calls cimport LEFT, OVER, SETTLED, Calls
+from collectives.engine.calls cimport LEFT, NO_VECTOR, OVER, SETTLED, Calls
 from collectives.engine.operations cimport RECORD
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport (
@@ -111,7 +111,7 @@ cdef class AllRanks(Calls):
     def meet(self):
         """Wait until all ranks are here; return how many calls each had made then, a tuple."""
         cdef int rank
-        self._carry_out(MEET, None, 0)
+        self._carry_out(MEET, None, NO_VECTOR)
         return tuple([self.records[RECORD * rank + 5] for rank in range(self.size)])
 
     def begin_collectively(self, str what):

@@ -20,6 +20,10 @@ cdef enum:
     PUBLISH
     OTHER_WISHES
 
+cdef enum:
+    # In place of a buffer's flags: the application gives no vector.
+    NO_VECTOR = -1
+
 cdef class Call:
     cdef Calls collective
     cdef UserVector vector
@@ -53,7 +57,8 @@ cdef class Calls(Interruptible):
     cdef bint _is_calls(self, int goal) noexcept nogil
     cdef int _check_owner(self) except -1
     cdef int _check_usable(self) except -1
-    cdef Call _carry_out(self, int what, vector, int flags, weight=*, long long version=*)
+    cdef Call _carry_out(self, int what, vector, int flags, weight=*, long long version=*,
+                         Mirror mirror=*)
     cdef Call _start(self, int what, vector, int flags, weight, long long version=*,
                      Mirror mirror=*)
     cdef Call _open_call(self, int what, vector, int flags, weight)
@@ -64,6 +69,7 @@ cdef class Calls(Interruptible):
     cdef int _forget_disagreement(self) except -1
     cdef int _complete(self) except -1
     cdef int _complete_pending(self) except -1
+    cdef int _give_back_interrupted(self, Mirror mirror) except -1
     cdef int _forget(self, Call call) except -1
     cdef int _settle(self, Call call) except -1
     cdef _result(self)

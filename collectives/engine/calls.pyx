@@ -15,8 +15,8 @@ from collectives.engine.interruptible cimport Interruptible
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
-from collectives.memory.mirror cimport Mirror
-from collectives.protocols.all_ranks cimport CLOSE, MEET, NONE, OUTSIDE
+from collectives.memory.mirror cimport UNKNOWN, Mirror
+from collectives.protocols.all_ranks cimport CLOSE, NONE, OUTSIDE
 from collectives.protocols.contribution cimport X
 
 from collectives.errors import ClosedError, CollectiveError, CudaError, RankFailedError
@@ -164,8 +164,9 @@ cdef class Calls(Interruptible):
             raise ClosedError("the ranks disagreed in an earlier operation: only close() is left")
         return 0
 
-    cdef Call _carry_out(self, int what, vector, int flags, weight=None, long long version=0):
-        cdef Call call = self._start(what, vector, flags, weight, version)
+    cdef Call _carry_out(self, int what, vector, int flags, weight=None, long long version=0,
+                         Mirror mirror=None):
+        cdef Call call = self._start(what, vector, flags, weight, version, mirror)
         self._complete()
         return call
 
@@ -189,7 +190,7 @@ cdef class Calls(Interruptible):
         cdef Call call = Call.__new__(Call)
         call.collective = self
         try:
-            if what != MEET:
+            if flags != NO_VECTOR:
                 call.vector = UserVector(vector, self.layout, flags)
             call.weight = OF_LAST_CALL
             if what == CALL or what == PUBLISH or weight is not None:
@@ -208,6 +209,7 @@ cdef class Calls(Interruptible):
             self.awaited = call.mirror
             self.awaited_arrays = call.vector.arrays
             self.awaited_weight = call.weight
+            self.reduction.mirror = call.mirror
         try:
             with nogil:
                 self._wait_until(CAUGHT_UP)
@@ -263,17 +265,19 @@ cdef class Calls(Interruptible):
         return self.awaits or Interruptible._is_busy(self)
 
     cdef void _begin_awaited(self) noexcept nogil:
-        """Begin the call that was given, if its vector is there; until then this rank is passive.
+        """Begin the call that was given, if its vector can be; until then this rank is passive.
 
         One whose vector will never be there is over.
         """
-        if self.copying or self.protocol.failed >= 0 or not self.awaited.arrived():
+        if self.copying or self.protocol.failed >= 0 or not self.awaited.checked():
             return
         self.awaits = False
         if self.awaited.error != 0:
             self.done = True
-        else:
-            self._give(CALL, self.awaited_arrays, self.awaited_weight)
+            return
+        self.vectors.finite = self.awaited.finite
+        self.reduction.staged = self.awaited_arrays
+        self._give(CALL, self.awaited_arrays, self.awaited_weight)
 
     cdef bint _withdraw(self) noexcept nogil:
         """Give back what was given and has not begun; return whether there was such a call."""
@@ -283,10 +287,16 @@ cdef class Calls(Interruptible):
         pthread_mutex_unlock(&self.lock)
         return awaited
 
-    def prepare_to_fetch(self):
-        """Raise where no call can be made; complete one that was started, whose mirror it has."""
+    def prepare_to_fetch(self, Mirror mirror):
+        """Raise where no call can be made; wait until no earlier one has the mirror.
+
+        That is one that was started, or what an exception has interrupted.
+        """
         self._check_usable()
         self._complete()
+        with nogil:
+            self._wait_until(CAUGHT_UP)
+            self._wait_for(mirror)
 
     cdef int _enter(self) except -1:
         """Keep a forked child out, and other calls than this one."""
@@ -340,6 +350,8 @@ cdef class Calls(Interruptible):
                     self._abandon()
             if withdrawn:
                 call.mirror.withdraw()
+            elif call.mirror is not None:
+                self._give_back_interrupted(call.mirror)
             self._forget(call)
             call.error = error if isinstance(error, CollectiveError) else CollectiveError(
                 f"the call was interrupted by {type(error).__name__}")
@@ -351,9 +363,19 @@ cdef class Calls(Interruptible):
             raise call.error
         return 0
 
+    cdef int _give_back_interrupted(self, Mirror mirror) except -1:
+        """The application has what its vector has become; an error is left to the next call."""
+        try:
+            mirror.give_back()
+        except CudaError:
+            pass
+        return 0
+
     cdef int _forget(self, Call call) except -1:
         """The user's memory is the user's again."""
         self.pending = None
+        self.reduction.staged = NULL
+        self.vectors.finite = UNKNOWN
         self.contribution.forget()
         self.last_vector = call.vector
         call.vector = None
@@ -369,6 +391,8 @@ cdef class Calls(Interruptible):
         if self.disagreed != NONE:
             call.error = self._disagreement()
             self.disagreed = NONE
+            if call.mirror is not None:
+                call.mirror.withdraw()
             return 0
         if call.mirror is not None:
             try:

@@ -39,9 +39,9 @@ cdef class Interruptible(Operations):
         return NOWHERE
 
     cdef void _lock_when_copied(self) noexcept nogil:
-        """Take the lock, once no thread is at the application's memory."""
+        """Take the lock, once nothing else is at the application's memory: no thread, no device."""
         pthread_mutex_lock(&self.lock)
-        while self.copying:
+        while self.copying or not self._is_here():
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)

@@ -68,6 +68,8 @@ cdef class Operations(StallReporter):
     cdef void _agreed(self) noexcept nogil
     cdef void _begin_operation(self, int operation) noexcept nogil
     cdef bint _serve_operation(self) noexcept nogil
+    cdef bint _is_here(self) noexcept nogil
+    cdef bint _may_give(self) noexcept nogil
     cdef void _begin_reducing(self) noexcept nogil
     cdef void _reduce(self) noexcept nogil
     cdef void _begin_exchange(

@@ -272,12 +272,22 @@ cdef class Operations(StallReporter):
         elif self.protocol.operation == MEET:
             self._end_operation()
         elif not self.begun:
+            if not self._may_give():
+                return False
             self._begin_reducing()
         elif self.exchange.progress():
             self._finish_reducing()
         else:
             return False
         return True
+
+    cdef bint _is_here(self) noexcept nogil:
+        """Whether all of the application's vector is, which may come from a device."""
+        return self.reduction.staged == NULL or self.reduction.mirror.arrived()
+
+    cdef bint _may_give(self) noexcept nogil:
+        """Whether enough of it is here to begin with it."""
+        return self._is_here() or not self.contribution.takes_pass()
 
     cdef void _begin_reducing(self) noexcept nogil:
         """Begin to average what this rank contributes."""

@@ -1,6 +1,11 @@
 from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.calls cimport OTHER_WISHES
 from collectives.engine.control_tree cimport ControlTree
 from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
+
+cdef enum:
+    # What the application wants, beside CALL: one that averages nothing, if it does.
+    PASS_BY = OTHER_WISHES
 
 cdef class TriggerTree(ControlTree):
     cdef TriggeredAverageProtocol triggering
@@ -11,3 +16,5 @@ cdef class TriggeredAverages(AllRanks):
     cdef HeldContribution held
     # The last call has averaged with nobody.
     cdef bint alone
+
+    cdef void _make_call(self) noexcept nogil

@@ -5,7 +5,7 @@ from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.all_ranks cimport AllRanks
-from collectives.engine.calls cimport CALL, new_result
+from collectives.engine.calls cimport CALL, NO_VECTOR, Call, new_result
 from collectives.engine.control_tree cimport ControlTree
 from collectives.memory.layout cimport UserVector
 from collectives.memory.mirror cimport Mirror
@@ -101,16 +101,30 @@ cdef class TriggeredAverages(AllRanks):
             return AllRanks._begin(self, what)
         # What others have started is heard here, at the latest.
         self.progress()
+        self._make_call()
+        return 0
+
+    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
+        if what != PASS_BY:
+            return AllRanks._give(self, what, arrays, weight)
+        self.progress()
+        self.alone = not self.triggering.averages()
+        if self.alone:
+            self.held.give(self._counted(CALL, weight))
+            self._make_call()
+        self.done = True
+        return 0
+
+    cdef void _make_call(self) noexcept nogil:
         self.held.called()
         self.alone = not self.triggering.call()
-        if self.alone:
-            self.taken_version = self.protocol.version
-            self.protocol.completed()
-            self.timely += 1
-            self.done = True
-            return 0
-        self._begin_operation(SYNC)
-        return 0
+        if not self.alone:
+            self._begin_operation(SYNC)
+            return
+        self.taken_version = self.protocol.version
+        self.protocol.completed()
+        self.timely += 1
+        self.done = True
 
     cdef long long _calls_made(self) noexcept nogil:
         return self.protocol.calls
@@ -128,14 +142,22 @@ cdef class TriggeredAverages(AllRanks):
         """How many calls the application has made."""
         return self.protocol.calls
 
-    def call(self, vector, weight):
+    def call(self, vector, weight, Mirror mirror=None):
         """Make a call, which is an average over all ranks where one has been started."""
-        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight).result
+        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror).result
+
+    def pass_by(self, weight):
+        """Make a call that averages nothing, for which no vector is needed, and return the `Call`.
+
+        None: it would average, and has not been made.
+        """
+        cdef Call call = self._carry_out(PASS_BY, None, NO_VECTOR, weight)
+        return call if self.alone else None
 
     def start(self, vector, weight, Mirror mirror=None):
         """Begin this rank's next call, and return the `Call`.
 
-        Where the vector is a mirror's the call begins once it has come from its device.
+        Where the vector is a mirror's the call begins once its device has checked it.
         """
         return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror)
 

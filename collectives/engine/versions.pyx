@@ -128,8 +128,12 @@ cdef class GroupVersions(Snapshots):
         elif self.versioning.vectors != HELD:
             return False
         elif self.versioning.timely and not self.publishing.published:
+            if not self._may_give():
+                return False
             self._lend()
             self.versioning.published()
+        elif not self._is_here():
+            return False
         else:
             self._complete_call()
         self.reduction.progress_count += 1
@@ -320,13 +324,13 @@ cdef class GroupVersions(Snapshots):
     def start(self, vector, weight, Mirror mirror=None):
         """Begin this rank's next call, a version or a synchronization, and return the `Call`.
 
-        Where the vector is a mirror's the call begins once it has come from its device.
+        Where the vector is a mirror's the call begins once its device has checked it.
         """
         return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror)
 
-    def call(self, vector, weight):
+    def call(self, vector, weight, Mirror mirror=None):
         """Average the vector in place in this rank's next version, or over all ranks."""
-        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight).result
+        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror).result
 
     def publish(self, vector, weight):
         """Contribute this vector, or its change since the last, while this rank is late."""

@@ -1,4 +1,5 @@
 from collectives.engine.progress cimport Served
+from collectives.memory.mirror cimport Mirror
 
 cdef enum:
     SECOND = 1000000000
@@ -33,4 +34,5 @@ cdef class Waiter(Served):
     cdef int _wait_until(self, int goal) except -1 nogil
     cdef int _give_up(self, int goal) except -1 nogil
     cdef int _pause(self, int goal, Waiting *waiting) except -1 nogil
+    cdef int _wait_for(self, Mirror mirror) except -1 nogil
     cdef void _serve_others(self) noexcept nogil

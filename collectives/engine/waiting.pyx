@@ -144,20 +144,24 @@ cdef class Waiter(Served):
 
     def wait_for(self, Mirror mirror):
         """Wait until a vector has come from its device; this rank is passive meanwhile."""
-        cdef long long began = now(), time = began, looked = began
         with nogil:
-            while not mirror.arrived():
-                if time - looked > LOOK_FOR_SIGNALS:
-                    looked = time
-                    with gil:
-                        PyErr_CheckSignals()
-                self._serve_others()
-                if time - began < SPIN_BEFORE_SLEEP:
-                    sched_yield()
-                else:
-                    sleep(min((time - began) >> 4, LONGEST_WAIT))
-                time = now()
+            self._wait_for(mirror)
         mirror.check()
+
+    cdef int _wait_for(self, Mirror mirror) except -1 nogil:
+        cdef long long began = now(), time = began, looked = began
+        while not mirror.arrived():
+            if time - looked > LOOK_FOR_SIGNALS:
+                looked = time
+                with gil:
+                    PyErr_CheckSignals()
+            self._serve_others()
+            if time - began < SPIN_BEFORE_SLEEP:
+                sched_yield()
+            else:
+                sleep(min((time - began) >> 4, LONGEST_WAIT))
+            time = now()
+        return 0
 
     cdef void _serve_others(self) noexcept nogil:
         """Where there is no progress thread, advance the process's other collectives too."""

@@ -10,6 +10,8 @@ cdef class Exchange:
     cdef Shared shared
     cdef Py_ssize_t length
     cdef bint sliced, in_memory
+    # It begins once the application's vector has come from its device.
+    cdef bint coming
     # The ticket of the passes that wrote the mean of a single member.
     cdef long long written
 
@@ -18,6 +20,7 @@ cdef class Exchange:
         double weight, char *source, char **user, bint given, bint keeps,
         char **target, char **copy, char **saved
     ) noexcept nogil
+    cdef void _begin_whole(self) noexcept nogil
     cdef bint shares(self, const int *members, int size) noexcept nogil
     cdef void begin_in_memory(
         self, long long number, bint together, const int *members, int size,

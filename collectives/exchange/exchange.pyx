@@ -55,14 +55,22 @@ cdef class Exchange:
         # Members that share memory send what is to be rounded as an average in memory would be.
         self.sliced = size > 1 and (self.reduction.compressed or suits(self.length, size)
                                     or self.reduction.space.deferred or self.shares(members, size))
-        if not self.sliced:
-            self.reduction.adopt(True)
-        if size == 1:
-            self.reduction.weight = weight
+        self.coming = not self.sliced
+        if self.sliced:
+            self.slices.begin()
+        else:
+            self._begin_whole()
+
+    cdef void _begin_whole(self) noexcept nogil:
+        """Begin what takes the application's vector at once, if all of that is there."""
+        if not self.reduction.has_user(self.reduction.wire.size):
+            return
+        self.coming = False
+        self.reduction.adopt(True)
+        if self.reduction.size == 1:
+            self.reduction.weight = self.reduction.own_weight
             self.reduction.write_source()
             self.written = self.reduction.space.begun()
-        elif self.sliced:
-            self.slices.begin()
         else:
             self.doubling.begin()
 
@@ -86,12 +94,17 @@ cdef class Exchange:
     cdef void resume_in_memory(self) noexcept nogil:
         """Go on with an exchange that another rank has begun this one's part in."""
         self.in_memory = True
+        self.coming = False
         self.reduction.given = False
 
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
         if self.in_memory:
             return self.shared.progress()
+        if self.coming:
+            self._begin_whole()
+            if self.coming:
+                return False
         if self.reduction.size == 1:
             return self.reduction.space.over(self.written)
         return self.slices.progress() if self.sliced else self.doubling.progress()
@@ -100,11 +113,14 @@ cdef class Exchange:
         """Publish what is left of the application's arrays: they are not to be used any longer.
 
         Where nothing else has what they have got so far, `kept` takes it: the arrays of the source,
-        which are then to be the target. Else it is NULL.
+        which are then to be the target. Else it is NULL. All that come from a device are here.
         """
         if self.in_memory:
             self.shared.adopt(kept)
-        elif self.sliced:
+            return
+        if self.coming:
+            self._begin_whole()
+        if self.sliced:
             self.reduction.adopt(kept != NULL)
         elif kept != NULL:
             self.reduction._copy_target(kept, 0, self.doubling.low)

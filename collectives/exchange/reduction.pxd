@@ -1,6 +1,7 @@
 from mpi4py.libmpi cimport MPI_Request
 
 from collectives.memory.layout cimport Layout
+from collectives.memory.mirror cimport Mirror
 from collectives.memory.space cimport Space
 
 cdef class Reduction:
@@ -20,6 +21,10 @@ cdef class Reduction:
     cdef char **user
     cdef bint given, keeps
     cdef Py_ssize_t taken
+    # The application's arrays where they are a mirror's, in which they may still be on their way
+    # from a device, and from which they go back block by block; else NULL.
+    cdef Mirror mirror
+    cdef char **staged
     cdef char **target
     cdef char **copy
     cdef char **saved
@@ -33,6 +38,11 @@ cdef class Reduction:
     cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef void write_source(self) noexcept nogil
     cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
+    cdef bint has(self, char **arrays, Py_ssize_t end) noexcept nogil
+    cdef bint has_user(self, Py_ssize_t end) noexcept nogil
+    cdef void give_back(self, char **arrays, Py_ssize_t end) noexcept nogil
+    cdef void give_back_user(self, Py_ssize_t end) noexcept nogil
+    cdef Py_ssize_t _end_in_layout(self, Py_ssize_t end) noexcept nogil
     cdef void adopt(self, bint whole) noexcept nogil
     cdef char *contiguous(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil

@@ -79,6 +79,43 @@ cdef class Reduction:
                 return arrays[i] + (low - self.layout.begin[i])
         return NULL
 
+    # Arrays that come from a device, and go back there
+
+    cdef bint has(self, char **arrays, Py_ssize_t end) noexcept nogil:
+        """Whether these arrays are there up to this byte of a vector."""
+        return arrays == NULL or arrays != self.staged or self.mirror.has(end)
+
+    cdef bint has_user(self, Py_ssize_t end) noexcept nogil:
+        """Whether the application's are, up to this byte of `wire`, as far as they are used."""
+        return (self.staged == NULL
+                or not (self.given or self.target == self.user or self.copy == self.user)
+                or self.has(self.user, self._end_in_layout(end)))
+
+    cdef void give_back(self, char **arrays, Py_ssize_t end) noexcept nogil:
+        """These arrays have the mean up to this byte of a vector."""
+        if arrays != NULL and arrays == self.staged:
+            self.mirror.return_until(end)
+
+    cdef void give_back_user(self, Py_ssize_t end) noexcept nogil:
+        """The target and its copy have the mean up to this byte of `wire`."""
+        if self.staged != NULL and self.weight > 0:
+            if self.target == self.user or self.copy == self.user:
+                self.give_back(self.user, self._end_in_layout(end))
+
+    cdef Py_ssize_t _end_in_layout(self, Py_ssize_t end) noexcept nogil:
+        """Where in a vector that ends which travels up to this byte of `wire`."""
+        cdef Py_ssize_t first, count
+        cdef int i
+        if end == self.wire.size or not self.compressed:
+            return self.layout.size if end == self.wire.size else end
+        for i in range(self.wire.count - 1, -1, -1):
+            if self.wire.begin[i] < end:
+                count = self.wire.part(i, self.wire.begin[i], end, &first)
+                return self.layout.begin[i] + count * self.layout.itemsize[i]
+        return end
+
+    # Blocks
+
     cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
         """Return what travels for the bytes `low` to `high` of `wire`: from `space`, if need be.
 

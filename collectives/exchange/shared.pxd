@@ -59,6 +59,7 @@ cdef class Shared:
     cdef bint _advance(self) noexcept nogil
     cdef bint _publish_block(self) noexcept nogil
     cdef bint _return_block(self) noexcept nogil
+    cdef Py_ssize_t _end_of(self, Py_ssize_t block) noexcept nogil
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
     cdef void adopt(self, char **kept) noexcept nogil
     cdef bint uses(self) noexcept nogil

@@ -237,7 +237,8 @@ cdef class Shared:
         near = self.returned
         if not self.parts[self.rank].ringed:
             near = self.claims.handed_out(self.number, self.first)
-        if self.published >= near + AHEAD:
+        if (self.published >= near + AHEAD
+                or not self.reduction.has(self.user, self._end_of(self.published))):
             return False
         self._copy_block(
             self.published, self._source(self.rank, self.published, self.own_block), True)
@@ -253,19 +254,24 @@ cdef class Shared:
         fate = self.claims.fate(self.number, self.first, self.returned)
         if fate == UNKNOWN:
             fate = AVERAGED if self.parts[self.rank].total > 0 else EMPTY
-        if fate == PENDING:
+        if fate == PENDING or not self.reduction.has(self.user, self._end_of(self.returned)):
             return False
         if fate == AVERAGED:
             self._copy_block(
                 self.returned, self._target(self.rank, self.returned, self.own_block), False)
+            self.reduction.give_back(self.user, self._end_of(self.returned))
         self.returned += 1
         return True
+
+    cdef Py_ssize_t _end_of(self, Py_ssize_t block) noexcept nogil:
+        """Where a block of this rank's exchange ends in a vector."""
+        return min(HEADER + (block + 1) * self.own_block, self.layout.size)
 
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil:
         """Copy a block between the application's arrays and a vector of ours."""
         cdef long long began = now()
         cdef Py_ssize_t low = HEADER + block * self.own_block
-        cdef Py_ssize_t high = min(low + self.own_block, self.layout.size)
+        cdef Py_ssize_t high = self._end_of(block)
         cdef Py_ssize_t first, count, begin
         cdef char *ours
         cdef int i

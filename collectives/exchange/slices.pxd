@@ -7,8 +7,9 @@ from collectives.protocols.slicing cimport Slicing
 cdef enum:
     # Blocks in flight: the messages of one travel while another is averaged.
     DEPTH = 2
-    # What a block waits for: passes over what this member sends; messages of the others' slices;
+    # What a block waits for: the application's vector on its way from a device; passes over what this member sends; messages of the others' slices;
     # passes that average this member's own; messages of the others' means.
+    COMING
     SOURCE
     PARTS
     AVERAGING
@@ -54,6 +55,8 @@ cdef class Slices:
     cdef bint _step(self, int k) noexcept nogil
     cdef void _weigh(self) noexcept nogil
     cdef void _begin_block(self, int k) noexcept nogil
+    cdef void _take(self, Block *block, int k) noexcept nogil
+    cdef bint _is_next(self, Block *block) noexcept nogil
     cdef void _exchange_parts(self, Block *block, int k) noexcept nogil
     cdef void _average(self, Block *block) noexcept nogil
     cdef void _exchange_means(self, Block *block, int k) noexcept nogil

@@ -119,7 +119,9 @@ cdef class Slices:
         if block.number >= self.slicing.blocks or not self._may_go_on(block):
             return False
         began = now()
-        if block.stage == SOURCE:
+        if block.stage == COMING:
+            self._take(block, k)
+        elif block.stage == SOURCE:
             self._exchange_parts(block, k)
         elif block.stage == PARTS:
             self._average(block)
@@ -130,6 +132,7 @@ cdef class Slices:
         else:
             self.reduction.finish(HEADER + self.slicing.bound(block.number, 0),
                                   HEADER + self.slicing.end(block.number), block.mean)
+            self.reduction.give_back_user(HEADER + self.slicing.end(block.number))
             self.finished = self.reduction.space.begun()
             self.left -= 1
             block.number += DEPTH
@@ -141,6 +144,9 @@ cdef class Slices:
     cdef bint _may_go_on(self, Block *block) noexcept nogil:
         """Whether that is through which a block waits for."""
         cdef int messages = 2 * (self.reduction.size - 1)
+        if block.stage == COMING:
+            return (self.reduction.has_user(HEADER + self.slicing.end(block.number))
+                    and self._is_next(block))
         if block.stage == SOURCE:
             return self.reduction.space.over(block.ticket)
         if block.stage == AVERAGING:
@@ -153,6 +159,14 @@ cdef class Slices:
         cdef int other
         for other in range(DEPTH):
             if self.blocks[other].number < block.number:
+                return False
+        return True
+
+    cdef bint _is_next(self, Block *block) noexcept nogil:
+        """Whether all blocks before this one have been taken from the application's vector."""
+        cdef int other
+        for other in range(DEPTH):
+            if self.blocks[other].number < block.number and self.blocks[other].stage == COMING:
                 return False
         return True
 
@@ -170,9 +184,14 @@ cdef class Slices:
     cdef void _begin_block(self, int k) noexcept nogil:
         """Have what this member sends of this place's next block, if there is one."""
         cdef Block *block = &self.blocks[k]
+        block.stage = COMING
+        block.lent = False
+        if block.number < self.slicing.blocks and self._may_go_on(block):
+            self._take(block, k)
+
+    cdef void _take(self, Block *block, int k) noexcept nogil:
+        """Take a block from the application's vector, or the source, and send it once it is there."""
         cdef Py_ssize_t low, end
-        if block.number >= self.slicing.blocks:
-            return
         low = HEADER + self.slicing.bound(block.number, 0)
         end = HEADER + self.slicing.end(block.number)
         block.outgoing = self.reduction.outgoing(block.outgoing_space, low, end)

@@ -3,6 +3,8 @@ from collectives.protocols.contribution cimport Vectors
 
 cdef class HostVectors(Vectors):
     cdef Layout layout
+    # Whether X is finite, where a device has seen to that: 1 or 0; else UNKNOWN.
+    cdef int finite
     # Of each of the rank's vectors, NULL where it has none: the addresses of its arrays.
     cdef char **of[4]
     # The arrays of those that are in one piece of memory each.

@@ -4,6 +4,7 @@
 from libc.stdlib cimport calloc, free
 
 from collectives.memory.layout cimport Layout
+from collectives.memory.mirror cimport UNKNOWN
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, Vectors
 
 cdef enum:
@@ -15,6 +16,7 @@ cdef class HostVectors(Vectors):
 
     def __init__(self, Layout layout):
         self.layout = layout
+        self.finite = UNKNOWN
         self.located = <char **>calloc(VECTORS * layout.count, sizeof(char *))
         if self.located == NULL:
             raise MemoryError
@@ -38,6 +40,8 @@ cdef class HostVectors(Vectors):
         self.layout.zero(self.of[vector])
 
     cdef bint all_finite(self, int vector) noexcept nogil:
+        if vector == X and self.finite != UNKNOWN:
+            return self.finite
         return self.layout.all_finite(self.of[vector])
 
     cdef bint is_change_finite(self) noexcept nogil:

@@ -193,6 +193,10 @@ class ContributionProtocol:
 
     # Averages over all ranks
 
+    def takes_pass(self):
+        """Whether to give X to what begins takes a pass over all of it, and not the exchange's."""
+        return False
+
     def begin_average(self):
         """All ranks average: contribute, and say where the mean belongs."""
         if not self.contributed:
@@ -381,14 +385,17 @@ class SnapshotProtocol(ContributionProtocol):
 
     def lend(self):
         """Publish for an exchange that begins at once, without a copy where it needs none."""
-        replaces: cython.bint = not self.conserving or self.state == EMPTY or self.state == RETURNED
-        if not (replaces and self.vectors.all_finite(X)):
+        if self.takes_pass() or not self.vectors.all_finite(X):
             self.publish()
             return
         self.lent = True
         self.finite = True
         self.set_snapshot(True)
         self.note_published()
+
+    def takes_pass(self):
+        """Whether X, published, does not just replace the snapshot."""
+        return self.conserving and (self.state == AVERAGED or self.state == BASELESS)
 
     def publish_between_calls(self):
         """Publish, and go on from X."""

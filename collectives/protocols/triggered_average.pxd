@@ -7,6 +7,7 @@ cdef class TriggeredAverageProtocol(AllRanksProtocol):
     cdef unsigned int due, sent
 
     cdef void tell(self, long long version, int dimension) noexcept nogil
+    cdef bint averages(self) noexcept nogil
     cdef bint call(self) noexcept nogil
 
 cdef class HeldContribution(ContributionProtocol):

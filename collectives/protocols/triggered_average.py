@@ -70,6 +70,10 @@ class TriggeredAverageProtocol(AllRanksProtocol):
                 self.sent |= 1 << j
                 self.due |= 1 << j
 
+    def averages(self):
+        """Return whether a call that the application made now would take part in an average."""
+        return self.started >= self.version or self.made + 1 >= self.sync_period
+
     def call(self):
         """The application makes a call: return whether it takes part in an average now."""
         self.made += 1

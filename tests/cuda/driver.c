@@ -164,6 +164,10 @@ API Result cuPointerGetAttribute(void *value, int attribute, unsigned long long 
     return result;
 }
 
+static int is_on_device(const void *address) {
+    Region *region = find(address);
+    return region && region->device >= 0;
+}
 static Result copy(void *to, const void *from, size_t size, void *handle, const char *what) {
     ON_STREAM(handle, {
         if (size) {
@@ -172,6 +176,7 @@ static Result copy(void *to, const void *from, size_t size, void *handle, const 
             operation->to = to;
             operation->from = from;
             operation->size = size;
+            operation->to_host = is_on_device(from) && !is_on_device(to);
             enqueue(stream, operation);
         }
     })
@@ -313,13 +318,23 @@ API Result stand_in_hold(void *handle) {
 API void stand_in_open(void) {
     pthread_mutex_lock(&lock);
     gates_opened = gates_closed;
+    copies_let = -1;
     pthread_cond_broadcast(&moved);
     pthread_mutex_unlock(&lock);
 }
-/* Every call fails like this from now on; 0: none does any more. */
+/* Let only so many more copies to the host begin before the gates are opened. */
+API void stand_in_hold_copies(long number) {
+    pthread_mutex_lock(&lock);
+    copies_let = number;
+    pthread_mutex_unlock(&lock);
+}
+/* Every call fails like this from now on, and the host may touch what was being copied; 0: none does
+   any more. */
 API void stand_in_fail(Result error) {
     pthread_mutex_lock(&lock);
     failure = error;
+    if (error)
+        unprotect_all();
     pthread_mutex_unlock(&lock);
 }
 /* What is said of a mistake goes to this file descriptor. */

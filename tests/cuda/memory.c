@@ -87,6 +87,13 @@ void protect(Region *region, size_t low, size_t high, int protection) {
         mprotect(region->seen + low, high - low, protection);
 }
 
+/* Nothing is under way any more that reads or writes pinned memory. */
+void unprotect_all(void) {
+    for (int i = 0; i < MOST_REGIONS; i++)
+        if (regions[i].used && regions[i].device < 0)
+            mprotect(regions[i].seen, regions[i].size, PROT_READ | PROT_WRITE);
+}
+
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
     Region *region = find(info->si_addr);
     if (region)

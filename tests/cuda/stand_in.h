@@ -64,6 +64,7 @@ typedef struct Operation {
     unsigned char value;
     Launch *launch;
     long microseconds, gate;
+    int to_host;
     Number number;
     Clock after;
 } Operation;
@@ -84,6 +85,7 @@ extern pthread_cond_t moved;
 extern Stream streams[MOST_STREAMS];
 extern int stream_count;
 extern long gates_closed, gates_opened; /* since the beginning */
+extern long copies_let;                 /* to the host, before the gates are opened; < 0: all */
 
 /* Tests read them, in this order. */
 extern struct Counts {
@@ -133,6 +135,7 @@ char *allocate(size_t size, int device);
 Result release(void *address, int pinned);
 int is_page(const Region *region);
 void protect(Region *region, size_t low, size_t high, int protection);
+void unprotect_all(void);
 void install_handler(void);
 
 /* order.c */

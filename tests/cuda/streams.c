@@ -11,7 +11,7 @@ pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 Stream streams[MOST_STREAMS];
 int stream_count;
-long gates_closed, gates_opened;
+long gates_closed, gates_opened, copies_let = -1;
 static int removed[MOST_STREAMS];
 static long delay;
 
@@ -39,7 +39,9 @@ static int may_begin(const Operation *operation) {
     for (int i = 0; operation && i < stream_count; i++)
         if (streams[i].ended < operation->after.of[i])
             return 0;
-    return operation && (operation->kind != GATE || operation->gate <= gates_opened);
+    if (!operation || (operation->kind == GATE && operation->gate > gates_opened))
+        return 0;
+    return !operation->to_host || copies_let != 0;
 }
 
 static void *serve(void *argument) {
@@ -52,6 +54,7 @@ static void *serve(void *argument) {
             pthread_cond_wait(&moved, &lock);
             continue;
         }
+        copies_let -= operation->to_host && copies_let > 0;
         pthread_mutex_unlock(&lock);
         if (delay)
             sleep_for(rand_r(&random) % delay);
