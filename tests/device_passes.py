@@ -27,9 +27,9 @@ def build() -> str:
     return build_cython("passes", SOURCE.read_text(), SOURCE.name, "-O0")
 
 
-def load(path: str):
+def load(path: str, name: str = "passes"):
     """Return the module that was built."""
-    spec = importlib.util.spec_from_file_location("passes", path)
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
