@@ -74,7 +74,7 @@ cdef class DeviceSpace(Space):
 
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
         cdef int mode
-        if self.queue.enter(&mode):
+        if size > 0 and self.queue.enter(&mode):
             self.queue.leave(mode, b"cuMemcpyDtoDAsync", cu.MemcpyDtoDAsync(
                 <Address>to, <Address>source, size, self.queue.stream))
 
@@ -83,7 +83,7 @@ cdef class DeviceSpace(Space):
 
     cdef void zero(self, char *to, Py_ssize_t size) noexcept nogil:
         cdef int mode
-        if self.queue.enter(&mode):
+        if size > 0 and self.queue.enter(&mode):
             self.queue.leave(mode, b"cuMemsetD8Async", cu.MemsetD8Async(
                 <Address>to, 0, size, self.queue.stream))
 

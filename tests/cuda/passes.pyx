@@ -14,9 +14,9 @@ cdef enum:
 
 
 def kernels(int device):
-    """Load a device's kernels; CudaError where that cannot be done."""
+    """Load a device's kernels once more; CudaError where that cannot be done."""
     load()
-    kernels_of(context_of(device))
+    DeviceKernels(context_of(device))
 
 
 def kernels_without_launches(int device):
