@@ -1,9 +1,13 @@
 """`tests/cuda/passes.pyx`: passes over memory, and the kernels that make them, by name."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import stand_in
 from build_once import ROOT, build_cython
 
 from collectives.errors import CudaError
@@ -27,9 +31,22 @@ def build() -> str:
     return build_cython("passes", SOURCE.read_text(), SOURCE.name, "-O0")
 
 
-def load(path: str):
+def load(path: str, name: str = "passes"):
     """Return the module that was built."""
-    spec = importlib.util.spec_from_file_location("passes", path)
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def run(code: str, **env: str):
+    """Run a process on the stand-in, with the path of the module that was built as its argument."""
+    env |= {"WAGMA_CUDA_LIBRARY": stand_in.require(), "WAGMA_CACHE_DIR": str(CACHE)}
+    path = os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", code, build()],
+        cwd=ROOT,
+        env={"PYTHONPATH": path, **env},
+        capture_output=True,
+        text=True,
+    )

@@ -1,10 +1,11 @@
-"""A copy of the mirror of vectors on devices, with bugs of which the environment plants one."""
+"""Copies of modules for vectors on devices, with bugs of which the environment plants one."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import os
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -13,9 +14,8 @@ from typing import NamedTuple
 from build_once import build_cython
 
 ROOT = Path(__file__).parent.parent
-NAME = "collectives.memory.mirror"
-SOURCE = ROOT / "collectives/memory/mirror.pyx"
-# The environment's: which bug, by its place in BUGS; where the copy is.
+PACKAGE = "collectives.memory"
+# The environment's: which bug of the module's, by its place; where the copy is.
 PLANTED, COPY = "PLANTED_BUG", "PLANTED_COPY"
 
 
@@ -29,67 +29,101 @@ class Bug(NamedTuple):
 
 UNORDERED = "nothing orders them"
 UNSEEN = "the host touches pinned memory"
-BUGS = {
-    "a copy to the host that does not wait for the application": Bug(
-        'check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.ready, 0))',
-        "pass",
-        UNORDERED,
-    ),
-    "a copy to the host that does not wait for the last one back": Bug(
-        'check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.returned, 0))',
-        "pass",
-        UNORDERED,
-    ),
-    "an application that does not wait for the copy back": Bug(
-        'check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.stream, self.returned, 0))',
-        "pass",
-        UNORDERED,
-    ),
-    "an application that does not wait for a copy that was withdrawn": Bug(
-        "cu.StreamWaitEvent(self.stream, self.fetched[self.blocks - 1], 0)",
-        "pass",
-        UNORDERED,
-    ),
-    "averaging before the vector is on the host": Bug(
-        "result = cu.EventQuery(event)",
-        "result = SUCCESS",
-        UNSEEN,
-    ),
-    "asking for an event that comes before the check": Bug(
-        'check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.out))',
-        'check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.stream))',
-        UNSEEN,
-    ),
-    "asking for an event that comes before the copy": Bug(
-        'check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.out))',
-        'check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.stream))',
-        UNSEEN,
-    ),
-    "averaging the block after those that are there": Bug(
-        "self.here += 1",
-        "self.here += 2",
-        UNSEEN,
-    ),
-    "giving back the block after those that are averaged": Bug(
-        "result = self._copy_back(end)",
-        "result = self._copy_back(min(end + self.block, self.layout.size))",
-        UNORDERED,
-    ),
-    "an event that says too early that the vector is back": Bug(
-        'check(b"cuEventRecord", cu.EventRecord(self.returned, self.back))',
-        'check(b"cuEventRecord", cu.EventRecord(self.returned, self.out))',
-        UNORDERED,
-    ),
-    "giving back what is still averaged": Bug(
-        "if self.here == self.blocks or self.error != SUCCESS:\n    self.fetching = False",
-        "self.fetching = False\nself.return_until(self.layout.size)",
-        UNORDERED,
-    ),
-    "a host that writes to the device's memory itself": Bug(
-        'check(b"cuEventRecord", cu.EventRecord(self.returned, self.back))',
-        "memset(<void *>self.device[0], 0, self.layout.bytes[0])",
-        "the host touches device memory",
-    ),
+EVENT = "result = cu.EventRecord(self.events[self.given % RING], self.stream)"
+LAUNCH = """\
+self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.all_finite(
+    self.dtypes[i], flag, <Address>x, count, self.queue.stream))"""
+OF_MODULES = {
+    "handover": {
+        "a vector that is taken before the application has come to it": Bug(
+            'check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.ready, 0))',
+            "pass",
+            UNORDERED,
+        ),
+        "an application that does not wait for what it gets back": Bug(
+            'return check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.stream, self.returned, 0))',
+            "return 0",
+            UNORDERED,
+        ),
+        "an event that says too early that the vector is back": Bug(
+            'check(b"cuEventRecord", cu.EventRecord(self.returned, stream))',
+            'check(b"cuEventRecord", cu.EventRecord(self.returned, self.out))',
+            UNORDERED,
+        ),
+        "an event that says too early that the vector is checked": Bug(
+            'check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.out))',
+            'check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.stream))',
+            UNSEEN,
+        ),
+        "averaging before the vector is on the host": Bug(
+            "result = cu.EventQuery(event)", "result = SUCCESS", UNSEEN
+        ),
+    },
+    "mirror": {
+        "a copy to the host that does not wait for the last one back": Bug(
+            'check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.returned, 0))',
+            "pass",
+            UNORDERED,
+        ),
+        "an application that does not wait for a copy that was withdrawn": Bug(
+            "cu.StreamWaitEvent(self.stream, self.fetched[self.blocks - 1], 0)",
+            "pass",
+            UNORDERED,
+        ),
+        "asking for an event that comes before the copy": Bug(
+            'check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.out))',
+            'check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.stream))',
+            UNSEEN,
+        ),
+        "averaging the block after those that are there": Bug(
+            "self.here += 1", "self.here += 2", UNSEEN
+        ),
+        "giving back the block after those that are averaged": Bug(
+            "result = self._copy_back(end)",
+            "result = self._copy_back(min(end + self.block, self.layout.size))",
+            f"({UNORDERED}|{UNSEEN})",
+        ),
+        "giving back what is still averaged": Bug(
+            "if self.here == self.blocks or self.error != SUCCESS:\n    self.fetching = False",
+            "self.fetching = False\nself.return_until(self.layout.size)",
+            UNORDERED,
+        ),
+        "a host that writes to the device's memory itself": Bug(
+            "self._return(self.back)",
+            "memset(<void *>self.device[0], 0, self.layout.bytes[0])",
+            "the host touches device memory",
+        ),
+    },
+    "in_place": {
+        "an application that does not wait for a check that was withdrawn": Bug(
+            "cu.StreamWaitEvent(self.stream, self.was_checked, 0)", "pass", UNORDERED
+        ),
+        "a vector that is used before it is checked": Bug(
+            "return self._check_finite()", "return 0", UNORDERED
+        ),
+    },
+    "device_queue": {
+        "a ticket from before the pass": Bug(
+            "self.pending = True\nreturn True",
+            f"self.given += 1\n{EVENT.removeprefix('result = ')}\nreturn True",
+            UNSEEN,
+        ),
+        "a ticket for the passes of another stream": Bug(
+            EVENT, EVENT.replace("self.stream", "NULL"), UNSEEN
+        ),
+        "a ticket that is given twice": Bug(
+            "self.pending = True", "self.pending = not self.given", UNSEEN
+        ),
+        "tickets that are always over": Bug("return result != NOT_READY", "return True", UNSEEN),
+    },
+    "device_space": {
+        "a kernel in another stream": Bug(
+            LAUNCH, LAUNCH.replace("self.queue.stream", "NULL"), UNORDERED
+        ),
+        "an answer that is not waited for": Bug(
+            "while not self.over(ticket):\n    usleep(PAUSE)", "pass", UNSEEN
+        ),
+    },
 }
 HEAD = f"""
 import os
@@ -98,19 +132,19 @@ cdef int planted = int(os.environ["{PLANTED}"])
 """
 
 
-def planted_source(source: str) -> str:
+def planted_source(source: str, module: str) -> str:
     """Return the copy's source; ValueError where a bug's lines are not there, once."""
-    for number, bug in enumerate(BUGS.values()):
+    for number, bug in enumerate(OF_MODULES[module].values()):
         found = [indent for indent in range(4, 21, 4) if block(bug.lines, indent) in source]
         if len(found) != 1 or source.count(block(bug.lines, found[0])) != 1:
-            raise ValueError(f"{SOURCE.name} does not have, once: {bug.lines}")
+            raise ValueError(f"{module}.pyx does not have, once: {bug.lines}")
         (indent,) = found
         choice = (
             f"if planted == {number}:\n{textwrap.indent(bug.instead, '    ')}\n"
             f"else:\n{textwrap.indent(bug.lines, '    ')}"
         )
         source = source.replace(block(bug.lines, indent), block(choice, indent))
-    first = source.index("\nimport ")
+    first = re.search(r"^(import|from) ", source, re.MULTILINE).start()
     return source[:first] + HEAD + source[first:]
 
 
@@ -119,22 +153,23 @@ def block(lines: str, indent: int) -> str:
 
 
 @functools.cache
-def build() -> str:
+def build(module: str) -> str:
     """Build the copy where that has not been done, and return its path; skip where it cannot be."""
-    source = planted_source(SOURCE.read_text())
-    return build_cython("stand-in", source, f"{NAME.replace('.', '/')}.pyx", "-O0")
+    path = f"{PACKAGE.replace('.', '/')}/{module}.pyx"
+    return build_cython("stand-in", planted_source((ROOT / path).read_text(), module), path, "-O0")
 
 
-def environment(bug: str | None) -> dict[str, str]:
+def environment(bug: str | None, module: str) -> dict[str, str]:
     """Return what makes a process that calls `load` have a bug, or the copy without any."""
-    number = -1 if bug is None else list(BUGS).index(bug)
-    return {PLANTED: str(number), COPY: build()}
+    number = -1 if bug is None else list(OF_MODULES[module]).index(bug)
+    return {PLANTED: str(number), COPY: build(module)}
 
 
-def load():
+def load(module: str):
     """Take the copy for the module, before anything else has imported that."""
-    import collectives.memory
-
-    spec = importlib.util.spec_from_file_location(NAME, os.environ[COPY])
-    collectives.memory.mirror = sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[NAME])
+    package = importlib.import_module(PACKAGE)
+    name = f"{PACKAGE}.{module}"
+    spec = importlib.util.spec_from_file_location(name, os.environ[COPY])
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    setattr(package, module, sys.modules[name])
+    spec.loader.exec_module(sys.modules[name])

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import device_passes
+import numpy as np
 import pytest
 from build_once import build_cython
 
@@ -28,6 +30,21 @@ def differing(mpirun, *arguments):
 def test_averages_have_the_same_bits(mpirun, extension):
     calls, passes = differing(mpirun, extension)
     assert (calls, passes > 2_000) == (0, True)
+
+
+def test_what_is_asked_is_answered_when_the_ticket_is_over(extension):
+    passes = device_passes.load(device_passes.build())
+    space = device_passes.load(extension, "late_space").make(["float64"], ["float64"])
+    x, flags = np.array([1.0, np.inf]), np.ones(2, np.int32)
+    change = [array.ctypes.data for array in (x[:1], x[:1], x[1:])]
+    passes.make(space, "begin_all_finite", [flags[:1].ctypes.data, x.ctypes.data], 2)
+    passes.make(space, "begin_finite_change", [flags[1:].ctypes.data, *change], 1)
+    ticket = passes.begun(space)
+    assert not passes.over(space, ticket)
+    assert flags.tolist() == [0, 1]
+    assert not passes.over(space, ticket)
+    assert passes.over(space, ticket)
+    assert flags.tolist() == [0, 0]
 
 
 @pytest.mark.launch

@@ -1,16 +1,11 @@
 """Kernels that are launched: they have the bits of the host's passes, on the driver's stand-in."""
 
 import ctypes
-import os
 import re
-import subprocess
-import sys
-import textwrap
 
 import device_passes
 import numpy as np
 import pytest
-import stand_in
 from device_passes import FINITE, OVER, SHARES
 from rounding import CODECS, DTYPES, numbers, same
 from stand_in import DISORDER, HOST_ACCESS, MISUSE
@@ -176,27 +171,14 @@ NOT_IN_ORDER = {
 }
 
 
-def run(body, **env):
-    library = stand_in.require()
-    env |= {"WAGMA_CUDA_LIBRARY": library, "WAGMA_CACHE_DIR": str(device_passes.CACHE)}
-    path = os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", HEAD + textwrap.dedent(body), device_passes.build()],
-        cwd=device_passes.ROOT,
-        env={"PYTHONPATH": path, **env},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_what_is_in_order_runs():
-    ended = run(IN_ORDER, STAND_IN_DELAY="2000")
+    ended = device_passes.run(HEAD + IN_ORDER, STAND_IN_DELAY="2000")
     assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("case", NOT_IN_ORDER)
 def test_what_is_not_in_order_ends_the_process_and_is_named(case):
     body, status, words = NOT_IN_ORDER[case]
-    ended = run(body)
+    ended = device_passes.run(HEAD + body)
     assert ended.returncode == status, ended.stderr
     assert re.search(words, ended.stderr), ended.stderr

@@ -3,7 +3,13 @@ from collectives.memory.kernels cimport Codec, Kernels
 cdef class Space:
     # Whether passes may be over later than the functions return that begin them.
     cdef readonly bint deferred
+    # What holds the memory of flags.
+    cdef list flags
 
+    cdef char *allocate(self, Py_ssize_t size) except NULL
+    cdef void free(self, char *memory) noexcept
+    cdef int *new_flag(self) except NULL
+    cdef int error(self) noexcept nogil
     cdef long long begun(self) noexcept nogil
     cdef bint over(self, long long ticket) noexcept nogil
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil
@@ -21,6 +27,11 @@ cdef class Space:
     cdef bint all_finite(self, int i, const char *x, Py_ssize_t count) noexcept nogil
     cdef bint finite_change(
         self, int i, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count) noexcept nogil
+    cdef void begin_all_finite(
+        self, int *flag, int i, const char *x, Py_ssize_t count) noexcept nogil
+    cdef void begin_finite_change(
+        self, int *flag, int i, const char *snapshot, const char *x, const char *returned,
         Py_ssize_t count) noexcept nogil
     cdef void encode(
         self, int i, char *to, const char *source, const char *reference,

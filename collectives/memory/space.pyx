@@ -4,7 +4,7 @@
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from collectives.memory cimport kernels
+from collectives.memory cimport allocation, kernels
 from collectives.memory.kernels cimport choose_codec, choose_kernels
 
 # What Python's struct module and our kernels call the dtypes.
@@ -17,7 +17,29 @@ cdef class Space:
     Passes are made one after the other, in the order in which they are begun. Where they are
     `deferred`, what one writes is there once the ticket is over that `begun` has given after it.
     Those that return something are over then, and with them all before.
+
+    Where a pass fails, all tickets are over, and `error` says so: what passes have written since
+    the ticket before is worth nothing then.
     """
+
+    def __cinit__(self, *_):
+        self.flags = []
+
+    cdef char *allocate(self, Py_ssize_t size) except NULL:
+        """Memory for vectors, zeroed by a pass; MemoryError or CudaError where there is none."""
+
+    cdef void free(self, char *memory) noexcept:
+        """Give memory back that passes use no longer; it may be NULL."""
+
+    cdef int *new_flag(self) except NULL:
+        """A flag for passes that ask something, there as long as the space."""
+        flag = bytearray(sizeof(int))
+        self.flags.append(flag)
+        return <int *><char *>flag
+
+    cdef int error(self) noexcept nogil:
+        """The driver's number of the error with which a pass has failed, or 0."""
+        return 0
 
     cdef long long begun(self) noexcept nogil:
         """Return a ticket for all passes begun so far."""
@@ -62,6 +84,17 @@ cdef class Space:
     ) noexcept nogil:
         """Whether snapshot + (x − returned) is finite."""
 
+    cdef void begin_all_finite(
+        self, int *flag, int i, const char *x, Py_ssize_t count
+    ) noexcept nogil:
+        """flag = 0 unless all of x is finite; 1 before, and left alone until a ticket is over."""
+
+    cdef void begin_finite_change(
+        self, int *flag, int i, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count
+    ) noexcept nogil:
+        """Likewise, unless snapshot + (x − returned) is finite."""
+
     cdef void encode(
         self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
     ) noexcept nogil:
@@ -94,6 +127,14 @@ cdef class HostSpace(Space):
     def __dealloc__(self):
         free(self.kernels)
         free(self.codecs)
+
+    cdef char *allocate(self, Py_ssize_t size) except NULL:
+        cdef char *memory = allocation.allocate(size)
+        memset(memory, 0, size)
+        return memory
+
+    cdef void free(self, char *memory) noexcept:
+        free(memory)
 
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
         memcpy(to, source, size)
@@ -129,6 +170,19 @@ cdef class HostSpace(Space):
         self, int i, const char *snapshot, const char *x, const char *returned, Py_ssize_t count
     ) noexcept nogil:
         return self.kernels[i].finite_change(snapshot, x, returned, count)
+
+    cdef void begin_all_finite(
+        self, int *flag, int i, const char *x, Py_ssize_t count
+    ) noexcept nogil:
+        if not self.kernels[i].all_finite(x, count):
+            flag[0] = 0
+
+    cdef void begin_finite_change(
+        self, int *flag, int i, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count
+    ) noexcept nogil:
+        if not self.kernels[i].finite_change(snapshot, x, returned, count):
+            flag[0] = 0
 
     cdef void encode(
         self, int i, char *to, const char *source, const char *reference, Py_ssize_t count

@@ -14,9 +14,9 @@ cdef enum:
 
 
 def kernels(int device):
-    """Load a device's kernels; CudaError where that cannot be done."""
+    """Load a device's kernels once more; CudaError where that cannot be done."""
     load()
-    kernels_of(context_of(device))
+    DeviceKernels(context_of(device))
 
 
 def kernels_without_launches(int device):
@@ -101,9 +101,37 @@ def make(Space space, name, addresses, Py_ssize_t n, shares=()):
         space.mean(0, to, &a[1], s, len(shares), n)
     elif name == "add_change":
         space.add_change(0, to, a[1], a[2], a[3], n)
+    elif name == "begin_all_finite":
+        space.begin_all_finite(<int *>to, 0, a[1], n)
+    elif name == "begin_finite_change":
+        space.begin_finite_change(<int *>to, 0, a[1], a[2], a[3], n)
     elif name == "encode":
         space.encode(0, to, a[1], a[2], n)
     elif name == "decode":
         space.decode(0, to, a[1], a[2], n)
     else:
         raise ValueError(name)
+
+
+def allocate(Space space, Py_ssize_t size):
+    return <size_t>space.allocate(size)
+
+
+def free(Space space, size_t address):
+    space.free(<char *>address)
+
+
+def new_flag(Space space):
+    return <size_t>space.new_flag()
+
+
+def begun(Space space):
+    return space.begun()
+
+
+def over(Space space, long long ticket):
+    return space.over(ticket)
+
+
+def error(Space space):
+    return space.error()

@@ -21,7 +21,7 @@ cdef extern from "<pthread.h>" nogil:
 cdef enum:
     ROOM = 4096
     MEMBERS = 16
-    COPY, COMBINE, MEAN, ENCODE, DECODE
+    COPY, COMBINE, MEAN, ENCODE, DECODE, ALL_FINITE, FINITE_CHANGE
 
 cdef struct Pass:
     PyObject *space
@@ -97,6 +97,11 @@ cdef class LateSpace(HostSpace):
             HostSpace.combine(self, it.i, it.to, it.a, it.share_a, it.b, it.share_b, it.count)
         elif it.kind == MEAN:
             HostSpace.mean(self, it.i, it.to, it.vectors, it.shares, it.size, it.count)
+        elif it.kind == ALL_FINITE:
+            HostSpace.begin_all_finite(self, <int *>it.to, it.i, it.a, it.count)
+        elif it.kind == FINITE_CHANGE:
+            HostSpace.begin_finite_change(
+                self, <int *>it.to, it.i, it.vectors[0], it.vectors[1], it.vectors[2], it.count)
         elif it.kind == ENCODE:
             HostSpace.encode(self, it.i, it.to, it.a, it.b, it.count)
         else:
@@ -117,6 +122,7 @@ cdef class LateSpace(HostSpace):
         it.share_a, it.share_b, it.size = share_a, share_b, size
         if size > 0:
             memcpy(it.vectors, vectors, size * sizeof(char *))
+        if shares != NULL:
             memcpy(it.shares, shares, size * sizeof(double))
         end += 1
         if not self.waits:
@@ -142,6 +148,19 @@ cdef class LateSpace(HostSpace):
         Py_ssize_t count
     ) noexcept nogil:
         self._defer(MEAN, i, to, NULL, 0, NULL, 0, vectors, shares, size, count)
+
+    cdef void begin_all_finite(
+        self, int *flag, int i, const char *x, Py_ssize_t count
+    ) noexcept nogil:
+        self._defer(ALL_FINITE, i, <char *>flag, x, 0, NULL, 0, NULL, NULL, 0, count)
+
+    cdef void begin_finite_change(
+        self, int *flag, int i, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count
+    ) noexcept nogil:
+        cdef const char *vectors[3]
+        vectors[0], vectors[1], vectors[2] = snapshot, x, returned
+        self._defer(FINITE_CHANGE, i, <char *>flag, NULL, 0, NULL, 0, vectors, NULL, 3, count)
 
     cdef void encode(
         self, int i, char *to, const char *source, const char *reference, Py_ssize_t count

@@ -1,0 +1,139 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What a device is to do with vectors in its memory, in order, and tickets for when it has."""
+
+from collectives.memory.device_kernels cimport kernels_of
+from collectives.memory.driver cimport (
+    DISABLE_TIMING,
+    NON_BLOCKING,
+    NOT_READY,
+    SUCCESS,
+    check,
+    context_of,
+    cu,
+    enter,
+    leave,
+    load,
+)
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_mutex_init(pthread_mutex_t *, void *)
+    int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_unlock(pthread_mutex_t *)
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+
+cdef class DeviceQueue:
+    """A stream of a device's own, which waits for no other by itself.
+
+    A pass is begun between `enter` and `leave`, by any thread; nothing waits for the device. A
+    ticket is an event behind all passes so far. An error of the driver stays: passes are left out
+    from then on, and all tickets are over, so that nobody waits for what does not come; who has
+    waited asks for `error`, or by `check`.
+
+    Args:
+        device: its number.
+
+    Raises:
+        CudaError: there is no driver, or no NVRTC, or one of their functions fails.
+    """
+
+    def __init__(self, int device):
+        cdef int i, lowest, highest, mode
+        pthread_mutex_init(&self.mutex, NULL)
+        load()
+        self.pid = getpid()
+        self.context = context_of(device)
+        self.kernels = kernels_of(self.context)
+        check(b"cuCtxPushCurrent", enter(self.context.handle, &mode))
+        try:
+            check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
+            check(b"cuStreamCreate", cu.StreamCreateWithPriority(
+                &self.stream, NON_BLOCKING, highest))
+            for i in range(RING):
+                check(b"cuEventCreate", cu.EventCreate(&self.events[i], DISABLE_TIMING))
+        finally:
+            leave(mode)
+
+    def __dealloc__(self):
+        self.close()
+
+    @property
+    def handle(self):
+        """The driver's handle of the stream."""
+        return <size_t>self.stream
+
+    cdef bint enter(self, int *mode) noexcept nogil:
+        """Whether a pass can be begun now; the thread's calls are about the device then."""
+        if not self._enter(mode):
+            return False
+        self.pending = True
+        return True
+
+    cdef bint _enter(self, int *mode) noexcept nogil:
+        cdef int result
+        pthread_mutex_lock(&self.mutex)
+        if self.error == SUCCESS:
+            result = enter(self.context.handle, mode)
+            if result == SUCCESS:
+                return True
+            self.error, self.failed = result, b"cuCtxPushCurrent"
+        pthread_mutex_unlock(&self.mutex)
+        return False
+
+    cdef void leave(self, int mode, const char *function, int result) noexcept nogil:
+        """That is what the driver's function has returned, by which the pass was begun."""
+        if result != SUCCESS and result != NOT_READY:
+            self.error, self.failed = result, function
+        leave(mode)
+        pthread_mutex_unlock(&self.mutex)
+
+    cdef long long begun(self) noexcept nogil:
+        """Return a ticket for all passes begun so far."""
+        cdef int mode
+        cdef int result = SUCCESS
+        cdef long long ticket = self.given
+        if self._enter(&mode):
+            if self.pending:
+                self.given += 1
+                self.pending = False
+                result = cu.EventRecord(self.events[self.given % RING], self.stream)
+            ticket = self.given
+            self.leave(mode, b"cuEventRecord", result)
+        return ticket
+
+    cdef bint over(self, long long ticket) noexcept nogil:
+        """Whether the passes that a ticket is for are over.
+
+        One whose event was reused since is over when the oldest is that is left.
+        """
+        cdef int mode
+        cdef int result
+        if ticket <= self.passed or not self._enter(&mode):
+            return True
+        ticket = max(ticket, self.given - RING + 1)
+        result = cu.EventQuery(self.events[ticket % RING])
+        if result == SUCCESS:
+            self.passed = max(self.passed, ticket)
+        self.leave(mode, b"cuEventQuery", result)
+        return result != NOT_READY
+
+    def check(self):
+        """Raise CudaError where a function of the driver has failed."""
+        if self.error != SUCCESS:
+            check(self.failed, self.error)
+
+    def close(self):
+        """Wait for all passes; a fork has the queue, but not the driver."""
+        cdef int i, mode
+        if (self.stream != NULL and self.pid == getpid()
+                and enter(self.context.handle, &mode) == SUCCESS):
+            with nogil:
+                cu.StreamSynchronize(self.stream)
+            for i in range(RING):
+                if self.events[i] != NULL:
+                    cu.EventDestroy(self.events[i])
+            cu.StreamDestroy(self.stream)
+            leave(mode)
+        self.stream = NULL

@@ -1,0 +1,174 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Where vectors are in a device's memory: passes are kernels and copies in the device's queue."""
+
+from collectives.memory.driver cimport SUCCESS, Address, PinnedMemory, check, cu, enter, leave
+
+from collectives.memory.space import CODES
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+    int usleep(unsigned)
+
+cdef enum:
+    # Microseconds between queries.
+    PAUSE = 50
+
+
+cdef class DeviceSpace(Space):
+    """The memory of a device; pointers are addresses in it, but for those of flags.
+
+    Spaces with one queue have their passes made in one order, and any of them answers for the
+    tickets of all. No pass waits for the device but those that return something.
+
+    Args:
+        dtypes: names of the arrays' dtypes.
+        sent: names of those that travel in their place.
+        queue: the device's.
+
+    Raises:
+        CudaError: there is no pinned memory for a flag.
+    """
+
+    def __init__(self, dtypes, sent, DeviceQueue queue):
+        self.deferred = True
+        self.queue = queue
+        self.kept_codes = b"".join(CODES[name] for name in (*dtypes, *sent))
+        self.dtypes = self.kept_codes
+        self.wires = self.dtypes + len(dtypes)
+        self.flag = self.new_flag()
+
+    cdef char *allocate(self, Py_ssize_t size) except NULL:
+        cdef Address address
+        cdef int mode
+        check(b"cuCtxPushCurrent", enter(self.queue.context.handle, &mode))
+        try:
+            check(b"cuMemAlloc", cu.MemAlloc(&address, size))
+        finally:
+            leave(mode)
+        self.zero(<char *>address, size)
+        return <char *>address
+
+    cdef void free(self, char *memory) noexcept:
+        """The host waits for the device."""
+        cdef int mode
+        # A fork has the addresses, but not the driver.
+        if (memory != NULL and self.queue.pid == getpid()
+                and enter(self.queue.context.handle, &mode) == SUCCESS):
+            with nogil:
+                cu.MemFree(<Address>memory)
+            leave(mode)
+
+    cdef int *new_flag(self) except NULL:
+        cdef PinnedMemory memory = PinnedMemory(sizeof(int), self.queue.context)
+        self.flags.append(memory)
+        return <int *>memory.address
+
+    cdef int error(self) noexcept nogil:
+        return self.queue.error
+
+    cdef long long begun(self) noexcept nogil:
+        return self.queue.begun()
+
+    cdef bint over(self, long long ticket) noexcept nogil:
+        return self.queue.over(ticket)
+
+    cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
+        cdef int mode
+        if size > 0 and self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuMemcpyDtoDAsync", cu.MemcpyDtoDAsync(
+                <Address>to, <Address>source, size, self.queue.stream))
+
+    cdef void copy_away(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
+        self.copy(to, source, size)
+
+    cdef void zero(self, char *to, Py_ssize_t size) noexcept nogil:
+        cdef int mode
+        if size > 0 and self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuMemsetD8Async", cu.MemsetD8Async(
+                <Address>to, 0, size, self.queue.stream))
+
+    cdef void combine(
+        self, int i, char *to, const char *a, double share_a, const char *b, double share_b,
+        Py_ssize_t count
+    ) noexcept nogil:
+        cdef int mode
+        if self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.combine(
+                self.dtypes[i], <Address>to, <Address>a, share_a, <Address>b, share_b, count,
+                self.queue.stream))
+
+    cdef void mean(
+        self, int i, char *to, const char **vectors, const double *shares, int size,
+        Py_ssize_t count
+    ) noexcept nogil:
+        """An error where more vectors have shares than a kernel takes, MOST_MEMBERS."""
+        cdef int mode
+        if self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.mean(
+                self.dtypes[i], <Address>to, vectors, shares, size, count, self.queue.stream))
+
+    cdef void add_change(
+        self, int i, char *to, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count
+    ) noexcept nogil:
+        cdef int mode
+        if self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.add_change(
+                self.dtypes[i], <Address>to, <Address>snapshot, <Address>x, <Address>returned,
+                count, self.queue.stream))
+
+    cdef void begin_all_finite(
+        self, int *flag, int i, const char *x, Py_ssize_t count
+    ) noexcept nogil:
+        cdef int mode
+        if self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.all_finite(
+                self.dtypes[i], flag, <Address>x, count, self.queue.stream))
+
+    cdef void begin_finite_change(
+        self, int *flag, int i, const char *snapshot, const char *x, const char *returned,
+        Py_ssize_t count
+    ) noexcept nogil:
+        cdef int mode
+        if self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.finite_change(
+                self.dtypes[i], flag, <Address>snapshot, <Address>x, <Address>returned, count,
+                self.queue.stream))
+
+    cdef bint all_finite(self, int i, const char *x, Py_ssize_t count) noexcept nogil:
+        """Wait for the device, by queries; False where a pass has failed."""
+        self.flag[0] = 1
+        self.begin_all_finite(self.flag, i, x, count)
+        return self._answer()
+
+    cdef bint finite_change(
+        self, int i, const char *snapshot, const char *x, const char *returned, Py_ssize_t count
+    ) noexcept nogil:
+        """Wait for the device, by queries; False where a pass has failed."""
+        self.flag[0] = 1
+        self.begin_finite_change(self.flag, i, snapshot, x, returned, count)
+        return self._answer()
+
+    cdef bint _answer(self) noexcept nogil:
+        cdef long long ticket = self.begun()
+        while not self.over(ticket):
+            usleep(PAUSE)
+        return self.queue.error == SUCCESS and self.flag[0] != 0
+
+    cdef void encode(
+        self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
+    ) noexcept nogil:
+        cdef int mode
+        if self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.encode(
+                self.dtypes[i], self.wires[i], <Address>to, <Address>source, <Address>reference,
+                count, self.queue.stream))
+
+    cdef void decode(
+        self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
+    ) noexcept nogil:
+        cdef int mode
+        if self.queue.enter(&mode):
+            self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.decode(
+                self.dtypes[i], self.wires[i], <Address>to, <Address>source, <Address>reference,
+                count, self.queue.stream))
