@@ -45,13 +45,15 @@ typedef struct { char *seen, *ours; size_t size; int device, used, file; } Regio
 
 typedef struct Operation {
     struct Operation *next;
-    enum { NOTHING, COPY, FILL, SLEEP, GATE } kind;
+    enum { NOTHING, COPY, FILL, SLEEP, GATE, CALL } kind;
     const char *what;
     char *to;
     const char *from;
     size_t size;
     unsigned char value;
     long microseconds, gate;
+    void (*function)(void *);
+    void *argument;
     Number number;
     Clock after;
 } Operation;

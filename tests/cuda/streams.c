@@ -31,6 +31,8 @@ static void carry_out(const Operation *operation) {
         memset(reach(operation->to), operation->value, operation->size);
     if (operation->kind == SLEEP)
         sleep_for(operation->microseconds);
+    if (operation->kind == CALL)
+        operation->function(operation->argument);
 }
 
 static int may_begin(const Operation *operation) {
