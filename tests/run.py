@@ -1,9 +1,10 @@
 """Run the whole suite: tests of one process and launched jobs, MPI tests at each number of ranks.
 
 Tests of torch's test device are in processes of their own, where it then stays. --brief leaves only
-what another MPI is most likely to break: the tests of four ranks. Other arguments go to every
-pytest. Each part must pass, and must run something unless the arguments select tests; the exit
-status is 0 only then.
+what another MPI is most likely to break: the tests of four ranks. --cuda-mpi leaves only the MPI
+tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in for its driver. Other arguments
+go to every pytest. Each part must pass, and must run something unless the arguments select tests;
+the exit status is 0 only then.
 """
 
 import os
@@ -16,27 +17,30 @@ from launch import Job, mpiexec, print_stacks
 from lockstep import DEFAULT_SIZES, SIZES
 
 NO_TESTS = 5  # pytest's exit status
-BRIEF = (4,)  # numbers of ranks
+BRIEF, CUDA_MPI = (4,), (4, 1)  # numbers of ranks
+DEVICES = "test_cuda_*.py", "test_device*_mpi.py"
 TIME_LIMIT = 900  # seconds, of a part; only a hang takes so long
 # There are more ranks than cores: those that wait in a blocking call of MPICH's, as only tests and
 # constructors do, let the others run. (Open MPI sees to that by itself.)
 YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
 
-def parts(brief):
+def parts(brief, cuda_mpi):
     pytest = [sys.executable, "-m", "pytest"]
     # The ranks' caches would overwrite each other.
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread"]
     here, there = "not torch_device", "torch_device"
-    if not brief:
+    if not (brief or cuda_mpi):
         # On all cores. While jobs wait for what they test, tests of one process go on.
         cores = [*pytest, "-n", "auto", "--dist", "worksteal"]
         yield "one process", [*cores, "-m", f"not mpi and {here}"]
         yield "its test device", [*pytest, "-m", f"{there} and not mpi"]
-    for size in BRIEF if brief else SIZES:
+    if cuda_mpi:
+        mpi += sorted(str(path) for pattern in DEVICES for path in Path("tests").glob(pattern))
+    for size in CUDA_MPI if cuda_mpi else BRIEF if brief else SIZES:
         job = [*mpiexec(), "-n", str(size), *mpi]
         yield f"{size} rank{'s' * (size > 1)}", [*job, "-m", f"mpi and {here}"]
-        if size == DEFAULT_SIZES[0]:
+        if size == DEFAULT_SIZES[0] and not cuda_mpi:
             yield "their test device", [*job, "-m", f"mpi and {there}"]
 
 
@@ -55,6 +59,19 @@ def run(command):
         return job.launcher.returncode
 
 
+def stand_in_for_mpi():
+    """Return what makes the stand-in MPI's driver, and lets ranks outnumber cores."""
+    import stand_in
+
+    folders = [str(Path(stand_in.library()).parent), os.environ.get("LD_LIBRARY_PATH")]
+    return {
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders)),
+        "OMPI_MCA_btl_smcuda_use_cuda_ipc": "0",  # the stand-in has none
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+    }
+
+
 def verdict(status, selected):
     """Return whether a part is good, and in words."""
     if status is None:
@@ -68,10 +85,12 @@ def main(arguments):
     # A terminated run still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.chdir(Path(__file__).parent.parent)
-    brief = "--brief" in arguments
-    arguments = [argument for argument in arguments if argument != "--brief"]
+    brief, cuda_mpi = (option in arguments for option in ("--brief", "--cuda-mpi"))
+    arguments = [each for each in arguments if each not in ("--brief", "--cuda-mpi")]
+    if cuda_mpi:
+        os.environ |= stand_in_for_mpi()
     lines, good, ran = [], True, False
-    for name, command in parts(brief):
+    for name, command in parts(brief, cuda_mpi):
         print(f"\n=== tests: {name}", flush=True)
         began = time.monotonic()
         status = run([*command, *arguments])

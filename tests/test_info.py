@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from launch import is_open_mpi
+from mpi4py import MPI
 
 import wagma
 from wagma import info
@@ -52,17 +53,18 @@ def test_the_engine_s_mode_is_the_variable_s(monkeypatch, value, shown):
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (None, "not checked: no GPU"),
-        ("0", "no (WAGMA_CUDA_AWARE=0)"),
-        ("1", "yes (WAGMA_CUDA_AWARE=1)"),
-        ("yes", "not checked: no GPU (WAGMA_CUDA_AWARE is 'yes', neither 0 nor 1)"),
+        (None, "no: no CUDA driver: [^()]*"),
+        ("0", "no: WAGMA_CUDA_AWARE=0"),
+        ("1", "yes: WAGMA_CUDA_AWARE=1"),
+        ("yes", "no: no CUDA driver: .* \\(WAGMA_CUDA_AWARE is 'yes', neither 0 nor 1\\)"),
     ],
 )
-def test_cuda_awareness_is_what_the_variable_says_or_not_known(monkeypatch, value, shown):
+def test_cuda_awareness_is_what_the_variable_says_or_is_found_out(monkeypatch, value, shown):
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
     monkeypatch.delenv("WAGMA_CUDA_AWARE", raising=False)
     if value:
         monkeypatch.setenv("WAGMA_CUDA_AWARE", value)
-    assert info.cuda_awareness("not checked: no GPU") == shown
+    assert re.fullmatch(shown, info.cuda_awareness(MPI.COMM_SELF))
 
 
 def test_an_engine_for_another_mpi_is_named(monkeypatch):
@@ -115,7 +117,7 @@ sys.exit(main(["info"]))
     rows = table(ended.stdout)
     assert rows["torch"] == rows["rich"] == rows["scikit-learn"] == "not installed"
     assert rows["device"] == "cpu: torch is not installed"
-    assert rows[CUDA] == "not checked: torch is not installed"
+    assert rows[CUDA].startswith("no: ")
     assert rows["ranks"] == "1"
     assert rows["transport"] == "none: one rank"
 
@@ -146,7 +148,7 @@ def test_a_job_of_three_prints_one_table(mpirun):
     assert rows["transport"] == "shared"
     assert rows["device"].startswith(("cpu: torch ", "cuda: "))
     assert rows["path"].startswith(("host: ", "staged: "))
-    assert rows[CUDA] == "no (WAGMA_CUDA_AWARE=0)"
+    assert rows[CUDA] == "no: WAGMA_CUDA_AWARE=0"
     assert rows["wagma"] == wagma.__version__
     assert rows["Python"] == sys.version.split()[0]
     assert {"mpi4py", "numpy", "torch", "cupy"} <= rows.keys()

@@ -89,6 +89,35 @@ def test_the_legacy_stream_and_those_created_without_a_flag_wait_for_each_other(
     assert x.get(LEGACY).sum() == N
 
 
+def test_a_stream_calls_a_function_of_the_host_s_when_it_comes_to_it(device):
+    stream = device.create_stream()
+    done = ctypes.create_string_buffer(b"no")
+    clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda given: ctypes.memset(given, 0, 2))
+    with device.holding(stream):
+        device.call("cuLaunchHostFunc", ctypes.c_void_p(stream), clear, done)
+        assert done.value == b"no"
+    device.synchronize(stream)
+    assert done.value == b""
+
+
+def test_an_mpi_learns_what_an_address_is(device):
+    kind, context, attributes = ctypes.c_uint(), ctypes.c_void_p(), (ctypes.c_int * 2)(2, 1)
+    values = (ctypes.c_void_p * 2)(ctypes.addressof(kind), ctypes.addressof(context))
+
+    def ask(address):
+        address = ctypes.c_ulonglong(address)
+        assert device.driver.cuPointerGetAttributes(2, attributes, values, address) == 0
+        return kind.value, context.value
+
+    x = device.array(np.zeros(N))
+    assert ask(x.address + 8) == (2, device.context.value)
+    assert ask(ctypes.addressof(kind)) == (0, None)
+    start, size = ctypes.c_ulonglong(), ctypes.c_size_t()
+    inside = ctypes.c_ulonglong(x.address + 8)
+    device.call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), inside)
+    assert start.value == x.address and size.value >= 8 * N
+
+
 def test_memory_is_counted(device):
     before = device.counts()
     x = device.array(np.zeros(N))

@@ -87,18 +87,19 @@ def native_engine() -> str:
     return "loaded"
 
 
-def cuda_awareness(otherwise: str) -> str:
-    """Return whether MPI takes GPU memory, as far as that is known.
-
-    What the user says in ``WAGMA_CUDA_AWARE`` holds; nothing here asks MPI.
+def cuda_awareness(comm) -> str:
+    """Return whether MPI may be given device memory, and why so; collective.
 
     Args:
-        otherwise: What is known without that variable.
+        comm: An mpi4py communicator.
     """
-    said = os.environ.get("WAGMA_CUDA_AWARE", "")
-    if said in ("0", "1"):
-        return f"{'yes' if said == '1' else 'no'} (WAGMA_CUDA_AWARE={said})"
-    return f"{otherwise} (WAGMA_CUDA_AWARE is {said!r}, neither 0 nor 1)" if said else otherwise
+    from collectives import cuda_aware
+
+    aware, reason = cuda_aware.ask(comm)
+    said = os.environ.get(cuda_aware.VARIABLE, "")
+    if said not in ("", "0", "1"):
+        reason += f" ({cuda_aware.VARIABLE} is {said!r}, neither 0 nor 1)"
+    return f"{'yes' if aware else 'no'}: {reason}"
 
 
 def device() -> tuple[str, str]:
@@ -192,7 +193,7 @@ def gather(comm) -> list[tuple[str, str]]:
         "transport": transport(comm, one_node=node.elsewhere is None),
         "device": f"{kind}: {details}",
         "path": f"{path}: {reason}",
-        "CUDA-aware MPI": cuda_awareness(f"not checked: {details if kind == 'cpu' else reason}"),
+        "CUDA-aware MPI": cuda_awareness(comm),
         "wagma": wagma.__version__,
         "Python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},

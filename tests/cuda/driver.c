@@ -103,6 +103,10 @@ API Result cuCtxGetCurrent(void **context) {
     *context = depth ? (void *)(uintptr_t)contexts[depth - 1] : NULL;
     return SUCCESS;
 }
+API Result cuCtxGetDevice(int *device) {
+    *device = current_device();
+    return *device < 0 ? INVALID_CONTEXT : SUCCESS;
+}
 API Result cuCtxGetStreamPriorityRange(int *lowest, int *highest) {
     *lowest = 0;
     *highest = -5;
@@ -289,6 +293,14 @@ API Result cuEventSynchronize(void *pointer) {
         if (event->stream)
             wait_for(event->stream, event->number);
         see(&clock);
+    })
+}
+API Result cuLaunchHostFunc(void *handle, void (*function)(void *), void *argument) {
+    ON_STREAM(handle, {
+        Operation *operation = make_operation(CALL, "a function of the host");
+        operation->function = function;
+        operation->argument = argument;
+        enqueue(stream, operation);
     })
 }
 

@@ -1,6 +1,8 @@
 /* A stand-in for libcuda.so.1, for tests on machines without a GPU.
 
    - Device memory is where the host cannot touch it: an access ends the process.
+     Memory that is allocated while a test has opened it is not protected, so that any MPI is as good
+     as a CUDA-aware one.
    - So does one to pinned memory while a copy to it has not been seen to end, or a write while a
      copy from it has not, however fast the copy was. Less than a page of memory is watched as a
      whole.
@@ -56,7 +58,7 @@ typedef struct { const void *address; size_t size; int writes; } Touch;
 
 typedef struct Operation {
     struct Operation *next;
-    enum { NOTHING, COPY, FILL, LAUNCH, SLEEP, GATE } kind;
+    enum { NOTHING, COPY, FILL, LAUNCH, SLEEP, GATE, CALL } kind;
     const char *what;
     char *to;
     const char *from;
@@ -65,6 +67,8 @@ typedef struct Operation {
     Launch *launch;
     long microseconds, gate;
     int to_host;
+    void (*function)(void *);
+    void *argument;
     Number number;
     Clock after;
 } Operation;
@@ -129,6 +133,7 @@ const Touch *touches_of(const Launch *launch, int *count);
 void run_launch(const Launch *launch);
 
 /* memory.c */
+extern int is_open; /* the host may touch device memory, as an MPI does that is not CUDA-aware */
 Region *find(const void *address);
 void *reach(const void *address);
 char *allocate(size_t size, int device);

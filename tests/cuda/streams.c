@@ -33,6 +33,8 @@ static void carry_out(const Operation *operation) {
         run_launch(operation->launch);
     if (operation->kind == SLEEP)
         sleep_for(operation->microseconds);
+    if (operation->kind == CALL)
+        operation->function(operation->argument);
 }
 
 static int may_begin(const Operation *operation) {
