@@ -1,4 +1,4 @@
-"""What arrays and models on GPUs cost, by the staged path: through pinned host memory.
+"""What arrays and models on GPUs cost, through pinned host memory and from device to device.
 
     python benchmarks/gpu.py --all
     mpiexec -n 2 python benchmarks/gpu.py --part staged
@@ -9,14 +9,17 @@ the driver, the MPI and the date. Parts:
 
 copies   GB/s from and to pinned memory; what a call's passes over the vector on the host take, of
          which one looks for NaN and infinity; memory that a collective takes on the device
-staged   a call with an array on the device ÷ (both copies, made by all ranks at once, + the call
-         with a numpy array); bound 1.5
+staged   a call with an array on the device, copied in blocks of 1, 4 and 16 MiB, ÷ (both copies,
+         made by all ranks at once, + the call with a numpy array); bound 1.5
+direct   where MPI takes device memory, and does not wait for the default stream, a call that
+         averages on the device ÷ the staged one; else why not
 passive  from one rank's call of 4 KiB to its result while the others' main threads spin in Python:
          their devices idle, or busy with 100 ms of work at a time, beside numpy arrays
 step     WAGMA's step of a model of ResNet-50's size, and the local optimizer's alone, beside an
          average by gloo of a vector of that size on the host, with both copies; needs torch
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -29,8 +32,12 @@ from pathlib import Path
 from common import figure, machine, mpiexec, parser, ratio, report, take_turns, time_calls
 from cuda_driver import Array, Device, Work
 
-PLAN = (("copies", 1), ("staged", 2), ("staged", 4), ("passive", 2), ("passive", 4), ("step", 2))
-LIMIT = 95.0  # seconds of a job; there are six
+PLAN = (
+    *(("copies", 1), ("staged", 2), ("staged", 4), ("direct", 2), ("direct", 4)),
+    *(("passive", 2), ("passive", 4), ("step", 2)),
+)
+LIMIT = 73.0  # seconds of a job; there are eight
+BLOCKS = {f"blocks of {mib} MiB": mib << 20 for mib in (1, 4, 16)}
 BOUND = 1.5
 CADENCE = 0.010
 BUSY = 0.100
@@ -93,10 +100,11 @@ def staged(comm, device, arguments):
         if comm.rank:
             continue
         sums = [sum(pair) for pair in zip(times["numpy"], times["copies"], strict=True)]
-        found = ratio(times["device"], sums)
         medians = {name: statistics.median(taken) for name, taken in times.items()}
         results.append({"bytes": size, "seconds": medians})
-        ratios[f"{comm.size} ranks, {size >> 10} KiB: device ÷ (numpy + copies)"] = found
+        for blocks in BLOCKS:
+            name = f"{comm.size} ranks, {size >> 10} KiB, {blocks}"
+            ratios[f"{name}: device ÷ (numpy + copies)"] = ratio(times[blocks], sums)
     return results, ratios
 
 
@@ -109,6 +117,7 @@ def staged_times(comm, device, size, arguments):
     stream = device.stream()
     array, vector = Array(device, size // 4, stream), np.zeros(size // 4, np.float32)
     host = device.pin(size)
+    options = {"group_size": comm.size, "sync_period": 10**9, "wait": "group"}
 
     def both_copies():
         device.to_host(host, array.address, size, stream)
@@ -116,21 +125,63 @@ def staged_times(comm, device, size, arguments):
         device.to_device(array.address, host, size, stream)
         device.synchronize(stream)
 
+    with contextlib.ExitStack() as stack:
+        variants = {"copies": timing(comm, both_copies)}
+        for blocks, size_of_block in BLOCKS.items():
+            with using(False, size_of_block):
+                average = stack.enter_context(GroupAllreduce(comm, array, **options))
+            variants[blocks] = calls_of(comm, device, average, array, stream)
+        on_host = stack.enter_context(GroupAllreduce(comm, vector, **options))
+        variants["numpy"] = timing(comm, lambda: on_host(vector))
+        return take_turns(comm, variants, arguments.rounds, arguments.seconds / 2)
+
+
+def direct(comm, device, arguments):
+    """Measure calls in a group of all ranks that average on the device."""
+    from collectives import GroupAllreduce, cuda_aware
+
+    answer = cuda_aware.ask(comm)
+    if not answer.aware:
+        return {"not measured": answer.reason}, {}
+    stream, size = device.stream(), arguments.kib << 10
+    array = Array(device, size // 4, stream)
+    options = {"group_size": comm.size, "sync_period": 10**9, "wait": "group"}
+    with contextlib.ExitStack() as stack:
+        variants = {}
+        for path, is_aware in (("direct", True), ("staged", False)):
+            with using(is_aware):
+                average = stack.enter_context(GroupAllreduce(comm, array, **options))
+            variants[path] = calls_of(comm, device, average, array, stream)
+        times = take_turns(comm, variants, arguments.rounds, arguments.seconds)
+    if comm.rank:
+        return None, {}
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    found = ratio(times["direct"], times["staged"])
+    results = {"bytes": size, "seconds": medians, "why": answer.reason}
+    return results, {f"{comm.size} ranks, {size >> 10} KiB: direct ÷ staged": found}
+
+
+@contextlib.contextmanager
+def using(is_aware, block=4 << 20):
+    """Let collectives that are made in the block average on devices or not, and copy in blocks."""
+    from collectives import cuda_aware, device
+
+    before = device._answer, device.BLOCK
+    device._answer, device.BLOCK = cuda_aware.Answer(is_aware, "for the benchmark"), block
+    try:
+        yield
+    finally:
+        device._answer, device.BLOCK = before
+
+
+def calls_of(comm, device, average, array, stream):
+    """Return what times calls until the average is in the array."""
+
     def call_on_device():
-        on_device(array)
+        average(array)
         device.synchronize(stream)
 
-    options = {"group_size": comm.size, "sync_period": 10**9, "wait": "group"}
-    with (
-        GroupAllreduce(comm, array, **options) as on_device,
-        GroupAllreduce(comm, vector, **options) as on_host,
-    ):
-        variants = {
-            "device": timing(comm, call_on_device),
-            "numpy": timing(comm, lambda: on_host(vector)),
-            "copies": timing(comm, both_copies),
-        }
-        return take_turns(comm, variants, arguments.rounds, arguments.seconds / 2)
+    return timing(comm, call_on_device)
 
 
 def passive(comm, device, arguments):
@@ -248,7 +299,13 @@ def timing(comm, call):
     return lambda calls, first: time_calls(comm, call, calls)
 
 
-PARTS = {"copies": copies, "staged": staged, "passive": passive, "step": step}
+PARTS = {
+    "copies": copies,
+    "staged": staged,
+    "direct": direct,
+    "passive": passive,
+    "step": step,
+}
 
 
 def measure(arguments):
@@ -343,7 +400,7 @@ def main():
     if not arguments.all:
         return measure(arguments)
     try:
-        Device(0)  # sooner than six jobs would say so
+        Device(0)  # sooner than eight jobs would say so
     except (OSError, RuntimeError) as error:
         print(f"gpu.py: no GPU to measure: {error}", file=sys.stderr)
         return 2

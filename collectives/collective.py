@@ -26,7 +26,12 @@ class Collective(Described):
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
         engine: as given or by default.
         native: this rank's part, an `AllRanks` of the engine.
+        path: how vectors are averaged: on the "host"; "staged", on the host by way of a copy of
+            those on a device; or "direct", on the device. `path_reason`: a sentence.
     """
+
+    # Whether vectors can be averaged on a device.
+    _on_devices = False
 
     def _construct(self, comm, like, **given):
         """Agree with the other ranks on what is given, and build this rank's part; collective.
@@ -82,6 +87,7 @@ class Collective(Described):
         self._identity = comm.bcast(secrets.randbits(62))
         self.native = None
         try:
+            self.path, self.path_reason = device.choose_path(self, comm, given)
             self._allocate(native, node, like, given)
         except BaseException:
             self.native = None  # not kept by the exception's traceback
@@ -109,7 +115,12 @@ class Collective(Described):
             "oversubscribed": node.oversubscribed,
             "stall": given["stall"],
             "abort": given["abort"],
+            "make_space": self._copies.make_space if self.path == "direct" else None,
         }
+
+    def _initial(self, like):
+        """Return the initial vector where it is averaged: on a device, or else `like`."""
+        return self._copies.arrays if self.path == "direct" else like
 
     def _share(self, node, asked, make) -> bool:
         """Make this rank's part, in memory that the ranks of its node share where they can.
@@ -125,7 +136,7 @@ class Collective(Described):
         Raises:
             RuntimeError, MemoryError: it cannot be made so; on all ranks.
         """
-        sharing = asked != "messages" and len(node.ranks) > 1
+        sharing = asked != "messages" and len(node.ranks) > 1 and self.path != "direct"
         raise_collectively(self.comm, make(sharing))
         error = node.share(self.native) if sharing else None
         if asked == "shared":

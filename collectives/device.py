@@ -30,7 +30,9 @@ import inspect
 from itertools import pairwise
 from typing import NamedTuple
 
-from collectives import process
+from collectives import cuda_aware, process
+from collectives.agreement import raise_collectively
+from collectives.errors import CudaError
 
 __all__ = ["adopt", "is_on_device"]
 
@@ -42,6 +44,7 @@ DTYPES = {
     "<f8": "float64",
 }
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+MOST_MEMBERS = 250  # vectors that a kernel takes
 DEFAULT_STREAM = 1  # the legacy default stream
 # Bytes of the blocks in which a vector is copied while its first ones are averaged.
 BLOCK = 4 * 1024 * 1024
@@ -55,6 +58,10 @@ METHODS = {
     "model": True,
     "publish": False,
 }
+
+
+# What has been found out of this job's MPI.
+_answer = None
 
 
 def is_on_device(vector) -> bool:
@@ -84,11 +91,15 @@ def adopt(collective, like):
 
 
 class Copies:
-    """The host's copy of a collective's vectors, while a call is about one.
+    """What the engine averages of a collective's vectors, while a call is about one.
 
     Attributes:
-        arrays: numpy array, or list of them, as the vectors are; None once closed.
+        arrays: the host's copy, a numpy array or list of them as the vectors are, or, where the
+            device averages them, a `DeviceVector`; None once closed.
+        make_space: that device's for `Layout`; None: the host averages copies.
     """
+
+    make_space = None
 
     def __init__(self, like):
         from collectives.memory.layout import Layout
@@ -102,30 +113,60 @@ class Copies:
             import ml_dtypes  # noqa: F401 - numpy then knows it
 
         addresses = [array.address for array in arrays]
-        self._mirror = Mirror(Layout(dtypes, sizes, self._single), addresses, BLOCK)
+        self._layout = Layout(dtypes, sizes, self._single)
+        self._handover = Mirror(self._layout, addresses, BLOCK)
         self._guard = process.native().Guard()
-        self.arrays = self._mirror.arrays[0] if self._single else self._mirror.arrays
+        self.arrays = self._handover.arrays[0] if self._single else self._handover.arrays
+        self._initial = addresses, stream, like
         try:
-            self._mirror.point_to(addresses, stream)
-            self._mirror.fetch(like)
-            self._mirror.wait()
+            self._take_initial()
         except BaseException:
             self.close()
             raise
 
+    def _take_initial(self):
+        addresses, stream, like = self._initial
+        self._handover.point_to(addresses, stream)
+        self._handover.fetch(like)
+        self._handover.wait()
+
+    def forget_initial(self):
+        """All is made that the initial vector is needed for, or copied."""
+        self._initial = None
+
+    @property
+    def why_staged(self) -> str | None:
+        """Why the device cannot average vectors; None if it can."""
+        return self._handover.why_unchecked
+
+    def use_in_place(self):
+        """Let the device average vectors, from the initial one on."""
+        from collectives.memory.device_queue import DeviceQueue
+        from collectives.memory.device_space import DeviceSpace
+        from collectives.memory.in_place import InPlace
+
+        queue = DeviceQueue(self._handover.ordinal)
+        self.make_space = lambda dtypes, sent: DeviceSpace(dtypes, sent, queue)
+        mirror, self._handover = self._handover, InPlace(self._layout, self._initial[0], queue)
+        self._take_initial()
+        self.arrays = self._handover.arrays
+        mirror.close()
+
     def take(self, collective, vector, stream, returns):
         """Make a vector the one that is copied; what is wrong with it all ranks are told."""
-        collective.native.prepare_to_fetch(self._mirror)
+        collective.native.prepare_to_fetch(self._handover)
         with _telling(collective):
             name = "the vector" if self._single else "array {} of the vector"
             arrays, stream = _described(vector, "the vector", name, stream, returns)
             self._check(vector, arrays)
-            self._mirror.point_to([array.address for array in arrays], stream)
+            self._handover.point_to([array.address for array in arrays], stream)
+            if self.make_space:
+                self.arrays = self._handover.arrays
 
     def fetch(self, collective, vector):
         """Begin to copy to the host the vector that was taken."""
         with _telling(collective):
-            self._mirror.fetch(vector)
+            self._handover.fetch(vector)
 
     @contextlib.contextmanager
     def of(self, collective, vector, stream, returns):
@@ -138,16 +179,16 @@ class Copies:
             self.fetch(collective, vector)
             try:
                 with _telling(collective):
-                    collective.native.wait_for(self._mirror)
+                    collective.native.wait_for(self._handover)
             except BaseException:
-                self._mirror.withdraw()
+                self._handover.withdraw()
                 raise
             yield self.arrays
             if returns:
                 with _telling(collective):
-                    self._mirror.give_back()
+                    self._handover.give_back()
             else:
-                self._mirror.forget()
+                self._handover.forget()
 
     def begin(self, name, collective, vector, weight, stream):
         """Begin a call, which goes on by itself once the device has checked the vector.
@@ -165,15 +206,15 @@ class Copies:
                 return call if name == "start" else call.wait()
             self.fetch(collective, vector)
             try:
-                return getattr(native, name)(self.arrays, weight, self._mirror)
+                return getattr(native, name)(self.arrays, weight, self._handover)
             except BaseException:
-                self._mirror.withdraw()
+                self._handover.withdraw()
                 raise
 
     def close(self):
         """Wait for the device to have what was given back, and let go of all memory."""
         self.arrays = None
-        self._mirror.close()
+        self._handover.close()
 
     def _check(self, vector, arrays):
         """Raise where the arrays are not such as the collective was made with."""
@@ -190,6 +231,61 @@ class Copies:
                 raise TypeError(f"{name} is of dtype {array.dtype}, the collective's of {dtype}")
             if array.size != size:
                 raise ValueError(f"{name} has {array.size} elements, the collective's have {size}")
+
+
+def choose_path(collective, comm, given) -> tuple[str, str]:
+    """Decide where a collective's vectors are averaged, and how they get there; collective.
+
+    They are averaged on their devices if that is implemented, there are kernels for all of them,
+    and MPI takes device memory without waiting for what devices do else.
+
+    Returns:
+        "host", "staged" or "direct", and why, in a sentence; see `Collective`.
+
+    Raises:
+        CudaError: a device has no memory left for that, or fails; on all ranks.
+    """
+    copies = getattr(collective, "_copies", None)
+    if copies is None:
+        return "host", "vectors are in host memory"
+    try:
+        return _choose(collective, copies, comm, given)
+    finally:
+        copies.forget_initial()
+
+
+def _choose(collective, copies, comm, given):
+    if not collective._on_devices:
+        return "staged", f"{type(collective).__name__} averages on the host"
+    if given["transport"] == "shared":
+        return "staged", "what ranks share is the host's memory"
+    if comm.size == 1:
+        return "staged", "there is one rank"
+    if comm.size > MOST_MEMBERS:
+        return "staged", f"there are more than {MOST_MEMBERS} ranks"
+    why_not = [reason for reason in comm.allgather(copies.why_staged) if reason]
+    if why_not:
+        return "staged", why_not[0]
+    answer = _is_aware(comm)
+    if not answer.aware:
+        return "staged", answer.reason
+    error = None
+    try:
+        copies.use_in_place()
+    except CudaError as caught:
+        error = caught
+    raise_collectively(comm, error)
+    return "direct", answer.reason
+
+
+def _is_aware(comm):
+    """Return what `cuda_aware.ask` says, which is asked once."""
+    global _answer
+    known = comm.allgather(_answer)
+    if None in known:
+        _answer = cuda_aware.ask(comm)
+        return _answer
+    return next((answer for answer in known if not answer.aware), known[0])
 
 
 class Described(NamedTuple):
@@ -329,8 +425,11 @@ def _class_for_devices(kind):
 
 
 def _on_host(collective):
-    """What the last call has made of its vector, to be read on the host before the next call."""
-    return collective._copies.arrays
+    """What the last call has made of its vector, to be read on the host before the next call.
+
+    None where the device averages vectors.
+    """
+    return collective._copies.arrays if collective.path == "staged" else None
 
 
 def _taking_arrays_on_devices(method, returns):

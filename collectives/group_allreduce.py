@@ -86,6 +86,7 @@ class GroupAllreduce(Collective):
         joining go beyond the paper. "wp": WP-SGD, Eq. 6.
     """
 
+    _on_devices = True
     _shown = ("group_size", "sync_period")
 
     def __init__(
@@ -175,6 +176,7 @@ class GroupAllreduce(Collective):
                 drawing_seed=given["seed"] if self._draws else None,
                 wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
                 sharing=sharing,
+                initial=self._initial(None),
             )
         except MemoryError as error:
             return error

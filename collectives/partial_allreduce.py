@@ -113,6 +113,17 @@ class PartialAllreduce(Described):
         self._guard = process.native().Guard()
         self._dropped = 0
 
+    @property
+    def path(self):
+        """ "host", or "staged" for vectors on devices: see `Collective`."""
+        return "staged" if hasattr(self, "_copies") else "host"
+
+    @property
+    def path_reason(self):
+        """Why so, in a sentence."""
+        where = "averages" if self.path == "staged" else "and its vectors are"
+        return f"{type(self).__name__} {where} on the host"
+
     def __call__(self, vector):
         """Put `vector` in, as this rank's next version, and overwrite it by the increment.
 

@@ -38,6 +38,7 @@ class TriggeredAverage(Collective):
     done unequal work: WP-SGD, Algorithm 5.
     """
 
+    _on_devices = True
     _shown = ("sync_period", "weights")
 
     def __init__(
@@ -95,7 +96,7 @@ class TriggeredAverage(Collective):
         sharing = self._share(node, given["transport"], make)
         travels = not (sharing and node.elsewhere is None)
         if self.wire_dtype and travels and len(set(self.comm.allgather(digest(like)))) == 1:
-            self.native.compress_from_initial(like)
+            self.native.compress_from_initial(self._initial(like))
 
     def __call__(self, vector, *, weight=1.0):
         """End a step of this rank: average `vector` in place, if any rank has started an average.

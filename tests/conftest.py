@@ -95,6 +95,15 @@ def device(monkeypatch):
 
 
 @pytest.fixture
+def direct(device, monkeypatch):
+    """That device, where vectors go from device to device: it is as if MPI were CUDA-aware."""
+    monkeypatch.setenv("WAGMA_CUDA_AWARE", "1")
+    monkeypatch.setattr("collectives.device._answer", None)
+    with stand_in.opened_memory():
+        yield device
+
+
+@pytest.fixture
 def stream(device):
     """A stream of that device's."""
     return device.create_stream()

@@ -261,6 +261,27 @@ class Device:
             del self.pinned[address]
 
 
+@contextlib.contextmanager
+def opened_memory():
+    """Let the host touch device memory that is allocated in the block: MPI is as if CUDA-aware.
+
+    Not where it is one, and has the stand-in for its driver.
+    """
+    driver = ctypes.CDLL(os.environ.get("WAGMA_CUDA_LIBRARY") or library())
+    driver.stand_in_open_memory(not is_mpi_s_driver())
+    try:
+        yield
+    finally:
+        driver.stand_in_open_memory(False)
+
+
+def is_mpi_s_driver() -> bool:
+    """Whether a CUDA-aware MPI of this process would find the stand-in (make test-cuda-mpi)."""
+    with contextlib.suppress(OSError):
+        return hasattr(ctypes.CDLL("libcuda.so.1"), "stand_in_counts")
+    return False
+
+
 def handle(stream):
     return ctypes.c_void_p(stream or 0)
 

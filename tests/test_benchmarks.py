@@ -183,11 +183,14 @@ def test_the_benchmark_of_gpus_measures_what_it_says_on_the_stand_in(tmp_path):
     assert all(value > 0 for value in parts["copies-1"]["seconds"].values())
     (row,) = parts["staged-2"]
     assert row["bytes"] == 64 << 10
-    assert set(row["seconds"]) == {"device", "numpy", "copies"}
-    (figure,) = contents["figures"]
-    assert figure["figure"] == "2 ranks, 64 KiB: device ÷ (numpy + copies)"
-    assert figure["bound"] == 1.5
-    assert figure["value"] == contents["ratios"][figure["figure"]]["median"] > 0
+    blocks = {f"blocks of {mib} MiB" for mib in (1, 4, 16)}
+    assert set(row["seconds"]) == {"numpy", "copies", *blocks}
+    named = {f"2 ranks, 64 KiB, {each}: device ÷ (numpy + copies)" for each in blocks}
+    assert {figure["figure"] for figure in contents["figures"]} == named
+    for figure in contents["figures"]:
+        assert figure["bound"] == 1.5
+        assert figure["value"] == contents["ratios"][figure["figure"]]["median"] > 0
+    assert list(parts["direct-2"]) == ["not measured"]
     assert list(parts["passive-2"]) == ["numpy", "device idle", "device busy"]
     assert all(each["calls"] >= 1 for each in parts["passive-2"].values())
     assert set(parts["step-2"]["seconds"]) == {"local step", "gloo", "WAGMA"}

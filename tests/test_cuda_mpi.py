@@ -1,10 +1,8 @@
 """A CUDA-aware MPI on the stand-in for the driver (make test-cuda-mpi); skipped on any other."""
 
-import contextlib
-import ctypes
-
 import numpy as np
 import pytest
+import stand_in
 from mpi4py import MPI
 
 from collectives import cuda_aware
@@ -14,10 +12,7 @@ from wagma import info
 
 pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
 
-driver = None
-with contextlib.suppress(OSError):
-    driver = ctypes.CDLL("libcuda.so.1")
-if not hasattr(driver, "stand_in_counts"):
+if not stand_in.is_mpi_s_driver():
     pytest.skip("the stand-in is not MPI's driver: make test-cuda-mpi", allow_module_level=True)
 
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pytest
+import stand_in
 import torch
 import torch_device
 from methods import (
@@ -106,6 +107,23 @@ def test_weights_by_work_give_the_bits_of_the_cpu(comm, device, name):
     for weights in ({"weights": "work"}, {"weights": "wp", "contraction": 0.5}):
         method = METHODS[name]._replace(settings=METHODS[name].settings | weights)
         assert history(comm, method, device) == history(comm, method, "cpu")
+
+
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce", "local-sgd"])
+def test_models_that_their_devices_average_have_the_bits_of_the_cpu(
+    comm, device, name, monkeypatch
+):
+    monkeypatch.setenv("WAGMA_CUDA_AWARE", "1")
+    monkeypatch.setattr("collectives.device._answer", None)
+    with stand_in.opened_memory():
+        model = make_model(comm.rank).to(device)
+        with METHODS[name].wrap(model, comm, one_by_one) as optimizer:
+            assert optimizer.collective.path == "direct"
+        averaged = history(comm, METHODS[name], device)
+    # Short vectors are rounded once, as in shared memory; messages between hosts double them.
+    monkeypatch.setenv("WAGMA_TRANSPORT", "shared")
+    assert averaged == history(comm, METHODS[name], "cpu")
 
 
 @contextmanager

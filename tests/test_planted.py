@@ -17,13 +17,17 @@ import numpy as np
 sys.path.insert(0, {tests!r})
 import planted
 
-planted.load()
+planted.load({module!r})
 
 import stand_in
 from mpi4py import MPI
 
 import collectives.device
 from collectives import GroupAllreduce
+
+if {direct}:
+    opened = stand_in.opened_memory()
+    opened.__enter__()
 
 collectives.device.BLOCK = 8192
 
@@ -73,25 +77,35 @@ with GroupAllreduce(comm, vectors[0][1], wait="group", group_size=2) as average:
 def job(mpirun_text):
     path = stand_in.require()
 
-    def run(bug):
-        env = {"WAGMA_CUDA_LIBRARY": path, "STAND_IN_DELAY": "300", **planted.environment(bug)}
+    def run(bug, module):
+        planted_here = planted.environment(bug, module)
+        direct = int(module == "in_place")
+        env = {"WAGMA_CUDA_LIBRARY": path, "STAND_IN_DELAY": "300", **planted_here}
+        env |= {"WAGMA_CUDA_AWARE": str(direct)}
         tests = str(planted.ROOT / "tests")
-        return mpirun_text(2, JOB.format(tests=tests), "", env=env)
+        text = JOB.format(tests=tests, module=module, direct=direct)
+        return mpirun_text(2, text, "", env=env)
 
     return run
 
 
-def test_no_bug_is_found_where_there_is_none(job):
-    assert job(None).check().stderr == ""
+MODULES = ("handover", "mirror", "in_place")
+CASES = [(module, bug) for module in MODULES for bug in planted.OF_MODULES[module]]
 
 
-@pytest.mark.parametrize("bug", planted.BUGS)
-def test_a_planted_bug_is_found(job, bug):
-    result = job(bug)
+@pytest.mark.parametrize("module", MODULES)
+def test_no_bug_is_found_where_there_is_none(job, module):
+    assert job(None, module).check().stderr == ""
+
+
+@pytest.mark.parametrize(("module", "bug"), CASES)
+def test_a_planted_bug_is_found(job, module, bug):
+    result = job(bug, module)
+    words = planted.OF_MODULES[module][bug].words
     assert result.returncode != 0, result
-    assert re.search(rf"^stand-in\[\d+\]: .*{planted.BUGS[bug].words}", result.stderr, re.M), result
+    assert re.search(rf"^stand-in\[\d+\]: .*{words}", result.stderr, re.M), result
 
 
 def test_lines_that_are_not_in_the_source_cannot_be_planted():
     with pytest.raises(ValueError, match="does not have, once"):
-        planted.planted_source("import os\n")
+        planted.planted_source("import os\n", "mirror")

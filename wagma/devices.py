@@ -94,9 +94,11 @@ def names_of(kind: str) -> str:
     return ", ".join(f"{count} × {each}" for each, count in counts.items())
 
 
-def record(device: torch.device, comm: MPI.Comm) -> dict[str, Any]:
+def record(device: torch.device, comm: MPI.Comm, collective: Any) -> dict[str, Any]:
     """Return what a run's configuration says of the devices; complete on rank 0; collective."""
     path, reason = path_of(device.type)
+    if hasattr(collective, "path"):  # those of other libraries have none
+        path, reason = collective.path, collective.path_reason
     return {
         "device": device.type,
         "device_of_rank": comm.gather(name_of(device)),

@@ -112,11 +112,18 @@ def device() -> tuple[str, str]:
     return ("cpu", devices.why_none()) if kind is None else (kind, devices.names_of(kind))
 
 
-def path_of(kind: str) -> tuple[str, str]:
-    """Return how ranks average models on a kind of device, and why so."""
+def path_of(kind: str, is_aware: bool = False) -> tuple[str, str]:
+    """Return how ranks average models on a kind of device, and why so.
+
+    Args:
+        kind: "cpu" or "cuda".
+        is_aware: Whether MPI may be given device memory.
+    """
     if kind == "cpu":
         return "host", "models are in host memory"
-    return "staged", "through pinned host memory, as MPI is given no memory of a device so far"
+    if is_aware:
+        return "direct", "MPI takes device memory; methods of peers and formed groups are staged"
+    return "staged", "through pinned host memory"
 
 
 def nodes(homes: Sequence[int], hosts: Sequence[str]) -> str:
@@ -183,7 +190,8 @@ def gather(comm) -> list[tuple[str, str]]:
     node.free()
     level = thread_level()
     kind, details = from_rank_0(device, comm)
-    path, reason = path_of(kind)
+    aware = cuda_awareness(comm)
+    path, reason = path_of(kind, aware.startswith("yes"))
     mine = {
         "MPI library": mpi_library(),
         "MPI standard": ".".join(map(str, MPI.Get_version())),
@@ -193,7 +201,7 @@ def gather(comm) -> list[tuple[str, str]]:
         "transport": transport(comm, one_node=node.elsewhere is None),
         "device": f"{kind}: {details}",
         "path": f"{path}: {reason}",
-        "CUDA-aware MPI": cuda_awareness(comm),
+        "CUDA-aware MPI": aware,
         "wagma": wagma.__version__,
         "Python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},

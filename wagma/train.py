@@ -296,7 +296,7 @@ def make_run(
     trainer = Trainer(settings, task, comm)
     optimizer = trainer.optimizer
     tally = Tally(settings.steps, settings.seconds)
-    placed = devices.record(trainer.device, comm)
+    placed = devices.record(trainer.device, comm, optimizer.collective)
     if comm.rank == 0:
         write_json(run / "config.json", configuration(settings, run, comm.size, optimizer, placed))
     log_beginning(trainer)

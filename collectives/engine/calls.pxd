@@ -1,7 +1,7 @@
 from collectives.engine.guard cimport Guard
 from collectives.engine.interruptible cimport Interruptible
 from collectives.memory.layout cimport UserVector
-from collectives.memory.mirror cimport Mirror
+from collectives.memory.handover cimport Handover
 
 cdef enum:
     # What a caller waits for: an operation or call; also where ranks have disagreed; nothing that
@@ -29,7 +29,7 @@ cdef class Call:
     cdef UserVector vector
     cdef double weight
     # Where the vector is a copy of one on a device, which is on its way when the call is given.
-    cdef Mirror mirror
+    cdef Handover handover
     cdef object result, error
 
     cdef bint _is_settled(self) except -1
@@ -39,7 +39,7 @@ cdef class Calls(Interruptible):
     cdef Call pending
     # The pending call begins once its vector is there; what it is about.
     cdef bint awaits
-    cdef Mirror awaited
+    cdef Handover awaited
     cdef char **awaited_arrays
     cdef double awaited_weight
     # Until the next call: messages of an interrupted one may still be to and from its memory.
@@ -58,9 +58,9 @@ cdef class Calls(Interruptible):
     cdef int _check_owner(self) except -1
     cdef int _check_usable(self) except -1
     cdef Call _carry_out(self, int what, vector, int flags, weight=*, long long version=*,
-                         Mirror mirror=*)
+                         Handover handover=*)
     cdef Call _start(self, int what, vector, int flags, weight, long long version=*,
-                     Mirror mirror=*)
+                     Handover handover=*)
     cdef Call _open_call(self, int what, vector, int flags, weight)
     cdef int _begin_with(self, Call call, int what, long long version) except -1
     cdef int _give(self, int what, char **arrays, double weight) except -1 nogil
@@ -69,7 +69,7 @@ cdef class Calls(Interruptible):
     cdef int _forget_disagreement(self) except -1
     cdef int _complete(self) except -1
     cdef int _complete_pending(self) except -1
-    cdef int _give_back_interrupted(self, Mirror mirror) except -1
+    cdef int _give_back_interrupted(self, Handover handover) except -1
     cdef int _forget(self, Call call) except -1
     cdef int _settle(self, Call call) except -1
     cdef _result(self)

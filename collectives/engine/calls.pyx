@@ -15,7 +15,7 @@ from collectives.engine.interruptible cimport Interruptible
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
-from collectives.memory.mirror cimport UNKNOWN, Mirror
+from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.protocols.all_ranks cimport CLOSE, NONE, OUTSIDE
 from collectives.protocols.contribution cimport X
 
@@ -165,21 +165,21 @@ cdef class Calls(Interruptible):
         return 0
 
     cdef Call _carry_out(self, int what, vector, int flags, weight=None, long long version=0,
-                         Mirror mirror=None):
-        cdef Call call = self._start(what, vector, flags, weight, version, mirror)
+                         Handover handover=None):
+        cdef Call call = self._start(what, vector, flags, weight, version, handover)
         self._complete()
         return call
 
     cdef Call _start(self, int what, vector, int flags, weight, long long version=0,
-                     Mirror mirror=None):
-        """Begin what the application wants with its vector, a call once that is in the mirror."""
+                     Handover handover=None):
+        """Begin what the application wants with its vector, a call once that is in the handover."""
         cdef Call call
         self._check_usable()
         self._enter()
         try:
             self._complete_pending()
             call = self._open_call(what, vector, flags, weight)
-            call.mirror = mirror
+            call.handover = handover
             self._begin_with(call, what, version)
         finally:
             self.guard.taken = False
@@ -205,11 +205,11 @@ cdef class Calls(Interruptible):
 
     cdef int _begin_with(self, Call call, int what, long long version) except -1:
         cdef long long began = now()
-        if call.mirror is not None:
-            self.awaited = call.mirror
+        if call.handover is not None:
+            self.awaited = call.handover
             self.awaited_arrays = call.vector.arrays
             self.awaited_weight = call.weight
-            self.reduction.mirror = call.mirror
+            self.reduction.handover = call.handover
         try:
             with nogil:
                 self._wait_until(CAUGHT_UP)
@@ -219,7 +219,7 @@ cdef class Calls(Interruptible):
                 pthread_mutex_lock(&self.lock)
                 try:
                     self.loading = version
-                    if call.mirror is not None:
+                    if call.handover is not None:
                         self.done = False
                         self.awaits = True
                     else:
@@ -242,6 +242,7 @@ cdef class Calls(Interruptible):
         """Begin what the application wants with these arrays, if any; the lock is held."""
         if arrays != NULL:
             self.vectors.of[X] = arrays
+            self.vectors.asked = False
             self.contribution.give(self._counted(what, weight))
         self._begin(what)
         return 0
@@ -287,8 +288,8 @@ cdef class Calls(Interruptible):
         pthread_mutex_unlock(&self.lock)
         return awaited
 
-    def prepare_to_fetch(self, Mirror mirror):
-        """Raise where no call can be made; wait until no earlier one has the mirror.
+    def prepare_to_fetch(self, Handover handover):
+        """Raise where no call can be made; wait until no earlier one has the handover.
 
         That is one that was started, or what an exception has interrupted.
         """
@@ -296,7 +297,7 @@ cdef class Calls(Interruptible):
         self._complete()
         with nogil:
             self._wait_until(CAUGHT_UP)
-            self._wait_for(mirror)
+            self._wait_for(handover)
 
     cdef int _enter(self) except -1:
         """Keep a forked child out, and other calls than this one."""
@@ -349,9 +350,9 @@ cdef class Calls(Interruptible):
                 if not withdrawn:
                     self._abandon()
             if withdrawn:
-                call.mirror.withdraw()
-            elif call.mirror is not None:
-                self._give_back_interrupted(call.mirror)
+                call.handover.withdraw()
+            elif call.handover is not None:
+                self._give_back_interrupted(call.handover)
             self._forget(call)
             call.error = error if isinstance(error, CollectiveError) else CollectiveError(
                 f"the call was interrupted by {type(error).__name__}")
@@ -363,10 +364,10 @@ cdef class Calls(Interruptible):
             raise call.error
         return 0
 
-    cdef int _give_back_interrupted(self, Mirror mirror) except -1:
+    cdef int _give_back_interrupted(self, Handover handover) except -1:
         """The application has what its vector has become; an error is left to the next call."""
         try:
-            mirror.give_back()
+            handover.give_back()
         except CudaError:
             pass
         return 0
@@ -385,18 +386,18 @@ cdef class Calls(Interruptible):
         """Give a completed call its result or its error."""
         self._forget(call)
         if self._withdraw():  # a rank has failed, so it begins no more
-            call.mirror.withdraw()
+            call.handover.withdraw()
             call.error = self._failure()
             return 0
         if self.disagreed != NONE:
             call.error = self._disagreement()
             self.disagreed = NONE
-            if call.mirror is not None:
-                call.mirror.withdraw()
+            if call.handover is not None:
+                call.handover.withdraw()
             return 0
-        if call.mirror is not None:
+        if call.handover is not None:
             try:
-                call.mirror.give_back()
+                call.handover.give_back()
             except CudaError as error:
                 self.fail(f"CudaError: {error}")
                 call.error = error

@@ -4,6 +4,7 @@ from collectives.engine.control_tree cimport ControlTree
 from collectives.engine.stalls cimport StallReporter
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.reduction cimport Reduction
+from collectives.memory.allocation cimport Memory
 from collectives.memory.layout cimport Layout
 from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.all_ranks cimport AllRanksProtocol
@@ -28,6 +29,7 @@ cdef class Operations(StallReporter):
     cdef ContributionProtocol contribution
     cdef HostVectors vectors
     cdef char *scratch
+    cdef Memory scratch_memory
     # An exchange is under way, or done and its mean not yet taken.
     cdef bint begun
     # The application is past everything. A thread is at its memory without the lock.

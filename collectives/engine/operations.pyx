@@ -28,7 +28,6 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from collectives.memory.allocation cimport allocate
 from collectives.memory.layout cimport Layout
 from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.all_ranks cimport (
@@ -66,10 +65,12 @@ cdef class Operations(StallReporter):
         oversubscribed: whether ranks and their progress threads outnumber the cores.
         stall, abort: seconds without progress after which a caller says who is missing, and ends
             the job; 0: never.
+        make_space: see `Layout`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, identity, bint single,
-                 bint oversubscribed, double stall, double abort, wire_dtype=None):
+                 bint oversubscribed, double stall, double abort, wire_dtype=None,
+                 make_space=None):
         cdef int rank
         self.identity = identity
         self.control = control
@@ -80,7 +81,8 @@ cdef class Operations(StallReporter):
         self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
         self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
         self.layout = Layout(
-            [array.dtype.name for array in like], [array.size for array in like], single)
+            [array.dtype.name for array in like], [array.size for array in like], single,
+            make_space)
         self.yields_often = oversubscribed and self.layout.size >= LONG
         self.exchange = Exchange(data, self.layout, wire_dtype)
         self.reduction = self.exchange.reduction
@@ -93,7 +95,8 @@ cdef class Operations(StallReporter):
             self.everyone[rank] = rank
         self.pairs = self.records + RECORD * self.size
         # It takes no memory before the first average() that touches it.
-        self.scratch = allocate(self.layout.size)
+        self.scratch_memory = self.layout.space.allocate(self.layout.size)
+        self.scratch = self.scratch_memory.address
         self.vectors = HostVectors(self.layout)
         self.vectors.place(SCRATCH, self.scratch)
 
@@ -108,7 +111,6 @@ cdef class Operations(StallReporter):
         return 0
 
     def __dealloc__(self):
-        free(self.scratch)
         free(self.records)
         free(self.everyone)
 
@@ -144,6 +146,8 @@ cdef class Operations(StallReporter):
     # Progress: whoever holds the lock advances the collective's state
 
     cdef bint progress(self) noexcept nogil:
+        if self.layout.space.deferred:
+            self.layout.space.attach()
         if self.size > 1:
             pthread_mutex_lock(&mpi_mutex)
             self.tree.receive()
@@ -283,11 +287,14 @@ cdef class Operations(StallReporter):
 
     cdef bint _is_here(self) noexcept nogil:
         """Whether all of the application's vector is, which may come from a device."""
-        return self.reduction.staged == NULL or self.reduction.mirror.arrived()
+        return self.reduction.staged == NULL or self.reduction.handover.arrived()
 
     cdef bint _may_give(self) noexcept nogil:
-        """Whether enough of it is here to begin with it."""
-        return self._is_here() or not self.contribution.takes_pass()
+        """Whether the contribution can take it now, without waiting for a device."""
+        if not self.contribution.takes_pass():
+            return True
+        return self._is_here() and (
+            not self.contribution.adds_change() or self.vectors.knows_change())
 
     cdef void _begin_reducing(self) noexcept nogil:
         """Begin to average what this rank contributes."""

@@ -1,4 +1,5 @@
 from collectives.engine.all_ranks cimport AllRanks
+from collectives.memory.allocation cimport Memory
 from collectives.protocols.contribution cimport SnapshotProtocol
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
@@ -17,7 +18,7 @@ cdef class Snapshots(AllRanks):
     cdef bint opened
     cdef long long opened_for
     # The memory of snapshot and result, where it is not shared.
-    cdef char *memory
+    cdef Memory memory
     cdef char *snapshot
     # Statistics
     cdef readonly long long versions, passive

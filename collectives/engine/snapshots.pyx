@@ -1,19 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """A rank's snapshot, in memory of its own, or where other ranks of the node execute versions too."""
 
-from libc.stdlib cimport free
-
 from collectives.engine.all_ranks cimport AllRanks
-from collectives.memory.allocation cimport allocate
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT
 from collectives.protocols.wait_avoiding cimport IDLE, SHARED
 
 
 cdef class Snapshots(AllRanks):
     """What a rank contributes to versions, and who may use it: see `GroupVersions`."""
-
-    def __dealloc__(self):
-        free(self.memory)
 
     cdef int _allocate_vectors(self, bint sharing) except -1:
         """Snapshot and result vector, in one piece of memory, which other ranks can map."""
@@ -26,10 +20,10 @@ cdef class Snapshots(AllRanks):
             self.snapshot = self.shared.snapshot(self.rank)
             result = self.shared.result(self.rank)
         else:
-            self.memory = allocate(2 * vector)
-            self.layout.space.zero(self.memory, 2 * vector)
-            self.snapshot = self.memory
-            result = self.memory + vector
+            self.memory = self.layout.space.allocate(2 * vector)
+            self.snapshot = self.memory.address
+            result = self.snapshot + vector
+            self.layout.space.zero(self.snapshot, 2 * vector)
         self.vectors.place(SNAPSHOT, self.snapshot)
         self.vectors.place(RESULT, result)
         return 0

@@ -8,7 +8,7 @@ from collectives.engine.all_ranks cimport AllRanks
 from collectives.engine.calls cimport CALL, NO_VECTOR, Call, new_result
 from collectives.engine.control_tree cimport ControlTree
 from collectives.memory.layout cimport UserVector
-from collectives.memory.mirror cimport Mirror
+from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport AVERAGE, JOIN, SYNC
 from collectives.protocols.contribution cimport NOWHERE, SCRATCH, X
 from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
@@ -142,9 +142,9 @@ cdef class TriggeredAverages(AllRanks):
         """How many calls the application has made."""
         return self.protocol.calls
 
-    def call(self, vector, weight, Mirror mirror=None):
+    def call(self, vector, weight, Handover handover=None):
         """Make a call, which is an average over all ranks where one has been started."""
-        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror).result
+        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, handover).result
 
     def pass_by(self, weight):
         """Make a call that averages nothing, for which no vector is needed, and return the `Call`.
@@ -154,12 +154,12 @@ cdef class TriggeredAverages(AllRanks):
         cdef Call call = self._carry_out(PASS_BY, None, NO_VECTOR, weight)
         return call if self.alone else None
 
-    def start(self, vector, weight, Mirror mirror=None):
+    def start(self, vector, weight, Handover handover=None):
         """Begin this rank's next call, and return the `Call`.
 
-        Where the vector is a mirror's the call begins once its device has checked it.
+        Where the vector is a handover's the call begins once its device has checked it.
         """
-        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror)
+        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, handover)
 
     def start_join(self, vector):
         """Begin to take part in the others' averages until all have joined; return the `Call`."""

@@ -20,7 +20,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_unlock,
 )
 from collectives.memory.layout cimport UserVector
-from collectives.memory.mirror cimport Mirror
+from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport (
     AVERAGE,
     JOIN,
@@ -53,12 +53,13 @@ cdef class GroupVersions(Snapshots):
         weighing: how vectors weigh, as `settings.weighing` says it.
         drawing_seed: of the ranks drawn, each of which alone may start a version; None: any may.
         sharing: whether to have memory that other ranks can map.
+        initial: the vector that `like` is a copy of, where the memory is another's; None: `like`.
         others: those of `AllRanks`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
                  bint passive, bint conserving, bint summing, weighing,
-                 drawing_seed, bint sharing, **others):
+                 drawing_seed, bint sharing, initial=None, **others):
         cdef UserVector opened
         cdef ActivationTree tree
         Snapshots.__init__(self, control, data, like, **others)
@@ -79,7 +80,9 @@ cdef class GroupVersions(Snapshots):
         if self.taken == NULL:
             raise MemoryError
         self._allocate_vectors(sharing)
-        opened = UserVector(like[0] if self.layout.single else like, self.layout, 0)
+        if initial is None:
+            initial = like[0] if self.layout.single else like
+        opened = UserVector(initial, self.layout, 0)
         self.vectors.of[X] = opened.arrays
         self.publishing.replace()
         self.publishing.count_once()
@@ -132,7 +135,7 @@ cdef class GroupVersions(Snapshots):
                 return False
             self._lend()
             self.versioning.published()
-        elif not self._is_here():
+        elif not self._is_here() or not (self.versioning.timely or self._may_give()):
             return False
         else:
             self._complete_call()
@@ -321,16 +324,16 @@ cdef class GroupVersions(Snapshots):
 
     # What Python calls
 
-    def start(self, vector, weight, Mirror mirror=None):
+    def start(self, vector, weight, Handover handover=None):
         """Begin this rank's next call, a version or a synchronization, and return the `Call`.
 
-        Where the vector is a mirror's the call begins once its device has checked it.
+        Where the vector is a handover's the call begins once its device has checked it.
         """
-        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror)
+        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, handover)
 
-    def call(self, vector, weight, Mirror mirror=None):
+    def call(self, vector, weight, Handover handover=None):
         """Average the vector in place in this rank's next version, or over all ranks."""
-        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, mirror).result
+        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, handover).result
 
     def publish(self, vector, weight):
         """Contribute this vector, or its change since the last, while this rank is late."""

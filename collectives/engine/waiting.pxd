@@ -1,5 +1,5 @@
 from collectives.engine.progress cimport Served
-from collectives.memory.mirror cimport Mirror
+from collectives.memory.handover cimport Handover
 
 cdef enum:
     SECOND = 1000000000
@@ -34,5 +34,5 @@ cdef class Waiter(Served):
     cdef int _wait_until(self, int goal) except -1 nogil
     cdef int _give_up(self, int goal) except -1 nogil
     cdef int _pause(self, int goal, Waiting *waiting) except -1 nogil
-    cdef int _wait_for(self, Mirror mirror) except -1 nogil
+    cdef int _wait_for(self, Handover handover) except -1 nogil
     cdef void _serve_others(self) noexcept nogil

@@ -7,7 +7,7 @@ from libc.string cimport memset
 from collectives.engine.progress cimport SLICE, Served, serve_all_once, set_slice
 from collectives.exchange.clock cimport now, sleep
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.mirror cimport Mirror
+from collectives.memory.handover cimport Handover
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -142,15 +142,15 @@ cdef class Waiter(Served):
                 self.waiting_callers += 1
         return 0
 
-    def wait_for(self, Mirror mirror):
+    def wait_for(self, Handover handover):
         """Wait until a vector has come from its device; this rank is passive meanwhile."""
         with nogil:
-            self._wait_for(mirror)
-        mirror.check()
+            self._wait_for(handover)
+        handover.check()
 
-    cdef int _wait_for(self, Mirror mirror) except -1 nogil:
+    cdef int _wait_for(self, Handover handover) except -1 nogil:
         cdef long long began = now(), time = began, looked = began
-        while not mirror.arrived():
+        while not handover.arrived():
             if time - looked > LOOK_FOR_SIGNALS:
                 looked = time
                 with gil:

@@ -1,7 +1,8 @@
 from mpi4py.libmpi cimport MPI_Request
 
+from collectives.memory.allocation cimport Memory
 from collectives.memory.layout cimport Layout
-from collectives.memory.mirror cimport Mirror
+from collectives.memory.handover cimport Handover
 from collectives.memory.space cimport Space
 
 cdef class Reduction:
@@ -13,6 +14,7 @@ cdef class Reduction:
     cdef bint *coded
     # What all ranks have in common, which compressed vectors are told from.
     cdef char *reference
+    cdef Memory reference_memory
     cdef int tag, size, me, error
     cdef const int *members
     cdef char *source
@@ -21,9 +23,9 @@ cdef class Reduction:
     cdef char **user
     cdef bint given, keeps
     cdef Py_ssize_t taken
-    # The application's arrays where they are a mirror's, in which they may still be on their way
+    # The application's arrays where they are a handover's, in which they may still be on their way
     # from a device, and from which they go back block by block; else NULL.
-    cdef Mirror mirror
+    cdef Handover handover
     cdef char **staged
     cdef char **target
     cdef char **copy

@@ -5,10 +5,7 @@ from libc.stdlib cimport calloc, free
 from mpi4py.libmpi cimport MPI_STATUSES_IGNORE, MPI_SUCCESS, MPI_Request, MPI_Testall
 
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.allocation cimport allocate
 from collectives.memory.layout cimport Layout
-
-from collectives.memory import space
 
 WIDE = ("float32", "float64")
 
@@ -37,19 +34,19 @@ cdef class Reduction:
         if not self.compressed:
             return
         dtypes = [wire_dtype if dtype in WIDE else dtype for dtype in layout.dtypes]
-        self.wire = Layout(dtypes, layout.lengths, layout.single)
-        self.space = space.make(layout.dtypes, dtypes)
+        self.wire = Layout(dtypes, layout.lengths, layout.single, layout.make_space)
+        self.space = layout.make_space(layout.dtypes, dtypes)
         self.coded = <bint *>calloc(layout.count, sizeof(bint))
         if self.coded == NULL:
             raise MemoryError
         for i in range(layout.count):
             self.coded[i] = dtypes[i] != layout.dtypes[i]
-        self.reference = allocate(layout.size)
+        self.reference_memory = self.space.allocate(layout.size)
+        self.reference = self.reference_memory.address
         layout.zero_vector(self.reference)
 
     def __dealloc__(self):
         free(self.coded)
-        free(self.reference)
 
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil:
         """Whether all these messages are through."""
@@ -67,13 +64,16 @@ cdef class Reduction:
             self.space.copy(self.reference, vector, self.layout.size)
 
     cdef char *contiguous(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
-        """Return where these bytes of a vector are in one piece, or NULL.
+        """Return where these bytes of a vector are in one piece for messages, or NULL.
 
-        In our own memory they always are; the application's arrays may be anywhere.
+        In our own memory they always are; the application's arrays may be anywhere, and where they
+        are on a device its allocator may have them moved or freed while MPI still knows them.
         """
         cdef int i
         if arrays != self.user:
             return arrays[0] - self.layout.begin[0] + low
+        if self.space.deferred:
+            return NULL
         for i in range(self.layout.count):
             if self.layout.begin[i] <= low and high <= self.layout.begin[i] + self.layout.bytes[i]:
                 return arrays[i] + (low - self.layout.begin[i])
@@ -83,7 +83,7 @@ cdef class Reduction:
 
     cdef bint has(self, char **arrays, Py_ssize_t end) noexcept nogil:
         """Whether these arrays are there up to this byte of a vector."""
-        return arrays == NULL or arrays != self.staged or self.mirror.has(end)
+        return arrays == NULL or arrays != self.staged or self.handover.has(end)
 
     cdef bint has_user(self, Py_ssize_t end) noexcept nogil:
         """Whether the application's are, up to this byte of `wire`, as far as they are used."""
@@ -94,7 +94,7 @@ cdef class Reduction:
     cdef void give_back(self, char **arrays, Py_ssize_t end) noexcept nogil:
         """These arrays have the mean up to this byte of a vector."""
         if arrays != NULL and arrays == self.staged:
-            self.mirror.return_until(end)
+            self.handover.return_until(end)
 
     cdef void give_back_user(self, Py_ssize_t end) noexcept nogil:
         """The target and its copy have the mean up to this byte of `wire`."""
@@ -233,7 +233,7 @@ cdef class Reduction:
         cdef Py_ssize_t offset, n
         cdef char *out
         while count > 0:
-            n = min(count, CHUNK)
+            n = count if self.space.deferred else min(count, CHUNK)
             offset = first * itemsize
             out = self.target[i] + offset
             if self.saved != NULL:

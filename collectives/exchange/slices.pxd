@@ -1,6 +1,7 @@
 from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 
 from collectives.exchange.reduction cimport Reduction
+from collectives.memory.allocation cimport Memory
 from collectives.memory.layout cimport Layout
 from collectives.protocols.slicing cimport Slicing
 
@@ -36,7 +37,7 @@ cdef class Slices:
     cdef Reduction reduction
     cdef Layout wire
     cdef Slicing slicing
-    cdef char *memory
+    cdef Memory memory
     cdef Py_ssize_t room, left
     cdef Block blocks[DEPTH]
     cdef MPI_Request *requests
@@ -45,6 +46,9 @@ cdef class Slices:
     cdef const char **vectors
     cdef int pending
     cdef bint weighed
+    # The device whose memory this is has failed, so that MPI gets the host's in its place.
+    cdef bint failed
+    cdef Memory spare
     # The ticket of the passes that wrote what was finished last.
     cdef long long finished
 
@@ -53,6 +57,7 @@ cdef class Slices:
     cdef void divert(self) noexcept nogil
     cdef bint uses(self) noexcept nogil
     cdef bint _step(self, int k) noexcept nogil
+    cdef void _look_for_errors(self) noexcept nogil
     cdef void _weigh(self) noexcept nogil
     cdef void _begin_block(self, int k) noexcept nogil
     cdef void _take(self, Block *block, int k) noexcept nogil

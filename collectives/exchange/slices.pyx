@@ -9,6 +9,7 @@ pass is over that writes it.
 """
 
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 from mpi4py.libmpi cimport (
     MPI_BYTE,
     MPI_REQUEST_NULL,
@@ -18,12 +19,12 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives.memory.allocation cimport LINE, allocate, round_up
+from collectives.memory.allocation cimport LINE, Memory, allocate, round_up
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
 from collectives.memory.layout cimport HEADER
-from collectives.protocols.slicing cimport BLOCKS, LONGEST_BLOCK, Slicing
+from collectives.protocols.slicing cimport BLOCKS, LONGEST, LONGEST_BLOCK, Slicing
 
 
 cdef class Slices:
@@ -39,8 +40,12 @@ cdef class Slices:
         self.wire = reduction.wire
         self.slicing = Slicing()
         self.room = round_up(
-            min(length, max(LONGEST_BLOCK, length // BLOCKS)), LINE) + most * LINE
-        self.memory = memory = allocate(DEPTH * 3 * self.room if most > 1 else LINE)
+            min(length, most * LONGEST, max(LONGEST_BLOCK, length // BLOCKS)), LINE) + most * LINE
+        self.memory = self.wire.space.allocate(DEPTH * 3 * self.room if most > 1 else LINE)
+        memory = self.memory.address
+        if self.wire.space.deferred:
+            self.spare = Memory()
+            self.spare.address = <char *>allocate(self.room)
         self.requests = <MPI_Request *>calloc((2 + 2 * DEPTH) * most, sizeof(MPI_Request))
         self.weights = <double *>calloc(2 * most, sizeof(double))
         self.vectors = <const char **>calloc(most, sizeof(char *))
@@ -54,7 +59,6 @@ cdef class Slices:
             self.blocks[k].outgoing_space = self.blocks[k].mean_space + self.room
 
     def __dealloc__(self):
-        free(self.memory)
         free(self.requests)
         free(self.weights)
         free(self.vectors)
@@ -66,6 +70,7 @@ cdef class Slices:
         self.left = self.slicing.blocks
         self.weighed = False
         self.finished = 0
+        self._look_for_errors()
         self.weights[self.reduction.me] = self.reduction.own_weight
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
@@ -170,6 +175,17 @@ cdef class Slices:
                 return False
         return True
 
+    cdef void _look_for_errors(self) noexcept nogil:
+        """Give MPI no memory of a device that has failed, whose driver tells it nothing any more.
+
+        The others are told of the failure, and have waited for these messages.
+        """
+        if self.spare is None or self.failed:
+            return
+        self.failed = self.wire.space.error() != 0
+        if self.failed:
+            memset(self.spare.address, 0, self.room)
+
     cdef void _weigh(self) noexcept nogil:
         """All weights are there: what share has each member?"""
         cdef int member
@@ -215,6 +231,7 @@ cdef class Slices:
         cdef Py_ssize_t mine = self._slice_of(block.number, self.reduction.me, &begin)
         cdef int other, member
         block.stage = PARTS
+        self._look_for_errors()
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
             member = (self.reduction.me + 1 + other) % self.reduction.size
@@ -256,6 +273,7 @@ cdef class Slices:
         cdef Py_ssize_t mine = self._slice_of(block.number, self.reduction.me, &mine_begin)
         cdef int other, member
         block.stage = MEANS
+        self._look_for_errors()
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
             member = (self.reduction.me + 1 + other) % self.reduction.size
@@ -278,6 +296,8 @@ cdef class Slices:
     ) noexcept nogil:
         """Begin to receive from a member, unless that is nothing; the MPI mutex is held."""
         request[0] = MPI_REQUEST_NULL
+        if self.failed and tag > 0:
+            to = self.spare.address
         if count > 0:
             self._check(MPI_Irecv(to, <int>count, MPI_BYTE, self.reduction.members[member],
                                   self.reduction.tag + tag, self.comm, request))
@@ -287,6 +307,8 @@ cdef class Slices:
     ) noexcept nogil:
         """Begin to send to a member, unless that is nothing; the MPI mutex is held."""
         request[0] = MPI_REQUEST_NULL
+        if self.failed and tag > 0:
+            source = self.spare.address
         if count > 0:
             self._check(MPI_Isend(source, <int>count, MPI_BYTE, self.reduction.members[member],
                                   self.reduction.tag + tag, self.comm, request))

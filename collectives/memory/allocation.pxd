@@ -9,6 +9,9 @@ cdef inline Py_ssize_t round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nog
 cdef char *allocate(Py_ssize_t size) except NULL
 cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil
 
+cdef class Memory:
+    cdef char *address
+
 cdef class Segment:
     cdef readonly Py_ssize_t size
     cdef char *address

@@ -3,6 +3,7 @@
 
 import os
 
+from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -38,6 +39,13 @@ cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil:
     if huge:
         madvise(memory, size, MADV_HUGEPAGE)
     return <char *>memory
+
+
+cdef class Memory:
+    """Memory for vectors, of no particular values, which is given back when this object goes."""
+
+    def __dealloc__(self):
+        free(self.address)
 
 
 cdef class Segment:

@@ -26,5 +26,6 @@ cdef class DeviceQueue:
     cdef bint enter(self, int *mode) noexcept nogil
     cdef bint _enter(self, int *mode) noexcept nogil
     cdef void leave(self, int mode, const char *function, int result) noexcept nogil
+    cdef void look_for_errors(self) noexcept nogil
     cdef long long begun(self) noexcept nogil
     cdef bint over(self, long long ticket) noexcept nogil

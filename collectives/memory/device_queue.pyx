@@ -119,6 +119,12 @@ cdef class DeviceQueue:
         self.leave(mode, b"cuEventQuery", result)
         return result != NOT_READY
 
+    cdef void look_for_errors(self) noexcept nogil:
+        """See whether the device has failed, whatever for."""
+        cdef int mode
+        if self._enter(&mode):
+            self.leave(mode, b"cuEventQuery", cu.EventQuery(self.events[self.given % RING]))
+
     def check(self):
         """Raise CudaError where a function of the driver has failed."""
         if self.error != SUCCESS:

@@ -1,7 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Where vectors are in a device's memory: passes are kernels and copies in the device's queue."""
 
-from collectives.memory.driver cimport SUCCESS, Address, PinnedMemory, check, cu, enter, leave
+from collectives.memory.allocation cimport Memory
+from collectives.memory.driver cimport SUCCESS, Address, Context, Handle, PinnedMemory, check, cu, enter, leave
 
 from collectives.memory.space import CODES
 
@@ -12,6 +13,40 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     # Microseconds between queries.
     PAUSE = 50
+
+
+cdef class DeviceMemory(Memory):
+    """Memory of a device; the host waits for the device when it goes.
+
+    Args:
+        size: bytes.
+        context: that of the device.
+
+    Raises:
+        CudaError: there is none.
+    """
+
+    def __init__(self, Py_ssize_t size, Context context):
+        cdef Address address
+        cdef int mode
+        self.current = context.handle
+        self.pid = getpid()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            check(b"cuMemAlloc", cu.MemAlloc(&address, size))
+        finally:
+            leave(mode)
+        self.address = <char *>address
+
+    def __dealloc__(self):
+        cdef int mode
+        # A fork has the address, but not the driver.
+        if (self.address != NULL and self.pid == getpid()
+                and enter(self.current, &mode) == SUCCESS):
+            with nogil:
+                cu.MemFree(<Address>self.address)
+            leave(mode)
+        self.address = NULL  # not the host's to free
 
 
 cdef class DeviceSpace(Space):
@@ -37,26 +72,8 @@ cdef class DeviceSpace(Space):
         self.wires = self.dtypes + len(dtypes)
         self.flag = self.new_flag()
 
-    cdef char *allocate(self, Py_ssize_t size) except NULL:
-        cdef Address address
-        cdef int mode
-        check(b"cuCtxPushCurrent", enter(self.queue.context.handle, &mode))
-        try:
-            check(b"cuMemAlloc", cu.MemAlloc(&address, size))
-        finally:
-            leave(mode)
-        self.zero(<char *>address, size)
-        return <char *>address
-
-    cdef void free(self, char *memory) noexcept:
-        """The host waits for the device."""
-        cdef int mode
-        # A fork has the addresses, but not the driver.
-        if (memory != NULL and self.queue.pid == getpid()
-                and enter(self.queue.context.handle, &mode) == SUCCESS):
-            with nogil:
-                cu.MemFree(<Address>memory)
-            leave(mode)
+    cdef Memory allocate(self, Py_ssize_t size):
+        return DeviceMemory(size, self.queue.context)
 
     cdef int *new_flag(self) except NULL:
         cdef PinnedMemory memory = PinnedMemory(sizeof(int), self.queue.context)
@@ -64,7 +81,14 @@ cdef class DeviceSpace(Space):
         return <int *>memory.address
 
     cdef int error(self) noexcept nogil:
+        self.queue.look_for_errors()
         return self.queue.error
+
+    cdef void attach(self) noexcept nogil:
+        """A CUDA-aware MPI takes the context that it finds; a thread that has none gets the device's."""
+        cdef Handle current = NULL
+        if cu.CtxGetCurrent(&current) == SUCCESS and current == NULL:
+            cu.CtxSetCurrent(self.queue.context.handle)
 
     cdef long long begun(self) noexcept nogil:
         return self.queue.begun()

@@ -57,6 +57,8 @@ cdef struct Functions:
     int (*MemFree)(Address) noexcept nogil
     int (*MemsetD8Async)(Address, unsigned char, size_t, Handle) noexcept nogil
     int (*MemcpyDtoDAsync)(Address, Address, size_t, Handle) noexcept nogil
+    int (*CtxGetCurrent)(Handle *) noexcept nogil
+    int (*CtxSetCurrent)(Handle) noexcept nogil
 
 # The driver's, once `load` was called.
 cdef Functions cu

@@ -49,6 +49,8 @@ OF_KERNELS = (
     "cuMemFree_v2",
     "cuMemsetD8Async",
     "cuMemcpyDtoDAsync_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
 )
 
 # The library, once it is loaded, and the primary contexts of devices that were met.
@@ -180,5 +182,6 @@ cdef class PinnedMemory:
         # A fork has the memory, but not the driver.
         if (self.address != NULL and self.pid == getpid()
                 and enter(self.current, &mode) == SUCCESS):
-            cu.MemFreeHost(self.address)
+            with nogil:
+                cu.MemFreeHost(self.address)
             leave(mode)

@@ -17,6 +17,7 @@ cdef class Layout:
     cdef readonly bint single
     # Where vectors are, and the passes over them.
     cdef Space space
+    cdef object make_space
     # Of each array: what the struct module calls its dtype as its memory is lent.
     cdef char *format
     # Of each array: where it begins in a vector, the bytes of an element, its elements and bytes.
@@ -37,7 +38,13 @@ cdef class Layout:
     cdef bint all_finite(self, char **x) noexcept nogil
     cdef bint finite_change(self, char **snapshot, char **x, char **returned) noexcept nogil
 
+cdef class DeviceVector:
+    cdef readonly list addresses
+
 cdef class UserVector:
     cdef char **arrays
+    # Of arrays on a device; else NULL.
+    cdef char **addresses
+    cdef _point_to(self, DeviceVector vector, Layout layout)
     cdef Py_buffer *views
     cdef int count

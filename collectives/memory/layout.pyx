@@ -29,16 +29,19 @@ cdef class Layout:
         dtypes: the names of the arrays' dtypes.
         lengths: the arrays' numbers of elements.
         single: whether users give one array rather than a list.
+        make_space: function of the dtypes of arrays, and of those that travel in their place, that
+            makes the `Space` where vectors are; by default the host's memory.
     """
 
-    def __init__(self, dtypes, lengths, bint single):
+    def __init__(self, dtypes, lengths, bint single, make_space=None):
         cdef int i
         cdef Py_ssize_t place = HEADER
         self.count = len(dtypes)
         self.single = single
         self.dtypes = tuple(dtypes)
         self.lengths = tuple(lengths)
-        self.space = space.make(self.dtypes, self.dtypes)
+        self.make_space = make_space or space.make
+        self.space = self.make_space(self.dtypes, self.dtypes)
         self.begin = <Py_ssize_t *>calloc(4 * self.count, sizeof(Py_ssize_t))
         self.format = <char *>calloc(self.count, sizeof(char))
         if self.begin == NULL or self.format == NULL:
@@ -117,6 +120,13 @@ cdef class Layout:
         return True
 
 
+cdef class DeviceVector:
+    """A vector on a device, checked before: the addresses of its arrays, which others keep."""
+
+    def __init__(self, list addresses):
+        self.addresses = addresses
+
+
 cdef class UserVector:
     """A user's vector, checked, its memory kept open as long as this object lives.
 
@@ -128,6 +138,9 @@ cdef class UserVector:
     def __init__(self, vector, Layout layout, int flags):
         cdef int i
         cdef bint in_order = True
+        if isinstance(vector, DeviceVector):
+            self._point_to(vector, layout)
+            return
         if layout.single:
             arrays = (vector,)
         elif isinstance(vector, (list, tuple)) and len(vector) == layout.count:
@@ -160,8 +173,19 @@ cdef class UserVector:
         if not in_order:
             _check_apart(arrays)
 
+    cdef _point_to(self, DeviceVector vector, Layout layout):
+        cdef int i
+        cdef size_t address
+        self.arrays = self.addresses = <char **>calloc(layout.count, sizeof(char *))
+        if self.addresses == NULL:
+            raise MemoryError
+        for i in range(layout.count):
+            address = vector.addresses[i]
+            self.arrays[i] = <char *>address
+
     def __dealloc__(self):
         cdef int i
+        free(self.addresses)
         for i in range(self.count):
             PyBuffer_Release(&self.views[i])
         free(self.views)

@@ -1,3 +1,4 @@
+from collectives.memory.allocation cimport Memory
 from collectives.memory.kernels cimport Codec, Kernels
 
 cdef class Space:
@@ -6,10 +7,10 @@ cdef class Space:
     # What holds the memory of flags.
     cdef list flags
 
-    cdef char *allocate(self, Py_ssize_t size) except NULL
-    cdef void free(self, char *memory) noexcept
+    cdef Memory allocate(self, Py_ssize_t size)
     cdef int *new_flag(self) except NULL
     cdef int error(self) noexcept nogil
+    cdef void attach(self) noexcept nogil
     cdef long long begun(self) noexcept nogil
     cdef bint over(self, long long ticket) noexcept nogil
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil

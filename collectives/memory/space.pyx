@@ -5,6 +5,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from collectives.memory cimport allocation, kernels
+from collectives.memory.allocation cimport Memory
 from collectives.memory.kernels cimport choose_codec, choose_kernels
 
 # What Python's struct module and our kernels call the dtypes.
@@ -25,11 +26,8 @@ cdef class Space:
     def __cinit__(self, *_):
         self.flags = []
 
-    cdef char *allocate(self, Py_ssize_t size) except NULL:
-        """Memory for vectors, zeroed by a pass; MemoryError or CudaError where there is none."""
-
-    cdef void free(self, char *memory) noexcept:
-        """Give memory back that passes use no longer; it may be NULL."""
+    cdef Memory allocate(self, Py_ssize_t size):
+        """Return memory for vectors; MemoryError or CudaError where there is none."""
 
     cdef int *new_flag(self) except NULL:
         """A flag for passes that ask something, there as long as the space."""
@@ -40,6 +38,9 @@ cdef class Space:
     cdef int error(self) noexcept nogil:
         """The driver's number of the error with which a pass has failed, or 0."""
         return 0
+
+    cdef void attach(self) noexcept nogil:
+        """Let this thread give MPI addresses in this memory."""
 
     cdef long long begun(self) noexcept nogil:
         """Return a ticket for all passes begun so far."""
@@ -128,13 +129,10 @@ cdef class HostSpace(Space):
         free(self.kernels)
         free(self.codecs)
 
-    cdef char *allocate(self, Py_ssize_t size) except NULL:
-        cdef char *memory = allocation.allocate(size)
-        memset(memory, 0, size)
+    cdef Memory allocate(self, Py_ssize_t size):
+        cdef Memory memory = Memory()
+        memory.address = allocation.allocate(size)
         return memory
-
-    cdef void free(self, char *memory) noexcept:
-        free(memory)
 
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
         memcpy(to, source, size)

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A rank's vectors in host memory, as the rules of contribution name them."""
+"""A rank's vectors in memory of one kind, as the rules of contribution name them."""
 
 from libc.stdlib cimport calloc, free
 
 from collectives.memory.layout cimport Layout
-from collectives.memory.mirror cimport UNKNOWN
+from collectives.memory.handover cimport UNKNOWN
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, Vectors
 
 cdef enum:
@@ -17,6 +17,7 @@ cdef class HostVectors(Vectors):
     def __init__(self, Layout layout):
         self.layout = layout
         self.finite = UNKNOWN
+        self.change_finite = layout.space.new_flag()
         self.located = <char **>calloc(VECTORS * layout.count, sizeof(char *))
         if self.located == NULL:
             raise MemoryError
@@ -44,7 +45,25 @@ cdef class HostVectors(Vectors):
             return self.finite
         return self.layout.all_finite(self.of[vector])
 
+    cdef bint knows_change(self) noexcept nogil:
+        """Whether `is_change_finite` answers without waiting for a device, which is asked for that."""
+        cdef int i
+        if not self.layout.space.deferred:
+            return True
+        if not self.asked:
+            self.asked = True
+            self.change_finite[0] = 1
+            for i in range(self.layout.count):
+                self.layout.space.begin_finite_change(
+                    self.change_finite, i, self.of[SNAPSHOT][i], self.of[X][i], self.of[RESULT][i],
+                    self.layout.length[i])
+            self.answered = self.layout.space.begun()
+        return self.layout.space.over(self.answered)
+
     cdef bint is_change_finite(self) noexcept nogil:
+        if self.asked and self.layout.space.over(self.answered):
+            self.asked = False
+            return self.change_finite[0]
         return self.layout.finite_change(self.of[SNAPSHOT], self.of[X], self.of[RESULT])
 
     cdef void add_change(self, int to) noexcept nogil:

@@ -39,6 +39,7 @@ cdef class ContributionProtocol:
     cdef bint is_finishing(self) noexcept nogil
     cdef bint is_averaging(self) noexcept nogil
     cdef bint takes_pass(self) noexcept nogil
+    cdef bint adds_change(self) noexcept nogil
     cdef void begin_average(self) noexcept nogil
     cdef void contribute(self, bint publishes) noexcept nogil
     cdef void aim_average(self) noexcept nogil

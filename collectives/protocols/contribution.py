@@ -197,6 +197,10 @@ class ContributionProtocol:
         """Whether to give X to what begins takes a pass over all of it, and not the exchange's."""
         return False
 
+    def adds_change(self):
+        """Whether that is whether the change of X is finite, and to add it."""
+        return False
+
     def begin_average(self):
         """All ranks average: contribute, and say where the mean belongs."""
         if not self.contributed:
@@ -396,6 +400,9 @@ class SnapshotProtocol(ContributionProtocol):
     def takes_pass(self):
         """Whether X, published, does not just replace the snapshot."""
         return self.conserving and (self.state == AVERAGED or self.state == BASELESS)
+
+    def adds_change(self):
+        return self.conserving and self.state == AVERAGED
 
     def publish_between_calls(self):
         """Publish, and go on from X."""

@@ -334,6 +334,12 @@ API void stand_in_open(void) {
     pthread_cond_broadcast(&moved);
     pthread_mutex_unlock(&lock);
 }
+/* Let the host touch device memory that is allocated from now on, or not. */
+API void stand_in_open_memory(int open) {
+    pthread_mutex_lock(&lock);
+    is_open = open;
+    pthread_mutex_unlock(&lock);
+}
 /* Let only so many more copies to the host begin before the gates are opened. */
 API void stand_in_hold_copies(long number) {
     pthread_mutex_lock(&lock);

@@ -12,6 +12,7 @@
 enum { PAGE = 4096, GARBAGE = 0xA5 };
 
 struct Counts counts;
+int is_open;
 static Region regions[MOST_REGIONS];
 
 Region *find(const void *address) {
@@ -47,7 +48,7 @@ char *allocate(size_t size, int device) {
     int file = memfd_create("stand-in", 0);
     if (file < 0 || ftruncate(file, size))
         return NULL;
-    int protection = device < 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
+    int protection = device < 0 || is_open ? PROT_READ | PROT_WRITE : PROT_NONE;
     region->seen = mmap(NULL, size, protection, MAP_SHARED, file, 0);
     region->ours = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (region->seen == MAP_FAILED || region->ours == MAP_FAILED)

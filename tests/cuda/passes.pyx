@@ -7,6 +7,7 @@ Addresses are integers.
 from collectives.memory.device_kernels cimport DeviceKernels, kernels_of
 from collectives.memory.driver cimport (
     Address, Context, Handle, INVALID_VALUE, check, context_of, cu, enter, leave, load)
+from collectives.memory.allocation cimport Memory
 from collectives.memory.space cimport Space
 
 cdef enum:
@@ -114,11 +115,9 @@ def make(Space space, name, addresses, Py_ssize_t n, shares=()):
 
 
 def allocate(Space space, Py_ssize_t size):
-    return <size_t>space.allocate(size)
-
-
-def free(Space space, size_t address):
-    space.free(<char *>address)
+    """Return memory, and its address; it is given back when nobody has it."""
+    cdef Memory memory = space.allocate(size)
+    return memory, <size_t>memory.address
 
 
 def new_flag(Space space):

@@ -94,8 +94,11 @@ class FlatGradients:
     def shares(self, collective: Collective) -> np.ndarray:
         """The share of ranks that have a gradient for each parameter, once they are averaged.
 
-        They are read where the collective has them on the host: nobody waits for a device.
+        They are read where the collective has them on the host: nobody waits for a device. Where
+        they are on the device they come with the average, for which the step waits anyway.
         """
+        if collective.path == "direct":
+            return self._present.cpu().numpy()
         return getattr(collective, "on_host", self.vectors)[-1]
 
     @torch.no_grad()

@@ -1,0 +1,276 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""How the engine gets a vector that is on a device, and the application gets it back.
+
+Either the host has a copy in pinned memory, which it averages in the vector's place (`Mirror`), or
+the device averages the vector itself (`InPlace`). Nothing here waits for the device: what it is to
+do is queued on streams of ours, which wait for the application's stream on the device, and it for
+them. The host asks by queries.
+"""
+
+import time
+
+from libc.stdlib cimport calloc, free
+
+from collectives.memory.device_kernels cimport kernels_of
+from collectives.memory.driver cimport (
+    CAPTURE_IMPLICIT,
+    DISABLE_TIMING,
+    NON_BLOCKING,
+    NOT_READY,
+    SUCCESS,
+    Address,
+    Handle,
+    PinnedMemory,
+    check,
+    context_of,
+    cu,
+    device_of,
+    enter,
+    leave,
+    load,
+)
+from collectives.memory.layout cimport Layout
+
+from collectives.errors import CudaError
+from collectives.memory.driver import name_of
+from collectives.memory.space import CODES
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+cdef double BETWEEN_QUERIES = 1e-4
+
+
+cdef class Handover:
+    """What vectors of one layout go through, one after the other.
+
+    `point_to` says where one is, and `fetch` gives it to the engine, which may begin once it is
+    `checked`, and use what it `has`. `give_back` makes it the application's again, or `withdraw`,
+    where it has not been used.
+
+    Args:
+        layout: of the vectors.
+        addresses: where the arrays of one of them are, which says on which device.
+
+    Attributes:
+        why_unchecked: why the device does not say whether vectors are finite, so that the host does
+            once all of one is there; None: it does.
+
+    Raises:
+        ValueError: the first is not in a device's memory.
+        CudaError: there is no driver, or one of its functions fails.
+    """
+
+    def __init__(self, Layout layout, addresses):
+        cdef int i, mode, lowest, highest
+        load()
+        self.layout = layout
+        self.pid = getpid()
+        self.kept = []
+        self.finite = UNKNOWN
+        self.device = <Address *>calloc(layout.count, sizeof(Address))
+        self.code = <char *>calloc(layout.count, sizeof(char))
+        if self.device == NULL or self.code == NULL:
+            raise MemoryError
+        for i in range(layout.count):
+            self.code[i] = ord(CODES[layout.dtypes[i]])
+        self.context = context_of(device_of(addresses[0]))
+        self.current = self.context.handle
+        self._load_kernels()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            # It waits for no other stream by itself, and goes before others where both could.
+            check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
+            check(b"cuStreamCreate", cu.StreamCreateWithPriority(&self.out, NON_BLOCKING, highest))
+            check(b"cuEventCreate", cu.EventCreate(&self.ready, DISABLE_TIMING))
+            check(b"cuEventCreate", cu.EventCreate(&self.was_checked, DISABLE_TIMING))
+            check(b"cuEventCreate", cu.EventCreate(&self.returned, DISABLE_TIMING))
+        finally:
+            leave(mode)
+
+    def _load_kernels(self):
+        try:
+            self.kernels = kernels_of(self.context)
+        except CudaError as error:
+            self.why_unchecked = str(error)
+            return
+        self.flag_memory = PinnedMemory(sizeof(int), self.context)
+        self.flag = <int *>self.flag_memory.address
+
+    def __dealloc__(self):
+        Handover._destroy(self)
+        free(self.device)
+        free(self.code)
+
+    cdef void _destroy(self) noexcept:
+        """What is in streams still runs. A fork has them, but not the driver."""
+        cdef int mode
+        if (self.pid == getpid() and self.current != NULL
+                and enter(self.current, &mode) == SUCCESS):
+            for event in (<size_t>self.ready, <size_t>self.was_checked, <size_t>self.returned):
+                if event:
+                    cu.EventDestroy(<Handle><size_t>event)
+            if self.out != NULL:
+                cu.StreamDestroy(self.out)
+            leave(mode)
+        self.current = NULL
+
+    @property
+    def ordinal(self):
+        """The device."""
+        return self.context.device
+
+    # From the application
+
+    def point_to(self, addresses, size_t stream):
+        """Be about a vector from now on; the one before has arrived.
+
+        Args:
+            addresses: where its arrays are.
+            stream: the application's: a handle of the driver's, 0 or 1 for the default one.
+
+        Raises:
+            TypeError, ValueError: they are not on the same device as the first, or on none.
+            CudaError: a function of the driver fails, or has failed.
+            RuntimeError: the stream is being captured into a graph.
+        """
+        cdef int i, mode
+        self.check()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            for i in range(self.layout.count):
+                self.device[i] = addresses[i]
+                if device_of(self.device[i]) != self.context.device:
+                    name = "the vector" if self.layout.single else f"array {i} of the vector"
+                    raise TypeError(
+                        f"{name} is on device {device_of(self.device[i])}, "
+                        f"the collective's are on device {self.context.device}")
+            self.stream = <Handle>stream
+            self._check_not_capturing()
+        finally:
+            leave(mode)
+
+    cdef int _check_not_capturing(self) except -1:
+        cdef int status = 0
+        cdef int result = cu.StreamIsCapturing(self.stream, &status)
+        if result == CAPTURE_IMPLICIT or result == SUCCESS and status != 0:
+            raise RuntimeError(
+                "a CUDA graph is being captured on this stream: a graph cannot hold a "
+                "collective, which other ranks take part in; call it between graphs")
+        return check(b"cuStreamIsCapturing", result)
+
+    def fetch(self, vector):
+        """Begin to take the vector, as it is when the application's stream gets here.
+
+        Args:
+            vector: what keeps its memory.
+
+        Raises:
+            CudaError: a function of the driver fails.
+        """
+        cdef int mode
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            self.kept.append(vector)
+            with nogil:
+                check(b"cuEventRecord", cu.EventRecord(self.ready, self.stream))
+                check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.ready, 0))
+                self._begin()
+        finally:
+            leave(mode)
+
+    cdef int _begin(self) except -1 nogil:
+        """Queue what is to be done before the vector is used, once the application's stream is here."""
+        return 0
+
+    cdef int _check_finite(self) except -1 nogil:
+        """Have the device say whether the vector is finite."""
+        cdef int i
+        self.flag[0] = 1
+        for i in range(self.layout.count):
+            check(b"cuLaunchKernel", self.kernels.all_finite(
+                self.code[i], self.flag, self.device[i], self.layout.length[i], self.out))
+        check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.out))
+        self.unchecked = True
+        return 0
+
+    cdef bint _is_over(self, Handle event) noexcept nogil:
+        """Whether the device has come to an event; or never will: see `check`."""
+        cdef int result
+        cdef int mode
+        if self.error != SUCCESS:
+            return True
+        result = enter(self.current, &mode)
+        if result == SUCCESS:
+            result = cu.EventQuery(event)
+            leave(mode)
+        if result == NOT_READY:
+            return False
+        self.error = result
+        return True
+
+    cdef bint checked(self) noexcept nogil:
+        """Whether `finite` says what it can of the vector that was fetched; or never will."""
+        if self.flag == NULL:
+            return self.arrived()
+        if self.unchecked:
+            if not self._is_over(self.was_checked):
+                return False
+            self.unchecked = False
+            if self.error == SUCCESS:
+                self.finite = self.flag[0]
+        return True
+
+    cdef bint has(self, Py_ssize_t end) noexcept nogil:
+        """Whether the vector can be used up to this byte; or never will be: see `check`."""
+        return not self.unchecked or self.checked()
+
+    cdef bint arrived(self) noexcept nogil:
+        """Whether all of the vector can be used; or never will be: see `check`."""
+        return self.has(self.layout.size)
+
+    def check(self):
+        """Raise CudaError where the vector will never be there."""
+        if self.error != SUCCESS:
+            raise CudaError(f"cuEventQuery returned {name_of(self.error)}")
+
+    def wait(self):
+        """Wait until the vector can be used; others' Python goes on meanwhile."""
+        while not self.arrived():
+            time.sleep(BETWEEN_QUERIES)
+        self.check()
+
+    def withdraw(self):
+        """The vector that was fetched is not wanted: the application's stream goes on without us.
+
+        An error is left to the next call.
+        """
+
+    # Back to the application
+
+    cdef void return_until(self, Py_ssize_t end) noexcept nogil:
+        """The vector is up to this byte what the application gets; an error is left to `give_back`."""
+
+    def give_back(self):
+        """Make the vector the application's again: what it puts into its stream now comes after us.
+
+        Raises:
+            CudaError: a function of the driver fails, or has failed.
+        """
+
+    cdef int _return(self, Handle stream) except -1 nogil:
+        """The application's stream goes on when this one has come so far."""
+        check(b"cuEventRecord", cu.EventRecord(self.returned, stream))
+        return check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.stream, self.returned, 0))
+
+    def forget(self):
+        """What has arrived does not go back: the application's arrays are used no longer."""
+        self.kept.clear()
+
+    def close(self):
+        """Wait for the device to be done with vectors, and give back all but memory in use."""
+        self._destroy()
+        self.unchecked = False
+        self.kept = []
+        self.flag_memory = None
+        self.flag = NULL

@@ -1,0 +1,64 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Vectors that the device averages where they are."""
+
+from collectives.memory.device_queue cimport DeviceQueue
+from collectives.memory.driver cimport SUCCESS, check, cu, enter, leave
+from collectives.memory.layout cimport DeviceVector, Layout
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+
+cdef class InPlace(Handover):
+    """The device averages the vector where it is, in a queue that `arrays` are used in from then on.
+
+    That does not wait for the application's stream: passive contributions are in it, too. So the
+    vector is checked in a stream of its own, and the queue begins with it once the host has seen
+    that it is.
+
+    Args:
+        layout, addresses: see `Handover`.
+        queue: the device's, of which the layout's space is.
+    """
+
+    def __init__(self, Layout layout, addresses, DeviceQueue queue):
+        Handover.__init__(self, layout, addresses)
+        self.queue = queue
+
+    @property
+    def arrays(self):
+        """The vector, for the engine."""
+        return DeviceVector([self.device[i] for i in range(self.layout.count)])
+
+    cdef int _begin(self) except -1 nogil:
+        return self._check_finite()
+
+    def withdraw(self):
+        cdef int mode
+        if self.unchecked and enter(self.current, &mode) == SUCCESS:
+            cu.StreamWaitEvent(self.stream, self.was_checked, 0)
+            leave(mode)
+
+    def give_back(self):
+        cdef int mode
+        self.check()
+        self.queue.check()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            with nogil:
+                self._return(self.queue.stream)
+        finally:
+            leave(mode)
+        self.kept = [self.kept.pop()]
+
+    def close(self):
+        """Wait for the queue, as long as a vector may be in use."""
+        cdef int mode
+        if self.current == NULL or self.pid != getpid():
+            return
+        if enter(self.current, &mode) == SUCCESS:
+            with nogil:
+                cu.StreamSynchronize(self.out)
+            leave(mode)
+        self.queue.close()
+        Handover.close(self)

@@ -1,0 +1,198 @@
+"""Vectors that devices average themselves, by MPI from device memory to device memory."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import stand_in
+from devices import CASES, Case, vectors_of
+from stand_in import ILLEGAL_ADDRESS
+from test_device_errors_mpi import interrupted_after
+from test_device_mpi import LONG, STARTED, check_bits
+from together import Interrupted, compute_until
+
+import collectives
+from collectives import CudaError, GroupAllreduce, RankFailedError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
+
+
+def make(case):
+    """Return the case with a check that its vectors are averaged on devices."""
+
+    def kind(comm, like, **options):
+        collective = case.kind(comm, like, **options)
+        on_device = not isinstance(like[0] if isinstance(like, list) else like, np.ndarray)
+        assert collective.path == ("direct" if on_device else "host"), collective.path_reason
+        return collective
+
+    return Case(kind, case.options)
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("case", LONG)
+def test_short_vectors_get_the_bits_of_the_host_in_all_dtypes(comm, direct, stream, case):
+    dtypes = ["float16", "bfloat16", "float32", "float64"]
+    arrays = vectors_of(0, comm.size, [5001, 3, 2048, 70], dtypes)
+    check_bits(comm, make(LONG[case]), arrays, direct, stream)
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_long_vectors_get_the_bits_of_the_host(comm, direct, stream, case):
+    arrays = vectors_of(0, comm.size, [150_000, 30_000, 60_000], ["float32", "float16", "float64"])
+    check_bits(comm, make(LONG[case]), arrays, direct, stream)
+
+
+@pytest.mark.parametrize("case", ["ready", "neighbors", "partial"])
+def test_what_averages_on_the_host_says_so(comm, direct, stream, case):
+    vector = direct.array(np.zeros(100), stream)
+    with CASES[case].make(comm, vector) as collective:
+        collective(vector)
+        if case != "partial":
+            assert collective.path == "staged"
+            assert collective.path_reason.endswith("averages on the host")
+
+
+def test_shared_memory_is_the_host_s(comm, direct, stream):
+    vector = direct.array(np.zeros(100), stream)
+    with GroupAllreduce(comm, vector, transport="shared") as average:
+        assert (average.path, average.transport) == ("staged", "shared")
+
+
+@pytest.mark.parametrize("case", ["group", "triggered"])
+def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
+    comm, direct, stream, case
+):
+    size = 2**24
+    blocks = 6 * comm.size * (2**18 + 64) + 2**16
+    copies = {"group": 3, "triggered": 1}[case]
+    vector = direct.array(np.full(size // 4, float(comm.rank), np.float32), stream)
+    direct.synchronize(stream)
+    direct.free_pinned()
+    gc.collect()
+    before = direct.counts()
+    with make(CASES[case]).make(comm, vector) as collective:
+        begun = direct.counts()
+        for _ in range(2):
+            direct.sleep(0.001, stream)
+            collective(vector)
+        ended = direct.counts()
+        collective.synchronize(vector)
+    if not stand_in.is_mpi_s_driver():  # which Open MPI waits in
+        assert (ended.blocking, ended.pageable) == (begun.blocking, begun.pageable)
+    assert ended.pinned_bytes - before.pinned_bytes < 2**17
+    assert ended.device_bytes == begun.device_bytes
+    assert ended.device_bytes - before.device_bytes <= copies * size + blocks
+    del collective
+    gc.collect()
+    after = direct.counts()
+    assert (after.device_bytes, after.pinned_bytes) == (before.device_bytes, before.pinned_bytes)
+
+
+def test_a_rank_whose_stream_and_main_thread_are_busy_holds_nobody_up(comm, direct):
+    stream = direct.create_stream()
+    vector = direct.array(np.full(10_000, float(comm.rank)), stream)
+    versions = 6
+    with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=100) as average:
+        assert average.path == "direct"
+        average.publish(vector)
+        comm.Barrier()
+        if comm.rank == 1:
+            direct.call("stand_in_hold", stand_in.handle(stream))
+            call = average.start(vector)
+            compute_until(comm, False)
+            assert not call.test()
+            direct.open()
+            result = call.wait()
+            assert not result.timely and result.source >= versions - 1
+            for _ in range(versions - 1):
+                average(vector)
+        else:
+            for _ in range(versions):
+                assert 1 in average(vector).group
+            compute_until(comm, True)
+        average.synchronize(vector)
+        assert comm.allgather(vector.get()[0]) == [vector.get()[0]] * comm.size
+
+
+@pytest.mark.parametrize("kind", STARTED)
+def test_a_vector_that_is_not_finite_counts_nowhere(comm, direct, stream, kind):
+    values = np.full(5000, float(comm.rank), np.float32)
+    if comm.rank == 1:
+        values[-1] = np.nan
+    vector = direct.array(np.zeros(5000, np.float32), stream)
+    with STARTED[kind](comm, vector) as average:
+        direct.write(vector, values, stream)
+        assert average(vector).timely == (comm.rank != 1)
+        np.testing.assert_allclose(vector.get(), (0 + 2 + 3) / 3, rtol=1e-6)
+        assert average.statistics().nonfinite == (comm.rank == 1)
+
+
+def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, direct):
+    stream = direct.create_stream()
+    vector = direct.array(np.full(5000, 1.0 + comm.rank), stream)
+    with GroupAllreduce(comm, vector, group_size=comm.size, wait="group") as average:
+        with direct.holding(stream):
+            with interrupted_after(0.2), pytest.raises(Interrupted):
+                average(vector)
+            assert average.version == 0
+            direct.write(vector, np.full(5000, 2.0 + comm.rank), stream)
+        assert average(vector).version == 0
+        np.testing.assert_array_equal(vector.get(), 2.0 + (comm.size - 1) / 2)
+
+
+def test_an_exception_in_the_middle_loses_nothing(comm, direct, stream):
+    """Rank 1 is interrupted while it waits for the others, and adds to what it is left with."""
+    vector = direct.array(np.full(2**18, float(comm.rank), np.float32), stream)
+    with GroupAllreduce(comm, vector, sync_period=1) as average:
+        average.synchronize(vector)
+        direct.write(vector, np.full(2**18, 4.0 * comm.rank, np.float32), stream)
+        if comm.rank == 1:
+            with interrupted_after(0.2), pytest.raises(Interrupted):
+                average(vector)
+            left = vector.get()
+            assert set(left) == {4.0}
+            comm.Barrier()
+            direct.write(vector, left + np.float32(8), stream)
+        else:
+            comm.Barrier()
+            average(vector)
+        average.synchronize(vector)
+        np.testing.assert_array_equal(vector.get(), (comm.size - 1) * 2 + 8 / comm.size)
+
+
+@pytest.mark.parametrize("how", ["call", "start"])
+def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, direct, how):
+    stream = direct.create_stream()
+    vector = direct.array(np.zeros(5000), stream)
+    direct.synchronize(stream)
+    average = GroupAllreduce(comm, vector, group_size=comm.size, wait="group")
+    if comm.rank == 1:
+        with direct.holding(stream):
+            breaks = threading.Timer(0.1, direct.fail, [ILLEGAL_ADDRESS])
+            breaks.start()
+            with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+                average.start(vector).wait() if how == "start" else average(vector)
+            breaks.join()
+    else:
+        with pytest.raises(
+            RankFailedError, match=r"rank 1 failed.*CudaError: .*CUDA_ERROR_ILLEGAL_ADDRESS"
+        ):
+            while True:
+                average(vector)
+    average.close()
+    comm.Barrier()
+    direct.fail(0)
+
+
+def test_memory_that_is_not_there_is_one_error_on_all_ranks(comm, direct, stream, monkeypatch):
+    vector = direct.array(np.zeros(100), stream)
+
+    def fail(copies):
+        raise CudaError("cuMemAlloc returned CUDA_ERROR_OUT_OF_MEMORY")
+
+    if comm.rank == 1:
+        monkeypatch.setattr(collectives.device.Copies, "use_in_place", fail)
+    with pytest.raises(CudaError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        GroupAllreduce(comm, vector)
