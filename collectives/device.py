@@ -1,7 +1,7 @@
-"""Vectors on CUDA devices: how a collective takes them, by a copy in pinned host memory.
+"""Vectors on CUDA devices: how a collective takes them, and where they are averaged.
 
-The host averages the copy as it averages a numpy vector, so that a late rank is served from host
-memory, whatever its device does. Arrays are known by `__cuda_array_interface__` (versions 2 and 3),
+That is on the host, which has a copy in pinned memory and averages it as a numpy vector, or on the
+device, from where MPI sends it: see `choose_path`. Arrays are known by `__cuda_array_interface__`,
 which CuPy's and torch's have; no library of theirs is imported, and the driver is loaded only where
 such an array is given.
 
@@ -27,25 +27,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from itertools import pairwise
-from typing import NamedTuple
 
 from collectives import cuda_aware, process
 from collectives.agreement import raise_collectively
+from collectives.device_arrays import described, is_on_device
 from collectives.errors import CudaError
 
 __all__ = ["adopt", "is_on_device"]
 
-DTYPES = {
-    "<f2": "float16",
-    "<V2": "bfloat16",
-    "|V2": "bfloat16",
-    "<f4": "float32",
-    "<f8": "float64",
-}
-SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MOST_MEMBERS = 250  # vectors that a kernel takes
-DEFAULT_STREAM = 1  # the legacy default stream
 # Bytes of the blocks in which a vector is copied while its first ones are averaged.
 BLOCK = 4 * 1024 * 1024
 # Methods that take a vector, and whether they may change it.
@@ -62,15 +52,6 @@ METHODS = {
 
 # What has been found out of this job's MPI.
 _answer = None
-
-
-def is_on_device(vector) -> bool:
-    """Whether a vector, or list of arrays, is one on a device."""
-    first = vector[0] if isinstance(vector, (list, tuple)) and vector else vector
-    try:
-        return hasattr(first, "__cuda_array_interface__")
-    except RuntimeError:  # torch's answer for one on a device that requires grad
-        return True
 
 
 def adopt(collective, like):
@@ -106,7 +87,7 @@ class Copies:
         from collectives.memory.mirror import Mirror
 
         self._single = not isinstance(like, (list, tuple))
-        arrays, stream = _described(like, "like", "like[{}]", None, True)
+        arrays, stream = described(like, "like", "like[{}]", None, True)
         self._shape = [(array.dtype, array.size) for array in arrays]
         dtypes, sizes = zip(*self._shape)
         if "bfloat16" in dtypes:
@@ -157,7 +138,7 @@ class Copies:
         collective.native.prepare_to_fetch(self._handover)
         with _telling(collective):
             name = "the vector" if self._single else "array {} of the vector"
-            arrays, stream = _described(vector, "the vector", name, stream, returns)
+            arrays, stream = described(vector, "the vector", name, stream, returns)
             self._check(vector, arrays)
             self._handover.point_to([array.address for array in arrays], stream)
             if self.make_space:
@@ -286,94 +267,6 @@ def _is_aware(comm):
         _answer = cuda_aware.ask(comm)
         return _answer
     return next((answer for answer in known if not answer.aware), known[0])
-
-
-class Described(NamedTuple):
-    """An array on a device."""
-
-    address: int
-    dtype: str
-    size: int
-    stream: int | None
-
-
-def _described(vector, whole, name, stream, writes) -> tuple[list[Described], int]:
-    """Return what the arrays of a vector are, and the stream on which they are ready.
-
-    Args:
-        whole, name: what to call a vector that is one array, or array {} of a list.
-        stream: what the application has given for that, or None.
-        writes: whether they are written to.
-    """
-    listed = isinstance(vector, (list, tuple))
-    arrays = [
-        _describe_array(array, name.format(index) if listed else whole, writes)
-        for index, array in enumerate(vector if listed else [vector])
-    ]
-    _check_apart(arrays, name)
-    if stream is not None:
-        return arrays, _handle_of(stream)
-    named = {array.stream for array in arrays} - {None}
-    if len(named) > 1:
-        raise ValueError("the arrays of the vector name different streams: pass stream=")
-    return arrays, named.pop() if named else DEFAULT_STREAM
-
-
-def _describe_array(array, name, writes) -> Described:
-    """Return what an array is; TypeError or ValueError if it cannot be averaged."""
-    try:
-        interface = array.__cuda_array_interface__
-        address, is_read_only = interface["data"]
-        typestr, shape = interface["typestr"], tuple(interface["shape"])
-    except AttributeError:
-        raise TypeError(
-            f"{name} is a {type(array).__name__}, which is not on a device: the collective was "
-            "made with arrays that are"
-        ) from None
-    except RuntimeError as error:
-        raise TypeError(f"{name} has no __cuda_array_interface__: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise TypeError(f"{name} has no valid __cuda_array_interface__: {problem}") from None
-    dtype = DTYPES.get(typestr)
-    if dtype is None:
-        raise TypeError(
-            f"{name} is of type {typestr}, not one of {', '.join(SIZES)} in this "
-            "machine's byte order"
-        )
-    if len(shape) != 1:
-        raise ValueError(f"{name} has {len(shape)} dimensions, not one")
-    if shape[0] == 0:
-        raise ValueError(f"{name} is empty")
-    if interface.get("strides") not in (None, (SIZES[dtype],)) or interface.get("mask") is not None:
-        raise ValueError(f"{name} is not contiguous")
-    if address % SIZES[dtype]:
-        raise ValueError(f"{name} is not aligned")
-    if is_read_only and writes:
-        raise ValueError(f"{name} is read-only")
-    return Described(address, dtype, shape[0], interface.get("stream"))
-
-
-def _check_apart(arrays, name):
-    """Raise where two arrays have memory in common."""
-    order = sorted(range(len(arrays)), key=lambda index: arrays[index].address)
-    for first, second in pairwise(order):
-        end = arrays[first].address + arrays[first].size * SIZES[arrays[first].dtype]
-        if end > arrays[second].address:
-            names = " and ".join(name.format(index) for index in sorted((first, second)))
-            raise ValueError(f"{names} share memory, which would be averaged twice")
-
-
-def _handle_of(stream) -> int:
-    """Return the driver's handle of a stream of CuPy, torch, or by itself."""
-    for name in ("ptr", "cuda_stream", "native_handle"):
-        stream = getattr(stream, name, stream)
-    if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:
-        raise TypeError(
-            f"stream is a {type(stream).__name__}, neither a handle nor an object with ptr, "
-            "cuda_stream or native_handle"
-        )
-    return stream
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from collectives.agreement import by_value, list_values
-from collectives.device import is_on_device
+from collectives.device_arrays import is_on_device
 
 __all__ = [
     "DEFAULT_LATE",

@@ -1,0 +1,115 @@
+"""Arrays on CUDA devices, as `__cuda_array_interface__` (versions 2 and 3) shows them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+__all__ = ["Described", "described", "is_on_device"]
+
+DTYPES = {
+    "<f2": "float16",
+    "<V2": "bfloat16",
+    "|V2": "bfloat16",
+    "<f4": "float32",
+    "<f8": "float64",
+}
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+DEFAULT_STREAM = 1  # the legacy default stream
+
+
+def is_on_device(vector) -> bool:
+    """Whether a vector, or list of arrays, is one on a device."""
+    first = vector[0] if isinstance(vector, (list, tuple)) and vector else vector
+    try:
+        return hasattr(first, "__cuda_array_interface__")
+    except RuntimeError:  # torch's answer for one on a device that requires grad
+        return True
+
+
+class Described(NamedTuple):
+    """An array on a device."""
+
+    address: int
+    dtype: str
+    size: int
+    stream: int | None
+
+
+def described(vector, whole, name, stream, writes) -> tuple[list[Described], int]:
+    """Return what the arrays of a vector are, and the stream on which they are ready.
+
+    Args:
+        whole, name: what to call a vector that is one array, or array {} of a list.
+        stream: what the application has given for that, or None.
+        writes: whether they are written to.
+    """
+    listed = isinstance(vector, (list, tuple))
+    arrays = [
+        _describe_array(array, name.format(index) if listed else whole, writes)
+        for index, array in enumerate(vector if listed else [vector])
+    ]
+    _check_apart(arrays, name)
+    if stream is not None:
+        return arrays, _handle_of(stream)
+    named = {array.stream for array in arrays} - {None}
+    if len(named) > 1:
+        raise ValueError("the arrays of the vector name different streams: pass stream=")
+    return arrays, named.pop() if named else DEFAULT_STREAM
+
+
+def _describe_array(array, name, writes) -> Described:
+    """Return what an array is; TypeError or ValueError if it cannot be averaged."""
+    try:
+        interface = array.__cuda_array_interface__
+        address, is_read_only = interface["data"]
+        typestr, shape = interface["typestr"], tuple(interface["shape"])
+    except AttributeError:
+        raise TypeError(
+            f"{name} is a {type(array).__name__}, which is not on a device: the collective was "
+            "made with arrays that are"
+        ) from None
+    except RuntimeError as error:
+        raise TypeError(f"{name} has no __cuda_array_interface__: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise TypeError(f"{name} has no valid __cuda_array_interface__: {problem}") from None
+    dtype = DTYPES.get(typestr)
+    if dtype is None:
+        raise TypeError(
+            f"{name} is of type {typestr}, not one of {', '.join(SIZES)} in this "
+            "machine's byte order"
+        )
+    if len(shape) != 1:
+        raise ValueError(f"{name} has {len(shape)} dimensions, not one")
+    if shape[0] == 0:
+        raise ValueError(f"{name} is empty")
+    if interface.get("strides") not in (None, (SIZES[dtype],)) or interface.get("mask") is not None:
+        raise ValueError(f"{name} is not contiguous")
+    if address % SIZES[dtype]:
+        raise ValueError(f"{name} is not aligned")
+    if is_read_only and writes:
+        raise ValueError(f"{name} is read-only")
+    return Described(address, dtype, shape[0], interface.get("stream"))
+
+
+def _check_apart(arrays, name):
+    """Raise where two arrays have memory in common."""
+    order = sorted(range(len(arrays)), key=lambda index: arrays[index].address)
+    for first, second in pairwise(order):
+        end = arrays[first].address + arrays[first].size * SIZES[arrays[first].dtype]
+        if end > arrays[second].address:
+            names = " and ".join(name.format(index) for index in sorted((first, second)))
+            raise ValueError(f"{names} share memory, which would be averaged twice")
+
+
+def _handle_of(stream) -> int:
+    """Return the driver's handle of a stream of CuPy, torch, or by itself."""
+    for name in ("ptr", "cuda_stream", "native_handle"):
+        stream = getattr(stream, name, stream)
+    if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:
+        raise TypeError(
+            f"stream is a {type(stream).__name__}, neither a handle nor an object with ptr, "
+            "cuda_stream or native_handle"
+        )
+    return stream
