@@ -358,7 +358,7 @@ def test_ranks_may_close_or_fail_at_any_time_and_nobody_hangs(comm, kind):
             collective(mine)
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 @each
 def test_no_block_of_a_long_vector_is_lost_or_torn(comm, kind, engine):
@@ -517,7 +517,7 @@ def test_a_rank_that_closes_fails_nobody(comm, kind):
                 collective(mine)
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("operation", ["average", "synchronize", "join"])
 @each
 def test_an_interrupted_operation_of_all_ends_them_and_nobody_hangs(comm, kind, operation):

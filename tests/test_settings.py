@@ -197,6 +197,7 @@ def test_the_log_level_is_the_arguments_else_the_variables(
 
 
 @pytest.mark.ranks(3)
+@pytest.mark.transports("messages")  # no transport has a part in this wait
 @pytest.mark.parametrize(
     ("variable", "argument", "said"),
     [("0.2", None, True), ("0.2", 0, False), ("60", 0.2, True), (None, None, False)],
