@@ -10,6 +10,7 @@ that average their model meanwhile ("passive").
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections import deque
 
@@ -367,8 +368,9 @@ class World:
             events = world.possible()
             if not events:
                 world.check_end()
+            kept = pickle.dumps(world)  # faster than deepcopy
             for number in range(len(events)):
-                after = copy.deepcopy(world)
+                after = pickle.loads(kept)
                 event, what = after.possible()[number]
                 event(what)
                 if (key := after.key()) not in seen:

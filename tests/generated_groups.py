@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from formed_groups import World
 from protocol_messages import load_source
 
@@ -184,15 +182,6 @@ class Programs(World):
         channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
         begun = {number: sorted(given) for number, given in self.begun.items()}
         return repr((ranks, channels, begun, self.spurious, self.overdue))
-
-    def __deepcopy__(self, memo):
-        # Neither changes.
-        for same in (self.programs, self.change):
-            memo[id(same)] = same
-        other = copy.copy(self)
-        memo[id(self)] = other
-        vars(other).update(copy.deepcopy(vars(self), memo))
-        return other
 
     @property
     def formed(self):

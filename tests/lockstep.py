@@ -9,6 +9,7 @@ is aborted, after each rank that can has printed where it is.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -76,6 +77,18 @@ class Lockstep:
     def pytest_sessionstart(self):
         if self._rank:
             self._config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115
+
+    def pytest_ignore_collect(self, collection_path):
+        """Do not import what has no test of so many ranks: all of them would, and that takes long.
+
+        What declares numbers of ranks otherwise than one by one, or wrong ones, is imported.
+        """
+        size = self._comm.size
+        if size not in SIZES or size in DEFAULT_SIZES or collection_path.suffix != ".py":
+            return None
+        declared = re.findall(r"\branks\(([^)]*)\)", collection_path.read_text())
+        elsewhere = {str(other) for other in SIZES if other != size}
+        return all(set(sizes.split(", ")) <= elsewhere for sizes in declared) or None
 
     def pytest_collection_modifyitems(self, config, items):
         here, elsewhere = [], []

@@ -1002,12 +1002,13 @@ def sets_of_activators(world_size, group_size):
 def cases(world_sizes=(2, 3, 4)):
     """Return the arguments of `case` for every group size and set of activators, easy ones first.
 
-    There are groups of at least two.
+    There are groups of at least two. Groups of three of four ranks are those of two.
     """
     found = [
         (world_size, group_size, activators)
         for world_size in world_sizes
         for group_size in range(2, world_size + 1)
+        if shuffle(world_size, group_size).bounds != shuffle(world_size, group_size - 1).bounds
         for activators in sets_of_activators(world_size, group_size)
     ]
     return sorted(found, key=lambda each: (len(each[2]), each[0]))

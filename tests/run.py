@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from launch import Job, mpiexec, print_stacks
+from launch import STARTUP, Job, mpiexec, print_stacks
 from lockstep import DEFAULT_SIZES, SIZES
 
 NO_TESTS = 5  # pytest's exit status
@@ -38,7 +38,9 @@ def parts(brief, cuda_mpi):
     if cuda_mpi:
         mpi += sorted(str(path) for pattern in DEVICES for path in Path("tests").glob(pattern))
     for size in CUDA_MPI if cuda_mpi else BRIEF if brief else SIZES:
-        job = [*mpiexec(), "-n", str(size), *mpi]
+        # Torch's compiler is at work in one process, and would take each rank two seconds to load.
+        path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
+        job = ["env", f"PYTHONPATH={path}", *mpiexec(), "-n", str(size), *mpi]
         yield f"{size} rank{'s' * (size > 1)}", [*job, "-m", f"mpi and {here}"]
         if size == DEFAULT_SIZES[0] and not cuda_mpi:
             yield "their test device", [*job, "-m", f"mpi and {there}"]

@@ -14,6 +14,7 @@ import collectives
 import wagma
 from collectives import agreement
 from wagma import cli, job, logs, progress
+from wagma.commands.preparation import check_ranks
 from wagma.methods import METHODS, REFERENCES
 from wagma.methods.shared import SHARED
 
@@ -416,10 +417,8 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
     [
         (["--lr", "-1"], "argument --lr: must be a number above 0, not '-1'"),
         (["--group-size", "3"], "algorithm wagma: groups of 3 in a job of 2 ranks"),
-        (["--slow-rank", "2:2"], "argument --slow-rank: no rank 2 in a job of 2 ranks"),
         (["--name", "used"], "used exists: choose another --name, or remove it"),
         (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),
-        (["--images", "gone"], "cannot read the folder gone: No such file or directory"),
     ],
 )
 def test_a_job_of_two_says_it_once(mpirun, tmp_path, flags, message):
@@ -427,6 +426,13 @@ def test_a_job_of_two_says_it_once(mpirun, tmp_path, flags, message):
     ended = mpirun(2, "-m", "wagma", "train", "--runs-dir", ".", *flags, timeout=30, cwd=tmp_path)
     assert ended.stdout == ("" if "--lr" in flags else STARTING)
     assert_mistake(ended, message)
+
+
+def test_a_slow_rank_that_there_is_not_is_a_mistake():
+    settings = settings_of("train", "--slow-rank", "2:2")
+    check_ranks(settings, 3)
+    with pytest.raises(job.UsageError, match="--slow-rank: no rank 2 in a job of 2 ranks"):
+        check_ranks(settings, 2)
 
 
 @pytest.mark.launch
@@ -477,8 +483,10 @@ def test_under_torchrun_rank_0_says_what_to_start_it_with(mpirun, tmp_path, rank
 
 @pytest.mark.launch
 def test_a_job_that_mpiexec_has_started_may_have_torchrun_s_variables(mpirun):
-    ended = mpirun(2, "-m", "wagma", "info", timeout=30, env=TORCHRUN).check()
+    variables = TORCHRUN | {"WAGMA_TRANSPORT": "messages"}
+    ended = mpirun(2, "-m", "wagma", "info", timeout=30, env=variables).check()
     assert re.search("^ranks +2$", ended.stdout, re.MULTILINE)
+    assert re.search("^transport +messages$", ended.stdout, re.MULTILINE)
 
 
 @pytest.mark.launch

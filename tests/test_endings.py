@@ -140,8 +140,16 @@ def test_an_exception_shows_its_traceback_while_others_go_on(job):
     assert result.stderr.index("the dataset is gone") < result.stderr.index("went on")
 
 
-@pytest.mark.parametrize("others", ["call", "have joined", "are closing", "wait for their group"])
-@pytest.mark.parametrize("failing", [[0], [1, 2]])
+@pytest.mark.parametrize(
+    ("others", "failing"),
+    [
+        ("call", [0]),
+        ("call", [1, 2]),
+        ("have joined", [0]),
+        ("are closing", [1, 2]),
+        ("wait for their group", [0]),
+    ],
+)
 def test_an_exception_ends_the_job_whatever_the_others_do(job, others, failing):
     """Which ends well only for those that are closing."""
     result = job(

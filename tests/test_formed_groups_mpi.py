@@ -25,7 +25,7 @@ from collectives.protocols.scripted import ScriptedGroupProtocol
 
 pytestmark = pytest.mark.mpi
 
-SHORT, LONG = 3, 100_000
+SHORT, LONG = 3, 70_000  # the latter in slices
 
 
 def form(comm, like, protocol, engine=None, stall=None, **settings):

@@ -163,6 +163,3 @@ def test_nodes_are_those_that_share_memory(mpirun):
     rows = table(ended.stdout)
     assert rows["ranks per node"].startswith("2 on each of ")
     assert rows["transport"] == "shared within nodes, messages between"
-    variables["WAGMA_TRANSPORT"] = "messages"
-    ended = mpirun(2, "-m", "wagma", "info", timeout=30, env=variables).check()
-    assert table(ended.stdout)["transport"] == "messages"

@@ -144,11 +144,8 @@ def test_what_is_no_optimizer_and_no_scheduler_is_refused(wrong, message):
 def test_a_job_says_what_its_steps_were_made_by(tmp_path):
     (tmp_path / "my_own.py").write_text(SCRIPT)
     options = ["--script", tmp_path / "my_own.py", "--steps", 4, "--clip-norm", 5]
-    train(tmp_path, "mine", *options, ranks=2).check()
+    train(tmp_path, "mine", *options, ranks=1).check()
     configuration = json.loads((tmp_path / "mine" / "config.json").read_text())
     own = configuration["local_optimizer"]
     assert own["class"] == "AdamW" and [each["lr"] for each in own["groups"]] == [0.5, 0.5]
     assert configuration["clip_norm"] == 5 and configuration["optimizer"] is None
-    refused = train(tmp_path, "other", *options, "--lr", 1, ranks=2)
-    assert refused.returncode == 2
-    assert "argument --lr: not allowed, my_own.py defines optimizer()" in refused.complaints

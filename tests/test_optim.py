@@ -448,8 +448,10 @@ def test_parameters_without_a_gradient_stay():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
-@pytest.mark.parametrize("when", ["before", "after", "step", "wrapped-step"])
+@pytest.mark.parametrize(
+    ("when", "overlap"),
+    [("before", True), ("after", False), ("step", False), ("step", True), ("wrapped-step", False)],
+)
 def test_compiled_models_and_steps(when, overlap):
     def compiled(function):
         torch._dynamo.reset()

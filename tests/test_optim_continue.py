@@ -14,7 +14,8 @@ from torch import nn
 from collectives import ClosedError, DisagreementError
 from wagma.optim import WAGMA
 
-pytestmark = pytest.mark.mpi
+# That training has the same bits with both transports is shown by test_bits.py.
+pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
 
 
 def wrap(model, comm, make=OPTIMIZERS["sgd"], **settings):

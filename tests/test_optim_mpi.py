@@ -23,7 +23,8 @@ from torch import nn
 from collectives.topology import default_group_size, group_of
 from wagma.optim import WAGMA
 
-pytestmark = pytest.mark.mpi
+# That training has the same bits with both transports is shown by test_bits.py.
+pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
 
 
 def train_reference(comm, steps, partners, make, dtype):

@@ -23,7 +23,8 @@ from collectives import GroupAllreduce, RankFailedError
 from collectives.topology import default_group_size
 from wagma.optim import WAGMA
 
-pytestmark = pytest.mark.mpi
+# That training has the same bits with both transports is shown by test_bits.py.
+pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
 
 
 def wrap(model, comm, make=OPTIMIZERS["sgd"], **settings):

@@ -37,19 +37,18 @@ from protocol_scenarios import (
 
 from collectives.protocols import wait_avoiding
 
-SEEDS_PER_BLOCK = 220
+SEEDS_PER_BLOCK = 200
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(3))
 def test_random_runs_keep_every_invariant(block):
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         run_seed(seed)
 
 
-@pytest.mark.parametrize("block", range(2))
-def test_random_runs_of_drawn_starts_keep_every_invariant(block):
+def test_random_runs_of_drawn_starts_keep_every_invariant():
     """Each version is started by the rank that is drawn for it, unless one is in an operation."""
-    seeds = range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK)
+    seeds = range(SEEDS_PER_BLOCK)
     met = set().union(*(run_seed(seed, random_drawn_scenario).met for seed in seeds))
     assert {"timely", "late", "passive", "freed", "joined", "closed early"} < met
 

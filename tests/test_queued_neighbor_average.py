@@ -246,7 +246,7 @@ def test_no_bound_is_broken_where_some_are_much_slower(size, settings, ahead, ma
     edges = make_edges(size)
     check = keeps_within(edges, size, settings, ahead)
     world = world_of(edges, [(CALL,) * 99] * size, check, **settings)
-    world = uneven(world, random.Random(size), 600)
+    world = uneven(world, random.Random(size), 300)
     assert max(iterations(world)) > 0
 
 

@@ -197,6 +197,7 @@ def test_the_log_level_is_the_arguments_else_the_variables(
 
 
 @pytest.mark.ranks(3)
+@pytest.mark.transports("messages")  # no transport has a part in this wait
 @pytest.mark.parametrize(
     ("variable", "argument", "said"),
     [("0.2", None, True), ("0.2", 0, False), ("60", 0.2, True), (None, None, False)],
@@ -270,9 +271,9 @@ def test_thousands_of_versions_leave_memory_flat(comm):
                     average.start(mine).wait()
             average.synchronize(mine)
 
-        run(1000)
-        assert_flat(lambda: run(1000), grown=100_000)
-        assert average.statistics().versions == 3_960
+        run(500)
+        assert_flat(lambda: run(500), grown=50_000)
+        assert average.statistics().versions == 1_980
 
 
 @pytest.mark.ranks(4)
@@ -287,8 +288,8 @@ def test_collectives_that_were_closed_leave_nothing_behind(comm):
             assert not any(communicator for communicator in average._communicators)
 
     run(10)
-    # One vector of 0.48 MB each time would be 5 MB in a round.
-    assert_flat(lambda: run(10), grown=2_500_000)
+    # One vector of 0.48 MB each time would be 2.4 MB in a round.
+    assert_flat(lambda: run(5), grown=1_250_000)
 
 
 # What collectives say of themselves

@@ -170,10 +170,19 @@ def interrupt_in_the_middle(comm, stopping, operation, mine):
 
 @pytest.mark.mpi
 @pytest.mark.ranks(4)
+@pytest.mark.transports()
 @pytest.mark.parametrize(
-    ("what", "late"),
+    ("what", "late", "transport"),
     # Under either rule average() takes the vector where it is, and publishes nothing.
-    [*itertools.product(["call", "synchronize"], RULES), ("average", "conserving")],
+    [
+        ("call", "paper", "messages"),
+        ("call", "conserving", "shared"),
+        ("synchronize", "paper", "shared"),
+        ("synchronize", "conserving", "messages"),
+        ("average", "conserving", "messages"),
+        ("average", "conserving", "shared"),
+    ],
+    indirect=["transport"],
 )
 def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, stopping, late, what):
     mine = np.zeros(4_000_000)
@@ -195,7 +204,12 @@ def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, stopping, l
 
 @pytest.mark.mpi
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("engine", ["adaptive", "dedicated"])
+@pytest.mark.transports()
+@pytest.mark.parametrize(
+    ("engine", "transport"),
+    [("adaptive", "messages"), ("adaptive", "shared"), ("dedicated", "messages")],
+    indirect=["transport"],
+)
 def test_an_exchange_that_was_interrupted_loses_no_update_and_counts_none_twice(
     comm, stopping, engine
 ):

@@ -59,21 +59,17 @@ def reports(comm):
 @pytest.mark.mpi
 @before_exchanges
 @pytest.mark.parametrize(
-    ("given", "operation"),
-    [
-        ("variable", "a periodic synchronization"),
-        ("argument", "average()"),
-        ("argument", "load()"),
-    ],
+    ("given", "operations"),
+    [("variable", 2 * ["a periodic synchronization"]), ("argument", ["average()", "load()"])],
 )
-def test_each_waiting_rank_says_once_who_is_missing(comm, reports, monkeypatch, given, operation):
+def test_each_waiting_rank_says_once_who_is_missing(comm, reports, monkeypatch, given, operations):
     """And goes on when that rank does come; the next stall is reported as well."""
     monkeypatch.setenv("WAGMA_STALL", str(SHORT) if given == "variable" else "1000")
     stall = SHORT if given == "argument" else None
     mine = np.zeros(3)
     expected = []
     with GroupAllreduce(comm, mine, group_size=2, sync_period=2, stall=stall) as average:
-        for calls in (1, 3):
+        for calls, operation in zip((1, 3), operations):
             average(mine)
             if comm.rank == 2:
                 reports.wait_for(3)
@@ -112,6 +108,7 @@ def test_a_rank_that_waits_for_its_group_names_the_member(comm, reports):
 
 
 @pytest.mark.mpi
+@pytest.mark.transports("shared")
 def test_a_rank_that_waits_for_one_that_waits_says_in_which_version(comm, reports):
     """In version 0 rank 3's partner is missing; in version 1 rank 3 is, for its partner."""
     from collectives.topology import group_of
@@ -150,6 +147,7 @@ def test_a_rank_without_a_progress_thread_does_not_answer(comm, reports):
 
 
 @pytest.mark.mpi
+@before_exchanges
 def test_catching_up_with_an_interrupted_call_says_once_who_is_missing(comm, reports):
     mine = np.zeros(3)
     with GroupAllreduce(

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training import metrics, train
+from training import metrics, train, train_several
 
 from collectives.statistics import Statistics
 from collectives.topology import group_of
@@ -278,6 +278,22 @@ def run(runs, ended):
     return runs / "first"
 
 
+@pytest.fixture(scope="module")
+def more_ended(runs):
+    """How a job ended that trained three times more; of the overlapped, 118 steps.
+
+    So the last one's average is outstanding at the end.
+    """
+    overlap = ["--algorithm", "wagma:overlap:wait=group", "--seed", 3, "--steps", 118, *UNEVEN]
+    allreduce = ["--algorithm", "allreduce", "--steps", 40, "--slow-rank", "1:2"]
+    more = {
+        "again": [*SETTINGS, "--slow-rank", "3:2"],
+        "overlap": [*overlap, "--log-level", "info"],
+        "allreduce": [*allreduce, "--log-level", "info"],
+    }
+    return train_several(runs, more, ranks=RANKS).check()
+
+
 @pytest.mark.launch
 def test_a_run_prints_its_progress_and_its_outcome_once(ended):
     starting, *steps, outcome, where = ended.stdout.splitlines()
@@ -390,8 +406,9 @@ def test_the_model_file_has_the_accuracy_of_the_summary_and_it_is_good(run):
 
 
 @pytest.mark.launch
-def test_waiting_for_the_group_the_same_seed_gives_the_same_model_whoever_is_slow(runs, run):
-    train(runs, "again", *SETTINGS, "--slow-rank", "3:2", ranks=RANKS).check()
+def test_waiting_for_the_group_the_same_seed_gives_the_same_model_whoever_is_slow(
+    runs, run, more_ended
+):
     first, again = (torch.load(runs / name / "model.pt") for name in ("first", "again"))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -400,17 +417,14 @@ def test_waiting_for_the_group_the_same_seed_gives_the_same_model_whoever_is_slo
 
 
 @pytest.mark.launch
-def test_overlapped_training_learns_and_records_every_step_with_its_own_average(runs):
-    """118 steps, so that the last one's average is outstanding at the end."""
-    options = ["--algorithm", "wagma:overlap:wait=group", "--seed", 3, "--steps", 118, *UNEVEN]
-    train(runs, "overlap", *options, "--log-level", "info", ranks=2).check()
+def test_overlapped_training_learns_and_records_every_step_with_its_own_average(runs, more_ended):
     run = runs / "overlap"
     assert json.loads((run / "config.json").read_text())["overlap"] is True
     summary = json.loads((run / "summary.json").read_text())
     assert summary["accuracy"] > 0.9
     assert summary["timely_share"] == 1
     assert 0 < summary["bound_over_wall"] <= 1
-    assert summary["wall_s"] == max(metrics(run, rank)[-1]["elapsed_s"] for rank in range(2))
+    assert summary["wall_s"] == max(metrics(run, rank)[-1]["elapsed_s"] for rank in range(RANKS))
     for rank, seconds in enumerate(summary["seconds_of_rank"]):
         records = metrics(run, rank)
         assert all(set(one) == RECORD for one in records)
@@ -419,7 +433,7 @@ def test_overlapped_training_learns_and_records_every_step_with_its_own_average(
         for one in records:
             assert one["synchronized"] == ((one["version"] + 1) % 10 == 0)
             if not one["synchronized"]:
-                assert one["group"] == list(group_of(rank, 2, 2, one["version"]))
+                assert one["group"] == list(group_of(rank, RANKS, 2, one["version"]))
         averaging = sum(one["average_s"] for one in records)
         assert 0 < seconds["waiting"] + seconds["communicating"] <= averaging
         own = sum(one["compute_s"] + one["delay_s"] for one in records) + averaging
@@ -428,20 +442,18 @@ def test_overlapped_training_learns_and_records_every_step_with_its_own_average(
 
 
 @pytest.mark.launch
-def test_another_algorithm_is_recorded_with_its_own_bound(runs):
-    options = ["--algorithm", "allreduce", "--steps", 40, "--slow-rank", "1:2"]
-    ended = train(runs, "allreduce", *options, "--log-level", "info", ranks=2).check()
-    assert ended.stdout.splitlines()[-2].endswith(", algorithm allreduce")
+def test_another_algorithm_is_recorded_with_its_own_bound(runs, more_ended):
+    assert more_ended.stdout.splitlines()[-2].endswith(", algorithm allreduce")
     run = runs / "allreduce"
     configuration = json.loads((run / "config.json").read_text())
     assert configuration["algorithm"] == "allreduce"
     assert configuration["options"] == {"transport": None} and "sync_period" not in configuration
     assert "wagma.train: algorithm: allreduce\n" in (run / "rank-0001.log").read_text()
-    everyone = [metrics(run, rank) for rank in range(2)]
+    everyone = [metrics(run, rank) for rank in range(RANKS)]
     for one in (one for records in everyone for one in records):
         assert set(one) == RECORD
-        assert one["synchronized"] and one["timely"] and one["group"] == [0, 1]
-    bound = sum(max(one["compute_s"] + one["delay_s"] for one in pair) for pair in zip(*everyone))
+        assert one["synchronized"] and one["timely"] and one["group"] == list(range(RANKS))
+    bound = sum(max(one["compute_s"] + one["delay_s"] for one in step) for step in zip(*everyone))
     summary = json.loads((run / "summary.json").read_text())
     assert summary["bound_s"] == pytest.approx(bound)
     assert 0 < summary["bound_over_wall"] <= 1

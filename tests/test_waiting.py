@@ -238,8 +238,7 @@ def test_who_is_interrupted_in_the_middle_goes_on_with_all_that_there_is(comm, s
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("length", [3, 300_000])
-@pytest.mark.parametrize("period", [2, NEVER])
+@pytest.mark.parametrize(("length", "period"), [(3, NEVER), (300_000, 2)])
 def test_a_synchronization_that_was_interrupted_averages_what_was_given(comm, late, length, period):
     """Rank 0 is interrupted while it waits for the others in it, and goes on."""
     mine = np.full(length, float(comm.rank))
