@@ -417,6 +417,9 @@ class Rank:
         self.publishing.interrupt(begun)
         self.protocol.abandon()
         self.publishing.interrupted(True)
+        if self.application.vector is not None:
+            # What was published goes on from what the application is left with: the mean, perhaps.
+            self.returned = self.model
         if version == self.protocol.told:
             self.world.start(version, self)
 

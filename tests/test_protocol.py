@@ -140,6 +140,23 @@ def test_chosen_runs_keep_every_invariant(scenario, choices):
     World(scenario).run(ListedChooser(choices))
 
 
+def test_a_call_that_is_interrupted_with_its_mean_there_goes_on_from_that():
+    program = (PUBLISH, SYNCHRONIZE, Load(0), INTERRUPTED_CALL, INTERRUPTED_CALL, CALL, CLOSE)
+    scenario = Scenario(
+        2,
+        group_size=2,
+        sync_period=100,
+        programs=(program, program),
+        conserving=True,
+        sends=DELAYED,
+        frozen=frozenset({0, 1}),
+        frozen_from=34,
+    )
+    world = World(scenario)
+    world.run(ListedChooser([*28 * [0], 1, 16, 17, 31, 35, 0, 0, 0, 1, 1, *42 * [0]]))
+    assert "interrupted" in world.met
+
+
 @pytest.mark.parametrize("world_size", range(2, 10))
 def test_a_call_returns_while_all_other_applications_stop(world_size):
     scenario = Scenario(
