@@ -412,4 +412,4 @@ def test_without_a_progress_thread_steps_bring_models_together(comm, method):
         while not request.Test():  # who waits for nobody has still to serve the others
             wrapped.collective.statistics()
         spread = np.ptp(comm.allgather(model.weight[0, 0].item()))
-        assert spread < 0.5 * steps * (comm.size - 1)
+        assert spread < 0.7 * steps * (comm.size - 1)  # without averages it would be all of that
