@@ -89,6 +89,8 @@ class Collective(Described):
         try:
             self.path, self.path_reason = device.choose_path(self, comm, given)
             self._allocate(native, node, like, given)
+            if self.path != "host":
+                self._copies.forget_initial()
         except BaseException:
             self.native = None  # not kept by the exception's traceback
             for communicator in self._communicators:

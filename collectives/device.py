@@ -112,8 +112,9 @@ class Copies:
         self._handover.wait()
 
     def forget_initial(self):
-        """All is made that the initial vector is needed for, or copied."""
+        """The engine has the initial vector, and does not need it any longer."""
         self._initial = None
+        self._handover.forget()
 
     @property
     def why_staged(self) -> str | None:
@@ -164,12 +165,16 @@ class Copies:
             except BaseException:
                 self._handover.withdraw()
                 raise
-            yield self.arrays
-            if returns:
-                with _telling(collective):
-                    self._handover.give_back()
-            else:
-                self._handover.forget()
+            end = self._handover.give_back if returns else self._handover.forget
+            try:
+                yield self.arrays
+            except BaseException:
+                # The application has what its vector has become by now.
+                with contextlib.suppress(CudaError):
+                    end()
+                raise
+            with _telling(collective):
+                end()
 
     def begin(self, name, collective, vector, weight, stream):
         """Begin a call, which goes on by itself once the device has checked the vector.
@@ -229,13 +234,6 @@ def choose_path(collective, comm, given) -> tuple[str, str]:
     copies = getattr(collective, "_copies", None)
     if copies is None:
         return "host", "vectors are in host memory"
-    try:
-        return _choose(collective, copies, comm, given)
-    finally:
-        copies.forget_initial()
-
-
-def _choose(collective, copies, comm, given):
     if not collective._on_devices:
         return "staged", f"{type(collective).__name__} averages on the host"
     if given["transport"] == "shared":

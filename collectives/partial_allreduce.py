@@ -112,6 +112,8 @@ class PartialAllreduce(Described):
         self._check = _check_of(like)
         self._guard = process.native().Guard()
         self._dropped = 0
+        if self.path == "staged":
+            self._copies.forget_initial()
 
     @property
     def path(self):

@@ -122,6 +122,26 @@ def test_a_rank_whose_stream_and_main_thread_are_busy_holds_nobody_up(comm, dire
         assert comm.allgather(vector.get()[0]) == [vector.get()[0]] * comm.size
 
 
+@pytest.mark.parametrize("wait", ["nobody", "group"])
+def test_what_is_queued_next_comes_after_what_the_collective_queued(comm, direct, stream, wait):
+    """The stand-in ends the job where nothing orders them."""
+    values = np.full(5000, float(comm.rank))
+    vector = direct.array(values, stream)
+    with GroupAllreduce(comm, vector, wait=wait) as average:
+        assert average.path == "direct"
+        direct.write(vector, values, stream)
+        average.publish(vector)
+        direct.write(vector, values, stream)
+        average(vector)
+        direct.write(vector, values, stream)
+        average.average(vector)
+        direct.write(vector, values, stream)
+        average.load(vector, 7)
+        direct.write(vector, values, stream)
+        average.join(vector)
+        direct.write(vector, values, stream)
+
+
 @pytest.mark.parametrize("kind", STARTED)
 def test_a_vector_that_is_not_finite_counts_nowhere(comm, direct, stream, kind):
     values = np.full(5000, float(comm.rank), np.float32)

@@ -264,7 +264,7 @@ cdef class Handover:
         return check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.stream, self.returned, 0))
 
     def forget(self):
-        """What has arrived does not go back: the application's arrays are used no longer."""
+        """The application's arrays are used no longer, and have not changed: as `give_back`."""
         self.kept.clear()
 
     def close(self):

@@ -51,6 +51,9 @@ cdef class InPlace(Handover):
             leave(mode)
         self.kept = [self.kept.pop()]
 
+    def forget(self):
+        self.give_back()
+
     def close(self):
         """Wait for the queue, as long as a vector may be in use."""
         cdef int mode
