@@ -98,7 +98,7 @@ def test_addresses_are_those_of_whole_elements_in_one_device_s_memory(comm, devi
     for address, words in (
         (x.address + 4, "is not aligned"),
         (np.zeros(N).ctypes.data, "is no address in a device's memory"),
-        (device._pinned(8 * N), "is no address in a device's memory"),
+        (device.pin(8 * N), "is no address in a device's memory"),
     ):
         with pytest.raises(ValueError, match=words):
             GroupAllreduce(comm, Altered(x, data=(address, False)))

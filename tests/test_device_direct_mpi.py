@@ -37,7 +37,7 @@ def make(case):
 
 
 @pytest.mark.ranks(3, 4, 8)
-@pytest.mark.parametrize("case", LONG)
+@pytest.mark.parametrize("case", ["group", "triggered"])
 def test_short_vectors_get_the_bits_of_the_host_in_all_dtypes(comm, direct, stream, case):
     dtypes = ["float16", "bfloat16", "float32", "float64"]
     arrays = vectors_of(0, comm.size, [5001, 3, 2048, 70], dtypes)
@@ -70,7 +70,7 @@ def test_shared_memory_is_the_host_s(comm, direct, stream):
 def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
     comm, direct, stream, case
 ):
-    size = 2**24
+    size = 2**23
     blocks = 6 * comm.size * (2**18 + 64) + 2**16
     copies = {"group": 3, "triggered": 1}[case]
     vector = direct.array(np.full(size // 4, float(comm.rank), np.float32), stream)

@@ -106,13 +106,21 @@ def check_bits(comm, case, arrays, device, stream, single=False):
     assert train(comm, case, OnDevice(arrays, device, stream), single) == expected
 
 
-@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("case", [name for name in CASES if name != "pairs"])
 def test_devices_get_the_bits_of_the_host_in_all_dtypes(comm, device, stream, case):
     if (case, comm.size) == ("server", 3):
         pytest.skip("what comes first is added first, and thirds are rounded: it differs on hosts")
     dtypes = ["float16", "bfloat16", "float32", "float64"]
     arrays = vectors_of(0, comm.size, [5001, 3, 2048, 70], dtypes)
+    check_bits(comm, CASES[case], arrays, device, stream)
+
+
+@pytest.mark.ranks(8)
+@pytest.mark.transports("shared")
+@pytest.mark.parametrize("case", ["group", "triggered", "ready", "neighbors"])
+def test_eight_devices_get_the_bits_of_the_host(comm, device, stream, case):
+    arrays = vectors_of(0, comm.size, [5001, 70], ["float32", "bfloat16"])
     check_bits(comm, CASES[case], arrays, device, stream)
 
 
@@ -134,6 +142,7 @@ LONG = {
 }
 
 
+@pytest.mark.transports("messages")
 @pytest.mark.parametrize("case", LONG)
 def test_long_vectors_that_are_copied_in_blocks_get_the_bits_of_the_host(
     comm, device, stream, case, monkeypatch

@@ -110,7 +110,7 @@ def test_weights_by_work_give_the_bits_of_the_cpu(comm, device, name):
 
 
 @pytest.mark.transports("messages")
-@pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce", "local-sgd"])
+@pytest.mark.parametrize("name", ["wagma-overlap", "allreduce"])
 def test_models_that_their_devices_average_have_the_bits_of_the_cpu(
     comm, device, name, monkeypatch
 ):
