@@ -35,7 +35,6 @@ from collectives.errors import CudaError
 
 __all__ = ["adopt", "is_on_device"]
 
-MOST_MEMBERS = 250  # vectors that a kernel takes
 # Bytes of the blocks in which a vector is copied while its first ones are averaged.
 BLOCK = 4 * 1024 * 1024
 # Methods that take a vector, and whether they may change it.
@@ -231,6 +230,8 @@ def choose_path(collective, comm, given) -> tuple[str, str]:
     Raises:
         CudaError: a device has no memory left for that, or fails; on all ranks.
     """
+    from collectives.memory.device_kernels import most_members
+
     copies = getattr(collective, "_copies", None)
     if copies is None:
         return "host", "vectors are in host memory"
@@ -240,8 +241,8 @@ def choose_path(collective, comm, given) -> tuple[str, str]:
         return "staged", "what ranks share is the host's memory"
     if comm.size == 1:
         return "staged", "there is one rank"
-    if comm.size > MOST_MEMBERS:
-        return "staged", f"there are more than {MOST_MEMBERS} ranks"
+    if comm.size > most_members():
+        return "staged", f"there are more than {most_members()} ranks"
     why_not = [reason for reason in comm.allgather(copies.why_staged) if reason]
     if why_not:
         return "staged", why_not[0]

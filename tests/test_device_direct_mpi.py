@@ -8,12 +8,16 @@ import pytest
 import stand_in
 from devices import CASES, Case, vectors_of
 from stand_in import ILLEGAL_ADDRESS
-from test_device_errors_mpi import interrupted_after
-from test_device_mpi import LONG, STARTED, check_bits
+from test_device_errors_mpi import (
+    close_after_failure,
+    hear_that_rank_1_failed,
+    interrupted_after,
+)
+from test_device_mpi import LONG, STARTED, check_bits, counts_around, settled_counts
 from together import Interrupted, compute_until
 
 import collectives
-from collectives import CudaError, GroupAllreduce, RankFailedError
+from collectives import CudaError, GroupAllreduce
 
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
 
@@ -74,16 +78,9 @@ def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
     blocks = 6 * comm.size * (2**18 + 64) + 2**16
     copies = {"group": 3, "triggered": 1}[case]
     vector = direct.array(np.full(size // 4, float(comm.rank), np.float32), stream)
-    direct.synchronize(stream)
-    direct.free_pinned()
-    gc.collect()
-    before = direct.counts()
+    before = settled_counts(direct, stream)
     with make(CASES[case]).make(comm, vector) as collective:
-        begun = direct.counts()
-        for _ in range(2):
-            direct.sleep(0.001, stream)
-            collective(vector)
-        ended = direct.counts()
+        begun, ended = counts_around(2, direct, stream, collective, vector)
         collective.synchronize(vector)
     if not stand_in.is_mpi_s_driver():  # which Open MPI waits in
         assert (ended.blocking, ended.pageable) == (begun.blocking, begun.pageable)
@@ -202,14 +199,8 @@ def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, direct, 
                 average.start(vector).wait() if how == "start" else average(vector)
             breaks.join()
     else:
-        with pytest.raises(
-            RankFailedError, match=r"rank 1 failed.*CudaError: .*CUDA_ERROR_ILLEGAL_ADDRESS"
-        ):
-            while True:
-                average(vector)
-    average.close()
-    comm.Barrier()
-    direct.fail(0)
+        hear_that_rank_1_failed(average, vector)
+    close_after_failure(comm, direct, average)
 
 
 def test_memory_that_is_not_there_is_one_error_on_all_ranks(comm, direct, stream, monkeypatch):

@@ -88,12 +88,21 @@ def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, 
             with pytest.raises(collectives.ClosedError, match="this rank failed"):
                 average(vector)
     else:
-        # The first call may end before they hear of it, if that rank is closing.
-        with pytest.raises(
-            RankFailedError, match=r"rank 1 failed.*CudaError: .*CUDA_ERROR_ILLEGAL_ADDRESS"
-        ):
-            while True:
-                average(vector)
+        hear_that_rank_1_failed(average, vector)
+    close_after_failure(comm, device, average)
+
+
+def hear_that_rank_1_failed(average, vector):
+    """Call until that ends with the error: the first call may end before, if that rank closes."""
+    with pytest.raises(
+        RankFailedError, match=r"rank 1 failed.*CudaError: .*CUDA_ERROR_ILLEGAL_ADDRESS"
+    ):
+        while True:
+            average(vector)
+
+
+def close_after_failure(comm, device, average):
+    """Close on all ranks, and let the device work again."""
     average.close()
     comm.Barrier()
     device.fail(0)
@@ -249,14 +258,8 @@ def test_a_device_that_fails_in_the_middle_is_named_everywhere_and_nobody_hangs(
             with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
                 call.wait()
     else:
-        with pytest.raises(
-            RankFailedError, match=r"rank 1 failed.*CudaError: .*CUDA_ERROR_ILLEGAL_ADDRESS"
-        ):
-            while True:
-                average(vector)
-    average.close()
-    comm.Barrier()
-    device.fail(0)
+        hear_that_rank_1_failed(average, vector)
+    close_after_failure(comm, device, average)
 
 
 @contextlib.contextmanager

@@ -164,6 +164,23 @@ def test_pairs_average_on_devices(comm, device, stream):
         np.testing.assert_allclose(model.get()[0], np.mean(everybody, 0), rtol=1e-5, atol=1e-5)
 
 
+def settled_counts(device, stream):
+    """Return the counts when no memory is left but what is in use."""
+    device.synchronize(stream)
+    device.free_pinned()
+    gc.collect()
+    return device.counts()
+
+
+def counts_around(steps, device, stream, collective, vector):
+    """Return the counts before and after some steps, each behind work on the stream."""
+    begun = device.counts()
+    for _ in range(steps):
+        device.sleep(0.001, stream)
+        collective(vector)
+    return begun, device.counts()
+
+
 @pytest.mark.transports("messages")
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_waits_in_no_function_of_the_driver_and_has_one_pinned_vector(
@@ -173,16 +190,9 @@ def test_a_step_waits_in_no_function_of_the_driver_and_has_one_pinned_vector(
     arrays = vectors_of(0, comm.size, [40_000, 30_000], ["float32", "float64"])
     size = sum(array.nbytes for array in arrays)
     vector = [device.array(array, stream) for array in arrays]
-    device.synchronize(stream)
-    device.free_pinned()
-    gc.collect()
-    before = device.counts()
+    before = settled_counts(device, stream)
     with CASES[case].make(comm, vector) as collective:
-        begun = device.counts()
-        for _ in range(4):
-            device.sleep(0.001, stream)
-            collective(vector)
-        ended = device.counts()
+        begun, ended = counts_around(4, device, stream, collective, vector)
         collective.synchronize(vector)
     after = device.counts()
     assert (ended.blocking, ended.pageable) == (begun.blocking, begun.pageable)

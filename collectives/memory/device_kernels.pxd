@@ -38,6 +38,9 @@ cdef class DeviceKernels:
     cdef int decode(
         self, int dtype, int wire, Address to, Address source, Address reference, long long n,
         Handle stream) noexcept nogil
+    cdef int _of_change(
+        self, int kernel, Address to, Address snapshot, Address x, Address returned, long long n,
+        Handle stream) noexcept nogil
     cdef int _code(
         self, int kernel, Address to, Address source, Address reference, long long n,
         Handle stream) noexcept nogil

@@ -47,6 +47,11 @@ NAMES = (
 _loaded = {}
 
 
+def most_members():
+    """Return how many vectors a mean is of at most."""
+    return MOST_MEMBERS
+
+
 cdef DeviceKernels kernels_of(Context context):
     """Return the kernels of a device, loaded once: CudaError where that fails, or without NVRTC."""
     if context.device not in _loaded:
@@ -146,10 +151,8 @@ cdef class DeviceKernels:
         Handle stream
     ) noexcept nogil:
         """flag = 0 unless snapshot + (x − returned) is finite; in pinned memory, and 1 before."""
-        cdef void *arguments[5]
-        arguments[0], arguments[1], arguments[2] = &flag, &snapshot, &x
-        arguments[3], arguments[4] = &returned, &n
-        return self._launch(FINITE_CHANGE + _dtype(dtype), arguments, n, stream)
+        return self._of_change(
+            FINITE_CHANGE + _dtype(dtype), <Address>flag, snapshot, x, returned, n, stream)
 
     cdef int combine(
         self, int dtype, Address to, Address a, double share_a, Address b, double share_b,
@@ -189,10 +192,17 @@ cdef class DeviceKernels:
         Handle stream
     ) noexcept nogil:
         """to = snapshot + (x − returned)"""
+        return self._of_change(
+            ADD_CHANGE + _dtype(dtype), to, snapshot, x, returned, n, stream)
+
+    cdef int _of_change(
+        self, int kernel, Address to, Address snapshot, Address x, Address returned, long long n,
+        Handle stream
+    ) noexcept nogil:
         cdef void *arguments[5]
         arguments[0], arguments[1], arguments[2] = &to, &snapshot, &x
         arguments[3], arguments[4] = &returned, &n
-        return self._launch(ADD_CHANGE + _dtype(dtype), arguments, n, stream)
+        return self._launch(kernel, arguments, n, stream)
 
     cdef int encode(
         self, int dtype, int wire, Address to, Address source, Address reference, long long n,

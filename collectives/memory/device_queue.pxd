@@ -1,9 +1,6 @@
+from collectives.exchange.mutex cimport pthread_mutex_t
 from collectives.memory.device_kernels cimport DeviceKernels
 from collectives.memory.driver cimport Context, Handle
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
 
 cdef enum:
     # Events in which tickets take turns.

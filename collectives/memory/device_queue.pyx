@@ -1,24 +1,24 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """What a device is to do with vectors in its memory, in order, and tickets for when it has."""
 
+from collectives.exchange.mutex cimport (
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
 from collectives.memory.device_kernels cimport kernels_of
 from collectives.memory.driver cimport (
-    DISABLE_TIMING,
-    NON_BLOCKING,
     NOT_READY,
     SUCCESS,
     check,
     context_of,
+    create_event,
+    create_stream,
     cu,
     enter,
     leave,
     load,
 )
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_mutex_init(pthread_mutex_t *, void *)
-    int pthread_mutex_lock(pthread_mutex_t *)
-    int pthread_mutex_unlock(pthread_mutex_t *)
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
@@ -40,7 +40,7 @@ cdef class DeviceQueue:
     """
 
     def __init__(self, int device):
-        cdef int i, lowest, highest, mode
+        cdef int i, mode
         pthread_mutex_init(&self.mutex, NULL)
         load()
         self.pid = getpid()
@@ -48,11 +48,9 @@ cdef class DeviceQueue:
         self.kernels = kernels_of(self.context)
         check(b"cuCtxPushCurrent", enter(self.context.handle, &mode))
         try:
-            check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
-            check(b"cuStreamCreate", cu.StreamCreateWithPriority(
-                &self.stream, NON_BLOCKING, highest))
+            create_stream(&self.stream)
             for i in range(RING):
-                check(b"cuEventCreate", cu.EventCreate(&self.events[i], DISABLE_TIMING))
+                create_event(&self.events[i])
         finally:
             leave(mode)
 

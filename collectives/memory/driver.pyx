@@ -152,6 +152,18 @@ cdef void leave(int mode) noexcept nogil:
     cu.CtxPopCurrent(&left)
 
 
+cdef int create_stream(Handle *stream) except -1:
+    """Create a stream that waits for no other by itself, and goes before others where both could."""
+    cdef int lowest, highest
+    check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
+    return check(b"cuStreamCreate", cu.StreamCreateWithPriority(stream, NON_BLOCKING, highest))
+
+
+cdef int create_event(Handle *event) except -1:
+    """Create an event that has no time."""
+    return check(b"cuEventCreate", cu.EventCreate(event, DISABLE_TIMING))
+
+
 cdef class PinnedMemory:
     """Host memory that a device copies from and to by itself; it lends itself as a buffer.
 

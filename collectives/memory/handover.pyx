@@ -14,8 +14,6 @@ from libc.stdlib cimport calloc, free
 from collectives.memory.device_kernels cimport kernels_of
 from collectives.memory.driver cimport (
     CAPTURE_IMPLICIT,
-    DISABLE_TIMING,
-    NON_BLOCKING,
     NOT_READY,
     SUCCESS,
     Address,
@@ -23,6 +21,8 @@ from collectives.memory.driver cimport (
     PinnedMemory,
     check,
     context_of,
+    create_event,
+    create_stream,
     cu,
     device_of,
     enter,
@@ -62,7 +62,7 @@ cdef class Handover:
     """
 
     def __init__(self, Layout layout, addresses):
-        cdef int i, mode, lowest, highest
+        cdef int i, mode
         load()
         self.layout = layout
         self.pid = getpid()
@@ -79,12 +79,10 @@ cdef class Handover:
         self._load_kernels()
         check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
-            # It waits for no other stream by itself, and goes before others where both could.
-            check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
-            check(b"cuStreamCreate", cu.StreamCreateWithPriority(&self.out, NON_BLOCKING, highest))
-            check(b"cuEventCreate", cu.EventCreate(&self.ready, DISABLE_TIMING))
-            check(b"cuEventCreate", cu.EventCreate(&self.was_checked, DISABLE_TIMING))
-            check(b"cuEventCreate", cu.EventCreate(&self.returned, DISABLE_TIMING))
+            create_stream(&self.out)
+            create_event(&self.ready)
+            create_event(&self.was_checked)
+            create_event(&self.returned)
         finally:
             leave(mode)
 

@@ -6,11 +6,11 @@ import numpy
 from libc.stdlib cimport calloc, free
 
 from collectives.memory.driver cimport (
-    DISABLE_TIMING,
-    NON_BLOCKING,
     SUCCESS,
     PinnedMemory,
     check,
+    create_event,
+    create_stream,
     cu,
     enter,
     leave,
@@ -33,7 +33,7 @@ cdef class Mirror(Handover):
     """
 
     def __init__(self, Layout layout, addresses, Py_ssize_t block):
-        cdef int i, mode, lowest, highest
+        cdef int i, mode
         Handover.__init__(self, layout, addresses)
         self.block = block
         self.blocks = <int>((layout.size - HEADER + block - 1) // block)
@@ -50,10 +50,9 @@ cdef class Mirror(Handover):
                 self.memory, layout.dtypes[i], layout.length[i], layout.begin[i] - HEADER))
         check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
-            check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
-            check(b"cuStreamCreate", cu.StreamCreateWithPriority(&self.back, NON_BLOCKING, highest))
+            create_stream(&self.back)
             for i in range(self.blocks):
-                check(b"cuEventCreate", cu.EventCreate(&self.fetched[i], DISABLE_TIMING))
+                create_event(&self.fetched[i])
         finally:
             leave(mode)
 
