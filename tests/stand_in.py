@@ -275,6 +275,17 @@ def opened_memory():
         driver.stand_in_open_memory(False)
 
 
+@contextlib.contextmanager
+def mapped_memory():
+    """Let processes map each other's device memory in the block."""
+    driver = ctypes.CDLL(os.environ.get("WAGMA_CUDA_LIBRARY") or library())
+    driver.stand_in_enable_ipc(True)
+    try:
+        yield
+    finally:
+        driver.stand_in_enable_ipc(False)
+
+
 def is_mpi_s_driver() -> bool:
     """Whether a CUDA-aware MPI of this process would find the stand-in (make test-cuda-mpi)."""
     with contextlib.suppress(OSError):

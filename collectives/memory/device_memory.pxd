@@ -1,0 +1,13 @@
+from collectives.memory.allocation cimport Memory
+from collectives.memory.driver cimport Handle
+
+cdef class DeviceMemory(Memory):
+    cdef Handle current
+    cdef int pid
+
+cdef class ExportedMemory(DeviceMemory):
+    cdef bytes name
+
+cdef class MappedMemory(Memory):
+    cdef Handle current
+    cdef int pid
