@@ -22,6 +22,7 @@ from collectives.memory.driver cimport (
     cu,
     enter,
     leave,
+    load,
 )
 
 cdef extern from "<unistd.h>" nogil:
@@ -132,6 +133,7 @@ cdef class MappedMemory(Memory):
 
 def export(int device, bytes content):
     """Return memory of a device with this content, as `ExportedMemory`; the host waits for it."""
+    load()
     cdef Context context = context_of(device)
     cdef ExportedMemory memory = ExportedMemory(len(content), context)
     cdef PinnedMemory pinned = PinnedMemory(len(content), context)
