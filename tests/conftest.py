@@ -96,15 +96,8 @@ def device(monkeypatch):
 
 @pytest.fixture
 def direct(device, transport, monkeypatch):
-    """That device, where vectors go from device to device.
-
-    By messages it is as if MPI were CUDA-aware; shared, it is not, and processes map each other's
-    device memory.
-    """
-    shared = transport == "shared"
-    monkeypatch.setenv("WAGMA_CUDA_AWARE", "0" if shared else "1")
-    monkeypatch.setattr("collectives.device._answer", None)
-    with stand_in.mapped_memory() if shared else stand_in.opened_memory():
+    """That device, where it averages vectors itself: see `stand_in.averaging`."""
+    with stand_in.averaging(monkeypatch, transport):
         yield device
 
 

@@ -4,10 +4,11 @@ from collectives.memory.driver cimport Handle
 cdef class DeviceMemory(Memory):
     cdef Handle current
     cdef int pid
+    # It is another process's.
+    cdef bint mapped
 
 cdef class ExportedMemory(DeviceMemory):
     cdef bytes name
 
-cdef class MappedMemory(Memory):
-    cdef Handle current
-    cdef int pid
+cdef class MappedMemory(DeviceMemory):
+    pass

@@ -64,7 +64,10 @@ cdef class DeviceMemory(Memory):
         if (self.address != NULL and self.pid == getpid()
                 and enter(self.current, &mode) == SUCCESS):
             with nogil:
-                cu.MemFree(<Address>self.address)
+                if self.mapped:
+                    cu.IpcCloseMemHandle(<Address>self.address)
+                else:
+                    cu.MemFree(<Address>self.address)
             leave(mode)
         self.address = NULL  # not the host's to free
 
@@ -95,7 +98,7 @@ cdef class ExportedMemory(DeviceMemory):
         return self.name
 
 
-cdef class MappedMemory(Memory):
+cdef class MappedMemory(DeviceMemory):
     """Another process's exported memory, as long as this object lives.
 
     Args:
@@ -120,15 +123,7 @@ cdef class MappedMemory(Memory):
         finally:
             leave(mode)
         self.address = <char *>address
-
-    def __dealloc__(self):
-        cdef int mode
-        if (self.address != NULL and self.pid == getpid()
-                and enter(self.current, &mode) == SUCCESS):
-            with nogil:
-                cu.IpcCloseMemHandle(<Address>self.address)
-            leave(mode)
-        self.address = NULL  # not the host's to free
+        self.mapped = True
 
 
 def export(int device, bytes content):
