@@ -109,6 +109,7 @@ def test_weights_by_work_give_the_bits_of_the_cpu(comm, device, name):
         assert history(comm, method, device) == history(comm, method, "cpu")
 
 
+@pytest.mark.transports("messages", "shared")
 @pytest.mark.parametrize("name", ["wagma-overlap", "allreduce"])
 def test_models_that_their_devices_average_have_the_bits_of_the_cpu(
     comm, device, transport, name, monkeypatch
