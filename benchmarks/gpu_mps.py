@@ -17,12 +17,12 @@ LIMIT = 20.0  # seconds to start, to be tried, and to end
 @contextlib.contextmanager
 def mps():
     """Start MPS for a block, in a directory of its own; yield what users need, or why not."""
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield {}, "MPS is there already, and all has been measured under it"
+        return
     control = shutil.which(CONTROL)
     if control is None:
         yield {}, f"no {CONTROL} on PATH"
-        return
-    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
-        yield {}, "MPS is there already, under which all has been measured"
         return
     with tempfile.TemporaryDirectory() as folder:
         env = {
