@@ -50,7 +50,7 @@ import gpu_tests
 import traced
 from common import figure, machine, mpiexec, parser, report, rounded
 from cuda_driver import Device
-from gpu_mps import mps
+from gpu_mps import mps, why_no_device
 
 BOUND = 1.5
 LIMIT = 575.0  # seconds of all jobs
@@ -334,10 +334,8 @@ def main():
     arguments = made.parse_args()
     if not arguments.all:
         return measure(arguments)
-    try:
-        Device(0)  # sooner than all the jobs would say so
-    except (OSError, RuntimeError) as error:
-        print(f"gpu.py: no GPU to measure: {error}", file=sys.stderr)
+    if why_not := why_no_device({}):  # sooner than all the jobs would say so
+        print(f"gpu.py: no GPU to measure: {why_not}", file=sys.stderr)
         return 2
     # A terminated run still ends its job, and MPS.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -33,12 +33,15 @@ def mps():
             Path(path).mkdir()
         try:
             # It would hold a pipe open.
-            why_not = why_failed([control, "-d"], env, subprocess.DEVNULL) or why_failed(
-                [sys.executable, "-c", "import cuda_driver; cuda_driver.Device(0)"], env
-            )
+            why_not = why_failed([control, "-d"], env, subprocess.DEVNULL) or why_no_device(env)
             yield env, why_not and f"MPS: {why_not}"
         finally:
             why_failed([control], env, input="quit\n")
+
+
+def why_no_device(env):
+    """Return why a process with these variables cannot use a device; None if it can."""
+    return why_failed([sys.executable, "-c", "import cuda_driver; cuda_driver.Device(0)"], env)
 
 
 def why_failed(command, env, output=subprocess.PIPE, **options):

@@ -26,7 +26,7 @@ def environment(library, **more):
     """Return what has a job of the benchmark use a driver."""
     paths = [str(BENCHMARKS.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(filter(None, paths))
-    return {"WAGMA_CUDA_LIBRARY": library, "STAND_IN_DELAY": "50", "PYTHONPATH": path, **more}
+    return {"WAGMA_CUDA_LIBRARY": library, "STAND_IN_DELAY": "1", "PYTHONPATH": path, **more}
 
 
 @pytest.mark.launch
@@ -146,7 +146,7 @@ def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, 
     monkeypatch.setattr(gpu, "PLAN", plan)
     monkeypatch.setattr(gpu, "mps", no_mps)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--all", "--results", str(tmp_path)])
-    monkeypatch.setattr(gpu, "Device", lambda place: None)
+    monkeypatch.setattr(gpu, "why_no_device", lambda env: None)
     monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)
     assert gpu.main() == 1
     assert started == ["copies", "staged", "memory"]
