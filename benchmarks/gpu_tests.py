@@ -7,6 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 LIMIT = 60  # seconds of a test
+PYTEST_ENDED = 0, 1, 5  # its exit statuses where tests pass, some fail, or there are none
 # Of so many ranks, and by which path: files, and which of their tests neither count what the driver
 # does, nor let it fail, nor expect the process to end.
 ALONE = (
@@ -50,7 +51,9 @@ def direct_tests(comm, device, arguments):
 def counted(results):
     """Return them with the figure that all must pass."""
     failed = {
-        f"tests, {name}: failed": len(each.get("failed", ())) for name, each in results.items()
+        f"tests, {name}: failed": len(each["failed"])
+        for name, each in results.items()
+        if "failed" in each
     }
     return {**results, "figures": {name: (count, 0) for name, count in failed.items()}}
 
@@ -79,6 +82,11 @@ def run(comm, selected, arguments):
         )
     finally:
         os.chdir(here)
+    if status not in PYTEST_ENDED:
+        found.failed["pytest"] = f"exit status {int(status)}"
+    if not found.passed and not found.failed:
+        reasons = sorted(set(found.skipped.values()))
+        return {"not measured": "; ".join(reasons) or "no such tests"}
     results = {"passed": len(found.passed), "failed": found.failed, "skipped": found.skipped}
     return {"exit status": int(status), **results}
 
