@@ -40,9 +40,9 @@ def using(answer, block=4 * MIB):
         device._answer, device.BLOCK = before
 
 
-def collective_with(answer, comm, array, *, block=4 * MIB, **options):
-    """Make a `GroupAllreduce` that believes that of MPI."""
+def collective_with(answer, comm, array, *, block=4 * MIB, transport="messages", **options):
+    """Make a `GroupAllreduce` that believes that of MPI, and shares memory only if told to."""
     from collectives import GroupAllreduce
 
     with using(answer, block):
-        return GroupAllreduce(comm, array, **options)
+        return GroupAllreduce(comm, array, transport=transport, **options)

@@ -42,7 +42,8 @@ def environment(folder: Path) -> dict[str, str]:
         loaded = ctypes.CDLL(cuda)
     except OSError as error:
         raise RuntimeError(f"no CUDA driver: {error}") from None
-    names = [name for name in (*driver.NAMES, *driver.OF_KERNELS) if hasattr(loaded, name)]
+    optional = [*driver.OF_KERNELS, *getattr(driver, "OF_IPC", ())]
+    names = [name for name in (*driver.NAMES, *optional) if hasattr(loaded, name)]
     ours = build(folder, "CUDA", names)
     return {
         "TRACED_CUDA": cuda,
