@@ -1,7 +1,7 @@
 """CUDA's driver as the benchmarks use it: memory, streams, copies, and keeping a device busy.
 
 By ctypes, so that neither CuPy nor torch need be there. WAGMA_CUDA_LIBRARY names another library
-than libcuda.so.1.
+than libcuda.so.1; where that hands calls on to count them (`traced`), these are not counted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import time
 
 Address = ctypes.c_ulonglong
 NON_BLOCKING = 1
+# What `cuDeviceGetAttribute` is asked for.
+MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR = 16, 39
+CAPABILITY = 75, 76
+THREADS = 256  # of a block, as the engine has them
 
 
 class Device:
@@ -26,7 +30,8 @@ class Device:
     """
 
     def __init__(self, place):
-        self.library = os.environ.get("WAGMA_CUDA_LIBRARY") or "libcuda.so.1"
+        named = os.environ.get("TRACED_CUDA") or os.environ.get("WAGMA_CUDA_LIBRARY")
+        self.library = named or "libcuda.so.1"
         self.driver = ctypes.CDLL(self.library)
         self.call("cuInit", 0)
         count, version = ctypes.c_int(), ctypes.c_int()
@@ -55,6 +60,14 @@ class Device:
         address = Address()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
+
+    def free(self, address):
+        """Free memory that was allocated; the host waits."""
+        self.call("cuMemFree_v2", Address(address))
+
+    def unpin(self, address):
+        """Free memory that was pinned; the host waits."""
+        self.call("cuMemFreeHost", ctypes.c_void_p(address))
 
     def pin(self, size):
         """Return the address of so many bytes of pinned host memory, which are kept."""
@@ -88,6 +101,11 @@ class Device:
         arguments = Address(address), ctypes.c_void_p(host), ctypes.c_size_t(size), handle
         self.call("cuMemcpyHtoDAsync_v2", *arguments)
 
+    def within(self, target, source, size, stream):
+        """Queue a copy from the device's memory to its own."""
+        arguments = Address(target), Address(source), ctypes.c_size_t(size)
+        self.call("cuMemcpyDtoDAsync_v2", *arguments, ctypes.c_void_p(stream))
+
     def fill(self, address, size, stream):
         """Queue that so many bytes become 0."""
         arguments = Address(address), ctypes.c_ubyte(0), ctypes.c_size_t(size)
@@ -96,6 +114,37 @@ class Device:
     def synchronize(self, stream):
         """Wait until a stream has done what it was given."""
         self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def attribute(self, which):
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), which, self.ordinal)
+        return value.value
+
+    def kernel(self, name):
+        """Return one of the collectives' kernels, compiled for the device; CudaError if it is not.
+
+        It is a function of its arguments as they are in C, the number of elements, and a stream.
+        """
+        from collectives.memory import nvrtc
+
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        code = nvrtc.kernels(tuple(self.attribute(which) for which in CAPABILITY))
+        self.call("cuModuleLoadData", ctypes.byref(module), code)
+        self.call("cuModuleGetFunction", ctypes.byref(kernel), module, name.encode())
+        most = self.attribute(MULTIPROCESSORS) * (
+            self.attribute(THREADS_PER_MULTIPROCESSOR) // THREADS
+        )
+
+        def launch(arguments, count, stream):
+            arguments = [*arguments, ctypes.c_longlong(count)]
+            pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+            grid = min(-(-count // THREADS), most)
+            self.call(
+                *("cuLaunchKernel", kernel, grid, 1, 1, THREADS, 1, 1, 0, ctypes.c_void_p(stream)),
+                *(pointers, None),
+            )
+
+        return launch
 
 
 class Array:

@@ -1,6 +1,9 @@
 """Devices without a GPU: `tests/cuda`, the stand-in for the CUDA driver, and arrays on it.
 
 python stand_in.py        # builds it and prints its path, for WAGMA_CUDA_LIBRARY
+
+TEST_CUDA_LIBRARY=libcuda.so.1 has tests run on that driver instead, for benchmarks/gpu.py: those
+that neither count, nor let calls fail, nor expect the process to end.
 """
 
 from __future__ import annotations
@@ -24,12 +27,20 @@ COMPILE = ["-std=gnu11", "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-share
 COMPILE += ["-ffp-contract=off", f"-I{MEMORY}"]
 # Exit statuses: see stand_in.h.
 DISORDER, HOST_ACCESS, MISUSE = 86, 87, 88
+# The environment's: a driver to run tests on instead.
+INSTEAD = "TEST_CUDA_LIBRARY"
+# Functions that it has beside the driver's.
+OWN = [f"stand_in_{name}" for name in ("capture", "counts", "fail", "hold", "hold_copies", "open")]
+OWN += ["stand_in_enable_ipc"]
+OWN += ["stand_in_open_memory", "stand_in_report_to", "stand_in_sleep"]
 NON_BLOCKING = 1
 LEGACY = 1
 NOT_READY, ILLEGAL_ADDRESS = 600, 700
 
 # The file descriptor that mistakes are reported to: pytest's own standard error, where that runs.
 reports = 2
+# What holds streams of a real driver, or has held them: when they are let go is not waited for.
+gates = []
 
 
 class Counts(typing.NamedTuple):
@@ -50,18 +61,30 @@ class NoCompiler(Exception):
 
 @functools.cache
 def library() -> str:
-    """Build the stand-in where that has not been done, and return its path."""
+    """Build the stand-in where that has not been done, and return its path; or the driver's."""
+    return os.environ.get(INSTEAD) or built("stand-in")
+
+
+def plain_library() -> str:
+    """Build one that has no functions beside the driver's: what a real one is to tests."""
+    return built("plain", *(f"-D{name}=plain_{name}" for name in OWN))
+
+
+def built(kind, *options):
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise NoCompiler("no C compiler (CC, cc) to build the stand-in for the CUDA driver with")
     files = sorted(SOURCES.glob("*.[ch]"))
-    content = repr([compiler, COMPILE, *(file.read_text() for file in [*files, *KERNELS])])
+    content = repr(
+        [compiler, COMPILE, *options, *(file.read_text() for file in [*files, *KERNELS])]
+    )
     sources = [file for file in files if file.suffix == ".c"]
 
     def build(target):
-        subprocess.run([compiler, *COMPILE, *sources, "-o", target, "-lpthread"], check=True)
+        command = [compiler, *COMPILE, *options, *sources, "-o", target, "-lpthread"]
+        subprocess.run(command, check=True)
 
-    return build_once("stand-in", "libcuda.so.1", content, build)
+    return build_once(kind, "libcuda.so.1", content, build)
 
 
 def require() -> str:
@@ -112,16 +135,21 @@ class Device:
     """One of the stand-in's devices, as an application uses it.
 
     Its `counts()` are those of the whole process.
+
+    Attributes:
+        is_stand_in: whether it is one; a real driver's counts are 0.
     """
 
     def __init__(self, ordinal=0):
         self.driver = ctypes.CDLL(os.environ.get("WAGMA_CUDA_LIBRARY") or library())
+        self.is_stand_in = hasattr(self.driver, "stand_in_counts")
         self.context = ctypes.c_void_p()
         self.pinned = {}
         self.streams = []
         self.unused = []
         self.driver.cuInit(0)
-        self.driver.stand_in_report_to(reports)
+        if self.is_stand_in:
+            self.driver.stand_in_report_to(reports)
         check(
             "cuDevicePrimaryCtxRetain",
             self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), ordinal),
@@ -133,7 +161,7 @@ class Device:
         try:
             check(name, getattr(self.driver, name)(*arguments))
         finally:
-            self.driver.cuCtxPopCurrent_v2(None)
+            self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def array(self, values, stream=None):
         return Array(self, np.asarray(values), stream)
@@ -180,12 +208,31 @@ class Device:
 
     def sleep(self, seconds, stream=None):
         """Keep a stream busy for so long."""
-        self.call("stand_in_sleep", handle(stream), ctypes.c_long(int(seconds * 1e6)))
+        microseconds = int(seconds * 1e6)
+        if self.is_stand_in:
+            self.call("stand_in_sleep", handle(stream), ctypes.c_long(microseconds))
+        else:
+            self._let_host("usleep", stream, ctypes.c_void_p(microseconds))
+
+    def hold(self, stream=None):
+        """Keep a stream busy until `open` is called."""
+        if self.is_stand_in:
+            self.call("stand_in_hold", handle(stream))
+            return
+        gate = ctypes.create_string_buffer(64)  # a semaphore's memory
+        ctypes.CDLL(None).sem_init(gate, 0, 0)
+        gates.append(gate)
+        self._let_host("sem_wait", stream, ctypes.cast(gate, ctypes.c_void_p))
+
+    def _let_host(self, function, stream, argument):
+        """Queue a call of a function of the C library's."""
+        address = ctypes.cast(getattr(ctypes.CDLL(None), function), ctypes.c_void_p)
+        self.call("cuLaunchHostFunc", handle(stream), address, argument)
 
     @contextlib.contextmanager
     def holding(self, stream=None):
         """Keep a stream busy until the block ends, or `open` is called in it."""
-        self.call("stand_in_hold", handle(stream))
+        self.hold(stream)
         try:
             yield
         finally:
@@ -194,6 +241,7 @@ class Device:
     @contextlib.contextmanager
     def holding_copies(self, number):
         """Let only so many more copies to the host begin, until the block ends or `open` is."""
+        self.require_stand_in()
         self.driver.stand_in_hold_copies(ctypes.c_long(number))
         try:
             yield
@@ -202,7 +250,10 @@ class Device:
 
     def open(self):
         """Let all streams that are held go on."""
-        self.driver.stand_in_open()
+        if self.is_stand_in:
+            self.driver.stand_in_open()
+        for gate in gates:
+            ctypes.CDLL(None).sem_post(gate)
 
     def synchronize(self, stream=None):
         self.call("cuStreamSynchronize", handle(stream))
@@ -213,22 +264,25 @@ class Device:
         try:
             result = self.driver.cuEventQuery(event)
         finally:
-            self.driver.cuCtxPopCurrent_v2(None)
+            self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
         check("cuEventQuery", result if result != NOT_READY else 0)
         return result == 0
 
     def counts(self):
         numbers = (ctypes.c_longlong * len(Counts._fields))()
-        self.driver.stand_in_counts(numbers)
+        if self.is_stand_in:
+            self.driver.stand_in_counts(numbers)
         return Counts(*numbers)
 
     def fail(self, error):
         """Let every call fail like this from now on; 0: none any more."""
+        self.require_stand_in()
         self.driver.stand_in_fail(error)
 
     @contextlib.contextmanager
     def capturing(self, stream):
         """A graph is being captured on the stream."""
+        self.require_stand_in()
         self.call("stand_in_capture", handle(stream), 1)
         yield
         self.call("stand_in_capture", handle(stream), 0)
@@ -243,11 +297,17 @@ class Device:
     def reset(self):
         """Leave nothing of what a test has made or set, but its arrays."""
         self.open()
-        self.fail(0)
+        if self.is_stand_in:
+            self.fail(0)
         self.free_pinned()
         self.free_arrays()
         while self.streams:
             self.call("cuStreamDestroy_v2", handle(self.streams.pop()))
+
+    def require_stand_in(self):
+        """Skip the test on a real driver."""
+        if not self.is_stand_in:
+            pytest.skip("what the stand-in alone can do")
 
     def free_arrays(self):
         """Free the arrays that are used no longer; the host waits."""

@@ -1,14 +1,11 @@
 """The benchmarks: that one measures and judges, never how fast; and what `compare.py` catches."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import stand_in
-from launch import Job
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 RATIOS = {
@@ -155,54 +152,6 @@ def test_latency_measures_what_it_says(mpirun, tmp_path):
         assert figure["holds"] == (figure["value"] <= figure["bound"])
         assert f"{figure['figure']}: " in ended.stdout
     assert compare(*2 * [tmp_path / "latency-2.json"]).returncode == 0
-
-
-@pytest.mark.launch
-def test_the_benchmark_of_gpus_measures_what_it_says_on_the_stand_in(tmp_path):
-    torch_device = pytest.importorskip("torch_device")
-    torch_device.build()
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [str(BENCHMARKS.parent), str(Path(__file__).parent), *filter(None, paths)]
-    variables = {
-        "WAGMA_CUDA_LIBRARY": stand_in.library(),
-        "STAND_IN_DELAY": "50",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-    command = [
-        *(sys.executable, BENCHMARKS / "gpu.py", "--all", "--results", tmp_path),
-        *("--kib", "64", "--parameters", "6000", "--busy-mib", "1", "--rounds", "1"),
-        *("--seconds", "0.1", "--torch-device", "torch_device", "--most-ranks", "2"),
-    ]
-    with Job(command, env={**os.environ, **variables}) as job:
-        assert job.launcher.wait(120) == 0
-    contents = json.loads((tmp_path / "gpu.json").read_text())
-    assert contents["device"] == "stand-in 0" and contents["driver"] == "13.0"
-    assert contents["machine"]["mpi"] and contents["machine"]["date"]
-    parts = contents["results"]
-    assert set(parts["copies-1"]["GB/s"]) == {"to host", "to device"}
-    assert all(value > 0 for value in parts["copies-1"]["seconds"].values())
-    (row,) = parts["staged-2"]
-    assert row["bytes"] == 64 << 10
-    blocks = {f"blocks of {mib} MiB" for mib in (1, 4, 16)}
-    assert set(row["seconds"]) == {"numpy", "copies", *blocks}
-    named = {f"2 ranks, 64 KiB, {each}: device ÷ (numpy + copies)" for each in blocks}
-    assert {figure["figure"] for figure in contents["figures"]} == named
-    for figure in contents["figures"]:
-        assert figure["bound"] == 1.5
-        assert figure["value"] == contents["ratios"][figure["figure"]]["median"] > 0
-    assert list(parts["direct-2"]) == ["not measured"]
-    assert list(parts["passive-2"]) == ["numpy", "device idle", "device busy"]
-    assert all(each["calls"] >= 1 for each in parts["passive-2"].values())
-    assert set(parts["step-2"]["seconds"]) == {"local step", "gloo", "WAGMA"}
-
-
-def test_without_a_gpu_its_benchmark_says_so(tmp_path):
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--all", "--results", tmp_path]
-    env = {**os.environ, "WAGMA_CUDA_LIBRARY": str(tmp_path / "none.so")}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr.startswith("gpu.py: no GPU to measure: ") and "none.so" in ended.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_result_is_drawn_without_measuring(result, tmp_path):

@@ -105,7 +105,7 @@ def test_a_rank_whose_stream_and_main_thread_are_busy_holds_nobody_up(comm, dire
         average.publish(vector)
         comm.Barrier()
         if comm.rank == 1:
-            direct.call("stand_in_hold", stand_in.handle(stream))
+            direct.hold(stream)
             call = average.start(vector)
             compute_until(comm, False)
             assert not call.test()

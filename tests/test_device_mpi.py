@@ -5,7 +5,6 @@ import threading
 
 import numpy as np
 import pytest
-import stand_in
 from devices import CASES, Case, vectors_of
 from together import bytes_of, compute_until, wait_until
 
@@ -227,7 +226,7 @@ def test_a_rank_whose_device_and_main_thread_are_busy_holds_nobody_up(comm, devi
         average.publish(vector)
         comm.Barrier()
         if late:
-            device.call("stand_in_hold", stand_in.handle(stream))
+            device.hold(stream)
             if given == "a call":
                 call = average.start(vector)
                 compute_until(comm, False)

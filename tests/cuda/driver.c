@@ -129,6 +129,12 @@ API Result cuMemFree_v2(unsigned long long address) {
         result = release((void *)(uintptr_t)address, 0);
     })
 }
+API Result cuMemGetInfo_v2(size_t *left, size_t *total) {
+    IN_CONTEXT({
+        *total = (size_t)1 << 40;
+        *left = *total - counts.device_bytes;
+    })
+}
 API Result cuMemHostAlloc(void **address, size_t size, unsigned flags) {
     (void)flags;
     IN_CONTEXT({

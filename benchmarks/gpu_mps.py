@@ -1,0 +1,59 @@
+"""CUDA's multi-process service, under which the kernels of several processes run side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CONTROL = "nvidia-cuda-mps-control"
+LIMIT = 20.0  # seconds to start, to be tried, and to end
+
+
+@contextlib.contextmanager
+def mps():
+    """Start MPS for a block, in a directory of its own; yield what users need, or why not."""
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield {}, "MPS is there already, and all has been measured under it"
+        return
+    control = shutil.which(CONTROL)
+    if control is None:
+        yield {}, f"no {CONTROL} on PATH"
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        env = {
+            "CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
+        }
+        for path in env.values():
+            Path(path).mkdir()
+        try:
+            # It would hold a pipe open.
+            why_not = why_failed([control, "-d"], env, subprocess.DEVNULL) or why_no_device(env)
+            yield env, why_not and f"MPS: {why_not}"
+        finally:
+            why_failed([control], env, input="quit\n")
+
+
+def why_no_device(env):
+    """Return why a process with these variables cannot use a device; None if it can."""
+    return why_failed([sys.executable, "-c", "import cuda_driver; cuda_driver.Device(0)"], env)
+
+
+def why_failed(command, env, output=subprocess.PIPE, **options):
+    """Run a command here; return why it failed, None if it did not."""
+    try:
+        subprocess.run(
+            *(command,), env={**os.environ, **env}, cwd=Path(__file__).parent, check=True,
+            timeout=LIMIT, text=True, stdout=subprocess.DEVNULL, stderr=output, **options,
+        )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        words = (error.stderr or "").strip().splitlines()
+        return words[-1] if words else f"{command[0]} ended with status {error.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None

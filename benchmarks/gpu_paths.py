@@ -1,0 +1,65 @@
+"""The ways on which vectors on devices are averaged, for the parts of gpu.py."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+MIB = 1 << 20
+_answers = []
+
+
+class Way(NamedTuple):
+    """What to believe of MPI, and by which transport to average, so that a path is taken."""
+
+    answer: object = None
+    transport: str = "messages"
+
+
+def answer_of(comm):
+    """Return what this job's MPI does with device memory; collective, and asked once."""
+    from collectives import cuda_aware
+
+    if not _answers:
+        _answers.append(cuda_aware.ask(comm))
+    return _answers[0]
+
+
+def paths(comm, device):
+    """Return {path: its `Way`}, of those that there are here; collective."""
+    from mpi4py import MPI
+
+    from collectives import cuda_ipc
+    from collectives.cuda_aware import Answer
+
+    unaware = Answer(False, "for comparison")
+    answer = answer_of(comm)
+    ways = {"staged": Way(unaware)}
+    if answer.aware:
+        ways["direct"] = Way(answer)
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    if 1 < node.size == comm.size and cuda_ipc.why_not(node, device.ordinal) is None:
+        ways["direct, shared"] = Way(unaware, "shared")
+    node.Free()
+    return ways
+
+
+@contextlib.contextmanager
+def using(answer, block=4 * MIB):
+    """Let collectives that are made in the block believe that of MPI, and copy in such blocks."""
+    from collectives import device
+
+    before = device._answer, device.BLOCK
+    device._answer, device.BLOCK = answer, block
+    try:
+        yield
+    finally:
+        device._answer, device.BLOCK = before
+
+
+def collective_with(way, comm, array, *, block=4 * MIB, **options):
+    """Make a `GroupAllreduce` that goes this way."""
+    from collectives import GroupAllreduce
+
+    with using(way.answer, block):
+        return GroupAllreduce(comm, array, transport=way.transport, **options)

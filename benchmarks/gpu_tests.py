@@ -1,0 +1,111 @@
+"""The suite's tests that a real driver can be tried with, as parts of gpu.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+LIMIT = 60  # seconds of a test
+PYTEST_ENDED = 0, 1, 5  # its exit statuses where tests pass, some fail, or there are none
+# Of so many ranks, and by which path: files, and which of their tests neither count what the driver
+# does, nor let it fail, nor expect the process to end.
+ALONE = (
+    ("test_cuda_kernels.py", "test_device_kernels.py", "test_device_space.py"),
+    "compile or kept or alike or same or hosts_bits or not_finite or too_many or ticket or members",
+)
+ONE_RANK = ("test_device_arrays_mpi.py",), ""
+BITS = "bits_of_the_host or not_finite or holds_nobody_up or queued_next"
+STAGED = (
+    ("test_device_mpi.py",),
+    f"{BITS} or start_returns or next_call or close_carries or pairs_average",
+)
+DIRECT = ("test_device_direct_mpi.py",), f"{BITS} or exception"
+
+
+def environment():
+    """Return what has tests run on the benchmark's driver instead of the stand-in."""
+    driver = os.environ.get("WAGMA_CUDA_LIBRARY") or "libcuda.so.1"
+    paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH")]
+    return {
+        "TEST_CUDA_LIBRARY": driver,
+        "OMP_NUM_THREADS": "1",
+        "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def tests(comm, device, arguments):
+    """Run those of one process, or of this number of ranks where vectors are staged."""
+    if comm.size > 1:
+        return counted({"staged": run(comm, STAGED, arguments)}), {}
+    alone, one_rank = run(None, ALONE, arguments), run(comm, ONE_RANK, arguments)
+    return counted({"without MPI": alone, "one rank": one_rank}), {}
+
+
+def direct_tests(comm, device, arguments):
+    """Run those where devices average."""
+    return counted({"direct": run(comm, DIRECT, arguments)}), {}
+
+
+def counted(results):
+    """Return them with the figure that all must pass."""
+    failed = {
+        f"tests, {name}: failed": len(each["failed"])
+        for name, each in results.items()
+        if "failed" in each
+    }
+    return {**results, "figures": {name: (count, 0) for name, count in failed.items()}}
+
+
+def run(comm, selected, arguments):
+    """Run tests in this process; return how many passed, and what is to be said of the others."""
+    try:
+        import pytest
+    except ImportError as error:
+        return {"not measured": str(error)}
+    files, names = selected
+    if arguments.tests:
+        names = f"({names}) and ({arguments.tests})" if names else arguments.tests
+    options = ["--with-mpi", "-m", "mpi"] if comm else ["-m", "not mpi"]
+    found = Found()
+    here = os.getcwd()
+    os.chdir(TESTS.parent)
+    try:
+        status = pytest.main(
+            [
+                *options,
+                *("-q", "-p", "no:cacheprovider", "--timeout-method=thread", f"--timeout={LIMIT}"),
+                *("-k", names, *(str(TESTS / name) for name in files)),
+            ],
+            plugins=[found],
+        )
+    finally:
+        os.chdir(here)
+    if status not in PYTEST_ENDED:
+        found.failed["pytest"] = f"exit status {int(status)}"
+    if not found.passed and not found.failed:
+        reasons = sorted(set(found.skipped.values()))
+        return {"not measured": "; ".join(reasons) or "no such tests"}
+    results = {"passed": len(found.passed), "failed": found.failed, "skipped": found.skipped}
+    return {"exit status": int(status), **results}
+
+
+class Found:
+    """A plugin that notes how tests end."""
+
+    def __init__(self):
+        self.passed, self.failed, self.skipped = [], {}, {}
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.failed[report.nodeid] = report.longreprtext[-2000:]
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.failed[report.nodeid] = report.longreprtext[-2000:]
+        elif report.skipped:
+            # A skip is a file, a line, and a reason.
+            self.skipped[report.nodeid] = report.longrepr[-1]
+        elif report.when == "call":
+            self.passed.append(report.nodeid)

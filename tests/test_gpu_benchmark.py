@@ -1,0 +1,198 @@
+"""The benchmark of GPUs, on the driver's stand-in: that it measures all it says, whatever fails."""
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import stand_in
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+PATHS = "staged", "direct, shared"
+SMALL = ("--kib=64", "--parameters=6000", "--busy-mib=1", "--rounds=1", "--seconds=0.1")
+# Lets MPI, which is not CUDA-aware, have the memory of devices.
+OPENED = """
+import ctypes, os, runpy, sys
+ctypes.CDLL(os.environ["WAGMA_CUDA_LIBRARY"]).stand_in_open_memory(1)
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def environment(library, **more):
+    """Return what has a job of the benchmark use a driver."""
+    paths = [str(BENCHMARKS.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, paths))
+    return {"WAGMA_CUDA_LIBRARY": library, "STAND_IN_DELAY": "1", "PYTHONPATH": path, **more}
+
+
+@pytest.mark.launch
+def test_it_measures_what_it_says(mpirun, tmp_path):
+    """On a driver that has no function for tests, as a real one."""
+    torch_device = pytest.importorskip("torch_device")
+    stand_in.require()
+    torch_device.build()
+    mpirun(
+        *(None, BENCHMARKS / "gpu.py", "--all", "--results", tmp_path, *SMALL),
+        *("--torch-device", "torch_device", "--most-ranks", "2", "--tests", "bits and bfloat16"),
+        timeout=120,
+        env=environment(
+            stand_in.plain_library(), CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), STAND_IN_IPC="1"
+        ),
+    ).check()
+    contents = json.loads((tmp_path / "gpu.json").read_text())
+    assert contents["device"] == "stand-in 0" and contents["driver"] == "13.0"
+    assert contents["machine"]["mpi"] and contents["machine"]["date"]
+    parts = contents["results"]
+    alone = parts["tests-1"]["without MPI"]
+    assert (alone["exit status"], alone["failed"]) == (0, {})
+    assert alone["passed"] >= 3 or alone["skipped"]
+    times = {"to host", "to device", "on the device", "finite kernel", "call of one rank, numpy"}
+    assert set(parts["copies-1"]["seconds"]) == times
+    assert all(value > 0 for value in parts["copies-1"]["seconds"].values())
+    (row,) = parts["staged-2"]
+    assert row["bytes"] == 64 << 10
+    blocks = {f"blocks of {mib} MiB" for mib in (1, 4, 16)}
+    assert set(row["seconds"]) == {"numpy", "copies", *blocks}
+    named = {f"2 ranks, 64 KiB, {each}: device ÷ (numpy + copies)" for each in blocks}
+    named.add("2 ranks, 64 KiB: shared ÷ two copies on the device")
+    bounds = {figure["figure"]: figure["bound"] for figure in contents["figures"]}
+    assert {name for name, bound in bounds.items() if bound == 1.5} == named
+    assert all(contents["ratios"][name]["median"] > 0 for name in named)
+    assert parts["aware-2"]["aware"] is False
+    assert parts["direct-2"]["shared"]["path"] == "direct"
+    assert list(parts["direct-2"]["messages"]) == ["not measured"]
+    cases = [f"{path}, device {how}" for path in PATHS for how in ("idle", "busy")]
+    assert set(parts["passive-2"]) == {"numpy", *cases}
+    assert all(each["calls"] >= 1 for each in parts["passive-2"].values())
+    for path in PATHS:
+        check_calls(parts["calls-2"][path])
+    assert set(parts["step-2"]["seconds"]) == {"local step", "gloo", "WAGMA"}
+    assert parts["memory-2"]["2 ranks, staged: memory on the device ÷ vector"] == 0
+    assert parts["staged-2, MPS"]["not measured"].startswith("MPS is there already")
+    assert set(contents["seconds of parts"]) == set(parts)
+
+
+def check_calls(calls):
+    assert calls.pop("functions that wait, in 5 calls") == {}
+    assert {"idle", "allocating 1 MiB", "1024 fillings"} <= set(calls)
+    for kind, first in (("CUDA", "cu"), ("MPI", "MPI_")):
+        found = [each[kind] for each in calls.values() if each[kind]]
+        assert found and all(each["function"].startswith(first) for each in found)
+        assert all(each["calls"] > 0 < each["seconds"] for each in found)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("part", ["aware", "direct", "memory"])
+def test_devices_that_average_are_measured(mpirun, tmp_path, part):
+    (tmp_path / "opened.py").write_text(OPENED)
+    mpirun(
+        *(2, tmp_path / "opened.py", BENCHMARKS / "gpu.py", "--part", part, *SMALL),
+        *("--results", tmp_path),
+        timeout=60,
+        env=environment(stand_in.require(), WAGMA_CUDA_AWARE="1"),
+    ).check()
+    contents = json.loads((tmp_path / f"gpu-{part}-2.json").read_text())
+    measured = contents["results"]["measured"]
+    if part == "aware":
+        assert measured.pop("aware") is True
+        assert measured.pop("reason") == "WAGMA_CUDA_AWARE=1"
+        assert len(measured) == 4
+        assert all(each["wrong"] is None for each in measured.values())
+    elif part == "direct":
+        assert measured["messages"]["path"] == "direct"
+        (name,) = contents["ratios"]
+        assert name == "2 ranks, 64 KiB: messages ÷ two copies on the device"
+        assert set(measured["seconds"]) == {"copies", "messages", "staged"}
+    else:
+        taken = measured["2 ranks, direct: memory on the device ÷ vector"]
+        assert taken >= 1 and taken == pytest.approx(contents["figures"][2]["value"])
+
+
+def test_without_a_gpu_it_says_so(mpirun, tmp_path):
+    command = [BENCHMARKS / "gpu.py", "--all", "--results", tmp_path]
+    ended = mpirun(None, *command, timeout=60, env=environment(str(tmp_path / "none.so")))
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith("gpu.py: no GPU to measure: ") and "none.so" in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# What fails, and what is not there
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("gpu")
+
+
+def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, capsys):
+    @contextlib.contextmanager
+    def no_mps():
+        yield {}, "no MPS here"
+
+    plan = [
+        gpu.Job(*job) for job in (("copies", 1, 60), ("staged", 2, 60), ("passive", 2, 60, True))
+    ]
+    plan += [gpu.Job("direct-tests", 4, 60), gpu.Job("memory", 2, 60)]
+    started = []
+
+    def run_for(command, limit):
+        part, results = command[-3], Path(command[-1])
+        started.append(part)
+        if part == "staged":
+            return None, "the last words"
+        contents = {"results": {"device": "X", "measured": {"ratio": 2.0}}}
+        contents |= {"ratios": {}, "figures": [gpu.figure("ratio", 2.0, 1.5)]}
+        ranks = command[command.index("-n") + 1]
+        (results / f"gpu-{part}-{ranks}.json").write_text(json.dumps(contents))
+        return 0, ""
+
+    monkeypatch.setattr(gpu, "run_for", run_for)
+    monkeypatch.setattr(gpu, "PLAN", plan)
+    monkeypatch.setattr(gpu, "mps", no_mps)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--all", "--results", str(tmp_path)])
+    monkeypatch.setattr(gpu, "why_no_device", lambda env: None)
+    monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)
+    assert gpu.main() == 1
+    assert started == ["copies", "staged", "memory"]
+    parts = json.loads((tmp_path / "gpu.json").read_text())["results"]
+    assert parts == {
+        "copies-1": {"ratio": 2.0},
+        "staged-2": {"failed": "the last words\nno end after 60 s"},
+        "passive-2, MPS": {"not measured": "no MPS here"},
+        "direct-tests-4": {"not measured": "it is not known whether MPI takes device memory"},
+        "memory-2": {"ratio": 2.0},
+    }
+    table = capsys.readouterr().out.split("=== device X")[1]
+    assert "2     1.5  MISSED: ratio" in table and "2  copies-1: ratio\n" in table
+    assert "  passive-2, MPS: not measured: no MPS here\n" in table
+    assert "  staged-2: failed: no end after 60 s\n" in table
+
+
+def test_a_job_that_does_not_end_is_ended(gpu):
+    loop = "import time; print('begun', flush=True); time.sleep(60)"
+    assert gpu.run_for([sys.executable, "-c", loop], 1.0) == (None, "begun\n")
+    assert gpu.run_for([sys.executable, "-c", "raise SystemExit(3)"], 9.0) == (3, "")
+
+
+def test_mps_is_started_tried_and_ended(gpu, monkeypatch, tmp_path):
+    control, log = tmp_path / "nvidia-cuda-mps-control", tmp_path / "log"
+    control.write_text(f'#!/bin/sh\necho "$@" >> {log}\n[ "$1" = -d ] || cat >> {log}\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", stand_in.require())
+    with gpu.mps() as (env, why_not):
+        assert why_not is None
+        assert Path(env["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
+        assert log.read_text() == "-d\n"
+    assert log.read_text() == "-d\n\nquit\n"
+    assert not Path(env["CUDA_MPS_PIPE_DIRECTORY"]).exists()
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", "/nowhere/libcuda.so")
+    with gpu.mps() as (_, why_not):
+        assert why_not.startswith("MPS: OSError: /nowhere/libcuda.so")
