@@ -100,6 +100,22 @@ def test_average_has_the_host_s_bits_where_a_rank_has_joined(comm, direct, strea
     assert on_device == run(values.copy(), np.copyto, np.copy)
 
 
+@mpi
+@shared
+@pytest.mark.ranks(3, 4)
+def test_snapshots_are_averaged_after_an_average_that_published_nothing(comm, direct, stream):
+    vector = direct.array(np.full(1000, float(comm.rank)), stream)
+    other = direct.array(np.full(1000, 100.0), stream)
+    with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=NEVER) as average:
+        average.publish(vector)
+        average.average(other)
+        assert set(other.get()) == {100.0}
+        if comm.rank == 0:
+            average(vector)
+        compute_until(comm, comm.rank == 0)
+        assert comm.bcast(set(vector.get())) == {(comm.size - 1) / 2}
+
+
 # Who is needed
 
 

@@ -6,6 +6,10 @@ cdef class AllRanks(Calls):
     # What this rank shares with others of its node; why it has no memory that they can map.
     cdef Shared shared
     cdef readonly str not_shared
+    # All of that, one of each exchange.
+    cdef list all_shared
+    # What is averaged over all ranks by way of the ring; else NULL.
+    cdef char **in_ring
 
     cdef int _share_memory(self, Exchange exchange, bint vectors, bint rings, groups=*) except -1
     cdef void _reduce_in_ring(self, char **arrays) noexcept nogil

@@ -34,6 +34,9 @@ cdef class AllRanks(Calls):
     A subclass makes `protocol` and `tree`, and has what ranks do beside.
     """
 
+    def __cinit__(self, *_, **__):
+        self.all_shared = []
+
     def listen(self):
         """Begin to listen for the others, once all ranks have come so far."""
         pthread_mutex_lock(&mpi_mutex)
@@ -49,14 +52,16 @@ cdef class AllRanks(Calls):
         try:
             self.shared = exchange.shared = Shared(
                 exchange.reduction, groups, self.rank, self.size, vectors, rings)
+            self.all_shared.append(self.shared)
         except (AttributeError, OSError, CudaError) as error:  # memfd_create is Linux's
             self.not_shared = f"rank {self.rank} has no memory to share: {error}"
         return 0
 
     @property
     def handle(self):
-        """Where other ranks of the node find this one's memory; None if none can be shared."""
-        return None if self.shared is None else self.shared.memory.handle
+        """Where other ranks of the node find this one's memory."""
+        cdef Shared shared
+        return [shared.memory.handle for shared in self.all_shared]
 
     @property
     def shares(self):
@@ -69,16 +74,22 @@ cdef class AllRanks(Calls):
         Raises:
             OSError, CudaError: it cannot be mapped.
         """
-        self.shared.map(handles)
+        cdef int i
+        cdef Shared shared
+        for i, shared in enumerate(self.all_shared):
+            shared.map({rank: handle[i] for rank, handle in handles.items()})
 
     def share(self):
         """Exchange vectors in the memory that all ranks of the node have mapped."""
-        self.shared.use()
+        cdef Shared shared
+        for shared in self.all_shared:
+            shared.use()
 
     def unmap(self):
         """Let go of other ranks' memory on devices, once no rank uses this one's any more."""
-        if self.shared is not None:
-            self.shared.memory.unmap()
+        cdef Shared shared
+        for shared in self.all_shared:
+            shared.memory.unmap()
 
     # Averages over all ranks
 
@@ -92,7 +103,9 @@ cdef class AllRanks(Calls):
     cdef void _reduce_in_ring(self, char **arrays) noexcept nogil:
         """Average these arrays in place, by way of the ring."""
         self.begun = True
-        self.shared.describe(False, False, self.contribution.weight, self.contribution.weight)
+        self.in_ring = arrays
+        self.exchange.shared.describe(
+            False, False, self.contribution.weight, self.contribution.weight)
         self.exchange.begin_in_memory(
             self._exchange_number(), True, self.everyone, self.size, arrays, True, True)
 
@@ -102,14 +115,13 @@ cdef class AllRanks(Calls):
 
     cdef void _publish_average(self) noexcept nogil:
         Calls._publish_average(self)
-        if (self.protocol.operation == AVERAGE and self.exchange.in_memory
-                and self.contribution.copy != NOWHERE and self.contribution.total != 0):
+        if (self.in_ring == self.vectors.of[SCRATCH] and self.contribution.copy != NOWHERE
+                and self.contribution.total != 0):
             self.vectors.copy(self.contribution.copy, SCRATCH)
+        self.in_ring = NULL
 
     cdef int _kept_in(self) noexcept nogil:
-        if self.protocol.operation == AVERAGE and self.exchange.in_memory:
-            return SCRATCH
-        return NOWHERE
+        return SCRATCH if self.in_ring != NULL else NOWHERE
 
     # What subclasses have beside
 

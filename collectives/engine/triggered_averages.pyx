@@ -10,7 +10,7 @@ from collectives.engine.control_tree cimport ControlTree
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport AVERAGE, JOIN, SYNC
-from collectives.protocols.contribution cimport NOWHERE, SCRATCH, X
+from collectives.protocols.contribution cimport SCRATCH, X
 from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
 
 from collectives.topology import activation_peers
@@ -67,9 +67,6 @@ cdef class TriggeredAverages(AllRanks):
             AllRanks._reduce(self)
             return
         self._reduce_in_ring(self.vectors.of[X if self.held.present else SCRATCH])
-
-    cdef int _kept_in(self) noexcept nogil:
-        return SCRATCH if self.exchange.in_memory else NOWHERE
 
     cdef void _publish_average(self) noexcept nogil:
         AllRanks._publish_average(self)

@@ -127,6 +127,8 @@ cdef class Shared:
         self, bint in_place, bint saves, double weight, double weight_after
     ) noexcept nogil:
         """Say what is to become of this rank's vectors; its part is closed."""
+        self.parts[self.rank].ringed = False
+        self.parts[self.rank].takes = True
         self.parts[self.rank].in_place = in_place
         self.parts[self.rank].saves = saves
         self.parts[self.rank].replaced = False
@@ -164,6 +166,7 @@ cdef class Shared:
         """
         cdef int i
         self.parts[self.rank].ringed = ringed
+        self.parts[self.rank].takes = not ringed or user != NULL
         self.number = number
         self.together = together
         for i in range(size):
@@ -409,8 +412,12 @@ cdef class Shared:
         cdef Py_ssize_t low = HEADER + block * self.block
         cdef Py_ssize_t high = min(low + self.block, self.layout.size)
         cdef Py_ssize_t itemsize, first, count, n, begin
-        cdef int i, k
+        cdef int i, k, taker = 0
         cdef char *mean
+        while taker < size and not self.parts[self.members[taker]].takes:
+            taker += 1
+        if taker == size:
+            return
         for i in range(self.layout.count):
             count = self.layout.part(i, low, high, &first)
             itemsize = self.layout.itemsize[i]
@@ -422,12 +429,13 @@ cdef class Shared:
                     if self.parts[self.members[k]].saves:
                         self.layout.space.copy(
                             self.memory.result(self.members[k]) + begin, self.vectors[k], n * itemsize)
-                mean = self._target(self.members[0], block, self.block) + begin
+                mean = self._target(self.members[taker], block, self.block) + begin
                 self.layout.space.mean(i, mean, self.vectors, self.shares, size, n)
-                for k in range(1, size):
-                    self.layout.space.copy(
-                        self._target(self.members[k], block, self.block) + begin, mean,
-                        n * itemsize)
+                for k in range(taker + 1, size):
+                    if self.parts[self.members[k]].takes:
+                        self.layout.space.copy(
+                            self._target(self.members[k], block, self.block) + begin, mean,
+                            n * itemsize)
                 begin += n * itemsize
                 count -= n
 

@@ -6,8 +6,8 @@ cdef struct Part:
     double weight, weight_after, total
     # Whether the mean replaces the snapshot rather than the result vector, what was in the snapshot
     # is then to be in the result vector, and a mean has replaced it since; or whether both what is
-    # averaged and the mean are in its ring, and neither vector is touched.
-    bint in_place, saves, replaced, ringed
+    # averaged and the mean are in its ring, and neither vector is touched; whether it gets the mean.
+    bint in_place, saves, replaced, ringed, takes
 
 cdef class SharedMemory:
     cdef Layout layout
