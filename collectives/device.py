@@ -189,12 +189,35 @@ class Copies:
             call = native.pass_by(weight) if hasattr(native, "pass_by") else None
             if call is not None:
                 return call if name == "start" else call.wait()
-            self.fetch(collective, vector)
-            try:
-                return getattr(native, name)(self.arrays, weight, self._handover)
-            except BaseException:
-                self._handover.withdraw()
-                raise
+            return self._give(getattr(native, name), collective, vector, weight)
+
+    def call(self, collective, vector, stream):
+        """Make a call of formed groups, which begins once the device has checked the vector.
+
+        Nothing is copied for one that averages nothing, and nothing back of one that has met
+        nobody.
+        """
+        with self._guard:
+            collective._check_participates()
+            self.take(collective, vector, stream, True)
+            native = collective.native
+            return native.pass_by() or self._give(native.call, collective, vector)
+
+    def _give(self, call, collective, vector, *arguments):
+        """Begin a call with the vector that was taken, as it arrives."""
+        self.fetch(collective, vector)
+        try:
+            return call(self.arrays, *arguments, self._handover)
+        except BaseException:
+            self._handover.withdraw()
+            raise
+
+    @property
+    def on_host(self):
+        """The host's copy, once what was fetched last is in it."""
+        if self.arrays is not None:
+            self._handover.wait()
+        return self.arrays
 
     def close(self):
         """Wait for the device to have what was given back, and let go of all memory."""
@@ -298,6 +321,16 @@ def _class_for_devices(kind):
             return self._copies.begin("call", self, vector, weight, stream)
 
         methods.update(start=start, __call__=call)
+    elif hasattr(kind, "_only_averages"):
+        whole = methods["__call__"]
+
+        @functools.wraps(kind.__call__)
+        def call(self, vector, *, stream=None):
+            if not self._only_averages:
+                return whole(self, vector, stream=stream)
+            return self._copies.call(self, vector, stream)
+
+        methods["__call__"] = call
 
     @functools.wraps(kind.joining)
     @contextlib.contextmanager
@@ -317,11 +350,11 @@ def _class_for_devices(kind):
 
 
 def _on_host(collective):
-    """What the last call has made of its vector, to be read on the host before the next call.
+    """What the last call that averaged has made of its vector, to be read before the next call.
 
-    None where the device averages vectors.
+    None where the device averages vectors. One that has met nobody may still be on its way.
     """
-    return collective._copies.arrays if collective.path == "staged" else None
+    return collective._copies.on_host if collective.path == "staged" else None
 
 
 def _taking_arrays_on_devices(method, returns):

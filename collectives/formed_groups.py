@@ -27,6 +27,9 @@ class FormedGroupCollective(PlannedCollective):
         sync_every: as given.
     """
 
+    # A call changes its vector by averages alone, so that what these have is what it returns.
+    _only_averages = True
+
     def __init__(self, comm, like, plan: Callable, *, sync_every: int = 1, **options):
         """Make one; collective.
 
@@ -88,14 +91,17 @@ class FormedGroupCollective(PlannedCollective):
         rank's part in its groups.
         """
         with self._guard:
-            if not self.participates:
-                error = RuntimeError(
-                    f"rank {self.rank} makes no calls: it is the controller's alone "
-                    "(controller_only); let it join() instead"
-                )
-                self.fail(error)
-                raise error
+            self._check_participates()
             return self.native.call(vector)
+
+    def _check_participates(self):
+        if not self.participates:
+            error = RuntimeError(
+                f"rank {self.rank} makes no calls: it is the controller's alone "
+                "(controller_only); let it join() instead"
+            )
+            self.fail(error)
+            raise error
 
     def average(self, vector) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.

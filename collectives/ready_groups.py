@@ -143,6 +143,10 @@ class ReadyGroupAllreduce(FormedGroupCollective):
 
     __call__.__doc__ = FormedGroupCollective.__call__.__doc__
 
+    @property
+    def _only_averages(self):
+        return self._initial is None
+
     def synchronize(self, vector) -> None:
         super().synchronize(vector)
         self._protocol.fresh = True

@@ -2,6 +2,7 @@ from collectives.engine.group_queue cimport GroupQueue
 from collectives.engine.protocol_calls cimport ProtocolCalls
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.reduction cimport Reduction
+from collectives.memory.handover cimport Handover
 
 cdef class FormedGroups(ProtocolCalls):
     cdef readonly GroupQueue queue
@@ -9,6 +10,8 @@ cdef class FormedGroups(ProtocolCalls):
     cdef Reduction group_reduction
     # The exchange of the queue's first group is under way, for the application's call.
     cdef bint averaging, in_call
+    # The application's call has changed its vector.
+    cdef bint changed
     # The application's arrays; NULL where it is in no call, or an exception has ended its part.
     cdef char **user
     # What goes on in place of the application's vector then; zeros, where it gives nothing.
@@ -40,3 +43,5 @@ cdef class FormedGroups(ProtocolCalls):
     cdef void _end_group(self, double weight, bint timely) noexcept nogil
     cdef void _return_call(self) noexcept nogil
     cdef void _add_what_moved(self) noexcept nogil
+    cdef void _has_changed(self) noexcept nogil
+    cdef int _call_with(self, vector, Handover handover) except -1

@@ -15,6 +15,7 @@ from collectives.engine.group_queue cimport GroupQueue, Step
 from collectives.engine.protocol_calls cimport (
     ANSWERED,
     EMPTY,
+    FURTHER_WISHES,
     PAUSE,
     PAUSED,
     QUIET,
@@ -27,13 +28,21 @@ from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport allocate
+from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.formed_groups cimport GroupProtocol
 
+from collectives.errors import CudaError
 from collectives.result import Result
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
+
+cdef enum:
+    # What the application wants: a call that averages nothing, and one whose vector is on its way
+    # from a device.
+    PASS_BY = FURTHER_WISHES
+    AWAIT
 
 cdef enum:
     # Tags of groups' exchanges, after that of messages. Ranks that have several groups in common
@@ -126,6 +135,8 @@ cdef class FormedGroups(ProtocolCalls):
             if not self.group_exchange.progress():
                 return False
             self._end_group(self.group_reduction.weight, self.gives)
+        elif self.queue.protocol.passive and not self._is_here():
+            return False
         elif self.queue.first.returns:
             self._return_call()
         else:
@@ -145,6 +156,7 @@ cdef class FormedGroups(ProtocolCalls):
             return
         arrays = self._choose_vector()
         self.averaging = True
+        self.group_reduction.more = group.next == NULL or not group.next.returns
         if self.group_exchange.shares(group.members, group.size):
             self._begin_in_memory(arrays)
         else:
@@ -159,9 +171,11 @@ cdef class FormedGroups(ProtocolCalls):
             return self.mean_arrays
         if self.user == NULL:
             return self.kept_arrays
-        self._unlock_to_copy()
-        self.gives = self.layout.all_finite(self.user)
-        self._lock_after_copy()
+        self.gives = self.vectors.finite
+        if self.vectors.finite == UNKNOWN:
+            self._unlock_to_copy()
+            self.gives = self.layout.all_finite(self.user)
+            self._lock_after_copy()
         if not self.gives:
             self.contribution.leave_out()
         return self.user
@@ -210,6 +224,8 @@ cdef class FormedGroups(ProtocolCalls):
             self.last_size = group.size
             self.last_weight = weight
             self.last_timely = timely
+            if group.size > 1 and weight > 0:
+                self._has_changed()
         else:
             self.groups_passive += 1
             self.moved |= self.queue.protocol.passive and weight > 0 and group.size > 1
@@ -234,7 +250,13 @@ cdef class FormedGroups(ProtocolCalls):
             self._unlock_to_copy()
             self.layout.add_change(self.user, self.mean_arrays, self.user, self.model_arrays)
             self._lock_after_copy()
+            self._has_changed()
         self.moved = False
+
+    cdef void _has_changed(self) noexcept nogil:
+        """The application's vector is no longer what its call gave."""
+        self.changed = True
+        self.vectors.finite = UNKNOWN
 
     # What an exception interrupts
 
@@ -242,7 +264,8 @@ cdef class FormedGroups(ProtocolCalls):
         """The application's memory is its own again; its call goes on without, if it does."""
         cdef long long end = now() + SECOND
         cdef char **user
-        while self.copying:
+        self.awaits = False
+        while self.copying or self.queue.protocol.calling and not self._is_here():
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
@@ -270,7 +293,7 @@ cdef class FormedGroups(ProtocolCalls):
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
-            return not self.queue.protocol.calling
+            return not (self.awaits or self.queue.protocol.calling)
         if goal == QUIET or goal == PAUSED:
             return self.queue.first == NULL and self.queue.protocol.is_quiet()
         if goal == EMPTY:
@@ -283,6 +306,7 @@ cdef class FormedGroups(ProtocolCalls):
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         """Which group is under way is told as its number plus one; 0: none."""
         ProtocolCalls._describe_call(self, answer)
+        answer[3] = self.queue.protocol.calling
         answer[1] = self.queue.first.number + 1 if self.averaging else 0
 
     def _waits_in_call(self):
@@ -323,10 +347,50 @@ cdef class FormedGroups(ProtocolCalls):
 
     # What Python calls
 
-    def call(self, vector):
-        """Make the next call, in place, and return its `Result`."""
+    def call(self, vector, Handover handover=None):
+        """Make the next call, in place, and return its `Result`.
+
+        Where the vector is a handover's the call begins once its device has checked it.
+        """
+        if handover is None:
+            self._use_protocol(CALL, vector)
+        else:
+            self._call_with(vector, handover)
+        return self._result_of_call()
+
+    def pass_by(self):
+        """Make a call that averages nothing, for which no vector is needed; return its `Result`.
+
+        None: it may average, and has not been made.
+        """
+        self.settle()
+        if self.queue.protocol.passive or self.queue.protocol.averages():
+            return None
+        self._use_protocol(PASS_BY)
+        return self._result_of_call()
+
+    cdef int _call_with(self, vector, Handover handover) except -1:
+        """Make a call whose vector is in a handover, and give that back."""
+        self.awaited = self.reduction.handover = self.group_reduction.handover = handover
+        try:
+            self._use_protocol(AWAIT, vector)
+        except:
+            if self.reduction.staged != NULL:
+                self._give_back_interrupted(handover)
+            raise
+        finally:
+            self.reduction.staged = self.group_reduction.staged = NULL
+            self.vectors.finite = UNKNOWN
+        try:
+            handover.check()
+            handover.give_back() if self.changed else handover.withdraw()
+        except CudaError as error:
+            self.fail(f"CudaError: {error}")
+            raise
+        return 0
+
+    def _result_of_call(self):
         cdef int i
-        self._use_protocol(CALL, vector)
         version = self._calls_made() - 1
         members = [self.last_members[i] for i in range(self.last_size)] or [self.rank]
         weight = self.last_weight if self.last_size else 1.0
@@ -369,14 +433,28 @@ cdef class FormedGroups(ProtocolCalls):
         self._check_usable()
         return 0
 
+    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
+        if what != CALL:
+            return ProtocolCalls._give(self, what, arrays, weight)
+        self.group_reduction.staged = self.reduction.staged
+        self.user = arrays
+        self.queue.protocol.call()
+        return 0
+
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
-        if what == CALL:
+        if what == CALL or what == PASS_BY or what == AWAIT:
             self.lent = True
             self.last_size = 0
             self.last_timely = True
-            self.user = arrays
-            self.queue.protocol.call()
+            self.changed = False
+            if what == AWAIT:
+                self.awaited_arrays = arrays
+                self.awaits = True
+            else:
+                self._give(CALL, arrays, 0)
             self._wait(ANSWERED)
+            if what == AWAIT and self.reduction.staged == NULL:
+                return 0  # its device has failed
             self.protocol.completed()
             self.timely += self.last_timely
         elif what == PAUSE:
