@@ -11,8 +11,8 @@ vector of the same lengths and dtypes on all ranks. Each method that takes a vec
 argument `stream`: an integer handle, or an object with `ptr`, `cuda_stream` or `native_handle`. The
 vector is read as that stream leaves it, and what is put into the stream after the method has
 returned comes after what it has written. By default it is the stream that the arrays' interface
-names, else the legacy default stream. `on_host` is what the last call has made of its vector, as
-numpy arrays, to be read before the next call.
+names, else the legacy default stream. `on_host` is what the last call that averaged has made of its
+vector, as numpy arrays, to be read before the next call.
 
 The methods raise, beside what they do for numpy arrays:
     TypeError: arrays on the host, on several devices, or on another one than `like`; no stream.
@@ -192,16 +192,13 @@ class Copies:
             return self._give(getattr(native, name), collective, vector, weight)
 
     def call(self, collective, vector, stream):
-        """Make a call of formed groups, which begins once the device has checked the vector.
+        """Make a call, which begins once the device has checked the vector.
 
-        Nothing is copied for one that averages nothing, and nothing back of one that has met
-        nobody.
+        Nothing is copied for one that averages nothing.
         """
         with self._guard:
-            collective._check_participates()
             self.take(collective, vector, stream, True)
-            native = collective.native
-            return native.pass_by() or self._give(native.call, collective, vector)
+            return collective.native.pass_by() or self._give(collective._call, collective, vector)
 
     def _give(self, call, collective, vector, *arguments):
         """Begin a call with the vector that was taken, as it arrives."""
@@ -321,14 +318,15 @@ def _class_for_devices(kind):
             return self._copies.begin("call", self, vector, weight, stream)
 
         methods.update(start=start, __call__=call)
-    elif hasattr(kind, "_only_averages"):
+
+    if hasattr(kind, "_takes_blocks"):
         whole = methods["__call__"]
 
         @functools.wraps(kind.__call__)
         def call(self, vector, *, stream=None):
-            if not self._only_averages:
-                return whole(self, vector, stream=stream)
-            return self._copies.call(self, vector, stream)
+            if self._takes_blocks:
+                return self._copies.call(self, vector, stream)
+            return whole(self, vector, stream=stream)
 
         methods["__call__"] = call
 

@@ -27,9 +27,6 @@ class FormedGroupCollective(PlannedCollective):
         sync_every: as given.
     """
 
-    # A call changes its vector by averages alone, so that what these have is what it returns.
-    _only_averages = True
-
     def __init__(self, comm, like, plan: Callable, *, sync_every: int = 1, **options):
         """Make one; collective.
 
@@ -90,18 +87,24 @@ class FormedGroupCollective(PlannedCollective):
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not this
         rank's part in its groups.
         """
-        with self._guard:
-            self._check_participates()
-            return self.native.call(vector)
+        return self._call(vector)
 
-    def _check_participates(self):
-        if not self.participates:
-            error = RuntimeError(
-                f"rank {self.rank} makes no calls: it is the controller's alone "
-                "(controller_only); let it join() instead"
-            )
-            self.fail(error)
-            raise error
+    def _call(self, vector, handover=None) -> Result:
+        """Make a call, whose vector comes and goes in blocks where it is a handover's."""
+        with self._guard:
+            if not self.participates:
+                error = RuntimeError(
+                    f"rank {self.rank} makes no calls: it is the controller's alone "
+                    "(controller_only); let it join() instead"
+                )
+                self.fail(error)
+                raise error
+            return self.native.call(vector, handover)
+
+    @property
+    def _takes_blocks(self) -> bool:
+        """Whether a call returns what its averages have made of the vector, and no more."""
+        return self.participates
 
     def average(self, vector) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.

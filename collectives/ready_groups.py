@@ -144,8 +144,8 @@ class ReadyGroupAllreduce(FormedGroupCollective):
     __call__.__doc__ = FormedGroupCollective.__call__.__doc__
 
     @property
-    def _only_averages(self):
-        return self._initial is None
+    def _takes_blocks(self):
+        return super()._takes_blocks and self._initial is None
 
     def synchronize(self, vector) -> None:
         super().synchronize(vector)
