@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -53,6 +54,12 @@ def formed_in(comm, model):
     return history
 
 
+@pytest.fixture(params=["staged", "direct"])
+def either(request, device):
+    """A device whose vectors are averaged on the host, and one that averages them itself."""
+    return device if request.param == "staged" else request.getfixturevalue("direct")
+
+
 @pytest.mark.ranks(3, 4)
 def test_groups_one_after_the_other_get_the_bits_of_the_host(comm, device, stream, monkeypatch):
     monkeypatch.setattr(collectives.device, "BLOCK", 2**17)
@@ -63,16 +70,16 @@ def test_groups_one_after_the_other_get_the_bits_of_the_host(comm, device, strea
 @pytest.mark.transports("messages")
 @pytest.mark.parametrize("length", [3, 70_000])
 def test_who_is_behind_averages_its_model_meanwhile_where_ranks_are_passive(
-    comm, device, stream, length
+    comm, either, stream, length
 ):
     """With equal weights, the sum of what all ranks have changes by their changes alone."""
-    mine = device.array(np.zeros(length), stream)
+    mine = either.array(np.zeros(length), stream)
     settings = {"late": "passive", "equal": True, "most_awaited": 1}
     with form(comm, mine, RandomGroups, **settings) as collective:
         for _ in range(6):
             now = mine.get()
-            device.sleep(0.005 * comm.rank, stream)
-            device.write(mine, now + comm.rank, stream)
+            either.sleep(0.005 * comm.rank, stream)
+            either.write(mine, now + comm.rank, stream)
             collective(mine)
         collective.synchronize(mine)
     np.testing.assert_allclose(mine.get(), 6 * (comm.size - 1) / 2, rtol=1e-12)
@@ -131,17 +138,19 @@ def test_the_first_blocks_are_given_back_while_the_last_are_on_their_way(
 # Who is late
 
 
-def test_a_rank_whose_device_is_busy_is_in_no_group_and_holds_nobody_up(comm, device, stream):
-    vector = device.array(np.full(10_000, float(comm.rank)), stream)
+@pytest.mark.transports("messages")
+def test_a_rank_whose_stream_is_busy_is_in_no_group_and_holds_nobody_up(comm, either, stream):
+    vector = either.array(np.full(10_000, float(comm.rank)), stream)
     others = [rank for rank in range(comm.size) if rank != 1]
     with ReadyGroupAllreduce(comm, vector, group_size=len(others), history=1000) as average:
         if comm.rank == 1:
-            device.call("stand_in_hold", stand_in.handle(stream))
-            with meanwhile(lambda: (compute_until(comm, False), device.open())):
+            either.call("stand_in_hold", stand_in.handle(stream))
+            with meanwhile(lambda: (compute_until(comm, False), either.open())):
                 result = average(vector)
             assert result.group == (1,)
             assert average.version == 1
-            np.testing.assert_array_equal(average.on_host, 1)
+            if average.path == "staged":
+                np.testing.assert_array_equal(average.on_host, 1)
         else:
             for _ in range(4):
                 assert average(vector).group == tuple(others)
@@ -173,24 +182,27 @@ def test_calls_that_average_with_nobody_copy_nothing_back(comm, device, stream):
                 np.testing.assert_array_equal(vector.get(), comm.rank)
             del vectors[1:], vector
             assert [each() is None for each in alive[1:]] == [True, True, False, False]
+            # One that is not finite does not count, whatever the last call's was.
+            device.write(vectors[0], np.full(9000, np.nan), stream)
             collective.join(vectors[0])
-        np.testing.assert_allclose(vectors[0].get(), (comm.size - 1) / 2)
+        np.testing.assert_allclose(vectors[0].get(), comm.size / 2)
 
 
 # What goes wrong
 
 
 @pytest.mark.ranks(1, 4)
+@pytest.mark.transports("messages")
 @pytest.mark.parametrize("kind", ["ready", "planned"])
-def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, device, kind):
-    stream = device.create_stream()
-    vector = device.array(np.full(5000, 1.0 + comm.rank), stream)
+def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, either, kind):
+    stream = either.create_stream()
+    vector = either.array(np.full(5000, 1.0 + comm.rank), stream)
     with ALL[kind](comm, vector) as average:
-        with device.holding(stream):
+        with either.holding(stream):
             with interrupted_after(0.2), pytest.raises(Interrupted):
                 average(vector)
             assert average.version == 0
-            device.write(vector, np.full(5000, 2.0 + comm.rank), stream)
+            either.write(vector, np.full(5000, 2.0 + comm.rank), stream)
         assert average(vector).version == 0
         np.testing.assert_array_equal(vector.get(), 2.0 + (comm.size - 1) / 2)
 
@@ -253,3 +265,58 @@ def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, 
     else:
         hear_that_rank_1_failed(average, vector)
     close_after_failure(comm, device, average)
+
+
+# From device to device
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("length", [70, 60_000])
+def test_devices_get_the_bits_of_the_host_in_shared_memory(
+    comm, direct, stream, length, monkeypatch
+):
+    arrays = vectors_of(0, comm.size, [5 * length // 2, length], ["float32", "float16"])
+    on_devices = formed_in(comm, OnDevice(arrays, direct, stream))
+    monkeypatch.setenv("WAGMA_TRANSPORT", "shared")
+    assert on_devices == formed_in(comm, OnHost(arrays))
+
+
+@pytest.mark.transports("messages")
+def test_an_exception_leaves_a_group_what_was_given(comm, direct, stream):
+    vector = direct.array(np.full(2**18, float(comm.rank), np.float32), stream)
+    with ALL["planned"](comm, vector) as collective:
+        assert collective.path == "direct"
+        if comm.rank == 1:
+            with interrupted_after(0.2), pytest.raises(Interrupted):
+                collective(vector)
+            assert set(vector.get()) == {1.0}
+            direct.write(vector, np.full(2**18, 9, np.float32), stream)
+        comm.Barrier()
+        if comm.rank != 1:
+            collective(vector)
+            np.testing.assert_array_equal(vector.get(), (comm.size - 1) / 2)
+        assert collective(vector).version == 1
+        expected = (9 + (comm.size - 1) ** 2 / 2) / comm.size
+        np.testing.assert_allclose(vector.get(), expected, rtol=1e-6)
+
+
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("when", ["before", "in a group"])
+def test_a_device_that_averages_and_fails_is_named_everywhere(comm, direct, stream, when):
+    vector = direct.array(np.zeros(2**18, np.float32), stream)
+    direct.synchronize(stream)
+    average = ALL["ready"](comm, vector)
+    assert average.path == "direct"
+    if comm.rank == 1:
+        with contextlib.ExitStack() as stack:
+            if when == "before":
+                stack.enter_context(direct.holding(stream))
+            stack.enter_context(meanwhile(lambda: (time.sleep(0.1), direct.fail(ILLEGAL_ADDRESS))))
+            stack.enter_context(pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"))
+            average(vector)
+    else:
+        if when == "in a group":
+            time.sleep(0.2)  # rank 1 waits for it
+        hear_that_rank_1_failed(average, vector)
+    close_after_failure(comm, direct, average)

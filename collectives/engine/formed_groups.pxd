@@ -14,6 +14,8 @@ cdef class FormedGroups(ProtocolCalls):
     cdef bint changed
     # The application's arrays; NULL where it is in no call, or an exception has ended its part.
     cdef char **user
+    # The memory of this rank's vectors.
+    cdef list own
     # What goes on in place of the application's vector then; zeros, where it gives nothing.
     cdef char *kept
     cdef char **kept_arrays
@@ -35,6 +37,7 @@ cdef class FormedGroups(ProtocolCalls):
     # Of each rank, the sum of 1/|S| over the groups S that it and this one were in.
     cdef double *met
 
+    cdef int _place_in_own(self, char **arrays, char **vector) except -1
     cdef bint _step_group(self) noexcept nogil
     cdef void _begin_group(self) noexcept nogil
     cdef char **_choose_vector(self) noexcept nogil

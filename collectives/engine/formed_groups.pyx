@@ -27,7 +27,7 @@ from collectives.exchange.clock cimport now
 from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.allocation cimport allocate
+from collectives.memory.allocation cimport Memory
 from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.formed_groups cimport GroupProtocol
@@ -68,6 +68,7 @@ cdef class FormedGroups(ProtocolCalls):
         self.group_reduction = self.group_exchange.reduction
         if sharing:
             self._share_memory(self.group_exchange, False, True)
+        self.own = []
         self.last_members = <int *>calloc(self.size, sizeof(int))
         self.kept_arrays = <char **>calloc(3 * self.layout.count, sizeof(char *))
         self.met = <double *>calloc(self.size, sizeof(double))
@@ -75,27 +76,29 @@ cdef class FormedGroups(ProtocolCalls):
             raise MemoryError
         self.model_arrays = self.kept_arrays + self.layout.count
         self.mean_arrays = self.model_arrays + self.layout.count
-        # It takes no memory before an average of short vectors, or an exception, touches it.
-        self.kept = allocate(self.layout.size)
-        self.layout.locate(self.kept_arrays, self.kept)
+        # The host's takes no memory before an average of short vectors, or an exception, touches it.
+        self._place_in_own(self.kept_arrays, &self.kept)
 
     def __dealloc__(self):
         free(self.last_members)
         free(self.met)
         free(self.kept_arrays)
-        free(self.kept)
-        free(self.model)
-        free(self.mean)
+
+    cdef int _place_in_own(self, char **arrays, char **vector) except -1:
+        """Allocate a vector of this rank's own."""
+        cdef Memory memory = self.layout.space.allocate(self.layout.size)
+        self.own.append(memory)
+        vector[0] = memory.address
+        self.layout.locate(arrays, memory.address)
+        return 0
 
     def attach(self, GroupProtocol protocol, like):
         """Let this protocol form groups, and begin; a passive rank's model is `like` at first."""
         cdef UserVector opened
         self.queue.attach(protocol)
         if protocol.passive:
-            self.model = allocate(self.layout.size)
-            self.mean = allocate(self.layout.size)
-            self.layout.locate(self.model_arrays, self.model)
-            self.layout.locate(self.mean_arrays, self.mean)
+            self._place_in_own(self.model_arrays, &self.model)
+            self._place_in_own(self.mean_arrays, &self.mean)
             opened = UserVector(like, self.layout, 0)
             self.layout.copy(self.model_arrays, opened.arrays)
         # Nothing serves this collective yet, so the lock is not needed.
@@ -139,6 +142,8 @@ cdef class FormedGroups(ProtocolCalls):
             return False
         elif self.queue.first.returns:
             self._return_call()
+        elif self.user != NULL and not self.vectors.knows_finite(self.user):
+            return False
         else:
             self._begin_group()
         return True
@@ -279,7 +284,9 @@ cdef class FormedGroups(ProtocolCalls):
             self.group_exchange.divert()
         else:
             self.layout.copy(self.kept_arrays, user)
-            self.gives = self.layout.all_finite(self.kept_arrays)
+            self.gives = self.vectors.finite
+            if self.vectors.finite == UNKNOWN:
+                self.gives = self.layout.all_finite(self.kept_arrays)
         self.has_kept = True
         # Members that run end their messages soon; one that is stopped is not waited for long.
         while (self.averaging and self.group_exchange.uses(user) and self.error == 0
@@ -383,7 +390,10 @@ cdef class FormedGroups(ProtocolCalls):
             self.vectors.finite = UNKNOWN
         try:
             handover.check()
-            handover.give_back() if self.changed else handover.withdraw()
+            if self.changed or self.layout.space.deferred:
+                handover.give_back()
+            else:
+                handover.withdraw()
         except CudaError as error:
             self.fail(f"CudaError: {error}")
             raise
@@ -437,6 +447,7 @@ cdef class FormedGroups(ProtocolCalls):
         if what != CALL:
             return ProtocolCalls._give(self, what, arrays, weight)
         self.group_reduction.staged = self.reduction.staged
+        self.vectors.asked = False
         self.user = arrays
         self.queue.protocol.call()
         return 0
