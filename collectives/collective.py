@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 
 from collectives import device, process, settings
 from collectives.agreement import raise_collectively, singleton_error
 from collectives.description import Described
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, CudaError
 from collectives.meeting import meet
 from collectives.node import Node
 from collectives.statistics import Statistics
 
 __all__ = ["Collective", "check_comm"]
+
+BETWEEN_LOOKS = 1e-4  # seconds
 
 
 class Collective(Described):
@@ -87,7 +90,7 @@ class Collective(Described):
         self._identity = comm.bcast(secrets.randbits(62))
         self.native = None
         try:
-            self.path, self.path_reason = device.choose_path(self, comm, given)
+            self.path, self.path_reason = device.choose_path(self, comm, node, given)
             self._allocate(native, node, like, given)
             if self.path != "host":
                 self._copies.forget_initial()
@@ -108,6 +111,7 @@ class Collective(Described):
     def _common(self, node, like, given) -> dict:
         """Return what every rank's part is made of."""
         single = not isinstance(like, (list, tuple))
+        direct = self.path == "direct"
         return {
             "control": self._communicators[0],
             "data": self._communicators[1],
@@ -117,7 +121,8 @@ class Collective(Described):
             "oversubscribed": node.oversubscribed,
             "stall": given["stall"],
             "abort": given["abort"],
-            "make_space": self._copies.make_space if self.path == "direct" else None,
+            "make_space": self._copies.make_space if direct else None,
+            "by_messages": not direct or self._copies.by_messages,
         }
 
     def _initial(self, like):
@@ -138,7 +143,9 @@ class Collective(Described):
         Raises:
             RuntimeError, MemoryError: it cannot be made so; on all ranks.
         """
-        sharing = asked != "messages" and len(node.ranks) > 1 and self.path != "direct"
+        direct = self.path == "direct"
+        sharing = asked != "messages" and len(node.ranks) > 1
+        sharing = sharing and (not direct or self._copies.maps)
         raise_collectively(self.comm, make(sharing))
         error = node.share(self.native) if sharing else None
         if asked == "shared":
@@ -146,6 +153,8 @@ class Collective(Described):
             raise_collectively(
                 self.comm, RuntimeError(f"transport: {why_not}") if why_not else None
             )
+        if direct and not self._copies.by_messages:
+            raise_collectively(self.comm, CudaError(error) if error else None)
         if any(self.comm.allgather(error is not None)):
             if error is not None:
                 self.native, sharing = None, False
@@ -199,8 +208,20 @@ class Collective(Described):
         self.native.close()
         with process.interrupts_held():
             if process.remove(self):
+                self._let_go()
                 for communicator in self._communicators:
                     communicator.Free()
+
+    def _let_go(self):
+        """Use no other rank's memory on devices from here on, which each may free then; collective.
+
+        All ranks are about to come here, if they have not yet.
+        """
+        if self.path == "direct" and self._copies.maps:
+            self.native.unmap()
+            all_have = self._communicators[0].Ibarrier()
+            while not all_have.Test():
+                time.sleep(BETWEEN_LOOKS)
 
     @property
     def transport(self) -> str:

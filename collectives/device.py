@@ -77,9 +77,12 @@ class Copies:
         arrays: the host's copy, a numpy array or list of them as the vectors are, or, where the
             device averages them, a `DeviceVector`; None once closed.
         make_space: that device's for `Layout`; None: the host averages copies.
+        maps, by_messages: whether device memory is shared with other ranks of the node, and sent by
+            MPI.
     """
 
     make_space = None
+    maps = by_messages = False
 
     def __init__(self, like):
         from collectives.memory.layout import Layout
@@ -114,6 +117,11 @@ class Copies:
         """The engine has the initial vector, and does not need it any longer."""
         self._initial = None
         self._handover.forget()
+
+    @property
+    def ordinal(self) -> int:
+        """The device."""
+        return self._handover.ordinal
 
     @property
     def why_staged(self) -> str | None:
@@ -238,11 +246,12 @@ class Copies:
                 raise ValueError(f"{name} has {array.size} elements, the collective's have {size}")
 
 
-def choose_path(collective, comm, given) -> tuple[str, str]:
+def choose_path(collective, comm, node, given) -> tuple[str, str]:
     """Decide where a collective's vectors are averaged, and how they get there; collective.
 
     They are averaged on their devices if that is implemented, there are kernels for all of them,
-    and MPI takes device memory without waiting for what devices do else.
+    and either all ranks are on one node and can use each other's device memory, or MPI takes that
+    without waiting for what devices do else.
 
     Returns:
         "host", "staged" or "direct", and why, in a sentence; see `Collective`.
@@ -250,6 +259,8 @@ def choose_path(collective, comm, given) -> tuple[str, str]:
     Raises:
         CudaError: a device has no memory left for that, or fails; on all ranks.
     """
+    from mpi4py import MPI
+
     from collectives.memory.device_kernels import most_members
 
     copies = getattr(collective, "_copies", None)
@@ -257,8 +268,6 @@ def choose_path(collective, comm, given) -> tuple[str, str]:
         return "host", "vectors are in host memory"
     if not collective._on_devices:
         return "staged", f"{type(collective).__name__} averages on the host"
-    if given["transport"] == "shared":
-        return "staged", "what ranks share is the host's memory"
     if comm.size == 1:
         return "staged", "there is one rank"
     if comm.size > most_members():
@@ -266,16 +275,26 @@ def choose_path(collective, comm, given) -> tuple[str, str]:
     why_not = [reason for reason in comm.allgather(copies.why_staged) if reason]
     if why_not:
         return "staged", why_not[0]
-    answer = _is_aware(comm)
-    if not answer.aware:
-        return "staged", answer.reason
+    unmapped = "transport is messages"
+    if given["transport"] != "messages":
+        unmapped = node.why_not_mapped(copies.ordinal)
+    copies.maps = unmapped is None
+    if comm.allreduce(copies.maps and node.elsewhere is None, MPI.LAND):
+        reason = "the ranks of the node use each other's device memory"
+    elif given["transport"] == "shared":
+        return "staged", f"what ranks share is the host's memory: {unmapped or node.elsewhere}"
+    else:
+        answer = _is_aware(comm)
+        if not answer.aware:
+            return "staged", answer.reason
+        copies.by_messages, reason = True, answer.reason
     error = None
     try:
         copies.use_in_place()
     except CudaError as caught:
         error = caught
     raise_collectively(comm, error)
-    return "direct", answer.reason
+    return "direct", reason
 
 
 def _is_aware(comm):

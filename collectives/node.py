@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
+from collectives import cuda_ipc
 from collectives.agreement import name_ranks
+from collectives.errors import CudaError
 
 __all__ = ["Node"]
 
@@ -41,12 +43,25 @@ class Node:
         if error is None:
             try:
                 native.map({rank: handle for rank, (handle, _) in zip(self.ranks, handles)})
-            except OSError as caught:
+            except (OSError, CudaError) as caught:
                 error = str(caught)
         error = next(filter(None, self._comm.allgather(error)), None)
         if error is None:
             native.share()
+        else:
+            native.unmap()
+            self._comm.Barrier()
         return error
+
+    def why_not_mapped(self, device: int) -> str | None:
+        """Return why its ranks cannot use each other's memory on devices, or None; collective.
+
+        Args:
+            device: this rank's.
+        """
+        if len(self.ranks) == 1:
+            return "this rank is the only one of its node"
+        return cuda_ipc.why_not(self._comm, device)
 
     def free(self):
         """Collective."""

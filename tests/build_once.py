@@ -51,7 +51,9 @@ def build_cython(kind: str, source: str, path: str, *options: str) -> str:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None or importlib.util.find_spec("Cython") is None:
         pytest.skip("no C compiler or no Cython to build an extension with")
-    declared = "".join(file.read_text() for file in sorted(MEMORY.glob("*.pxd")))
+    folders = {MEMORY, (ROOT / path).parent}
+    files = sorted(file for folder in folders for file in folder.glob("*.pxd"))
+    declared = "".join(file.read_text() for file in files)
 
     def build(target):
         module = target.parent / path
@@ -65,7 +67,8 @@ def build_cython(kind: str, source: str, path: str, *options: str) -> str:
         generated = target.with_suffix(".c")
         translate = [sys.executable, "-m", "cython", "-3", "-I", ROOT, "-o", generated]
         subprocess.run([*translate, module], check=True)
-        headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{MEMORY}"]
+        folders = [MEMORY, MEMORY.parent / "protocols"]
+        headers = [f"-I{sysconfig.get_paths()['include']}", *(f"-I{folder}" for folder in folders)]
         compile_it = [compiler, "-w", "-fPIC", "-shared", *options, *headers]
         subprocess.run([*compile_it, generated, "-o", target], check=True)
 

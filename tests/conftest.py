@@ -96,11 +96,9 @@ def device(monkeypatch):
 
 
 @pytest.fixture
-def direct(device, monkeypatch):
-    """That device, where vectors go from device to device: it is as if MPI were CUDA-aware."""
-    monkeypatch.setenv("WAGMA_CUDA_AWARE", "1")
-    monkeypatch.setattr("collectives.device._answer", None)
-    with stand_in.opened_memory():
+def direct(device, transport, monkeypatch):
+    """That device, where it averages vectors itself: see `stand_in.averaging`."""
+    with stand_in.averaging(monkeypatch, transport):
         yield device
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import os
@@ -14,7 +15,6 @@ from typing import NamedTuple
 from build_once import build_cython
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = "collectives.memory"
 # The environment's: which bug of the module's, by its place; where the copy is.
 PLANTED, COPY = "PLANTED_BUG", "PLANTED_COPY"
 
@@ -29,6 +29,7 @@ class Bug(NamedTuple):
 
 UNORDERED = "nothing orders them"
 UNSEEN = "the host touches pinned memory"
+UNTOLD = "that has not seen it end"
 EVENT = "result = cu.EventRecord(self.events[self.given % RING], self.stream)"
 LAUNCH = """\
 self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.all_finite(
@@ -124,7 +125,33 @@ OF_MODULES = {
             "while not self.over(ticket):\n    usleep(PAUSE)", "pass", UNSEEN
         ),
     },
+    "shared": {
+        "a part that is begun before its vectors are there": Bug(
+            "self.entry_ticket = self.layout.space.begun()", "self.entry_ticket = 0", UNTOLD
+        ),
+        "a block that is published before it is there": Bug(
+            "self.copies[self.copied % AHEAD] = self.layout.space.begun()",
+            "self.copies[self.copied % AHEAD] = 0",
+            UNTOLD,
+        ),
+        "a block that ends before it is averaged": Bug(
+            "averaging.ticket = self.layout.space.begun()", "averaging.ticket = 0", UNTOLD
+        ),
+    },
+    "shared_memory": {
+        "memory that is freed as long as others have mapped it": Bug(
+            "self.mapped = []", "pass", "device memory is freed that another process has mapped"
+        ),
+    },
+    "snapshots": {
+        "vectors that are open to others before they are there": Bug(
+            "if not self.layout.space.over(self.layout.space.begun()):\n    return",
+            "pass",
+            UNTOLD,
+        ),
+    },
 }
+PACKAGES = {"shared": "exchange", "shared_memory": "exchange", "snapshots": "engine"}
 HEAD = f"""
 import os
 from libc.string cimport memset
@@ -155,8 +182,16 @@ def block(lines: str, indent: int) -> str:
 @functools.cache
 def build(module: str) -> str:
     """Build the copy where that has not been done, and return its path; skip where it cannot be."""
-    path = f"{PACKAGE.replace('.', '/')}/{module}.pyx"
-    return build_cython("stand-in", planted_source((ROOT / path).read_text(), module), path, "-O0")
+    folder = PACKAGES.get(module, "memory")
+    path = f"collectives/{folder}/{module}.pyx"
+    source = planted_source((ROOT / path).read_text(), module)
+    options = [] if folder == "memory" else mpi_headers()
+    return build_cython("stand-in", source, path, "-O0", *options)
+
+
+def mpi_headers() -> list[str]:
+    """Return the compiler's options for modules that call MPI, as setup.py has left them."""
+    return ast.literal_eval((ROOT / "build" / "mpi-flags").read_text())["extra_compile_args"]
 
 
 def environment(bug: str | None, module: str) -> dict[str, str]:
@@ -167,8 +202,8 @@ def environment(bug: str | None, module: str) -> dict[str, str]:
 
 def load(module: str):
     """Take the copy for the module, before anything else has imported that."""
-    package = importlib.import_module(PACKAGE)
-    name = f"{PACKAGE}.{module}"
+    package = importlib.import_module(f"collectives.{PACKAGES.get(module, 'memory')}")
+    name = f"{package.__name__}.{module}"
     spec = importlib.util.spec_from_file_location(name, os.environ[COPY])
     sys.modules[name] = importlib.util.module_from_spec(spec)
     setattr(package, module, sys.modules[name])

@@ -275,6 +275,31 @@ def opened_memory():
         driver.stand_in_open_memory(False)
 
 
+@contextlib.contextmanager
+def mapped_memory():
+    """Let processes map each other's device memory in the block."""
+    driver = ctypes.CDLL(os.environ.get("WAGMA_CUDA_LIBRARY") or library())
+    driver.stand_in_enable_ipc(True)
+    try:
+        yield
+    finally:
+        driver.stand_in_enable_ipc(False)
+
+
+@contextlib.contextmanager
+def averaging(monkeypatch, transport):
+    """Let devices average vectors in the block.
+
+    By "messages" it is as if MPI were CUDA-aware; "shared", it is not, and processes map each
+    other's device memory.
+    """
+    shared = transport == "shared"
+    monkeypatch.setenv("WAGMA_CUDA_AWARE", "0" if shared else "1")
+    monkeypatch.setattr("collectives.device._answer", None)
+    with mapped_memory() if shared else opened_memory():
+        yield
+
+
 def is_mpi_s_driver() -> bool:
     """Whether a CUDA-aware MPI of this process would find the stand-in (make test-cuda-mpi)."""
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Vectors that devices average themselves, by MPI from device memory to device memory."""
+"""Vectors that devices average themselves: sent by MPI, or where ranks map each other's memory."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ from together import Interrupted, compute_until
 import collectives
 from collectives import CudaError, GroupAllreduce
 
-pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
+pytestmark = pytest.mark.mpi
 
 
 def make(case):
@@ -64,18 +64,21 @@ def test_what_averages_on_the_host_says_so(comm, direct, stream, case):
             assert collective.path_reason.endswith("averages on the host")
 
 
-def test_shared_memory_is_the_host_s(comm, direct, stream):
+@pytest.mark.transports("messages")
+def test_where_device_memory_cannot_be_mapped_the_host_s_is_shared(comm, direct, stream):
     vector = direct.array(np.zeros(100), stream)
     with GroupAllreduce(comm, vector, transport="shared") as average:
         assert (average.path, average.transport) == ("staged", "shared")
+        assert "cuIpcGetMemHandle returned CUDA_ERROR_NOT_SUPPORTED" in average.path_reason
 
 
 @pytest.mark.parametrize("case", ["group", "triggered", "ready"])
 def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
-    comm, direct, stream, case
+    comm, direct, stream, transport, case
 ):
     size = 2**23
-    blocks = 6 * comm.size * (2**18 + 64) + 2**16
+    ring, messages = 2**23 + 2**21, 6 * comm.size * (2**18 + 64)
+    blocks = 2**16 + (ring if transport == "shared" else messages)
     copies, exchanges = {"group": (3, 1), "triggered": (1, 1), "ready": (2, 2)}[case]
     vector = direct.array(np.full(size // 4, float(comm.rank), np.float32), stream)
     before = settled_counts(direct, stream)

@@ -67,7 +67,6 @@ def test_groups_one_after_the_other_get_the_bits_of_the_host(comm, device, strea
     assert formed_in(comm, OnDevice(arrays, device, stream)) == formed_in(comm, OnHost(arrays))
 
 
-@pytest.mark.transports("messages")
 @pytest.mark.parametrize("length", [3, 70_000])
 def test_who_is_behind_averages_its_model_meanwhile_where_ranks_are_passive(
     comm, either, stream, length
@@ -138,7 +137,6 @@ def test_the_first_blocks_are_given_back_while_the_last_are_on_their_way(
 # Who is late
 
 
-@pytest.mark.transports("messages")
 def test_a_rank_whose_stream_is_busy_is_in_no_group_and_holds_nobody_up(comm, either, stream):
     vector = either.array(np.full(10_000, float(comm.rank)), stream)
     others = [rank for rank in range(comm.size) if rank != 1]
@@ -192,7 +190,6 @@ def test_calls_that_average_with_nobody_copy_nothing_back(comm, device, stream):
 
 
 @pytest.mark.ranks(1, 4)
-@pytest.mark.transports("messages")
 @pytest.mark.parametrize("kind", ["ready", "planned"])
 def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, either, kind):
     stream = either.create_stream()
@@ -271,7 +268,6 @@ def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, 
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.transports("messages")
 @pytest.mark.parametrize("length", [70, 60_000])
 def test_devices_get_the_bits_of_the_host_in_shared_memory(
     comm, direct, stream, length, monkeypatch
@@ -282,7 +278,6 @@ def test_devices_get_the_bits_of_the_host_in_shared_memory(
     assert on_devices == formed_in(comm, OnHost(arrays))
 
 
-@pytest.mark.transports("messages")
 def test_an_exception_leaves_a_group_what_was_given(comm, direct, stream):
     vector = direct.array(np.full(2**18, float(comm.rank), np.float32), stream)
     with ALL["planned"](comm, vector) as collective:
@@ -301,7 +296,6 @@ def test_an_exception_leaves_a_group_what_was_given(comm, direct, stream):
         np.testing.assert_allclose(vector.get(), expected, rtol=1e-6)
 
 
-@pytest.mark.transports("messages")
 @pytest.mark.parametrize("when", ["before", "in a group"])
 def test_a_device_that_averages_and_fails_is_named_everywhere(comm, direct, stream, when):
     vector = direct.array(np.zeros(2**18, np.float32), stream)

@@ -109,14 +109,12 @@ def test_weights_by_work_give_the_bits_of_the_cpu(comm, device, name):
         assert history(comm, method, device) == history(comm, method, "cpu")
 
 
-@pytest.mark.transports("messages")
+@pytest.mark.transports("messages", "shared")
 @pytest.mark.parametrize("name", ["wagma-overlap", "allreduce"])
 def test_models_that_their_devices_average_have_the_bits_of_the_cpu(
-    comm, device, name, monkeypatch
+    comm, device, transport, name, monkeypatch
 ):
-    monkeypatch.setenv("WAGMA_CUDA_AWARE", "1")
-    monkeypatch.setattr("collectives.device._answer", None)
-    with stand_in.opened_memory():
+    with stand_in.averaging(monkeypatch, transport):
         model = make_model(comm.rank).to(device)
         with METHODS[name].wrap(model, comm, one_by_one) as optimizer:
             assert optimizer.collective.path == "direct"

@@ -12,7 +12,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_unlock,
 )
 from collectives.exchange.shared cimport Shared
-from collectives.memory.allocation cimport Segment
+from collectives.protocols.contribution cimport NOWHERE, SCRATCH, X
 from collectives.protocols.all_ranks cimport (
     AVERAGE,
     CLOSE,
@@ -25,7 +25,7 @@ from collectives.protocols.all_ranks cimport (
 
 from collectives.agreement import by_value, name_ranks
 from collectives.engine.stalls import PURPOSES, operation_in_words
-from collectives.errors import ClosedError, DisagreementError
+from collectives.errors import ClosedError, CudaError, DisagreementError
 
 
 cdef class AllRanks(Calls):
@@ -49,14 +49,14 @@ cdef class AllRanks(Calls):
         try:
             self.shared = exchange.shared = Shared(
                 exchange.reduction, groups, self.rank, self.size, vectors, rings)
-        except (AttributeError, OSError) as error:  # memfd_create is Linux's
+        except (AttributeError, OSError, CudaError) as error:  # memfd_create is Linux's
             self.not_shared = f"rank {self.rank} has no memory to share: {error}"
         return 0
 
     @property
     def handle(self):
         """Where other ranks of the node find this one's memory; None if none can be shared."""
-        return None if self.shared is None else (<Segment>self.shared.segments[0]).handle
+        return None if self.shared is None else self.shared.memory.handle
 
     @property
     def shares(self):
@@ -64,12 +64,52 @@ cdef class AllRanks(Calls):
         return self.shared is not None and self.shared.works
 
     def map(self, handles):
-        """Map the memory of the node's ranks, a dict from them to their handles; OSError if not."""
+        """Map the memory of the node's ranks, a dict from them to their handles.
+
+        Raises:
+            OSError, CudaError: it cannot be mapped.
+        """
         self.shared.map(handles)
 
     def share(self):
         """Exchange vectors in the memory that all ranks of the node have mapped."""
         self.shared.use()
+
+    def unmap(self):
+        """Let go of other ranks' memory on devices, once no rank uses this one's any more."""
+        if self.shared is not None:
+            self.shared.memory.unmap()
+
+    # Averages over all ranks
+
+    cdef void _reduce(self) noexcept nogil:
+        """By messages, unless vectors are on devices that ranks share: any MPI does for those."""
+        if not self.layout.space.deferred or not self.exchange.shares(self.everyone, self.size):
+            Calls._reduce(self)
+            return
+        self._reduce_in_ring(self.vectors.of[X if self.contribution.lent else SCRATCH])
+
+    cdef void _reduce_in_ring(self, char **arrays) noexcept nogil:
+        """Average these arrays in place, by way of the ring."""
+        self.begun = True
+        self.shared.describe(False, False, self.contribution.weight, self.contribution.weight)
+        self.exchange.begin_in_memory(
+            self._exchange_number(), True, self.everyone, self.size, arrays, True, True)
+
+    cdef long long _exchange_number(self) noexcept nogil:
+        """That of an average over all ranks among those in memory."""
+        return self.data_ops + 1
+
+    cdef void _publish_average(self) noexcept nogil:
+        Calls._publish_average(self)
+        if (self.protocol.operation == AVERAGE and self.exchange.in_memory
+                and self.contribution.copy != NOWHERE and self.contribution.total != 0):
+            self.vectors.copy(self.contribution.copy, SCRATCH)
+
+    cdef int _kept_in(self) noexcept nogil:
+        if self.protocol.operation == AVERAGE and self.exchange.in_memory:
+            return SCRATCH
+        return NOWHERE
 
     # What subclasses have beside
 

@@ -319,7 +319,7 @@ cdef class Calls(Interruptible):
             self.progress()
             pthread_mutex_unlock(&self.lock)
             self._serve_others()
-        if not self.done and not self._is_failed(DONE) and self.error == 0:
+        if not self._reached(DONE) and not self._is_failed(DONE) and self.error == 0:
             return False
         self._complete()
         return True

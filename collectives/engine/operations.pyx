@@ -66,11 +66,12 @@ cdef class Operations(StallReporter):
         stall, abort: seconds without progress after which a caller says who is missing, and ends
             the job; 0: never.
         make_space: see `Layout`.
+        by_messages: see `Exchange`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, identity, bint single,
                  bint oversubscribed, double stall, double abort, wire_dtype=None,
-                 make_space=None):
+                 make_space=None, bint by_messages=True):
         cdef int rank
         self.identity = identity
         self.control = control
@@ -84,7 +85,7 @@ cdef class Operations(StallReporter):
             [array.dtype.name for array in like], [array.size for array in like], single,
             make_space)
         self.yields_often = oversubscribed and self.layout.size >= LONG
-        self.exchange = Exchange(data, self.layout, wire_dtype)
+        self.exchange = Exchange(data, self.layout, wire_dtype, by_messages)
         self.reduction = self.exchange.reduction
         self.gather = MPI_REQUEST_NULL
         self.records = <long long *>calloc((RECORD + 2) * self.size, sizeof(long long))

@@ -29,6 +29,8 @@ cdef class Snapshots(AllRanks):
     cdef void _reclaim(self) noexcept nogil
     cdef void _note_executed(self, long long end) noexcept nogil
     cdef void _execute_shared(self) noexcept nogil
+    cdef bint _is_open(self) noexcept nogil
+    cdef bint _awaits_device(self) noexcept nogil
     cdef bint _is_behind(self) noexcept nogil
     cdef bint _is_started(self, long long version) noexcept nogil
     cdef long long _next(self) noexcept nogil

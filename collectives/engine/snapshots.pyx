@@ -14,15 +14,18 @@ cdef class Snapshots(AllRanks):
         cdef Py_ssize_t vector = self.layout.size
         cdef char *result
         if sharing:
+            # On devices all averages are in memory: see `AllRanks`.
             self._share_memory(
-                self.exchange, True, not self.versioning.passive, self.groups)
+                self.exchange, True, not self.versioning.passive or self.layout.space.deferred,
+                self.groups)
         if self.shared is not None:
-            self.snapshot = self.shared.snapshot(self.rank)
-            result = self.shared.result(self.rank)
+            self.snapshot = self.shared.memory.snapshot(self.rank)
+            result = self.shared.memory.result(self.rank)
         else:
             self.memory = self.layout.space.allocate(2 * vector)
             self.snapshot = self.memory.address
             result = self.snapshot + vector
+        if self.shared is None or self.layout.space.deferred:  # a segment is zero
             self.layout.space.zero(self.snapshot, 2 * vector)
         self.vectors.place(SNAPSHOT, self.snapshot)
         self.vectors.place(RESULT, result)
@@ -31,8 +34,13 @@ cdef class Snapshots(AllRanks):
     # Vectors that other ranks may use
 
     cdef void _open(self) noexcept nogil:
-        """Let other ranks execute versions for this one, where the protocol wants that."""
+        """Let other ranks execute versions for this one, where the protocol wants that.
+
+        Only once vectors are as this rank has left them.
+        """
         if self.versioning.vectors != SHARED or self.opened:
+            return
+        if not self.layout.space.over(self.layout.space.begun()):
             return
         self.opened = True
         self.opened_for = self.versioning.next
@@ -81,6 +89,14 @@ cdef class Snapshots(AllRanks):
                 self.versioning.execute()
         elif self.shared.help(self.rank, number):
             self.reduction.progress_count += 1
+
+    cdef bint _is_open(self) noexcept nogil:
+        """Whether other ranks execute versions for this one, where the protocol wants that."""
+        return self.opened or self.versioning.vectors != SHARED
+
+    cdef bint _awaits_device(self) noexcept nogil:
+        """Whether others wait for what a device still does for this rank."""
+        return not self._is_open() or self.shared is not None and self.shared.count_averaging > 0
 
     cdef bint _is_behind(self) noexcept nogil:
         """Whether a version has been started that shared vectors are still to be used for."""

@@ -63,15 +63,10 @@ cdef class TriggeredAverages(AllRanks):
 
         A vector that does not count is not read there, and the mean goes to where it is.
         """
-        cdef char **arrays
         if self.protocol.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
             AllRanks._reduce(self)
             return
-        self.begun = True
-        arrays = self.vectors.of[X if self.held.present else SCRATCH]
-        self.shared.describe(False, False, self.held.weight, self.held.weight)
-        self.exchange.begin_in_memory(
-            self.data_ops + 1, True, self.everyone, self.size, arrays, True, True)
+        self._reduce_in_ring(self.vectors.of[X if self.held.present else SCRATCH])
 
     cdef int _kept_in(self) noexcept nogil:
         return SCRATCH if self.exchange.in_memory else NOWHERE

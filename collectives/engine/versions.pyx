@@ -11,7 +11,7 @@ from libc.string cimport memcpy
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.activation_tree cimport ActivationTree
-from collectives.engine.calls cimport CALL, CAUGHT_UP, OTHER_GOALS, PUBLISH, Call, new_result
+from collectives.engine.calls cimport CALL, CAUGHT_UP, DONE, OTHER_GOALS, PUBLISH, Call, new_result
 from collectives.engine.snapshots cimport MOST_STALENESS, Snapshots
 from collectives.exchange.clock cimport now
 from collectives.exchange.doubling cimport PHASES
@@ -41,6 +41,7 @@ from collectives.topology import activation_peers, propagation_bound
 
 cdef enum:
     VECTORS_HELD = OTHER_GOALS
+    OPENED
 
 cdef class GroupVersions(Snapshots):
     """One wait-avoiding group allreduce on this rank: its vectors, versions and application.
@@ -99,6 +100,7 @@ cdef class GroupVersions(Snapshots):
             self._renumber()
             self.versioning.run()
             self._open()
+            self._wait(OPENED)
             pthread_mutex_unlock(&self.lock)
 
     def __dealloc__(self):
@@ -111,10 +113,12 @@ cdef class GroupVersions(Snapshots):
             self._execute_shared()
         Snapshots._advance(self)
         self._open()
+        if self.shared is not None:
+            self.shared.end_blocks()
 
     cdef bint _is_busy(self) noexcept nogil:
         return (Snapshots._is_busy(self) or self.versioning.due != 0 or self.publishing.calling
-                or self._is_behind())
+                or self._is_behind() or self._awaits_device())
 
     cdef bint _step(self) noexcept nogil:
         """Take the running version, or else the application, one step on; return whether it did."""
@@ -177,8 +181,11 @@ cdef class GroupVersions(Snapshots):
         self.begun = True
         self._describe()
         self.exchange.begin_in_memory(
-            self.protocol.version + self.data_ops, True, self.everyone, self.size,
+            self._exchange_number(), True, self.everyone, self.size,
             self.vectors.arrays(self.publishing.copy), self.publishing.lent, False)
+
+    cdef long long _exchange_number(self) noexcept nogil:
+        return self.protocol.version + self.data_ops
 
     cdef char *_source(self) noexcept nogil:
         return self.snapshot if self.publishing.source == SNAPSHOT else self.scratch
@@ -272,7 +279,7 @@ cdef class GroupVersions(Snapshots):
         self.holding = False
 
     cdef int _kept_in(self) noexcept nogil:
-        return SNAPSHOT if self.publishing.bypasses_snapshot() else NOWHERE
+        return SNAPSHOT if self.publishing.bypasses_snapshot() else Snapshots._kept_in(self)
 
     # What callers wait for, and say of it
 
@@ -281,6 +288,10 @@ cdef class GroupVersions(Snapshots):
             return self.versioning.vectors == HELD
         if goal == CAUGHT_UP:
             return self.protocol.stage == OUTSIDE and self._next() >= self.protocol.version
+        if goal == OPENED:
+            return self._is_open()
+        if goal == DONE and self.no_progress_thread and self._awaits_device():
+            return False
         return Snapshots._reached(self, goal)
 
     cdef bint _is_calls(self, int goal) noexcept nogil:

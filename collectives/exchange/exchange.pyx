@@ -16,12 +16,13 @@ cdef class Exchange:
     Args:
         wire_dtype: see `Reduction`; what is compressed goes in slices only, so that it is rounded
             once on its way and once as a mean.
+        by_messages: whether vectors ever go by messages, rather than in shared memory.
     """
 
-    def __init__(self, Comm comm, Layout layout, wire_dtype):
+    def __init__(self, Comm comm, Layout layout, wire_dtype, bint by_messages=True):
         self.reduction = Reduction(layout, wire_dtype)
         self.doubling = Doubling(comm, self.reduction)
-        self.slices = Slices(comm, self.reduction)
+        self.slices = Slices(comm, self.reduction, by_messages)
         self.length = self.reduction.wire.size - HEADER
 
     cdef void begin(

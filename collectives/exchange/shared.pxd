@@ -1,15 +1,21 @@
 from collectives.protocols.groups cimport Groups
 from collectives.exchange.reduction cimport Reduction
+from collectives.exchange.shared_memory cimport Part, SharedMemory
 from collectives.memory.layout cimport Layout
 from collectives.protocols.claims cimport ClaimsProtocol
 
-cdef struct Part:
-    # What its rank weighs, and will after an exchange; the weight of all members of the last one.
-    double weight, weight_after, total
-    # Whether the mean replaces the snapshot rather than the result vector, what was in the snapshot
-    # is then to be in the result vector, and a mean has replaced it since; or whether both what is
-    # averaged and the mean are in its ring, and neither vector is touched.
-    bint in_place, saves, replaced, ringed
+cdef enum:
+    # Blocks that a rank publishes before they are needed, and averages before it looks after its
+    # messages again; and those of a ring. With more, the first are not in cache any longer.
+    AHEAD = 8
+
+cdef struct Averaging:
+    # A block that this rank averages, of which exchange, and the ticket of the passes for it.
+    long long number, ticket
+    Py_ssize_t block, blocks
+    int size
+    int *members
+    double total
 
 cdef class Shared:
     cdef Reduction reduction
@@ -17,32 +23,37 @@ cdef class Shared:
     cdef Groups groups
     cdef ClaimsProtocol claims
     cdef int rank, size
-    cdef Py_ssize_t length, begin_of_vectors, begin_of_ring
+    cdef Py_ssize_t length
+    cdef SharedMemory memory
     # By rank, NULL on other nodes.
-    cdef char **memory
     cdef Part **parts
-    cdef list segments
     cdef bint everywhere
     cdef readonly bint works
     # What to add to a number for the version that users see; the number of the first version after
     # the last operation.
     cdef long long shift, oldest
     # The exchange that this rank is in: its first member, its blocks' bytes and number, and how
-    # many of them the application has published and has got.
+    # many of them have been copied from the application, with what tickets, how many of those are
+    # published, and how many the application has got.
     cdef long long number
     cdef bint together, given
     cdef int first, own_size
     cdef int *own_members
     cdef char **user
-    cdef Py_ssize_t own_block, own_blocks, published, returned
-    # The one that is being averaged.
+    cdef Py_ssize_t own_block, own_blocks, copied, published, returned
+    cdef long long copies[AHEAD]
+    # It begins there, in this state, once the passes are over that this ticket is for.
+    cdef int entry
+    cdef long long entry_ticket
+    # What this rank averages, the first of which is to end first.
+    cdef Averaging averaging[AHEAD]
+    cdef int first_averaging, count_averaging
+    # The one of which a block is taken next.
     cdef Py_ssize_t block, blocks
     cdef int *members
     cdef double *shares
     cdef const char **vectors
 
-    cdef char *snapshot(self, int rank) noexcept nogil
-    cdef char *result(self, int rank) noexcept nogil
     cdef char *_in_ring(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
@@ -55,9 +66,12 @@ cdef class Shared:
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,
         bint given, bint ringed) noexcept nogil
+    cdef void _enter(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
     cdef bint _advance(self) noexcept nogil
-    cdef bint _publish_block(self) noexcept nogil
+    cdef bint _copy_next_block(self) noexcept nogil
+    cdef void _take_block(self, char *vector) noexcept nogil
+    cdef void _publish_copies(self) noexcept nogil
     cdef bint _return_block(self) noexcept nogil
     cdef Py_ssize_t _end_of(self, Py_ssize_t block) noexcept nogil
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
@@ -65,8 +79,10 @@ cdef class Shared:
     cdef bint uses(self) noexcept nogil
     cdef bint needs_messages(self, long long number) noexcept nogil
     cdef bint help(self, int rank, long long number) noexcept nogil
+    cdef Py_ssize_t _block_for(self, int size) noexcept nogil
     cdef void _divide(self, int size) noexcept nogil
     cdef bint _average_block(self, long long number, int size) noexcept nogil
+    cdef void end_blocks(self) noexcept nogil
     cdef double _weigh(self, int size) noexcept nogil
     cdef void _average(self, Py_ssize_t block, int size) noexcept nogil
-    cdef void _finish(self, int size, double total) noexcept nogil
+    cdef void _finish(self, const int *members, int size, double total) noexcept nogil

@@ -8,11 +8,12 @@ cache.
 """
 
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 from collectives.protocols.groups cimport Groups
-from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
+from collectives.exchange.shared_memory cimport Part, SharedMemory
 from collectives.memory.layout cimport HEADER
 from collectives.protocols.claims cimport (
     AVERAGED,
@@ -33,16 +34,10 @@ from collectives.protocols.claims cimport (
 from collectives.protocols.slicing cimport most_shared_blocks, shared_block
 
 cdef enum:
-    # Blocks that a rank publishes before they are needed, and averages before it looks after its
-    # messages again; and those of a ring. With more, the first are not in cache any longer.
-    AHEAD = 8
     # Elements of a pass that must find in the first-level cache what the one before it wrote.
     CHUNK = 1024
     # Exchanges that one may have to wait for another.
     DEEPEST = 64
-    # In a segment, after its token: what each rank says of its part, and its words.
-    PARTS = LINE
-    WORDS = 4 * LINE
 
 
 cdef class Shared:
@@ -59,80 +54,61 @@ cdef class Shared:
     def __init__(
         self, Reduction reduction, Groups groups, int rank, int size, bint vectors, bint rings
     ):
-        cdef Segment segment
+        cdef Py_ssize_t ring
+        cdef int k
         self.reduction = reduction
         self.layout = reduction.layout
         self.length = self.layout.size - HEADER
         self.groups = groups
         self.rank, self.size = rank, size
+        # In groups of any size; blocks are longest in the smallest.
+        ring = min(AHEAD * self._block_for(2), self.length) if rings else 0
+        self.memory = SharedMemory(
+            self.layout, rank, size, BLOCKS + most_shared_blocks(self.length, size), vectors, ring)
+        self.parts = self.memory.parts
         self.claims = ClaimsProtocol(None)
-        self.memory = <char **>calloc(3 * size, sizeof(char *))
-        self.members = <int *>calloc(2 * size, sizeof(int))
+        self.claims.words = self.memory.words
+        self.members = <int *>calloc((2 + AHEAD) * size, sizeof(int))
         self.own_members = self.members + size
         self.shares = <double *>calloc(size, sizeof(double))
         self.vectors = <const char **>calloc(size, sizeof(char *))
-        if (self.memory == NULL or self.members == NULL or self.shares == NULL
-                or self.vectors == NULL):
+        if self.members == NULL or self.shares == NULL or self.vectors == NULL:
             raise MemoryError
-        self.parts = <Part **>(self.memory + size)
-        self.claims.words = <unsigned long long **>(self.memory + 2 * size)
-        self.begin_of_vectors = round_up(
-            WORDS + (BLOCKS + most_shared_blocks(self.length, size)) * sizeof(long long), PAGE)
-        self.begin_of_ring = self.begin_of_vectors + (2 * self.layout.size if vectors else 0)
-        segment = Segment(self.begin_of_ring + (self._ring() if rings else 0))
-        self.segments = [segment]
-        self._place(self.rank, segment)
+        for k in range(AHEAD):
+            self.averaging[k].members = self.members + (2 + k) * size
 
     def __dealloc__(self):
-        free(self.memory)
         free(self.members)
         free(self.shares)
         free(self.vectors)
 
-    def _ring(self):
-        """Return the bytes of a ring for groups of any size; blocks are longest in the smallest."""
-        return min(AHEAD * shared_block(self.length, 2), self.length)
-
-    def _place(self, int rank, Segment segment):
-        self.memory[rank] = segment.address
-        self.claims.words[rank] = <unsigned long long *>(segment.address + WORDS)
-        self.parts[rank] = <Part *>(segment.address + PARTS)
-
     def map(self, handles):
         """Map the memory of the node's other ranks, given by rank where it is."""
-        cdef Segment own = self.segments[0]
-        for rank, handle in handles.items():
-            if rank != self.rank:
-                segment = Segment(own.size, handle)
-                self.segments.append(segment)
-                self._place(rank, segment)
+        self.memory.map(handles)
         self.everywhere = len(handles) == self.size
 
     def use(self):
         """All ranks of the node have mapped all: share from now on."""
-        (<Segment>self.segments[0]).close()
+        self.memory.close()
         self.works = True
-
-    cdef char *snapshot(self, int rank) noexcept nogil:
-        return self.memory[rank] + self.begin_of_vectors
-
-    cdef char *result(self, int rank) noexcept nogil:
-        return self.memory[rank] + self.begin_of_vectors + self.layout.size
 
     cdef char *_in_ring(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
         """Return where a vector would begin whose block, of so many bytes, is in a rank's ring."""
-        cdef Py_ssize_t begin = self.begin_of_ring + block % AHEAD * bytes
-        return self.memory[rank] + begin - (HEADER + block * bytes)
+        return self.memory.ring(rank) + block % AHEAD * bytes - (HEADER + block * bytes)
 
     cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
         """Return the vector whose block of so many bytes a rank contributes."""
-        return self._in_ring(rank, block, bytes) if self.parts[rank].ringed else self.snapshot(rank)
+        if self.parts[rank].ringed:
+            return self._in_ring(rank, block, bytes)
+        return self.memory.snapshot(rank)
 
     cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
         """Return the vector in which a rank gets the mean of this block."""
         if self.parts[rank].ringed:
             return self._in_ring(rank, block, bytes)
-        return self.snapshot(rank) if self.parts[rank].in_place else self.result(rank)
+        if self.parts[rank].in_place:
+            return self.memory.snapshot(rank)
+        return self.memory.result(rank)
 
     cdef bint joins(self, const int *members, int size) noexcept nogil:
         """Whether these ranks can exchange their vectors by way of their memory."""
@@ -141,7 +117,7 @@ cdef class Shared:
             return False
         if not self.everywhere:
             for i in range(size):
-                if self.memory[members[i]] == NULL:
+                if self.memory.memory[members[i]] == NULL:
                     return False
         return True
 
@@ -168,6 +144,8 @@ cdef class Shared:
         self.together = False
         self.given = False
         self.user = NULL
+        self.entry = CLOSED
+        self.copied = self.published = 0
         return state_of(word) == KEPT
 
     cdef long long reached(self) noexcept nogil:
@@ -194,17 +172,31 @@ cdef class Shared:
         self.first = members[0]
         self.user = user
         self.given = given
-        self.published = 0
+        self.copied = self.published = 0
         self.returned = 0
         self._divide(size)
         self.own_block, self.own_blocks = self.block, self.blocks
-        self.claims.set(self.rank, number, FLOWING if given else KEPT)
+        self.entry = FLOWING if given else KEPT
+        # What others average is to be there; the application's they are told of block by block.
+        self.entry_ticket = self.layout.space.begun()
+        self._enter()
+
+    cdef void _enter(self) noexcept nogil:
+        """Begin this rank's part, if that is due and its vectors are as others are to find them."""
+        if self.entry != CLOSED and self.layout.space.over(self.entry_ticket):
+            self.claims.set(self.rank, self.number, self.entry)
+            self.entry = CLOSED
 
     cdef bint progress(self) noexcept nogil:
         """Do what can be done without waiting; return whether the mean is there."""
         cdef int count
-        while self._publish_block():
+        self._enter()
+        if self.entry != CLOSED:
+            return False
+        self._publish_copies()
+        while self._copy_next_block():
             self.reduction.progress_count += 1
+        self.end_blocks()
         for count in range(AHEAD):
             if self.reached() != self.number or not self._advance():
                 break
@@ -226,25 +218,39 @@ cdef class Shared:
         return (self.claims.gather(self.number, self.members, self.own_size) == GATHERED
                 and self._average_block(self.number, self.own_size))
 
-    cdef bint _publish_block(self) noexcept nogil:
-        """Publish the application's next block, if others are near it; return whether it did.
+    cdef bint _copy_next_block(self) noexcept nogil:
+        """Copy the application's next block, if others are near it; return whether it did.
 
         In the ring it takes the place of one that the application has got.
         """
         cdef Py_ssize_t near
-        if not self.given or self.published == self.own_blocks:
+        if not self.given or self.copied == self.own_blocks:
             return False
         near = self.returned
         if not self.parts[self.rank].ringed:
             near = self.claims.handed_out(self.number, self.first)
-        if (self.published >= near + AHEAD
-                or not self.reduction.has(self.user, self._end_of(self.published))):
+        if (self.copied >= near + AHEAD
+                or not self.reduction.has(self.user, self._end_of(self.copied))):
             return False
-        self._copy_block(
-            self.published, self._source(self.rank, self.published, self.own_block), True)
-        self.published += 1
-        self.claims.publish(self.rank, self.number, self.published)
+        self._take_block(self._source(self.rank, self.copied, self.own_block))
+        self._publish_copies()
         return True
+
+    cdef void _take_block(self, char *vector) noexcept nogil:
+        """Copy the application's next block to this vector."""
+        self._copy_block(self.copied, vector, True)
+        # Of those that are not published the later have the later tickets.
+        self.copies[self.copied % AHEAD] = self.layout.space.begun()
+        self.copied += 1
+
+    cdef void _publish_copies(self) noexcept nogil:
+        """Let others average the blocks that are there."""
+        cdef Py_ssize_t before = self.published
+        while (self.published < self.copied
+               and self.layout.space.over(self.copies[self.published % AHEAD])):
+            self.published += 1
+        if self.published > before:
+            self.claims.publish(self.rank, self.number, self.published)
 
     cdef bint _return_block(self) noexcept nogil:
         """Give the application its next block of the mean; return whether it was there."""
@@ -295,17 +301,16 @@ cdef class Shared:
                 self.layout.copy(kept, self.user)
                 self.user = kept
             return
-        while self.given and self.published < self.own_blocks:
-            self._copy_block(self.published, self.snapshot(self.rank), True)
-            self.published += 1
-        if self.given:
-            self.claims.publish(self.rank, self.number, self.published)
+        while self.given and self.copied < self.own_blocks:
+            self._take_block(self.memory.snapshot(self.rank))
+        self._publish_copies()
         self.given = False
         self.user = NULL
 
     cdef bint uses(self) noexcept nogil:
         """Whether an exchange under way still writes to the result vector beside the mean."""
-        return self.parts[self.rank].saves and self.reached() == self.number
+        return self.parts[self.rank].saves and (
+            self.entry != CLOSED or self.reached() == self.number)
 
     # Exchanges
 
@@ -338,30 +343,54 @@ cdef class Shared:
             number = earlier
         return False
 
+    cdef Py_ssize_t _block_for(self, int size) noexcept nogil:
+        """The bytes of a block for so many members."""
+        return shared_block(self.length, size, self.layout.space.deferred)
+
     cdef void _divide(self, int size) noexcept nogil:
         """Divide the vector into blocks for so many members."""
-        self.block = shared_block(self.length, size)
+        self.block = self._block_for(size)
         self.blocks = (self.length + self.block - 1) // self.block
 
     cdef bint _average_block(self, long long number, int size) noexcept nogil:
         """Average a block of an exchange whose members have all come, if there is one left."""
         cdef long long began = now()
         cdef long long ready, block
-        cdef int first = self.members[0]
-        cdef double total
+        cdef Averaging *averaging
+        if self.count_averaging == AHEAD:
+            return False
         self._divide(size)
         ready = self.claims.published(number, self.members, size, self.blocks)
-        block = self.claims.claim(number, first, ready)
+        block = self.claims.claim(number, self.members[0], ready)
         if block < 0:
             return False
-        total = self._weigh(size)
-        if total > 0:
+        averaging = &self.averaging[(self.first_averaging + self.count_averaging) % AHEAD]
+        averaging.number, averaging.size = number, size
+        averaging.block, averaging.blocks = block, self.blocks
+        averaging.total = self._weigh(size)
+        memcpy(averaging.members, self.members, size * sizeof(int))
+        if averaging.total > 0:
             self._average(block, size)
-        if self.claims.end(number, first, block, self.blocks, AVERAGED if total > 0 else EMPTY):
-            self._finish(size, total)
-            self.claims.release(number, self.members, size)
+        averaging.ticket = self.layout.space.begun()
+        self.count_averaging += 1
+        self.end_blocks()
         self.reduction.busy_ns += now() - began
         return True
+
+    cdef void end_blocks(self) noexcept nogil:
+        """Tell of the blocks that are averaged, and end the exchanges of which they are the last."""
+        cdef Averaging *averaging
+        while self.count_averaging > 0:
+            averaging = &self.averaging[self.first_averaging]
+            if not self.layout.space.over(averaging.ticket):
+                return
+            self.first_averaging = (self.first_averaging + 1) % AHEAD
+            self.count_averaging -= 1
+            if self.claims.end(
+                    averaging.number, averaging.members[0], averaging.block, averaging.blocks,
+                    AVERAGED if averaging.total > 0 else EMPTY):
+                self._finish(averaging.members, averaging.size, averaging.total)
+                self.claims.release(averaging.number, averaging.members, averaging.size)
 
     cdef double _weigh(self, int size) noexcept nogil:
         """Which part of the mean has each member? Return the weight of all."""
@@ -387,12 +416,12 @@ cdef class Shared:
             itemsize = self.layout.itemsize[i]
             begin = self.layout.begin[i] + first * itemsize
             while count > 0:
-                n = min(count, CHUNK)
+                n = count if self.layout.space.deferred else min(count, CHUNK)
                 for k in range(size):
                     self.vectors[k] = self._source(self.members[k], block, self.block) + begin
                     if self.parts[self.members[k]].saves:
                         self.layout.space.copy(
-                            self.result(self.members[k]) + begin, self.vectors[k], n * itemsize)
+                            self.memory.result(self.members[k]) + begin, self.vectors[k], n * itemsize)
                 mean = self._target(self.members[0], block, self.block) + begin
                 self.layout.space.mean(i, mean, self.vectors, self.shares, size, n)
                 for k in range(1, size):
@@ -402,12 +431,12 @@ cdef class Shared:
                 begin += n * itemsize
                 count -= n
 
-    cdef void _finish(self, int size, double total) noexcept nogil:
+    cdef void _finish(self, const int *members, int size, double total) noexcept nogil:
         """Every block has its mean: say so to every member."""
         cdef Part *part
         cdef int i
         for i in range(size):
-            part = self.parts[self.members[i]]
+            part = self.parts[members[i]]
             part.total = total
             if part.in_place and total > 0:
                 part.weight = part.weight_after

@@ -28,9 +28,13 @@ from collectives.protocols.slicing cimport BLOCKS, LONGEST, LONGEST_BLOCK, Slici
 
 
 cdef class Slices:
-    """The reduction's allreduce. Slice j of each block is averaged by member j."""
+    """The reduction's allreduce. Slice j of each block is averaged by member j.
 
-    def __init__(self, Comm comm, Reduction reduction):
+    Args:
+        used: whether it is to have memory for that.
+    """
+
+    def __init__(self, Comm comm, Reduction reduction, bint used):
         cdef int most = comm.Get_size()
         cdef Py_ssize_t length = reduction.wire.size - HEADER
         cdef int k
@@ -41,7 +45,7 @@ cdef class Slices:
         self.slicing = Slicing()
         self.room = round_up(
             min(length, most * LONGEST, max(LONGEST_BLOCK, length // BLOCKS)), LINE) + most * LINE
-        self.memory = self.wire.space.allocate(DEPTH * 3 * self.room if most > 1 else LINE)
+        self.memory = self.wire.space.allocate(DEPTH * 3 * self.room if most > 1 and used else LINE)
         memory = self.memory.address
         if self.wire.space.deferred:
             self.spare = Memory()

@@ -1,11 +1,5 @@
-from collectives.memory.allocation cimport Memory
 from collectives.memory.device_queue cimport DeviceQueue
-from collectives.memory.driver cimport Handle
 from collectives.memory.space cimport Space
-
-cdef class DeviceMemory(Memory):
-    cdef Handle current
-    cdef int pid
 
 cdef class DeviceSpace(Space):
     cdef DeviceQueue queue

@@ -2,51 +2,17 @@
 """Where vectors are in a device's memory: passes are kernels and copies in the device's queue."""
 
 from collectives.memory.allocation cimport Memory
-from collectives.memory.driver cimport SUCCESS, Address, Context, Handle, PinnedMemory, check, cu, enter, leave
+from collectives.memory.device_memory cimport DeviceMemory, ExportedMemory, MappedMemory
+from collectives.memory.driver cimport SUCCESS, Address, Handle, PinnedMemory, cu
 
 from collectives.memory.space import CODES
 
 cdef extern from "<unistd.h>" nogil:
-    int getpid()
     int usleep(unsigned)
 
 cdef enum:
     # Microseconds between queries.
     PAUSE = 50
-
-
-cdef class DeviceMemory(Memory):
-    """Memory of a device; the host waits for the device when it goes.
-
-    Args:
-        size: bytes.
-        context: that of the device.
-
-    Raises:
-        CudaError: there is none.
-    """
-
-    def __init__(self, Py_ssize_t size, Context context):
-        cdef Address address
-        cdef int mode
-        self.current = context.handle
-        self.pid = getpid()
-        check(b"cuCtxPushCurrent", enter(self.current, &mode))
-        try:
-            check(b"cuMemAlloc", cu.MemAlloc(&address, size))
-        finally:
-            leave(mode)
-        self.address = <char *>address
-
-    def __dealloc__(self):
-        cdef int mode
-        # A fork has the address, but not the driver.
-        if (self.address != NULL and self.pid == getpid()
-                and enter(self.current, &mode) == SUCCESS):
-            with nogil:
-                cu.MemFree(<Address>self.address)
-            leave(mode)
-        self.address = NULL  # not the host's to free
 
 
 cdef class DeviceSpace(Space):
@@ -74,6 +40,15 @@ cdef class DeviceSpace(Space):
 
     cdef Memory allocate(self, Py_ssize_t size):
         return DeviceMemory(size, self.queue.context)
+
+    cdef Memory export(self, Py_ssize_t size):
+        return ExportedMemory(size, self.queue.context)
+
+    cdef handle_of(self, Memory memory):
+        return (<ExportedMemory>memory).name
+
+    cdef Memory map(self, handle):
+        return MappedMemory(handle, self.queue.context)
 
     cdef int *new_flag(self) except NULL:
         cdef PinnedMemory memory = PinnedMemory(sizeof(int), self.queue.context)

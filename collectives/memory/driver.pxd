@@ -24,6 +24,10 @@ cdef enum:
     # How graphs that are being captured restrict a thread: not at all.
     RELAXED = 2
 
+# What another process knows memory by.
+cdef struct IpcHandle:
+    char name[64]
+
 cdef struct Functions:
     int (*Init)(unsigned) noexcept nogil
     int (*GetErrorName)(int, const char **) noexcept nogil
@@ -59,12 +63,17 @@ cdef struct Functions:
     int (*MemcpyDtoDAsync)(Address, Address, size_t, Handle) noexcept nogil
     int (*CtxGetCurrent)(Handle *) noexcept nogil
     int (*CtxSetCurrent)(Handle) noexcept nogil
+    # Likewise: see `check_for_ipc`.
+    int (*IpcGetMemHandle)(IpcHandle *, Address) noexcept nogil
+    int (*IpcOpenMemHandle)(Address *, IpcHandle, unsigned) noexcept nogil
+    int (*IpcCloseMemHandle)(Address) noexcept nogil
 
 # The driver's, once `load` was called.
 cdef Functions cu
 
 cdef int load() except -1
 cdef int check_for_kernels() except -1
+cdef int check_for_ipc() except -1
 cdef int check(const char *function, int result) except -1 nogil
 cdef int device_of(Address address) except? -1
 

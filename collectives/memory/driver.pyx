@@ -53,6 +53,9 @@ OF_KERNELS = (
     "cuCtxSetCurrent",
 )
 
+# And what only memory of other processes takes, behind those.
+OF_IPC = ("cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle")
+
 # The library, once it is loaded, and the primary contexts of devices that were met.
 _library = None
 _contexts = {}
@@ -71,7 +74,7 @@ cdef int load() except -1:
         found = [getattr(library, name) for name in NAMES]
     except (OSError, AttributeError) as error:
         raise CudaError(f"no CUDA driver: {error}") from None
-    found += [getattr(library, name, None) for name in OF_KERNELS]
+    found += [getattr(library, name, None) for name in (*OF_KERNELS, *OF_IPC)]
     for i, function in enumerate(found):
         address = ctypes.cast(function, ctypes.c_void_p).value or 0
         table[i] = <void *>address
@@ -82,9 +85,18 @@ cdef int load() except -1:
 
 cdef int check_for_kernels() except -1:
     """Raise CudaError where the driver, which is loaded, lacks what launches take."""
+    return _check_for(OF_KERNELS, len(NAMES))
+
+
+cdef int check_for_ipc() except -1:
+    """Likewise, what memory of other processes takes."""
+    return _check_for(OF_IPC, len(NAMES) + len(OF_KERNELS))
+
+
+cdef int _check_for(names, int first) except -1:
     cdef void **table = <void **>&cu
-    for i, name in enumerate(OF_KERNELS):
-        if table[len(NAMES) + i] == NULL:
+    for i, name in enumerate(names):
+        if table[first + i] == NULL:
             raise CudaError(f"{_library._name} has no {name}")
     return 0
 

@@ -8,6 +8,9 @@ cdef class Space:
     cdef list flags
 
     cdef Memory allocate(self, Py_ssize_t size)
+    cdef Memory export(self, Py_ssize_t size)
+    cdef handle_of(self, Memory memory)
+    cdef Memory map(self, handle)
     cdef int *new_flag(self) except NULL
     cdef int error(self) noexcept nogil
     cdef void attach(self) noexcept nogil

@@ -29,6 +29,15 @@ cdef class Space:
     cdef Memory allocate(self, Py_ssize_t size):
         """Return memory for vectors; MemoryError or CudaError where there is none."""
 
+    cdef Memory export(self, Py_ssize_t size):
+        """Likewise, of memory that other processes of the node can map, where passes are deferred."""
+
+    cdef handle_of(self, Memory memory):
+        """What they map it by."""
+
+    cdef Memory map(self, handle):
+        """Return another process's, which is freed only once this is gone."""
+
     cdef int *new_flag(self) except NULL:
         """A flag for passes that ask something, there as long as the space."""
         flag = bytearray(sizeof(int))

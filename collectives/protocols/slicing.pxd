@@ -2,6 +2,8 @@ cdef Py_ssize_t LINE
 cdef Py_ssize_t SHORTEST
 cdef Py_ssize_t LONGEST
 cdef Py_ssize_t LONGEST_SHARED
+cdef Py_ssize_t SHORTEST_ON_DEVICE
+cdef Py_ssize_t LONGEST_ON_DEVICE
 cdef Py_ssize_t SHORTEST_VECTOR
 cdef Py_ssize_t BLOCKS
 cdef Py_ssize_t LONGEST_BLOCK
@@ -15,5 +17,5 @@ cdef class Slicing:
     cdef Py_ssize_t bound(self, Py_ssize_t block, int member) noexcept nogil
 
 cdef bint suits(Py_ssize_t length, int size) noexcept nogil
-cdef Py_ssize_t shared_block(Py_ssize_t length, int size) noexcept nogil
+cdef Py_ssize_t shared_block(Py_ssize_t length, int size, bint on_device) noexcept nogil
 cdef Py_ssize_t most_shared_blocks(Py_ssize_t length, int size) noexcept nogil

@@ -13,6 +13,9 @@ SHORTEST = 16 * 1024
 LONGEST = 256 * 1024
 # A block of vectors in shared memory stays in the cache of the member that averages it.
 LONGEST_SHARED = 128 * 1024
+# On a device it is long enough to be worth the launch of kernels.
+SHORTEST_ON_DEVICE = 256 * 1024
+LONGEST_ON_DEVICE = 1024 * 1024
 # Shorter vectors go by recursive doubling.
 SHORTEST_VECTOR = 512 * 1024
 # Blocks of a long vector are at most this part of it, because members hold some in memory.
@@ -55,12 +58,14 @@ def suits(length, size):
     return size > 1 and length >= SHORTEST_VECTOR and length >= size * SHORTEST
 
 
-def shared_block(length, size):
+def shared_block(length, size, on_device):
     """Return the bytes of a block of which one member averages all, where they share memory.
 
     Every member gets one, unless that is not worth the claim, or several.
     """
-    block: cython.Py_ssize_t = min(max(length // size, SHORTEST), LONGEST_SHARED)
+    shortest: cython.Py_ssize_t = SHORTEST_ON_DEVICE if on_device else SHORTEST
+    longest: cython.Py_ssize_t = LONGEST_ON_DEVICE if on_device else LONGEST_SHARED
+    block: cython.Py_ssize_t = min(max(length // size, shortest), longest)
     return LINE * ((block + LINE - 1) // LINE)
 
 

@@ -38,40 +38,48 @@ static void count(int device, long long size) {
 }
 
 char *allocate(size_t size, int device) {
+    size = (size + PAGE - 1) / PAGE * PAGE;
+    int file = memfd_create("stand-in", MFD_CLOEXEC);
+    Region *region = file < 0 || ftruncate(file, size) ? NULL : map_region(file, size, device);
+    if (!region)
+        return NULL;
+    memset(region->ours, GARBAGE, size); /* nobody may count on zeros */
+    count(device, size);
+    return region->seen;
+}
+
+Region *map_region(int file, size_t size, int device) {
     Region *region = NULL;
     for (int i = 0; i < MOST_REGIONS && !region; i++)
         if (!regions[i].used)
             region = &regions[i];
     if (!region)
         return NULL;
-    size = (size + PAGE - 1) / PAGE * PAGE;
-    int file = memfd_create("stand-in", 0);
-    if (file < 0 || ftruncate(file, size))
-        return NULL;
     int protection = device < 0 || is_open ? PROT_READ | PROT_WRITE : PROT_NONE;
-    region->seen = mmap(NULL, size, protection, MAP_SHARED, file, 0);
-    region->ours = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (region->seen == MAP_FAILED || region->ours == MAP_FAILED)
+    char *seen = mmap(NULL, size, protection, MAP_SHARED, file, 0);
+    char *ours = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (seen == MAP_FAILED || ours == MAP_FAILED)
         return NULL;
-    memset(region->ours, GARBAGE, size); /* nobody may count on zeros */
-    region->size = size;
-    region->device = device;
-    region->file = file;
-    region->used = 1;
-    count(device, size);
-    return region->seen;
+    *region = (Region){.seen = seen, .ours = ours, .size = size, .device = device, .used = 1,
+                       .file = file};
+    return region;
+}
+
+void unmap_region(Region *region) {
+    unmap_table(region);
+    munmap(region->seen, region->size);
+    munmap(region->ours, region->size);
+    close(region->file);
+    region->used = 0;
 }
 
 /* Free memory once the device is done with it, as CUDA does. */
 Result release(void *address, int pinned) {
     Region *region = find(address);
-    if (!region || region->seen != address || pinned != (region->device < 0))
+    if (!region || region->seen != address || pinned != (region->device < 0) || region->imported)
         return INVALID_VALUE;
     wait_for_all();
-    munmap(region->seen, region->size);
-    munmap(region->ours, region->size);
-    close(region->file);
-    region->used = 0;
+    unmap_region(region);
     count(region->device, -(long long)region->size);
     return SUCCESS;
 }
@@ -88,11 +96,13 @@ void protect(Region *region, size_t low, size_t high, int protection) {
         mprotect(region->seen + low, high - low, protection);
 }
 
-/* Nothing is under way any more that reads or writes pinned memory. */
+/* Nothing is under way any more that reads or writes pinned memory, or other processes'. */
 void unprotect_all(void) {
     for (int i = 0; i < MOST_REGIONS; i++)
         if (regions[i].used && regions[i].device < 0)
             mprotect(regions[i].seen, regions[i].size, PROT_READ | PROT_WRITE);
+        else if (regions[i].used)
+            forget_mapping(&regions[i]);
 }
 
 static void on_fault(int signal_number, siginfo_t *info, void *context) {

@@ -1,5 +1,5 @@
 /* What a CUDA-aware MPI asks the driver for beside: memory that it registers is as good as any, and
-   there is no CUDA IPC, without which MPI copies through the host. */
+   there are no IPC events, without which MPI copies through the host. */
 #include "stand_in.h"
 
 #include <stdint.h>
@@ -54,18 +54,6 @@ API Result cuDeviceCanAccessPeer(int *can, int device, int other) {
     return SUCCESS;
 }
 
-API Result cuIpcGetMemHandle(Shared *handle, unsigned long long address) {
-    (void)handle, (void)address;
-    return NOT_SUPPORTED;
-}
-API Result cuIpcOpenMemHandle_v2(unsigned long long *address, Shared handle, unsigned flags) {
-    (void)address, (void)handle, (void)flags;
-    return NOT_SUPPORTED;
-}
-API Result cuIpcCloseMemHandle(unsigned long long address) {
-    (void)address;
-    return NOT_SUPPORTED;
-}
 API Result cuIpcGetEventHandle(Shared *handle, void *event) {
     (void)handle, (void)event;
     return NOT_SUPPORTED;

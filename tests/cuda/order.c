@@ -14,6 +14,7 @@ typedef struct {
     int stream, writes;
     Number number;
     const char *what;
+    int entry; /* in the region's table, or −1 */
 } Access;
 
 int reports = STDERR_FILENO;
@@ -69,9 +70,12 @@ void see(const Clock *clock) {
             else
                 ended[count++] = accesses[i];
         access_count = kept;
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < count; i++) {
             if (ended[i].region->used && ended[i].region->device < 0)
                 protect_pinned(ended[i].region, ended[i].low, ended[i].high);
+            if (ended[i].region->used)
+                end_shared_access(ended[i].region, ended[i].entry);
+        }
     } while (kept < lifted);
 }
 
@@ -102,7 +106,8 @@ static void touch(const Stream *stream, const Operation *operation, const Clock 
     if (access_count == MOST_ACCESSES)
         end(MISUSE, "too many operations that the host has not seen end");
     accesses[access_count++] = (Access){region, low, high, stream->number, writes,
-                                        operation->number, operation->what};
+                                        operation->number, operation->what,
+                                        share_access(region, low, high, writes, operation->what)};
     if (region->device < 0)
         protect_pinned(region, low, high);
 }

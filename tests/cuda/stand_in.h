@@ -12,6 +12,10 @@
      them writing, and that nothing orders end the process, in whatever order they would have run.
    - Kernels are those of kernels.cu alone, and operations like copies. One that is given host memory
      that is not pinned ends the process.
+   - Other processes can map device memory where STAND_IN_IPC is set, or a test enables that. Two
+     operations of theirs on the same bytes are ordered only where the one's process has seen it
+     end before the other is begun; else the latter's is ended. So is one that frees memory which
+     another has mapped.
    - Calls that block the host, and bytes, are counted.
 
    One lock guards everything; functions here are called with it. */
@@ -48,8 +52,15 @@ typedef unsigned long long Number;
 /* Of each stream: how many of its operations. */
 typedef struct { Number of[MOST_STREAMS]; } Clock;
 
-/* Memory of a device, or pinned (device < 0): where applications see it, and where streams do. */
-typedef struct { char *seen, *ours; size_t size; int device, used, file; } Region;
+/* Memory of a device, or pinned (device < 0): where applications see it, and where streams do; what
+   all processes know of what they do with it, if it is shared; whether it is another's. */
+typedef struct Table Table;
+typedef struct {
+    char *seen, *ours;
+    size_t size;
+    int device, used, file, imported;
+    Table *table;
+} Region;
 
 /* A kernel of a module; one with the arguments that it was launched with; some bytes of those. */
 typedef struct Kernel Kernel;
@@ -132,11 +143,19 @@ const char *name_of(const Launch *launch);
 const Touch *touches_of(const Launch *launch, int *count);
 void run_launch(const Launch *launch);
 
+/* ipc.c */
+void unmap_table(Region *region);
+void forget_mapping(Region *region);
+int share_access(Region *region, size_t low, size_t high, int writes, const char *what);
+void end_shared_access(Region *region, int entry);
+
 /* memory.c */
 extern int is_open; /* the host may touch device memory, as an MPI does that is not CUDA-aware */
 Region *find(const void *address);
 void *reach(const void *address);
 char *allocate(size_t size, int device);
+Region *map_region(int file, size_t size, int device);
+void unmap_region(Region *region);
 Result release(void *address, int pinned);
 int is_page(const Region *region);
 void protect(Region *region, size_t low, size_t high, int protection);

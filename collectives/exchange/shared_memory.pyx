@@ -1,0 +1,105 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Memory that all ranks of a node see: words, and the vectors that they are about.
+
+Words, and what each rank says of its part, are in the host's memory. So are vectors, unless they
+are on devices, whose drivers let other processes map them.
+"""
+
+from libc.stdlib cimport calloc, free
+
+from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up
+
+cdef enum:
+    # In a segment, after its token: what each rank says of its part, and its words.
+    PARTS = LINE
+    WORDS = 4 * LINE
+
+
+cdef class SharedMemory:
+    """This rank's memory, and, once mapped, that of the node's others.
+
+    Args:
+        layout: of the vectors.
+        rank, size: this rank, and number of ranks.
+        words: how many.
+        vectors: whether to have a snapshot and a result vector.
+        ring: bytes of the ring; 0: none.
+
+    Raises:
+        AttributeError, OSError, CudaError: the system has no memory that others can map.
+    """
+
+    def __init__(
+        self, Layout layout, int rank, int size, Py_ssize_t words, bint vectors, Py_ssize_t ring
+    ):
+        cdef Py_ssize_t begin = round_up(WORDS + words * sizeof(long long), PAGE)
+        self.layout = layout
+        self.rank = rank
+        self.begin_of_ring = 2 * layout.size if vectors else 0
+        self.memory = <char **>calloc(4 * size, sizeof(char *))
+        if self.memory == NULL:
+            raise MemoryError
+        self.parts = <Part **>(self.memory + size)
+        self.words = <unsigned long long **>(self.memory + 2 * size)
+        self.vectors = self.memory + 3 * size
+        self.segments, self.mapped = [], []
+        if layout.space.deferred:
+            self.segment = Segment(begin)
+            self.exported = layout.space.export(max(self.begin_of_ring + ring, LINE))
+            self._place(rank, self.segment, self.exported.address)
+        else:
+            self.segment = Segment(begin + self.begin_of_ring + ring)
+            self._place(rank, self.segment, self.segment.address + begin)
+
+    def __dealloc__(self):
+        free(self.memory)
+
+    cdef _place(self, int rank, Segment segment, char *vectors):
+        self.memory[rank] = segment.address
+        self.parts[rank] = <Part *>(segment.address + PARTS)
+        self.words[rank] = <unsigned long long *>(segment.address + WORDS)
+        self.vectors[rank] = vectors
+
+    @property
+    def handle(self):
+        """Where other ranks of the node find this one's."""
+        exported = self.exported is not None
+        return self.segment.handle, self.layout.space.handle_of(self.exported) if exported else None
+
+    def map(self, handles):
+        """Map the memory of the node's other ranks, given by rank where it is."""
+        cdef Segment segment
+        cdef Memory vectors
+        for rank, (words, exported) in handles.items():
+            if rank == self.rank:
+                continue
+            segment = Segment(self.segment.size, words)
+            self.segments.append(segment)
+            if exported is None:
+                self._place(
+                    rank, segment,
+                    segment.address + (self.vectors[self.rank] - self.segment.address))
+            else:
+                vectors = self.layout.space.map(exported)
+                self.mapped.append(vectors)
+                self._place(rank, segment, vectors.address)
+
+    def close(self):
+        """Let no further process map this rank's."""
+        self.segment.close()
+
+    def unmap(self):
+        """Let go of the others' vectors, which nothing uses any longer, before theirs are freed.
+
+        A device's driver counts on that; what is in host memory stays as long as anybody has it.
+        """
+        self.mapped = []
+
+    cdef char *snapshot(self, int rank) noexcept nogil:
+        return self.vectors[rank]
+
+    cdef char *result(self, int rank) noexcept nogil:
+        return self.vectors[rank] + self.layout.size
+
+    cdef char *ring(self, int rank) noexcept nogil:
+        return self.vectors[rank] + self.begin_of_ring

@@ -1,0 +1,14 @@
+from collectives.memory.allocation cimport Memory
+from collectives.memory.driver cimport Handle
+
+cdef class DeviceMemory(Memory):
+    cdef Handle current
+    cdef int pid
+    # It is another process's.
+    cdef bint mapped
+
+cdef class ExportedMemory(DeviceMemory):
+    cdef bytes name
+
+cdef class MappedMemory(DeviceMemory):
+    pass

@@ -1,0 +1,168 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Memory of a device, also such as other processes of the node map.
+
+That is CUDA's interprocess communication (IPC). Nothing orders what two processes have devices do
+with it, but what they tell each other once they have seen it end.
+"""
+
+from libc.string cimport memcmp, memcpy
+
+from collectives.memory.allocation cimport round_up
+from collectives.memory.driver cimport (
+    SUCCESS,
+    Address,
+    Context,
+    Handle,
+    IpcHandle,
+    PinnedMemory,
+    check,
+    check_for_ipc,
+    context_of,
+    create_stream,
+    cu,
+    enter,
+    leave,
+    load,
+)
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+cdef enum:
+    # The driver shares such pieces whole, with whatever else of the process is in them.
+    PIECE = 2097152
+    # So that processes with other devices can use it, too.
+    LAZY_PEER_ACCESS = 1
+
+
+cdef class DeviceMemory(Memory):
+    """Memory of a device; the host waits for the device when it goes.
+
+    Args:
+        size: bytes.
+        context: that of the device.
+
+    Raises:
+        CudaError: there is none.
+    """
+
+    def __init__(self, Py_ssize_t size, Context context):
+        cdef Address address
+        cdef int mode
+        self.current = context.handle
+        self.pid = getpid()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            check(b"cuMemAlloc", cu.MemAlloc(&address, size))
+        finally:
+            leave(mode)
+        self.address = <char *>address
+
+    def __dealloc__(self):
+        cdef int mode
+        # A fork has the address, but not the driver.
+        if (self.address != NULL and self.pid == getpid()
+                and enter(self.current, &mode) == SUCCESS):
+            with nogil:
+                if self.mapped:
+                    cu.IpcCloseMemHandle(<Address>self.address)
+                else:
+                    cu.MemFree(<Address>self.address)
+            leave(mode)
+        self.address = NULL  # not the host's to free
+
+
+cdef class ExportedMemory(DeviceMemory):
+    """Memory of a device that other processes can map by its `handle`, bytes.
+
+    It must not go as long as one of them does: see `MappedMemory`.
+
+    Args, raises: see `DeviceMemory`; a driver without IPC is a CudaError.
+    """
+
+    def __init__(self, Py_ssize_t size, Context context):
+        cdef IpcHandle handle
+        cdef int mode
+        check_for_ipc()
+        DeviceMemory.__init__(self, round_up(size, PIECE), context)
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            check(b"cuIpcGetMemHandle", cu.IpcGetMemHandle(&handle, <Address>self.address))
+        finally:
+            leave(mode)
+        self.name = (<char *>&handle)[:sizeof(handle)]
+
+    @property
+    def handle(self):
+        """What another process of this node maps the same memory by."""
+        return self.name
+
+
+cdef class MappedMemory(DeviceMemory):
+    """Another process's exported memory, as long as this object lives.
+
+    Args:
+        handle: of the exported memory.
+        context: of the device that is to use it.
+
+    Raises:
+        CudaError: it cannot be mapped.
+    """
+
+    def __init__(self, bytes handle, Context context):
+        cdef IpcHandle copied
+        cdef Address address
+        cdef int mode
+        check_for_ipc()
+        memcpy(&copied, <const char *>handle, sizeof(copied))
+        self.current = context.handle
+        self.pid = getpid()
+        check(b"cuCtxPushCurrent", enter(self.current, &mode))
+        try:
+            check(b"cuIpcOpenMemHandle", cu.IpcOpenMemHandle(&address, copied, LAZY_PEER_ACCESS))
+        finally:
+            leave(mode)
+        self.address = <char *>address
+        self.mapped = True
+
+
+def export(int device, bytes content):
+    """Return memory of a device with this content, as `ExportedMemory`; the host waits for it."""
+    load()
+    cdef Context context = context_of(device)
+    cdef ExportedMemory memory = ExportedMemory(len(content), context)
+    cdef PinnedMemory pinned = PinnedMemory(len(content), context)
+    memcpy(pinned.address, <const char *>content, len(content))
+    _copy(context, memory, pinned, True)
+    return memory
+
+
+def holds(int device, bytes handle, bytes content):
+    """Return whether another process's memory, mapped, begins with this; the host waits for it."""
+    cdef Context context = context_of(device)
+    cdef MappedMemory memory = MappedMemory(handle, context)
+    cdef PinnedMemory pinned = PinnedMemory(len(content), context)
+    _copy(context, memory, pinned, False)
+    return memcmp(pinned.address, <const char *>content, len(content)) == 0
+
+
+cdef int _copy(Context context, Memory memory, PinnedMemory pinned, bint to_device) except -1:
+    """Copy as much as is pinned, and wait for it."""
+    cdef Handle stream
+    cdef int mode
+    check(b"cuCtxPushCurrent", enter(context.handle, &mode))
+    try:
+        create_stream(&stream)
+        try:
+            if to_device:
+                check(b"cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(
+                    <Address>memory.address, pinned.address, pinned.size, stream))
+            else:
+                check(b"cuMemcpyDtoHAsync", cu.MemcpyDtoHAsync(
+                    pinned.address, <Address>memory.address, pinned.size, stream))
+            check(b"cuStreamSynchronize", cu.StreamSynchronize(stream))
+        finally:
+            cu.StreamDestroy(stream)
+    finally:
+        leave(mode)
+    return 0
