@@ -67,6 +67,7 @@ def test_groups_one_after_the_other_get_the_bits_of_the_host(comm, device, strea
     assert formed_in(comm, OnDevice(arrays, device, stream)) == formed_in(comm, OnHost(arrays))
 
 
+@pytest.mark.transports("messages")
 @pytest.mark.parametrize("length", [3, 70_000])
 def test_who_is_behind_averages_its_model_meanwhile_where_ranks_are_passive(
     comm, either, stream, length
@@ -190,6 +191,7 @@ def test_calls_that_average_with_nobody_copy_nothing_back(comm, device, stream):
 
 
 @pytest.mark.ranks(1, 4)
+@pytest.mark.transports("messages")
 @pytest.mark.parametrize("kind", ["ready", "planned"])
 def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, either, kind):
     stream = either.create_stream()
