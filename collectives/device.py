@@ -11,8 +11,8 @@ vector of the same lengths and dtypes on all ranks. Each method that takes a vec
 argument `stream`: an integer handle, or an object with `ptr`, `cuda_stream` or `native_handle`. The
 vector is read as that stream leaves it, and what is put into the stream after the method has
 returned comes after what it has written. By default it is the stream that the arrays' interface
-names, else the legacy default stream. `on_host` is what the last call has made of its vector, as
-numpy arrays, to be read before the next call.
+names, else the legacy default stream. `on_host` is what the last call that averaged has made of its
+vector, as numpy arrays, to be read before the next call.
 
 The methods raise, beside what they do for numpy arrays:
     TypeError: arrays on the host, on several devices, or on another one than `like`; no stream.
@@ -197,12 +197,32 @@ class Copies:
             call = native.pass_by(weight) if hasattr(native, "pass_by") else None
             if call is not None:
                 return call if name == "start" else call.wait()
-            self.fetch(collective, vector)
-            try:
-                return getattr(native, name)(self.arrays, weight, self._handover)
-            except BaseException:
-                self._handover.withdraw()
-                raise
+            return self._give(getattr(native, name), collective, vector, weight)
+
+    def call(self, collective, vector, stream):
+        """Make a call, which begins once the device has checked the vector.
+
+        Nothing is copied for one that averages nothing.
+        """
+        with self._guard:
+            self.take(collective, vector, stream, True)
+            return collective.native.pass_by() or self._give(collective._call, collective, vector)
+
+    def _give(self, call, collective, vector, *arguments):
+        """Begin a call with the vector that was taken, as it arrives."""
+        self.fetch(collective, vector)
+        try:
+            return call(self.arrays, *arguments, self._handover)
+        except BaseException:
+            self._handover.withdraw()
+            raise
+
+    @property
+    def on_host(self):
+        """The host's copy, once what was fetched last is in it."""
+        if self.arrays is not None:
+            self._handover.wait()
+        return self.arrays
 
     def close(self):
         """Wait for the device to have what was given back, and let go of all memory."""
@@ -318,6 +338,17 @@ def _class_for_devices(kind):
 
         methods.update(start=start, __call__=call)
 
+    if hasattr(kind, "_takes_blocks"):
+        whole = methods["__call__"]
+
+        @functools.wraps(kind.__call__)
+        def call(self, vector, *, stream=None):
+            if self._takes_blocks:
+                return self._copies.call(self, vector, stream)
+            return whole(self, vector, stream=stream)
+
+        methods["__call__"] = call
+
     @functools.wraps(kind.joining)
     @contextlib.contextmanager
     def joining(self, vector, *, stream=None):
@@ -336,11 +367,11 @@ def _class_for_devices(kind):
 
 
 def _on_host(collective):
-    """What the last call has made of its vector, to be read on the host before the next call.
+    """What the last call that averaged has made of its vector, to be read before the next call.
 
-    None where the device averages vectors.
+    None where the device averages vectors. One that has met nobody may still be on its way.
     """
-    return collective._copies.arrays if collective.path == "staged" else None
+    return collective._copies.on_host if collective.path == "staged" else None
 
 
 def _taking_arrays_on_devices(method, returns):

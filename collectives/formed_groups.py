@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from collectives import settings
+from collectives.errors import CudaError
 from collectives.planned import PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
@@ -26,6 +27,8 @@ class FormedGroupCollective(PlannedCollective):
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
         sync_every: as given.
     """
+
+    _on_devices = True
 
     def __init__(self, comm, like, plan: Callable, *, sync_every: int = 1, **options):
         """Make one; collective.
@@ -61,12 +64,12 @@ class FormedGroupCollective(PlannedCollective):
                 self.native = native.FormedGroups(groups=groups, sharing=sharing, **common)
                 protocol = self._make_protocol(self.native.queue, self.rank, self.size)
                 protocol.sync_every = self.sync_every
-            except (MemoryError, ValueError) as error:
+            except (CudaError, MemoryError, ValueError) as error:
                 return error
             return None
 
         self._share(node, given["transport"], make)
-        self.native.attach(protocol, like)
+        self.native.attach(protocol, self._initial(like))
 
     def __call__(self, vector) -> Result:
         """Overwrite `vector` by the means of the groups that this call is in.
@@ -87,6 +90,10 @@ class FormedGroupCollective(PlannedCollective):
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not this
         rank's part in its groups.
         """
+        return self._call(vector)
+
+    def _call(self, vector, handover=None) -> Result:
+        """Make a call, whose vector comes and goes in blocks where it is a handover's."""
         with self._guard:
             if not self.participates:
                 error = RuntimeError(
@@ -95,7 +102,12 @@ class FormedGroupCollective(PlannedCollective):
                 )
                 self.fail(error)
                 raise error
-            return self.native.call(vector)
+            return self.native.call(vector, handover)
+
+    @property
+    def _takes_blocks(self) -> bool:
+        """Whether a call returns what its averages have made of the vector, and no more."""
+        return self.participates
 
     def average(self, vector) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.

@@ -86,7 +86,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         abort=None,
         log_level=None,
     ):
-        self._initial = None
+        self._initial_model = None
 
         def plan():
             from collectives.protocols.ready_controller import PartialReduceController
@@ -111,8 +111,8 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             vars(self).update(described)
             self._idle_rank = idle
             if dynamic and missing == "initial":
-                self._initial = _copies_of(self._like)
-                described["like, the initial model,"] = _digest(self._initial)
+                self._initial_model = _copies_of(self._like)
+                described["like, the initial model,"] = _digest(self._initial_model)
             settings = count, self.history, dynamic, self.alpha, missing == "nearest"
 
             def make(port, rank, size):
@@ -138,10 +138,18 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         result = super().__call__(vector)
         share = self._protocol.initial_share
         if share > 0 and result.weight > 0:
-            _mix(vector, share, self._initial)
+            _mix(vector, share, self._initial_model)
         return result
 
     __call__.__doc__ = FormedGroupCollective.__call__.__doc__
+
+    @property
+    def _on_devices(self):
+        return self._initial_model is None  # which the host adds
+
+    @property
+    def _takes_blocks(self):
+        return super()._takes_blocks and self._initial_model is None
 
     def synchronize(self, vector) -> None:
         super().synchronize(vector)

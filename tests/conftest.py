@@ -8,6 +8,7 @@ import threading
 import hypothesis
 import launch
 import lockstep
+import numpy as np
 import pytest
 import stand_in
 import together
@@ -110,6 +111,13 @@ def direct(device, transport, monkeypatch):
 def stream(device):
     """A stream of that device's."""
     return device.create_stream()
+
+
+@pytest.fixture
+def in_blocks(comm, device, stream, monkeypatch):
+    """A vector of a device's that is copied in several blocks, and how many."""
+    monkeypatch.setattr("collectives.device.BLOCK", 2**18)
+    return device.array(np.full(2**20, float(comm.rank), np.float32), stream), 16
 
 
 @pytest.fixture

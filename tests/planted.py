@@ -31,6 +31,11 @@ UNORDERED = "nothing orders them"
 UNSEEN = "the host touches pinned memory"
 UNTOLD = "that has not seen it end"
 EVENT = "result = cu.EventRecord(self.events[self.given % RING], self.stream)"
+INTERRUPTED = """\
+while self.copying or self.queue.protocol.calling and not self._is_here():
+    pthread_mutex_unlock(&self.lock)
+    sched_yield()
+    pthread_mutex_lock(&self.lock)"""
 LAUNCH = """\
 self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.all_finite(
     self.dtypes[i], flag, <Address>x, count, self.queue.stream))"""
@@ -150,8 +155,26 @@ OF_MODULES = {
             UNTOLD,
         ),
     },
+    "formed_groups": {
+        "averaging blocks that are not on the host": Bug(
+            "self.group_reduction.staged = self.reduction.staged", "pass", UNSEEN
+        ),
+        "giving back the blocks of a group before the last": Bug(
+            "self.group_reduction.more = group.next == NULL or not group.next.returns",
+            "self.group_reduction.more = False",
+            f"({UNORDERED}|{UNSEEN})",
+        ),
+        "going on without the application before its vector is there": Bug(
+            INTERRUPTED, INTERRUPTED.replace("calling", "leaving"), UNSEEN
+        ),
+    },
 }
-PACKAGES = {"shared": "exchange", "shared_memory": "exchange", "snapshots": "engine"}
+PACKAGES = {
+    "shared": "exchange",
+    "shared_memory": "exchange",
+    "snapshots": "engine",
+    "formed_groups": "engine",
+}
 HEAD = f"""
 import os
 from libc.string cimport memset

@@ -45,16 +45,16 @@ def make(case):
 def test_short_vectors_get_the_bits_of_the_host_in_all_dtypes(comm, direct, stream, case):
     dtypes = ["float16", "bfloat16", "float32", "float64"]
     arrays = vectors_of(0, comm.size, [5001, 3, 2048, 70], dtypes)
-    check_bits(comm, make(LONG[case]), arrays, direct, stream)
+    check_bits(comm, make(CASES[case]), arrays, direct, stream)
 
 
-@pytest.mark.parametrize("case", LONG)
+@pytest.mark.parametrize("case", [*LONG, "ready", "generated"])
 def test_long_vectors_get_the_bits_of_the_host(comm, direct, stream, case):
     arrays = vectors_of(0, comm.size, [150_000, 30_000, 60_000], ["float32", "float16", "float64"])
-    check_bits(comm, make(LONG[case]), arrays, direct, stream)
+    check_bits(comm, make((CASES | LONG)[case]), arrays, direct, stream)
 
 
-@pytest.mark.parametrize("case", ["ready", "neighbors", "partial"])
+@pytest.mark.parametrize("case", ["ready, dynamic", "neighbors", "partial"])
 def test_what_averages_on_the_host_says_so(comm, direct, stream, case):
     vector = direct.array(np.zeros(100), stream)
     with CASES[case].make(comm, vector) as collective:
@@ -72,14 +72,14 @@ def test_where_device_memory_cannot_be_mapped_the_host_s_is_shared(comm, direct,
         assert "cuIpcGetMemHandle returned CUDA_ERROR_NOT_SUPPORTED" in average.path_reason
 
 
-@pytest.mark.parametrize("case", ["group", "triggered"])
+@pytest.mark.parametrize("case", ["group", "triggered", "ready"])
 def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
     comm, direct, stream, transport, case
 ):
     size = 2**23
     ring, messages = 2**23 + 2**21, 6 * comm.size * (2**18 + 64)
     blocks = 2**16 + (ring if transport == "shared" else messages)
-    copies = {"group": 3, "triggered": 1}[case]
+    copies, exchanges = {"group": (3, 1), "triggered": (1, 1), "ready": (2, 2)}[case]
     vector = direct.array(np.full(size // 4, float(comm.rank), np.float32), stream)
     before = settled_counts(direct, stream)
     with make(CASES[case]).make(comm, vector) as collective:
@@ -89,7 +89,7 @@ def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
         assert (ended.blocking, ended.pageable) == (begun.blocking, begun.pageable)
     assert ended.pinned_bytes - before.pinned_bytes < 2**17
     assert ended.device_bytes == begun.device_bytes
-    assert ended.device_bytes - before.device_bytes <= copies * size + blocks
+    assert ended.device_bytes - before.device_bytes <= copies * size + exchanges * blocks
     del collective
     gc.collect()
     after = direct.counts()

@@ -204,13 +204,6 @@ def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, 
 # Once part of a vector is averaged and the rest has not come yet
 
 
-@pytest.fixture
-def in_blocks(comm, device, stream, monkeypatch):
-    """A vector of several blocks, and how many."""
-    monkeypatch.setattr(collectives.device, "BLOCK", 2**18)
-    return device.array(np.full(2**20, float(comm.rank), np.float32), stream), 16
-
-
 def wait_for_blocks(device, copies, blocks):
     """Wait until the first are given back."""
     wait_until(lambda: device.counts().copies > copies + blocks)

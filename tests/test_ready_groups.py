@@ -395,3 +395,32 @@ def test_a_wrong_protocol_is_caught(wrong):
     with pytest.raises((AssertionError, ValueError)):
         for seed in range(300):
             run_drawn(seed, wrong)
+
+
+class Port:
+    """Where messages go that nobody answers."""
+
+    def send(self, destination, integers):
+        pass
+
+    def reduce(self, group):
+        pass
+
+    def return_model(self):
+        pass
+
+
+def test_a_call_between_averages_has_no_share_of_the_initial_model():
+    rank = source.ReadyGroupProtocol(Port(), 1, 3, 0, None)
+    rank.sync_every = 2
+    shares = []
+    for _ in range(4):
+        rank.call()
+        if rank.averages():
+            group = source.Group(rank.calls, (0, 1))
+            message = source.array.array("q", [source.GROUP, 9, 2**52] + 5 * [0])
+            rank.arrived(0, message[: group.write(message, 3)])
+        shares.append(rank.initial_share)
+        rank.returned()
+    assert shares == [0, 0.5, 0, 0.5]
+    assert rank.initial_total == 1

@@ -2,15 +2,22 @@ from collectives.engine.group_queue cimport GroupQueue
 from collectives.engine.protocol_calls cimport ProtocolCalls
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.reduction cimport Reduction
+from collectives.exchange.shared cimport Shared
+from collectives.memory.handover cimport Handover
 
 cdef class FormedGroups(ProtocolCalls):
     cdef readonly GroupQueue queue
     cdef Exchange group_exchange
+    cdef Shared group_shared
     cdef Reduction group_reduction
     # The exchange of the queue's first group is under way, for the application's call.
     cdef bint averaging, in_call
+    # The application's call has changed its vector.
+    cdef bint changed
     # The application's arrays; NULL where it is in no call, or an exception has ended its part.
     cdef char **user
+    # The memory of this rank's vectors.
+    cdef list own
     # What goes on in place of the application's vector then; zeros, where it gives nothing.
     cdef char *kept
     cdef char **kept_arrays
@@ -32,6 +39,8 @@ cdef class FormedGroups(ProtocolCalls):
     # Of each rank, the sum of 1/|S| over the groups S that it and this one were in.
     cdef double *met
 
+    cdef bint _shares_twice(self)
+    cdef int _place_in_own(self, char **arrays, char **vector) except -1
     cdef bint _step_group(self) noexcept nogil
     cdef void _begin_group(self) noexcept nogil
     cdef char **_choose_vector(self) noexcept nogil
@@ -40,3 +49,5 @@ cdef class FormedGroups(ProtocolCalls):
     cdef void _end_group(self, double weight, bint timely) noexcept nogil
     cdef void _return_call(self) noexcept nogil
     cdef void _add_what_moved(self) noexcept nogil
+    cdef void _has_changed(self) noexcept nogil
+    cdef int _call_with(self, vector, Handover handover) except -1

@@ -15,6 +15,7 @@ from collectives.engine.group_queue cimport GroupQueue, Step
 from collectives.engine.protocol_calls cimport (
     ANSWERED,
     EMPTY,
+    FURTHER_WISHES,
     PAUSE,
     PAUSED,
     QUIET,
@@ -26,14 +27,22 @@ from collectives.exchange.clock cimport now
 from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.allocation cimport allocate
+from collectives.memory.allocation cimport Memory
+from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.formed_groups cimport GroupProtocol
 
+from collectives.errors import CudaError
 from collectives.result import Result
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
+
+cdef enum:
+    # What the application wants: a call that averages nothing, and one whose vector is on its way
+    # from a device.
+    PASS_BY = FURTHER_WISHES
+    AWAIT
 
 cdef enum:
     # Tags of groups' exchanges, after that of messages. Ranks that have several groups in common
@@ -51,14 +60,19 @@ cdef class FormedGroups(ProtocolCalls):
         sharing: whether to average in memory that the ranks of a node share, where they can.
     """
 
-    def __init__(self, Comm control, Comm data, like, *, Comm groups, bint sharing, **others):
-        ProtocolCalls.__init__(self, control, data, like, **others)
+    def __init__(self, Comm control, Comm data, like, *, Comm groups, bint sharing,
+                 bint by_messages=True, **others):
+        ProtocolCalls.__init__(self, control, data, like, by_messages=by_messages, **others)
         self.queue = GroupQueue(groups)
         self.messages = self.queue.messages
-        self.group_exchange = Exchange(groups, self.layout, None)
+        self.group_exchange = Exchange(groups, self.layout, None, by_messages)
         self.group_reduction = self.group_exchange.reduction
         if sharing:
             self._share_memory(self.group_exchange, False, True)
+            self.group_shared = self.shared
+            if self.layout.space.deferred:
+                self._share_memory(self.exchange, False, True)
+        self.own = []
         self.last_members = <int *>calloc(self.size, sizeof(int))
         self.kept_arrays = <char **>calloc(3 * self.layout.count, sizeof(char *))
         self.met = <double *>calloc(self.size, sizeof(double))
@@ -66,27 +80,60 @@ cdef class FormedGroups(ProtocolCalls):
             raise MemoryError
         self.model_arrays = self.kept_arrays + self.layout.count
         self.mean_arrays = self.model_arrays + self.layout.count
-        # It takes no memory before an average of short vectors, or an exception, touches it.
-        self.kept = allocate(self.layout.size)
-        self.layout.locate(self.kept_arrays, self.kept)
+        # The host's takes no memory before an average of short vectors, or an exception, touches it.
+        self._place_in_own(self.kept_arrays, &self.kept)
 
     def __dealloc__(self):
         free(self.last_members)
         free(self.met)
         free(self.kept_arrays)
-        free(self.kept)
-        free(self.model)
-        free(self.mean)
+
+    # Memory that the ranks of a node share: on devices all ranks' averages have some of their own
+
+    @property
+    def handle(self):
+        """Where other ranks of the node find this one's memory; None if none can be shared."""
+        own = ProtocolCalls.handle.__get__(self)
+        return own if own is None or not self._shares_twice() else (
+            own, self.group_shared.memory.handle)
+
+    def map(self, handles):
+        """Map the memory of the node's ranks, a dict from them to their handles."""
+        if self._shares_twice():
+            self.group_shared.map({rank: group for rank, (_, group) in handles.items()})
+            handles = {rank: own for rank, (own, _) in handles.items()}
+        ProtocolCalls.map(self, handles)
+
+    def unmap(self):
+        """Let go of other ranks' memory on devices, once no rank uses this one's any more."""
+        ProtocolCalls.unmap(self)
+        if self._shares_twice():
+            self.group_shared.memory.unmap()
+
+    def share(self):
+        """Exchange vectors in the memory that all ranks of the node have mapped."""
+        ProtocolCalls.share(self)
+        if self._shares_twice():
+            self.group_shared.use()
+
+    cdef bint _shares_twice(self):
+        return self.group_shared is not None and self.group_shared is not self.shared
+
+    cdef int _place_in_own(self, char **arrays, char **vector) except -1:
+        """Allocate a vector of this rank's own."""
+        cdef Memory memory = self.layout.space.allocate(self.layout.size)
+        self.own.append(memory)
+        vector[0] = memory.address
+        self.layout.locate(arrays, memory.address)
+        return 0
 
     def attach(self, GroupProtocol protocol, like):
         """Let this protocol form groups, and begin; a passive rank's model is `like` at first."""
         cdef UserVector opened
         self.queue.attach(protocol)
         if protocol.passive:
-            self.model = allocate(self.layout.size)
-            self.mean = allocate(self.layout.size)
-            self.layout.locate(self.model_arrays, self.model)
-            self.layout.locate(self.mean_arrays, self.mean)
+            self._place_in_own(self.model_arrays, &self.model)
+            self._place_in_own(self.mean_arrays, &self.mean)
             opened = UserVector(like, self.layout, 0)
             self.layout.copy(self.model_arrays, opened.arrays)
         # Nothing serves this collective yet, so the lock is not needed.
@@ -126,8 +173,12 @@ cdef class FormedGroups(ProtocolCalls):
             if not self.group_exchange.progress():
                 return False
             self._end_group(self.group_reduction.weight, self.gives)
+        elif self.queue.protocol.passive and not self._is_here():
+            return False
         elif self.queue.first.returns:
             self._return_call()
+        elif self.user != NULL and not self.vectors.knows_finite(self.user):
+            return False
         else:
             self._begin_group()
         return True
@@ -145,6 +196,7 @@ cdef class FormedGroups(ProtocolCalls):
             return
         arrays = self._choose_vector()
         self.averaging = True
+        self.group_reduction.more = group.next == NULL or not group.next.returns
         if self.group_exchange.shares(group.members, group.size):
             self._begin_in_memory(arrays)
         else:
@@ -159,9 +211,11 @@ cdef class FormedGroups(ProtocolCalls):
             return self.mean_arrays
         if self.user == NULL:
             return self.kept_arrays
-        self._unlock_to_copy()
-        self.gives = self.layout.all_finite(self.user)
-        self._lock_after_copy()
+        self.gives = self.vectors.finite
+        if self.vectors.finite == UNKNOWN:
+            self._unlock_to_copy()
+            self.gives = self.layout.all_finite(self.user)
+            self._lock_after_copy()
         if not self.gives:
             self.contribution.leave_out()
         return self.user
@@ -192,7 +246,7 @@ cdef class FormedGroups(ProtocolCalls):
             self._unlock_to_copy()
             self.layout.copy(arrays, self.model_arrays)
             self._lock_after_copy()
-        self.shared.describe(False, False, weight, weight)
+        self.group_shared.describe(False, False, weight, weight)
         self.group_exchange.begin_in_memory(
             group.number, True, group.members, group.size, arrays, arrays != NULL, True)
 
@@ -210,6 +264,8 @@ cdef class FormedGroups(ProtocolCalls):
             self.last_size = group.size
             self.last_weight = weight
             self.last_timely = timely
+            if group.size > 1 and weight > 0:
+                self._has_changed()
         else:
             self.groups_passive += 1
             self.moved |= self.queue.protocol.passive and weight > 0 and group.size > 1
@@ -234,7 +290,13 @@ cdef class FormedGroups(ProtocolCalls):
             self._unlock_to_copy()
             self.layout.add_change(self.user, self.mean_arrays, self.user, self.model_arrays)
             self._lock_after_copy()
+            self._has_changed()
         self.moved = False
+
+    cdef void _has_changed(self) noexcept nogil:
+        """The application's vector is no longer what its call gave."""
+        self.changed = True
+        self.vectors.finite = UNKNOWN
 
     # What an exception interrupts
 
@@ -242,7 +304,8 @@ cdef class FormedGroups(ProtocolCalls):
         """The application's memory is its own again; its call goes on without, if it does."""
         cdef long long end = now() + SECOND
         cdef char **user
-        while self.copying:
+        self.awaits = False
+        while self.copying or self.queue.protocol.calling and not self._is_here():
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
@@ -256,7 +319,9 @@ cdef class FormedGroups(ProtocolCalls):
             self.group_exchange.divert()
         else:
             self.layout.copy(self.kept_arrays, user)
-            self.gives = self.layout.all_finite(self.kept_arrays)
+            self.gives = self.vectors.finite
+            if self.vectors.finite == UNKNOWN:
+                self.gives = self.layout.all_finite(self.kept_arrays)
         self.has_kept = True
         # Members that run end their messages soon; one that is stopped is not waited for long.
         while (self.averaging and self.group_exchange.uses(user) and self.error == 0
@@ -270,7 +335,7 @@ cdef class FormedGroups(ProtocolCalls):
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
-            return not self.queue.protocol.calling
+            return not (self.awaits or self.queue.protocol.calling)
         if goal == QUIET or goal == PAUSED:
             return self.queue.first == NULL and self.queue.protocol.is_quiet()
         if goal == EMPTY:
@@ -283,6 +348,7 @@ cdef class FormedGroups(ProtocolCalls):
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         """Which group is under way is told as its number plus one; 0: none."""
         ProtocolCalls._describe_call(self, answer)
+        answer[3] = self.queue.protocol.calling
         answer[1] = self.queue.first.number + 1 if self.averaging else 0
 
     def _waits_in_call(self):
@@ -323,10 +389,53 @@ cdef class FormedGroups(ProtocolCalls):
 
     # What Python calls
 
-    def call(self, vector):
-        """Make the next call, in place, and return its `Result`."""
+    def call(self, vector, Handover handover=None):
+        """Make the next call, in place, and return its `Result`.
+
+        Where the vector is a handover's the call begins once its device has checked it.
+        """
+        if handover is None:
+            self._use_protocol(CALL, vector)
+        else:
+            self._call_with(vector, handover)
+        return self._result_of_call()
+
+    def pass_by(self):
+        """Make a call that averages nothing, for which no vector is needed; return its `Result`.
+
+        None: it may average, and has not been made.
+        """
+        self.settle()
+        if self.queue.protocol.passive or self.queue.protocol.averages():
+            return None
+        self._use_protocol(PASS_BY)
+        return self._result_of_call()
+
+    cdef int _call_with(self, vector, Handover handover) except -1:
+        """Make a call whose vector is in a handover, and give that back."""
+        self.awaited = self.reduction.handover = self.group_reduction.handover = handover
+        try:
+            self._use_protocol(AWAIT, vector)
+        except:
+            if self.reduction.staged != NULL:
+                self._give_back_interrupted(handover)
+            raise
+        finally:
+            self.reduction.staged = self.group_reduction.staged = NULL
+            self.vectors.finite = UNKNOWN
+        try:
+            handover.check()
+            if self.changed or self.layout.space.deferred:
+                handover.give_back()
+            else:
+                handover.withdraw()
+        except CudaError as error:
+            self.fail(f"CudaError: {error}")
+            raise
+        return 0
+
+    def _result_of_call(self):
         cdef int i
-        self._use_protocol(CALL, vector)
         version = self._calls_made() - 1
         members = [self.last_members[i] for i in range(self.last_size)] or [self.rank]
         weight = self.last_weight if self.last_size else 1.0
@@ -369,14 +478,29 @@ cdef class FormedGroups(ProtocolCalls):
         self._check_usable()
         return 0
 
+    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
+        if what != CALL:
+            return ProtocolCalls._give(self, what, arrays, weight)
+        self.group_reduction.staged = self.reduction.staged
+        self.vectors.asked = False
+        self.user = arrays
+        self.queue.protocol.call()
+        return 0
+
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
-        if what == CALL:
+        if what == CALL or what == PASS_BY or what == AWAIT:
             self.lent = True
             self.last_size = 0
             self.last_timely = True
-            self.user = arrays
-            self.queue.protocol.call()
+            self.changed = False
+            if what == AWAIT:
+                self.awaited_arrays = arrays
+                self.awaits = True
+            else:
+                self._give(CALL, arrays, 0)
             self._wait(ANSWERED)
+            if what == AWAIT and self.reduction.staged == NULL:
+                return 0  # its device has failed
             self.protocol.completed()
             self.timely += self.last_timely
         elif what == PAUSE:

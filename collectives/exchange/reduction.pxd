@@ -24,7 +24,9 @@ cdef class Reduction:
     cdef bint given, keeps
     cdef Py_ssize_t taken
     # The application's arrays where they are a handover's, in which they may still be on their way
-    # from a device, and from which they go back block by block; else NULL.
+    # from a device, and from which they go back block by block; else NULL. `more`: they are averaged
+    # once more before that.
+    cdef bint more
     cdef Handover handover
     cdef char **staged
     cdef char **target

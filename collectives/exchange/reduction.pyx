@@ -93,7 +93,7 @@ cdef class Reduction:
 
     cdef void give_back(self, char **arrays, Py_ssize_t end) noexcept nogil:
         """These arrays have the mean up to this byte of a vector."""
-        if arrays != NULL and arrays == self.staged:
+        if arrays != NULL and arrays == self.staged and not self.more:
             self.handover.return_until(end)
 
     cdef void give_back_user(self, Py_ssize_t end) noexcept nogil:

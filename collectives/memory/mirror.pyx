@@ -114,6 +114,8 @@ cdef class Mirror(Handover):
         if self.fetching and enter(self.current, &mode) == SUCCESS:
             cu.StreamWaitEvent(self.stream, self.fetched[self.blocks - 1], 0)
             leave(mode)
+        # What came before the vector before has been given back, as that was fetched after it.
+        del self.kept[:max(len(self.kept) - 2, 0)]
 
     cdef void return_until(self, Py_ssize_t end) noexcept nogil:
         """Begin to copy the vector back up to there; what is less than a block waits for more."""

@@ -9,11 +9,12 @@ cdef class HostVectors(Vectors):
     cdef char **of[4]
     # The arrays of those that are in one piece of memory each.
     cdef char **located
-    # The answer of a device to whether the change of X is finite, when it was asked for that.
+    # The answer of a device to whether X, or its change, is finite, when it was asked for that.
     cdef int *change_finite
     cdef bint asked
     cdef long long answered
 
     cdef void place(self, int vector, char *memory) noexcept nogil
     cdef char **arrays(self, int vector) noexcept nogil
+    cdef bint knows_finite(self, char **x) noexcept nogil
     cdef bint knows_change(self) noexcept nogil

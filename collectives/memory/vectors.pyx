@@ -60,6 +60,27 @@ cdef class HostVectors(Vectors):
             self.answered = self.layout.space.begun()
         return self.layout.space.over(self.answered)
 
+    cdef bint knows_finite(self, char **x) noexcept nogil:
+        """Whether it is known, without waiting for a device, if the application's vector is finite.
+
+        A device is asked for that, and `finite` says it then.
+        """
+        cdef int i
+        if self.finite != UNKNOWN or not self.layout.space.deferred:
+            return True
+        if not self.asked:
+            self.asked = True
+            self.change_finite[0] = 1
+            for i in range(self.layout.count):
+                self.layout.space.begin_all_finite(
+                    self.change_finite, i, x[i], self.layout.length[i])
+            self.answered = self.layout.space.begun()
+        if not self.layout.space.over(self.answered):
+            return False
+        self.asked = False
+        self.finite = self.change_finite[0]
+        return True
+
     cdef bint is_change_finite(self) noexcept nogil:
         if self.asked and self.layout.space.over(self.answered):
             self.asked = False

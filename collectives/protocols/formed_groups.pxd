@@ -30,6 +30,7 @@ cdef class GroupProtocol:
     cdef void begin(self) noexcept nogil
     cdef void call(self) noexcept nogil
     cdef bint skips(self) noexcept nogil
+    cdef bint averages(self) noexcept nogil
     cdef void arrived(self, int source, long long[::1] integers) noexcept nogil
     cdef void reduced(self, Group group) noexcept nogil
     cdef void overdue(self) noexcept nogil

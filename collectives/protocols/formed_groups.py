@@ -232,10 +232,14 @@ class GroupProtocol:
 
     def skips(self):
         """Return whether this call is between two averages of the rank's; it returns then."""
-        if (self.calls + 1) % self.sync_every == 0:
+        if self.averages():
             return False
         self.port.return_model()
         return True
+
+    def averages(self):
+        """Return whether the next call, or this one, averages if it meets anybody."""
+        return (self.calls + 1) % self.sync_every == 0
 
     def arrived(self, source, integers):
         """A message has come."""

@@ -40,8 +40,8 @@ class ReadyGroupProtocol(GroupProtocol):
     Attributes:
         controller: as given.
         iteration: of this rank's model: one more in each call, then that of its group's newest.
-        initial_share: the initial model's in the last group's mean, where dynamic weights give it
-            one; initial_total: the sum of all groups'.
+        initial_share: the initial model's in the mean of this call's group, where dynamic weights
+            give it one; initial_total: the sum of all groups'.
         fresh: to be set, while the application is in no call, once all ranks have the same model.
     """
 
@@ -66,6 +66,7 @@ class ReadyGroupProtocol(GroupProtocol):
     def call(self):
         GroupProtocol.call(self)
         self.iteration += 1
+        self.initial_share = 0
         if self.skips():
             return
         self.grouped = False
