@@ -1,66 +1,33 @@
 """CUDA's driver as the benchmarks use it: memory, streams, copies, and keeping a device busy.
 
-By ctypes, so that neither CuPy nor torch need be there. WAGMA_CUDA_LIBRARY names another library
-than libcuda.so.1.
+By ctypes, so that neither CuPy nor torch need be there.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 
-Address = ctypes.c_ulonglong
-NON_BLOCKING = 1
+from collectives.memory.plain_device import Address, PlainDevice
 
 
-class Device:
-    """A device of this machine, for this thread.
+class Device(PlainDevice):
+    """A device of this machine, this thread's current one, whose memory is never freed.
 
-    Args:
-        place: this process's among those of its node, which have the devices in turn.
-
-    Raises:
-        OSError: there is no driver.
-        RuntimeError: there is no device, or a function of the driver fails.
+    Attributes:
+        name: what the driver calls it.
+        library, version: the driver's.
     """
 
     def __init__(self, place):
-        self.library = os.environ.get("WAGMA_CUDA_LIBRARY") or "libcuda.so.1"
-        self.driver = ctypes.CDLL(self.library)
-        self.call("cuInit", 0)
-        count, version = ctypes.c_int(), ctypes.c_int()
-        self.call("cuDeviceGetCount", ctypes.byref(count))
-        if not count.value:
-            raise RuntimeError("there is no CUDA device")
-        self.ordinal, context = place % count.value, ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.ordinal)
-        self.call("cuCtxSetCurrent", context)
-        name = ctypes.create_string_buffer(200)
+        super().__init__(place)
+        self.check("cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self.context))
+        self.library = self.driver._name
+        name, version = ctypes.create_string_buffer(200), ctypes.c_int()
         self.call("cuDeviceGetName", name, len(name), self.ordinal)
         self.call("cuDriverGetVersion", ctypes.byref(version))
         self.name = name.value.decode()
         self.version = f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-    def call(self, name, *arguments):
-        """Call a function of the driver; RuntimeError where it fails."""
-        error = getattr(self.driver, name)(*arguments)
-        if error:
-            text = ctypes.c_char_p()
-            self.driver.cuGetErrorName(error, ctypes.byref(text))
-            raise RuntimeError(f"{name} returned {(text.value or b'?').decode()}")
-
-    def allocate(self, size):
-        """Return the address of so many bytes of its memory, which are kept."""
-        address = Address()
-        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        return address.value
-
-    def pin(self, size):
-        """Return the address of so many bytes of pinned host memory, which are kept."""
-        address = ctypes.c_void_p()
-        self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
-        return address.value
 
     def free_memory(self):
         """Return how many bytes of its memory are free, None where the driver does not say."""
@@ -70,32 +37,10 @@ class Device:
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 
-    def stream(self):
-        """Return the handle of a new stream."""
-        stream = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
-        return stream.value
-
-    def to_host(self, host, address, size, stream):
-        """Queue a copy to pinned memory."""
-        handle = ctypes.c_void_p(stream)
-        arguments = ctypes.c_void_p(host), Address(address), ctypes.c_size_t(size), handle
-        self.call("cuMemcpyDtoHAsync_v2", *arguments)
-
-    def to_device(self, address, host, size, stream):
-        """Queue a copy from pinned memory."""
-        handle = ctypes.c_void_p(stream)
-        arguments = Address(address), ctypes.c_void_p(host), ctypes.c_size_t(size), handle
-        self.call("cuMemcpyHtoDAsync_v2", *arguments)
-
     def fill(self, address, size, stream):
         """Queue that so many bytes become 0."""
         arguments = Address(address), ctypes.c_ubyte(0), ctypes.c_size_t(size)
         self.call("cuMemsetD8Async", *arguments, ctypes.c_void_p(stream))
-
-    def synchronize(self, stream):
-        """Wait until a stream has done what it was given."""
-        self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
 
 class Array:
