@@ -197,12 +197,22 @@ class Copies:
             call = native.pass_by(weight) if hasattr(native, "pass_by") else None
             if call is not None:
                 return call if name == "start" else call.wait()
-            self.fetch(collective, vector)
-            try:
-                return getattr(native, name)(self.arrays, weight, self._handover)
-            except BaseException:
-                self._handover.withdraw()
-                raise
+            return self._give(getattr(native, name), collective, vector, weight)
+
+    def call_peers(self, collective, vector, stream):
+        """Make a call of peers, which begins once the device has checked the vector."""
+        with self._guard:
+            self.take(collective, vector, stream, True)
+            return self._give(collective._call, collective, vector)
+
+    def _give(self, call, collective, vector, *arguments):
+        """Begin a call with the vector that was taken, as it arrives."""
+        self.fetch(collective, vector)
+        try:
+            return call(self.arrays, *arguments, self._handover)
+        except BaseException:
+            self._handover.withdraw()
+            raise
 
     def close(self):
         """Wait for the device to have what was given back, and let go of all memory."""
@@ -317,6 +327,17 @@ def _class_for_devices(kind):
             return self._copies.begin("call", self, vector, weight, stream)
 
         methods.update(start=start, __call__=call)
+
+    if hasattr(kind, "_takes_blocks"):
+        whole = methods["__call__"]
+
+        @functools.wraps(kind.__call__)
+        def call_peers(self, vector, *, stream=None):
+            if self._takes_blocks:
+                return self._copies.call_peers(self, vector, stream)
+            return whole(self, vector, stream=stream)
+
+        methods["__call__"] = call_peers
 
     @functools.wraps(kind.joining)
     @contextlib.contextmanager
