@@ -123,6 +123,8 @@ cdef class PeerExchange(ProtocolCalls):
         return self.mailbox.protocol.calls
 
     def _waits_in_call(self):
+        if self.awaits:
+            return f"call {self._calls_made()}, whose vector its device has not given yet,", []
         awaited = [
             rank for rank in range(self.size)
             if self.mailbox.protocol.waits_for(rank) or self.mailbox.messages.waits_for(rank)
