@@ -10,56 +10,31 @@ import ctypes
 import os
 import time
 
-Address = ctypes.c_ulonglong
-NON_BLOCKING = 1
+from collectives.memory.plain_device import Address, PlainDevice
+
 # What `cuDeviceGetAttribute` is asked for.
 MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR = 16, 39
 CAPABILITY = 75, 76
 THREADS = 256  # of a block, as the engine has them
 
 
-class Device:
-    """A device of this machine, for this thread.
+class Device(PlainDevice):
+    """A device of this machine, this thread's current one; memory is kept until it is freed.
 
-    Args:
-        place: this process's among those of its node, which have the devices in turn.
-
-    Raises:
-        OSError: there is no driver.
-        RuntimeError: there is no device, or a function of the driver fails.
+    Attributes:
+        name: what the driver calls it.
+        library, version: the driver's.
     """
 
     def __init__(self, place):
-        named = os.environ.get("TRACED_CUDA") or os.environ.get("WAGMA_CUDA_LIBRARY")
-        self.library = named or "libcuda.so.1"
-        self.driver = ctypes.CDLL(self.library)
-        self.call("cuInit", 0)
-        count, version = ctypes.c_int(), ctypes.c_int()
-        self.call("cuDeviceGetCount", ctypes.byref(count))
-        if not count.value:
-            raise RuntimeError("there is no CUDA device")
-        self.ordinal, context = place % count.value, ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.ordinal)
-        self.call("cuCtxSetCurrent", context)
-        name = ctypes.create_string_buffer(200)
+        super().__init__(place, os.environ.get("TRACED_CUDA"))
+        self.check("cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self.context))
+        self.library = self.driver._name
+        name, version = ctypes.create_string_buffer(200), ctypes.c_int()
         self.call("cuDeviceGetName", name, len(name), self.ordinal)
         self.call("cuDriverGetVersion", ctypes.byref(version))
         self.name = name.value.decode()
         self.version = f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-    def call(self, name, *arguments):
-        """Call a function of the driver; RuntimeError where it fails."""
-        error = getattr(self.driver, name)(*arguments)
-        if error:
-            text = ctypes.c_char_p()
-            self.driver.cuGetErrorName(error, ctypes.byref(text))
-            raise RuntimeError(f"{name} returned {(text.value or b'?').decode()}")
-
-    def allocate(self, size):
-        """Return the address of so many bytes of its memory, which are kept."""
-        address = Address()
-        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        return address.value
 
     def free(self, address):
         """Free memory that was allocated; the host waits."""
@@ -69,12 +44,6 @@ class Device:
         """Free memory that was pinned; the host waits."""
         self.call("cuMemFreeHost", ctypes.c_void_p(address))
 
-    def pin(self, size):
-        """Return the address of so many bytes of pinned host memory, which are kept."""
-        address = ctypes.c_void_p()
-        self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
-        return address.value
-
     def free_memory(self):
         """Return how many bytes of its memory are free, None where the driver does not say."""
         if not hasattr(self.driver, "cuMemGetInfo_v2"):
@@ -82,24 +51,6 @@ class Device:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
-
-    def stream(self):
-        """Return the handle of a new stream."""
-        stream = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
-        return stream.value
-
-    def to_host(self, host, address, size, stream):
-        """Queue a copy to pinned memory."""
-        handle = ctypes.c_void_p(stream)
-        arguments = ctypes.c_void_p(host), Address(address), ctypes.c_size_t(size), handle
-        self.call("cuMemcpyDtoHAsync_v2", *arguments)
-
-    def to_device(self, address, host, size, stream):
-        """Queue a copy from pinned memory."""
-        handle = ctypes.c_void_p(stream)
-        arguments = Address(address), ctypes.c_void_p(host), ctypes.c_size_t(size), handle
-        self.call("cuMemcpyHtoDAsync_v2", *arguments)
 
     def within(self, target, source, size, stream):
         """Queue a copy from the device's memory to its own."""
@@ -110,10 +61,6 @@ class Device:
         """Queue that so many bytes become 0."""
         arguments = Address(address), ctypes.c_ubyte(0), ctypes.c_size_t(size)
         self.call("cuMemsetD8Async", *arguments, ctypes.c_void_p(stream))
-
-    def synchronize(self, stream):
-        """Wait until a stream has done what it was given."""
-        self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def attribute(self, which):
         value = ctypes.c_int()

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from collectives.agreement import by_value, list_values
 from collectives.errors import CudaError
 from collectives.meeting import meet
-from collectives.memory import probe
+from collectives.memory import plain_device, probe
 
 __all__ = ["Answer", "ask"]
 
@@ -182,7 +182,7 @@ class _Trial:
         return [self.no_driver, query, self.alone, self.no_device, self.between_ranks]
 
     def no_driver(self) -> None:
-        probe.library()
+        plain_device.library()
 
     def alone(self) -> str | None:
         return try_alone(0) if self.node.rank == 0 else None

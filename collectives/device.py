@@ -204,9 +204,11 @@ class Copies:
 
         Nothing is copied for one that averages nothing.
         """
+        native = collective.native
         with self._guard:
             self.take(collective, vector, stream, True)
-            return collective.native.pass_by() or self._give(collective._call, collective, vector)
+            passed = native.pass_by() if hasattr(native, "pass_by") else None
+            return passed or self._give(collective._call, collective, vector)
 
     def _give(self, call, collective, vector, *arguments):
         """Begin a call with the vector that was taken, as it arrives."""

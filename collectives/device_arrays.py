@@ -14,6 +14,7 @@ DTYPES = {
     "<f4": "float32",
     "<f8": "float64",
 }
+# The bytes of an element of each dtype that is averaged, on the host too.
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 DEFAULT_STREAM = 1  # the legacy default stream
 

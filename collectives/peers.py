@@ -31,6 +31,9 @@ class PeerCollective(PlannedCollective):
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
     """
 
+    # The engine takes the application's arrays as they are, since none is of halves.
+    _takes_blocks = True
+
     def __init__(self, comm, like, plan: Callable, **options):
         """Make one; collective.
 
@@ -70,6 +73,7 @@ class PeerCollective(PlannedCollective):
             np.empty(array.size, np.float32) if array.dtype.name in HALVES else None
             for array in arrays
         ]
+        self._takes_blocks = all(wide is None for wide in self._wide)
         wider = self._wider(arrays)
         _check_finite("like", wider)
         mailbox = native.Mailbox(messages, wider, whole)
@@ -97,9 +101,13 @@ class PeerCollective(PlannedCollective):
         rank's part in the method: what it has changed by the next call is left out then. One in
         what all ranks do together, such as `average`, leaves only close().
         """
+        return self._call(vector)
+
+    def _call(self, vector, handover=None) -> Result:
+        """Make a call, whose vector comes and goes in blocks where it is a handover's."""
         with self._guard:
-            self._carry_out(self.native.call_peers, vector)
-            if any(wide is not None for wide in self._wide):
+            self._carry_out(self.native.call_peers, vector, handover)
+            if not self._takes_blocks:
                 # What rounding has changed is no change by the application.
                 self.native.go_on_from(self._wider(self._listed(vector)))
             return self._result(self.version - 1)
@@ -221,11 +229,11 @@ class PeerCollective(PlannedCollective):
                 wide[:] = array
         return [array if wide is None else wide for wide, array in zip(self._wide, arrays)]
 
-    def _carry_out(self, operation, vector):
+    def _carry_out(self, operation, vector, *arguments):
         """Call one of the engine's methods with a vector as wide as it wants, and back."""
         self.native.check(vector)
         arrays = self._listed(vector)
-        operation(self._wider(arrays))
+        operation(self._wider(arrays), *arguments)
         for wide, array in zip(self._wide, arrays):
             if wide is not None:
                 array[:] = wide

@@ -25,8 +25,10 @@ class UpdateQueue:
     are used again modulo that; an update that is older than the iteration asked for is then
     discarded, as those that come late under backup workers are.
 
-    Threads may use it at a time. `QueuedNeighborAverage` keeps its updates by the same rules, in
-    the engine's memory; this is for programs of one's own.
+    Threads may use it at a time. An update is kept as it is, and not copied: of an array on a CUDA
+    device the stream of who takes it out has to wait for that of who put it in. This is for
+    programs of one's own; `QueuedNeighborAverage` keeps its updates by the same rules, in the
+    engine's memory.
 
     Args:
         max_gap: how many iterations a sender may be ahead, at least 1; None: any number.

@@ -94,10 +94,26 @@ OF_MODULES = {
             "self.fetching = False\nself.return_until(self.layout.size)",
             UNORDERED,
         ),
+        "a check of what is given back before it is there": Bug(
+            "self._check_bounded(self.back)", "self._check_bounded(self.out)", UNORDERED
+        ),
         "a host that writes to the device's memory itself": Bug(
             "self._return(self.back)",
             "memset(<void *>self.device[0], 0, self.layout.bytes[0])",
             "the host touches device memory",
+        ),
+    },
+    "peer_vectors": {
+        "a step before its block is there": Bug(
+            "if self.arrives and step.user != NULL and not self.handover.has("
+            "self.blocks.end(block)):\n    return False",
+            "pass",
+            UNSEEN,
+        ),
+        "giving back the block after those that are returned": Bug(
+            "self.handover.return_until(self.blocks.end(block))",
+            "self.handover.return_until(min(self.blocks.end(block + 1), self.layout.size))",
+            f"({UNORDERED}|{UNSEEN})",
         ),
     },
     "in_place": {
@@ -174,6 +190,7 @@ PACKAGES = {
     "shared_memory": "exchange",
     "snapshots": "engine",
     "formed_groups": "engine",
+    "peer_vectors": "engine",
 }
 HEAD = f"""
 import os

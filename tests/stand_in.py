@@ -21,6 +21,8 @@ import numpy as np
 import pytest
 from build_once import MEMORY, build_once
 
+from collectives.memory.plain_device import NON_BLOCKING, PlainDevice
+
 SOURCES = Path(__file__).with_name("cuda")
 KERNELS = [MEMORY / name for name in ("kernels.cu", "members.h", "numbers.h")]
 COMPILE = ["-std=gnu11", "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared"]
@@ -33,9 +35,8 @@ INSTEAD = "TEST_CUDA_LIBRARY"
 OWN = [f"stand_in_{name}" for name in ("capture", "counts", "fail", "hold", "hold_copies", "open")]
 OWN += ["stand_in_enable_ipc"]
 OWN += ["stand_in_open_memory", "stand_in_report_to", "stand_in_sleep"]
-NON_BLOCKING = 1
 LEGACY = 1
-NOT_READY, ILLEGAL_ADDRESS = 600, 700
+ILLEGAL_ADDRESS = 700
 
 # The file descriptor that mistakes are reported to: pytest's own standard error, where that runs.
 reports = 2
@@ -131,7 +132,7 @@ class Array:
         self.device.unused.append(self.address)
 
 
-class Device:
+class Device(PlainDevice):
     """One of the stand-in's devices, as an application uses it.
 
     Its `counts()` are those of the whole process.
@@ -141,66 +142,34 @@ class Device:
     """
 
     def __init__(self, ordinal=0):
-        self.driver = ctypes.CDLL(os.environ.get("WAGMA_CUDA_LIBRARY") or library())
+        super().__init__(ordinal, os.environ.get("WAGMA_CUDA_LIBRARY") or library())
         self.is_stand_in = hasattr(self.driver, "stand_in_counts")
-        self.context = ctypes.c_void_p()
         self.pinned = {}
         self.streams = []
         self.unused = []
-        self.driver.cuInit(0)
         if self.is_stand_in:
             self.driver.stand_in_report_to(reports)
-        check(
-            "cuDevicePrimaryCtxRetain",
-            self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), ordinal),
-        )
-
-    def call(self, name, *arguments):
-        """Call a function of the driver in this device's context; RuntimeError if it fails."""
-        self.driver.cuCtxPushCurrent_v2(self.context)
-        try:
-            check(name, getattr(self.driver, name)(*arguments))
-        finally:
-            self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def array(self, values, stream=None):
         return Array(self, np.asarray(values), stream)
 
-    def allocate(self, size):
-        address = ctypes.c_ulonglong()
-        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        return address.value
-
     def create_stream(self, flags=NON_BLOCKING):
-        created = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(created), flags)
-        self.streams.append(created.value)
-        return created.value
+        """Return a stream, until the test ends."""
+        self.streams.append(self.stream(flags))
+        return self.streams[-1]
 
     def write(self, array, values, stream=None):
         """Overwrite an array on a stream, as a step of training does; the host does not wait."""
         values = np.ascontiguousarray(values)
         staging = self.pin(values.nbytes)
         ctypes.memmove(staging, values.ctypes.data, values.nbytes)
-        self.call(
-            "cuMemcpyHtoDAsync_v2",
-            ctypes.c_ulonglong(array.address),
-            ctypes.c_void_p(staging),
-            ctypes.c_size_t(values.nbytes),
-            handle(stream),
-        )
+        self.to_device(array.address, staging, values.nbytes, stream)
 
     def read(self, array, stream=None):
         """Return an array's values once the stream has come so far; the host waits."""
         values = np.empty(array.size, array.dtype)
         staging = self.pin(values.nbytes)
-        self.call(
-            "cuMemcpyDtoHAsync_v2",
-            ctypes.c_void_p(staging),
-            ctypes.c_ulonglong(array.address),
-            ctypes.c_size_t(values.nbytes),
-            handle(stream),
-        )
+        self.to_host(staging, array.address, values.nbytes, stream)
         self.synchronize(stream)
         ctypes.memmove(values.ctypes.data, staging, values.nbytes)
         self.free_pinned()
@@ -255,19 +224,6 @@ class Device:
         for gate in gates:
             ctypes.CDLL(None).sem_post(gate)
 
-    def synchronize(self, stream=None):
-        self.call("cuStreamSynchronize", handle(stream))
-
-    def is_over(self, event):
-        """Whether an event has been reached, without waiting."""
-        self.driver.cuCtxPushCurrent_v2(self.context)
-        try:
-            result = self.driver.cuEventQuery(event)
-        finally:
-            self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-        check("cuEventQuery", result if result != NOT_READY else 0)
-        return result == 0
-
     def counts(self):
         numbers = (ctypes.c_longlong * len(Counts._fields))()
         if self.is_stand_in:
@@ -288,11 +244,10 @@ class Device:
         self.call("stand_in_capture", handle(stream), 0)
 
     def pin(self, size):
-        """Return the address of so many bytes of pinned memory, until the next `read`."""
-        address = ctypes.c_void_p()
-        self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(max(size, 1)), 0)
-        self.pinned[address.value] = size
-        return address.value
+        """Return the address of pinned memory, until the next `read`."""
+        address = super().pin(max(size, 1))
+        self.pinned[address] = size
+        return address
 
     def reset(self):
         """Leave nothing of what a test has made or set, but its arrays."""
@@ -369,11 +324,6 @@ def is_mpi_s_driver() -> bool:
 
 def handle(stream):
     return ctypes.c_void_p(stream or 0)
-
-
-def check(name, result):
-    if result != 0:
-        raise RuntimeError(f"{name} returned {result}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collectives.memory.space import CODES
 
 HERE = Path(__file__).parent
 MEMORY = HERE.parent / "collectives" / "memory"
-PASSES = ("combine", "mean", "add_change", "all_finite", "finite_change")
+PASSES = ("combine", "mean", "add_change", "all_finite", "finite_change", "all_bounded")
 NAMES = [f"{name}_{dtype}" for name in PASSES for dtype in DTYPES]
 NAMES += [f"{name}_{dtype}_{wire}" for name in ("encode", "decode") for dtype, wire in CODECS]
 # The oldest architecture that CUDA 13 knows, and the newest one of data centres and of desktops.
@@ -215,6 +215,23 @@ def test_a_change_may_be_too_large(built):
     launch(kernels, "finite_change_float32", finite, *given, many(7))
     function = passes_of(passes, "float32").finite_change
     assert finite[0] == 0 == host(function, ctypes.c_int, *given, ctypes.c_ssize_t(7))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_bounded_makes_no_change_too_large(built, dtype):
+    passes, kernels = built
+    kind = DTYPES[dtype]
+    largest = np.finfo(kind).max
+    change = passes_of(passes, dtype).finite_change
+    for value in (0, -1, 2.0**63, -(2.0**63), 2.0**64, -largest, largest, np.inf, -np.inf, np.nan):
+        x, bounded = np.ones(1001, kind), np.ones(1, np.int32)
+        x[777] = value
+        launch(kernels, f"all_bounded_{dtype}", bounded, x, many(1001))
+        assert bounded[0] == (abs(value) < 2.0**64)
+        if bounded[0]:
+            for y in (largest, -largest):
+                y = np.full(1001, y, kind)
+                assert host(change, ctypes.c_int, x, y, x, ctypes.c_ssize_t(1001))
 
 
 @pytest.mark.parametrize(("dtype", "wire"), CODECS)

@@ -282,16 +282,34 @@ def test_a_signal_handler_can_make_no_call_while_one_waits_for_the_device(comm, 
 
 
 @pytest.mark.transports("messages")
-def test_several_collectives_join_together(comm, device, stream):
+@pytest.mark.parametrize("given", ["none", "one", "a list"])
+def test_several_collectives_join_together(comm, device, stream, given):
+    other = stream if given != "a list" else device.create_stream()
     x = device.array(np.full(100, float(comm.rank)), stream)
-    y = device.array(np.full(100, 2.0 * comm.rank), stream)
+    y = device.array(np.full(100, 2.0 * comm.rank), other)
     with GroupAllreduce(comm, x) as a, collectives.NeighborAverage(comm, y) as b:
         for _ in range(comm.rank):
             a(x)
             b(y)
-        collectives.join((a, x), (b, y))
-        assert len(set(comm.allgather(x.get()[0]))) == 1
+        if given != "none":  # that the arrays name none: else these are not in order
+            x.stream = y.stream = None
+        for vector, handle in ((x, stream), (y, other)):
+            device.write(vector, np.full(100, float(comm.rank)), handle)
+        streams = {"none": None, "one": stream, "a list": [stream, other]}[given]
+        collectives.join((a, x), (b, y), stream=streams)
+        assert len(set(comm.allgather(x.get(stream)[0]))) == 1
+        assert len(set(comm.allgather(y.get(other)[0]))) == 1
         assert a.version == comm.size - 1
+
+
+def test_streams_of_a_join_are_those_of_its_vectors_on_devices(comm, device, stream):
+    x, y = device.array(np.zeros(100), stream), np.zeros(100)
+    with GroupAllreduce(comm, x) as a, collectives.NeighborAverage(comm, y) as b:
+        with pytest.raises(ValueError, match="stream has 1 streams, for 2 vectors"):
+            collectives.join((a, x), (b, y), stream=[stream])
+        collectives.join((a, x), (b, y), stream=[stream, None])
+        with pytest.raises(TypeError, match="stream"):
+            collectives.join((b, y), (a, x), stream=stream)
 
 
 @pytest.mark.transports("messages")

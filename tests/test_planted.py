@@ -23,7 +23,7 @@ import stand_in
 from mpi4py import MPI
 
 import collectives.device
-from collectives import GroupAllreduce
+from collectives import GroupAllreduce, NeighborAverage
 
 if {direct}:
     opened = stand_in.opened_memory()
@@ -70,6 +70,13 @@ with GroupAllreduce(comm, vectors[0][1], wait="group", group_size=2) as average:
         train(vector, stream, 0)
     average.synchronize(vector)
     assert all((array.get() == 0.5).all() for array in vector)
+
+if {peers}:
+    x = device.array(np.full(400_000, float(comm.rank)), stream)  # of several blocks
+    with NeighborAverage(comm, x) as average:
+        for t in range(4):
+            train([x], stream, t)
+            average(x)
 """
 
 
@@ -83,13 +90,14 @@ def job(mpirun_text):
         env = {"WAGMA_CUDA_LIBRARY": path, "STAND_IN_DELAY": "300", **planted_here}
         env |= {"WAGMA_CUDA_AWARE": str(direct)}
         tests = str(planted.ROOT / "tests")
-        text = JOB.format(tests=tests, module=module, direct=direct)
+        peers = module in ("mirror", "peer_vectors")
+        text = JOB.format(tests=tests, module=module, direct=direct, peers=peers)
         return mpirun_text(2, text, "", env=env)
 
     return run
 
 
-MODULES = ("handover", "mirror", "in_place")
+MODULES = ("handover", "mirror", "peer_vectors", "in_place")
 CASES = [(module, bug) for module in MODULES for bug in planted.OF_MODULES[module]]
 
 

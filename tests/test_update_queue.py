@@ -56,6 +56,17 @@ def test_what_is_late_is_discarded_and_what_is_early_kept_where_queues_are_used_
     assert queue.size() == 0
 
 
+def test_arrays_on_devices_are_kept_where_they_are(device):
+    queue, stream = UpdateQueue(2), device.create_stream()
+    updates = [device.array(np.full(100, float(k)), stream) for k in range(3)]
+    before = device.counts()
+    with device.holding(stream):
+        for k, update in enumerate(updates):
+            queue.enqueue(update, k, 1)
+        assert [queue.dequeue(1, k)[0].update for k in range(3)] == updates
+    assert device.counts() == before
+
+
 def test_a_dequeue_waits_until_there_is_enough():
     queue, taken = UpdateQueue(), []
     waiting = threading.Thread(target=lambda: taken.extend(queue.dequeue(2, 1, timeout=30)))

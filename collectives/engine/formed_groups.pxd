@@ -2,13 +2,11 @@ from collectives.engine.group_queue cimport GroupQueue
 from collectives.engine.protocol_calls cimport ProtocolCalls
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.reduction cimport Reduction
-from collectives.exchange.shared cimport Shared
 from collectives.memory.handover cimport Handover
 
 cdef class FormedGroups(ProtocolCalls):
     cdef readonly GroupQueue queue
     cdef Exchange group_exchange
-    cdef Shared group_shared
     cdef Reduction group_reduction
     # The exchange of the queue's first group is under way, for the application's call.
     cdef bint averaging, in_call
@@ -39,7 +37,6 @@ cdef class FormedGroups(ProtocolCalls):
     # Of each rank, the sum of 1/|S| over the groups S that it and this one were in.
     cdef double *met
 
-    cdef bint _shares_twice(self)
     cdef int _place_in_own(self, char **arrays, char **vector) except -1
     cdef bint _step_group(self) noexcept nogil
     cdef void _begin_group(self) noexcept nogil

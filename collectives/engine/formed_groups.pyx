@@ -69,8 +69,7 @@ cdef class FormedGroups(ProtocolCalls):
         self.group_reduction = self.group_exchange.reduction
         if sharing:
             self._share_memory(self.group_exchange, False, True)
-            self.group_shared = self.shared
-            if self.layout.space.deferred:
+            if self.layout.space.deferred:  # averages over all ranks: see `AllRanks`
                 self._share_memory(self.exchange, False, True)
         self.own = []
         self.last_members = <int *>calloc(self.size, sizeof(int))
@@ -87,37 +86,6 @@ cdef class FormedGroups(ProtocolCalls):
         free(self.last_members)
         free(self.met)
         free(self.kept_arrays)
-
-    # Memory that the ranks of a node share: on devices all ranks' averages have some of their own
-
-    @property
-    def handle(self):
-        """Where other ranks of the node find this one's memory; None if none can be shared."""
-        own = ProtocolCalls.handle.__get__(self)
-        return own if own is None or not self._shares_twice() else (
-            own, self.group_shared.memory.handle)
-
-    def map(self, handles):
-        """Map the memory of the node's ranks, a dict from them to their handles."""
-        if self._shares_twice():
-            self.group_shared.map({rank: group for rank, (_, group) in handles.items()})
-            handles = {rank: own for rank, (own, _) in handles.items()}
-        ProtocolCalls.map(self, handles)
-
-    def unmap(self):
-        """Let go of other ranks' memory on devices, once no rank uses this one's any more."""
-        ProtocolCalls.unmap(self)
-        if self._shares_twice():
-            self.group_shared.memory.unmap()
-
-    def share(self):
-        """Exchange vectors in the memory that all ranks of the node have mapped."""
-        ProtocolCalls.share(self)
-        if self._shares_twice():
-            self.group_shared.use()
-
-    cdef bint _shares_twice(self):
-        return self.group_shared is not None and self.group_shared is not self.shared
 
     cdef int _place_in_own(self, char **arrays, char **vector) except -1:
         """Allocate a vector of this rank's own."""
@@ -246,7 +214,7 @@ cdef class FormedGroups(ProtocolCalls):
             self._unlock_to_copy()
             self.layout.copy(arrays, self.model_arrays)
             self._lock_after_copy()
-        self.group_shared.describe(False, False, weight, weight)
+        self.group_exchange.shared.describe(False, False, weight, weight)
         self.group_exchange.begin_in_memory(
             group.number, True, group.members, group.size, arrays, arrays != NULL, True)
 

@@ -20,6 +20,8 @@ cdef class Mailbox(Port):
     # what it has changed is in these arrays, and not recorded yet (NULL: it is).
     cdef bint same, against_model
     cdef char **given
+    # What the application last got is what a call gave back in `vectors.handover`.
+    cdef bint got_there
     # What `post` sends: a message, and the step that sends the vector behind it.
     cdef Message *written
     cdef Step *sending
@@ -40,8 +42,8 @@ cdef class Mailbox(Port):
     cdef bint is_idle(self) noexcept nogil
     cdef bint has_answered(self) noexcept nogil
     cdef int error(self) noexcept nogil
-    cdef void begin_call(self, char **user) noexcept nogil
-    cdef void record_change(self, char **user) noexcept nogil
+    cdef void begin_call(self, char **user, int finite=*) noexcept nogil
+    cdef void record_change(self, char **user, int finite=*) noexcept nogil
     cdef void publish_change(self, char **user) noexcept nogil
     cdef void go_on_from(self, char **user) noexcept nogil
     cdef void forget_user(self) noexcept nogil

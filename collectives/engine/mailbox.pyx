@@ -38,6 +38,7 @@ from collectives.engine.peer_vectors cimport (
     Step,
 )
 from collectives.engine.transfers cimport Transfer, Transfers
+from collectives.memory.handover cimport UNKNOWN
 from collectives.memory.layout cimport HEADER, Layout
 from collectives.protocols.peers cimport LEAVE, PeerProtocol
 
@@ -279,20 +280,25 @@ cdef class Mailbox(Port):
 
     # The application
 
-    cdef void begin_call(self, char **user) noexcept nogil:
-        """The application calls with these arrays."""
-        self.record_change(user)
+    cdef void begin_call(self, char **user, int finite=UNKNOWN) noexcept nogil:
+        """The application calls with these arrays; see `record_change`."""
+        self.record_change(user, finite)
         self.user = user
         self.protocol.call()
 
-    cdef void record_change(self, char **user) noexcept nogil:
-        """Note what the application has changed, in place of what it last got."""
+    cdef void record_change(self, char **user, int finite=UNKNOWN) noexcept nogil:
+        """Note what the application has changed, in place of what it last got.
+
+        Whether that is finite is known, or to be seen now, when all of it is there.
+        """
         cdef char **got = self.vectors.model_arrays if self.same else self.vectors.change_arrays
-        self.changed = not self.unreturned and self.layout.finite_change(got, user, got)
+        if finite == UNKNOWN and not self.unreturned:
+            finite = self.layout.finite_change(got, user, got)
+        self.changed = finite == 1 and not self.unreturned
         self.nonfinite += not self.changed
         self.given = user if self.changed else NULL
         self.against_model = self.same
-        self.same = False
+        self.same = self.got_there = False
 
     cdef void publish_change(self, char **user) noexcept nogil:
         """Put what the application has changed into the model; it goes on from what it has."""
@@ -328,6 +334,7 @@ cdef class Mailbox(Port):
         self.changed = False
         self.unreturned = False
         self.same = True
+        self.got_there = False
         self.epoch += 1
         self.messages.drop_all()
         self.protocol.restart(calls)

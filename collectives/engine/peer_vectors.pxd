@@ -1,5 +1,6 @@
 from collectives.engine.transfers cimport Transfer, Transfers
 from collectives.memory.blocks cimport Blocks
+from collectives.memory.handover cimport Handover
 from collectives.memory.layout cimport Layout
 
 cdef enum What:
@@ -52,6 +53,9 @@ cdef class PeerVectors:
     cdef Step *first
     cdef Step *last
     cdef Step *idle
+    # The application's arrays come from there and are given back, in blocks of it, while `arrives`.
+    cdef Handover handover
+    cdef bint arrives
     # How many of them a next call waits for: what it has changed, and what it last got.
     cdef int answers
     cdef int error

@@ -131,6 +131,8 @@ cdef class PeerVectors:
     cdef bint _may_do(self, Step *step) noexcept nogil:
         """Whether a step can be done to the next block, now that all before it are."""
         cdef int block = step.done
+        if self.arrives and step.user != NULL and not self.handover.has(self.blocks.end(block)):
+            return False
         if step.next != NULL:
             # Not far ahead of what reads the same block.
             if step.what == SEND and block >= step.next.done + AHEAD:
@@ -200,6 +202,8 @@ cdef class PeerVectors:
                 x = d
             if step.user != NULL:
                 self.blocks.scale(block, step.user, x, 1)
+                if self.arrives:
+                    self.handover.return_until(self.blocks.end(block))
 
     cdef void _halve(self, Step *step, int block) noexcept nogil:
         """What has come makes room for the half that goes back from there."""

@@ -21,12 +21,16 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.all_ranks cimport JOIN
 from collectives.protocols.peers cimport PeerProtocol
 
 from collectives.agreement import name_ranks
-from collectives.errors import ClosedError, DisagreementError
+from collectives.errors import ClosedError, CudaError, DisagreementError
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
 
 cdef enum:
     # All that was noted is done; and sent as well.
@@ -37,6 +41,7 @@ cdef enum:
     # What the application wants beside, and JOIN.
     CATCH_UP = FURTHER_WISHES
     HAND_IN
+    AWAIT  # a call whose vector is on its way from a device
 
 
 cdef class PeerExchange(ProtocolCalls):
@@ -74,7 +79,7 @@ cdef class PeerExchange(ProtocolCalls):
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
-            return self.mailbox.has_answered()
+            return not self.awaits and self.mailbox.has_answered()
         if goal == QUIET:
             return self.mailbox.protocol.is_quiet()
         if goal == PAUSED:
@@ -118,6 +123,8 @@ cdef class PeerExchange(ProtocolCalls):
         return self.mailbox.protocol.calls
 
     def _waits_in_call(self):
+        if self.awaits:
+            return f"call {self._calls_made()}, whose vector its device has not given yet,", []
         awaited = [
             rank for rank in range(self.size)
             if self.mailbox.protocol.waits_for(rank) or self.mailbox.messages.waits_for(rank)
@@ -127,6 +134,10 @@ cdef class PeerExchange(ProtocolCalls):
             for what, ranks in self.mailbox.protocol.needs().items() if ranks)
         where = f"call {self._calls_made()}" + (f" ({needed})" if needed else "")
         return "close()" if self.closing else where, awaited
+
+    cdef void _describe_call(self, long long *answer) noexcept nogil:
+        ProtocolCalls._describe_call(self, answer)
+        answer[3] = not self.mailbox.has_answered()  # one that awaits its vector has not begun
 
     # Leaving
 
@@ -156,9 +167,38 @@ cdef class PeerExchange(ProtocolCalls):
             self.progress()
         pthread_mutex_unlock(&self.lock)
 
-    def call_peers(self, vector):
-        """Make the next call of the mailbox's protocol, in place."""
-        self._use_protocol(CALL, vector)
+    def call_peers(self, vector, Handover handover=None):
+        """Make the next call of the mailbox's protocol, in place.
+
+        Where the vector is a handover's, of the same layout as the model, the call begins once its
+        device has checked it. One that has not begun is left in the handover.
+        """
+        if handover is None:
+            self._use_protocol(CALL, vector)
+        else:
+            self._call_with(vector, handover)
+
+    cdef int _call_with(self, vector, Handover handover) except -1:
+        """Make a call with a vector in a handover, and give that back."""
+        self.awaited = self.mailbox.vectors.handover = handover
+        self.took = False
+        try:
+            self._use_protocol(AWAIT, vector)
+        except:
+            if self.took:
+                self._give_back_interrupted(handover)
+            raise
+        try:
+            handover.check()
+            handover.bounds = True
+            handover.give_back()
+        except CudaError as error:
+            self.fail(f"CudaError: {error}")
+            raise
+        finally:
+            handover.bounds = False
+        self.mailbox.got_there = True
+        return 0
 
     def publish_change(self, vector):
         """Publish what the application has changed; it goes on from this vector."""
@@ -188,15 +228,46 @@ cdef class PeerExchange(ProtocolCalls):
         """Open one that `check` has passed, as wide as the mailbox's."""
         return UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
 
+    cdef void _begin_awaited(self) noexcept nogil:
+        """Begin the call, where passes over all of its vector need not wait for the last blocks."""
+        cdef int finite
+        if self.protocol.failed >= 0 or not self.awaited.checked():
+            return
+        finite = self._is_change_finite()
+        if (finite == UNKNOWN or self.mailbox.messages.inside) and not self.awaited.arrived():
+            return
+        self.awaits = False
+        if self.awaited.error == 0:
+            self.took = self.mailbox.vectors.arrives = True
+            self.mailbox.begin_call(self.awaited_arrays, finite)
+
+    cdef int _is_change_finite(self) noexcept nogil:
+        """Whether what the application has changed is finite, as far as the device can say."""
+        if self.awaited.finite == 1 and not (self.mailbox.got_there and self.awaited.bounded()):
+            return UNKNOWN
+        return self.awaited.finite
+
     cdef void _forget_user(self) noexcept nogil:
+        """What has been noted is done without the application's memory, once that is there."""
+        self.awaits = False
+        while self.mailbox.vectors.arrives and not self.awaited.arrived():
+            pthread_mutex_unlock(&self.lock)
+            sched_yield()
+            pthread_mutex_lock(&self.lock)
         self.mailbox.forget_user()
+        self.mailbox.vectors.arrives = False
 
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
-        if what == CALL:
-            self.mailbox.begin_call(arrays)
+        if what == CALL or what == AWAIT:
+            if what == CALL:
+                self.mailbox.begin_call(arrays)
+            else:
+                self.awaited_arrays = arrays
+                self.awaits = True
             self._wait(ANSWERED)
-            self.protocol.completed()
-            self.timely += 1
+            if what == CALL or self.took:
+                self.protocol.completed()
+                self.timely += 1
         elif what == PUBLISH:
             self.mailbox.publish_change(arrays)
             self._wait(ANSWERED)

@@ -8,6 +8,7 @@ cdef class Blocks:
     cdef int *first
 
     cdef Py_ssize_t begin(self, int block) noexcept nogil
+    cdef Py_ssize_t end(self, int block) noexcept nogil
     cdef Py_ssize_t size(self, int block) noexcept nogil
     cdef bint part(
         self, int block, int i, Py_ssize_t *offset, Py_ssize_t *count) noexcept nogil

@@ -35,6 +35,9 @@ cdef class Blocks:
         """Where it begins in a vector in our memory."""
         return HEADER + block * self.length
 
+    cdef Py_ssize_t end(self, int block) noexcept nogil:
+        return self.begin(block) + self.size(block)
+
     cdef Py_ssize_t size(self, int block) noexcept nogil:
         """Its bytes, with what is between arrays."""
         return min(self.length, self.layout.size - self.begin(block))
@@ -47,7 +50,7 @@ cdef class Blocks:
         Return whether there is such an array, and it begins before the block's end.
         """
         cdef Py_ssize_t begin = self.begin(block)
-        cdef Py_ssize_t end = begin + self.size(block)
+        cdef Py_ssize_t end = self.end(block)
         if i >= self.layout.count or self.layout.begin[i] >= end:
             return False
         count[0] = self.layout.part(i, begin, end, offset)

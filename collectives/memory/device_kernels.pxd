@@ -9,7 +9,7 @@ cdef extern from "members.h" nogil:
         int count
 
 cdef enum:
-    COUNT = 28
+    COUNT = 32
 
 cdef class DeviceKernels:
     cdef Context context
@@ -19,6 +19,8 @@ cdef class DeviceKernels:
     cdef Handle kernels[COUNT]
 
     cdef int all_finite(
+        self, int dtype, int *flag, Address x, long long n, Handle stream) noexcept nogil
+    cdef int all_bounded(
         self, int dtype, int *flag, Address x, long long n, Handle stream) noexcept nogil
     cdef int finite_change(
         self, int dtype, int *flag, Address snapshot, Address x, Address returned, long long n,
@@ -38,6 +40,8 @@ cdef class DeviceKernels:
     cdef int decode(
         self, int dtype, int wire, Address to, Address source, Address reference, long long n,
         Handle stream) noexcept nogil
+    cdef int _of_one(
+        self, int kernel, int *flag, Address x, long long n, Handle stream) noexcept nogil
     cdef int _of_change(
         self, int kernel, Address to, Address snapshot, Address x, Address returned, long long n,
         Handle stream) noexcept nogil

@@ -32,10 +32,11 @@ cdef enum:
     COMBINE = 8
     MEAN = 12
     ADD_CHANGE = 16
-    ENCODE = 20
-    DECODE = 24
+    ALL_BOUNDED = 20
+    ENCODE = 24
+    DECODE = 28
 
-PASSES = ("all_finite", "finite_change", "combine", "mean", "add_change")
+PASSES = ("all_finite", "finite_change", "combine", "mean", "add_change", "all_bounded")
 WIDE, HALVES = ("float32", "float64"), ("float16", "bfloat16")
 NAMES = (
     *(f"{name}_{dtype}" for name in PASSES for dtype in (*WIDE, *HALVES)),
@@ -142,9 +143,23 @@ cdef class DeviceKernels:
         self, int dtype, int *flag, Address x, long long n, Handle stream
     ) noexcept nogil:
         """flag = 0 unless all of x is finite; in pinned memory, and 1 before."""
+        return self._of_one(ALL_FINITE + _dtype(dtype), flag, x, n, stream)
+
+    cdef int all_bounded(
+        self, int dtype, int *flag, Address x, long long n, Handle stream
+    ) noexcept nogil:
+        """flag = 0 unless x + (y − x) is finite for all finite y; in pinned memory, and 1 before.
+
+        It is 0 as well where x has large numbers that would do no harm.
+        """
+        return self._of_one(ALL_BOUNDED + _dtype(dtype), flag, x, n, stream)
+
+    cdef int _of_one(
+        self, int kernel, int *flag, Address x, long long n, Handle stream
+    ) noexcept nogil:
         cdef void *arguments[3]
         arguments[0], arguments[1], arguments[2] = &flag, &x, &n
-        return self._launch(ALL_FINITE + _dtype(dtype), arguments, n, stream)
+        return self._launch(kernel, arguments, n, stream)
 
     cdef int finite_change(
         self, int dtype, int *flag, Address snapshot, Address x, Address returned, long long n,

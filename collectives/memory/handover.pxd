@@ -27,21 +27,27 @@ cdef class Handover:
     cdef readonly int finite
     # The first error of a query.
     cdef readonly int error
+    # Whether to see, of what is given back, that no change of it can be too large; see `bounded`.
+    cdef bint bounds
     # The device's kernels, or None and why it has none.
     cdef DeviceKernels kernels
     cdef readonly str why_unchecked
+    # Two, which are 1 before a kernel uses them: whether the vector is finite, and whether what was
+    # given back is bounded.
     cdef PinnedMemory flag_memory
     cdef int *flag
     # The application's arrays that something may still be under way from and to.
     cdef list kept
 
     cdef bint checked(self) noexcept nogil
+    cdef bint bounded(self) noexcept nogil
     cdef bint has(self, Py_ssize_t end) noexcept nogil
     cdef bint arrived(self) noexcept nogil
     cdef void return_until(self, Py_ssize_t end) noexcept nogil
     cdef bint _is_over(self, Handle event) noexcept nogil
     cdef int _begin(self) except -1 nogil
     cdef int _check_finite(self) except -1 nogil
+    cdef int _check_bounded(self, Handle stream) except -1 nogil
     cdef int _return(self, Handle stream) except -1 nogil
     cdef int _check_not_capturing(self) except -1
     cdef void _destroy(self) noexcept

@@ -92,8 +92,9 @@ cdef class Handover:
         except CudaError as error:
             self.why_unchecked = str(error)
             return
-        self.flag_memory = PinnedMemory(sizeof(int), self.context)
+        self.flag_memory = PinnedMemory(2 * sizeof(int), self.context)
         self.flag = <int *>self.flag_memory.address
+        self.flag[0] = 1
 
     def __dealloc__(self):
         Handover._destroy(self)
@@ -184,12 +185,21 @@ cdef class Handover:
     cdef int _check_finite(self) except -1 nogil:
         """Have the device say whether the vector is finite."""
         cdef int i
-        self.flag[0] = 1
+        self.checked()  # one that was withdrawn
         for i in range(self.layout.count):
             check(b"cuLaunchKernel", self.kernels.all_finite(
                 self.code[i], self.flag, self.device[i], self.layout.length[i], self.out))
         check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.out))
         self.unchecked = True
+        return 0
+
+    cdef int _check_bounded(self, Handle stream) except -1 nogil:
+        """Have the device say whether what has been given back is bounded."""
+        cdef int i
+        self.flag[1] = 1
+        for i in range(self.layout.count):
+            check(b"cuLaunchKernel", self.kernels.all_bounded(
+                self.code[i], &self.flag[1], self.device[i], self.layout.length[i], stream))
         return 0
 
     cdef bint _is_over(self, Handle event) noexcept nogil:
@@ -217,7 +227,16 @@ cdef class Handover:
             self.unchecked = False
             if self.error == SUCCESS:
                 self.finite = self.flag[0]
+                # Not later, when the other may be about to be written.
+                self.flag[0] = 1
         return True
+
+    cdef bint bounded(self) noexcept nogil:
+        """Whether no finite vector is too far from the one last given back with `bounds`.
+
+        To be asked once another one is `checked`.
+        """
+        return self.flag != NULL and self.flag[1]
 
     cdef bint has(self, Py_ssize_t end) noexcept nogil:
         """Whether the vector can be used up to this byte; or never will be: see `check`."""

@@ -22,7 +22,9 @@
 /* combine: out = share_a · a + share_b · b.
    mean: out = Σ share_j · vector_j, in the order of j; out may be one.
    add_change: out = snapshot + (x − returned).
-   all_finite, finite_change: *finite becomes 0 unless x, or what add_change gives, is. */
+   all_finite, finite_change: *finite becomes 0 unless x, or what add_change gives, is.
+   all_bounded: *bounded becomes 0 unless all of x is so small that what is finite stays so when it is
+   subtracted and added again: below half of what the largest numbers are apart. */
 #define KERNELS(type, real)                                                                       \
                                                                                                   \
 KERNEL combine_##type(type *out, const type *a, double share_a, const type *b, double share_b,    \
@@ -63,6 +65,17 @@ KERNEL all_finite_##type(int *finite, const type *x, long long n)               
     }                                                                                             \
     if (bad)                                                                                      \
         *finite = 0;                                                                              \
+}                                                                                                 \
+                                                                                                  \
+KERNEL all_bounded_##type(int *bounded, const type *x, long long n)                               \
+{                                                                                                 \
+    int bad = 0;                                                                                  \
+    EACH(i, n) {                                                                                  \
+        real value = load_##type(x[i]);                                                           \
+        bad |= !(value < (real)0x1p64 && value > (real)-0x1p64);                                  \
+    }                                                                                             \
+    if (bad)                                                                                      \
+        *bounded = 0;                                                                             \
 }                                                                                                 \
                                                                                                   \
 KERNEL finite_change_##type(int *finite, const type *snapshot, const type *x,                     \

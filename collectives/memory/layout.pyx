@@ -14,11 +14,12 @@ from cpython.buffer cimport (
 from libc.stdlib cimport calloc, free
 
 from collectives.memory.allocation cimport LINE, round_up
+
+from collectives.device_arrays import SIZES
 from collectives.memory import space
 
-# The bytes of an element, and what Python's struct module calls the dtypes. Numpy knows bfloat16
-# from ml_dtypes, whose arrays lend their memory as integers only.
-SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+# What Python's struct module calls the dtypes. Numpy knows bfloat16 from ml_dtypes, whose arrays
+# lend their memory as integers only.
 FORMATS = {"float16": b"e", "bfloat16": b"H", "float32": b"f", "float64": b"d"}
 
 

@@ -138,6 +138,8 @@ cdef class Mirror(Handover):
                 if self.fetching:  # a call that has not used all of it
                     cu.StreamWaitEvent(self.back, self.fetched[self.blocks - 1], 0)
                 check(b"cuMemcpyHtoDAsync", self._copy_back(self.layout.size))
+                if self.bounds and self.flag != NULL:
+                    self._check_bounded(self.back)
                 self._return(self.back)
         finally:
             leave(mode)

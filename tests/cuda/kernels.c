@@ -38,6 +38,7 @@ struct Launch {
     CALL(mean_##type, P(0), *(const Members *)P(1), v[2].count)                                    \
     CALL(add_change_##type, P(0), P(1), P(2), P(3), v[4].count)                                    \
     CALL(all_finite_##type, P(0), P(1), v[2].count)                                                \
+    CALL(all_bounded_##type, P(0), P(1), v[2].count)                                               \
     CALL(finite_change_##type, P(0), P(1), P(2), P(3), v[4].count)
 #define CODEC_CALLS(pair)                                                                         \
     CALL(encode_##pair, P(0), P(1), P(2), v[3].count)                                              \
@@ -56,6 +57,7 @@ CODEC_CALLS(float64_bfloat16)
     ENTRY(combine_##type, "wrsrsn", sizeof(type), 0), ENTRY(mean_##type, "wmn", sizeof(type), 0),  \
     ENTRY(add_change_##type, "wrrrn", sizeof(type), 0),                                            \
     ENTRY(all_finite_##type, "frn", sizeof(type), 0),                                              \
+    ENTRY(all_bounded_##type, "frn", sizeof(type), 0),                                             \
     ENTRY(finite_change_##type, "frrrn", sizeof(type), 0)
 #define CODEC_ENTRIES(type, wire)                                                                 \
     ENTRY(encode_##type##_##wire, "Wrrn", sizeof(type), sizeof(wire)),                             \
