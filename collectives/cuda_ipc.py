@@ -12,10 +12,31 @@ import random
 
 from collectives.errors import CudaError
 
-__all__ = ["SIZE", "VARIABLE", "why_not"]
+__all__ = ["SIZE", "VARIABLE", "ask", "why_not"]
 
 SIZE = 64 << 10  # bytes that are compared
 VARIABLE = "WAGMA_CUDA_IPC"
+
+
+def ask(comm) -> str | None:
+    """Return why ranks of one node cannot share device memory; None if they can; collective.
+
+    For what has no vector yet: ranks have the devices in turn.
+
+    Args:
+        comm: an mpi4py intracommunicator of ranks of one node.
+    """
+    from collectives.memory.plain_device import PlainDevice
+
+    device, error = 0, None
+    try:
+        device = PlainDevice(comm.rank).ordinal
+    except CudaError as caught:
+        error = str(caught)
+    error = next(filter(None, comm.allgather(error)), None)
+    if error is None and comm.size == 1:
+        error = "there is one rank on this node"
+    return error or why_not(comm, device)
 
 
 def why_not(comm, device: int) -> str | None:

@@ -6,6 +6,7 @@ import hashlib
 
 from collectives import settings
 from collectives.collective import Collective
+from collectives.errors import CudaError
 from collectives.settings import DEFAULT_LATE
 from collectives.topology import default_group_size
 
@@ -178,7 +179,7 @@ class GroupAllreduce(Collective):
                 sharing=sharing,
                 initial=self._initial(None),
             )
-        except MemoryError as error:
+        except (CudaError, MemoryError) as error:
             return error
         return None
 

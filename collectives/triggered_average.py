@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collectives import settings
 from collectives.collective import Collective
+from collectives.errors import CudaError
 from collectives.group_allreduce import digest
 
 __all__ = ["TriggeredAverage"]
@@ -89,7 +90,7 @@ class TriggeredAverage(Collective):
                     wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
                     sharing=sharing,
                 )
-            except MemoryError as error:
+            except (CudaError, MemoryError) as error:
                 return error
             return None
 

@@ -8,7 +8,7 @@ import stand_in
 from launch import Signal
 from together import NEVER, compute_until, same_everywhere, wait_until
 
-from collectives import CudaError, GroupAllreduce, TriggeredAverage, cuda_ipc
+from collectives import CudaError, GroupAllreduce, TriggeredAverage, cuda_ipc, process
 from collectives.memory import device_memory
 from collectives.node import Node
 
@@ -51,6 +51,21 @@ def test_memory_that_can_then_not_be_mapped_is_one_error_on_all_ranks(comm, dire
     vector = direct.array(np.zeros(100))
     with pytest.raises(CudaError, match="no more"):
         GroupAllreduce(comm, vector)
+
+
+@mpi
+@shared
+@pytest.mark.parametrize("kind", [GroupAllreduce, TriggeredAverage])
+def test_a_device_without_memory_is_one_error_on_all_ranks(comm, direct, monkeypatch, kind):
+    class Fails:
+        def __init__(self, **_):
+            raise CudaError("cuMemAlloc returned CUDA_ERROR_OUT_OF_MEMORY")
+
+    name = "GroupVersions" if kind is GroupAllreduce else "TriggeredAverages"
+    if comm.rank == 1:
+        monkeypatch.setattr(process.native(), name, Fails)
+    with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
+        kind(comm, direct.array(np.zeros(100)))
 
 
 @mpi

@@ -97,6 +97,13 @@ def test_models_on_devices_are_averaged_through_host_memory():
     assert path == "staged" and "pinned host memory" in reason
 
 
+def test_models_on_devices_that_ranks_share_are_averaged_there(monkeypatch):
+    assert info.path_of("cuda", shares=True)[0] == "direct"
+    assert info.path_of("cpu", shares=True)[0] == "host"
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    assert info.device_sharing(MPI.COMM_SELF).startswith("no: no CUDA driver")
+
+
 def test_without_torch_rich_and_scikit_learn_it_is_a_plain_table():
     program = """
 import sys

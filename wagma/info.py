@@ -102,6 +102,22 @@ def cuda_awareness(comm) -> str:
     return f"{'yes' if aware else 'no'}: {reason}"
 
 
+def device_sharing(comm) -> str:
+    """Return whether ranks of this node use each other's memory on devices; collective.
+
+    Args:
+        comm: An mpi4py communicator.
+    """
+    from mpi4py import MPI
+
+    from collectives import cuda_ipc
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    reason = cuda_ipc.ask(node)
+    node.Free()
+    return "yes: all bytes arrive" if reason is None else f"no: {reason}"
+
+
 def device() -> tuple[str, str]:
     """Return where models are trained by default, and what is known of it; loads torch."""
     try:
@@ -112,17 +128,19 @@ def device() -> tuple[str, str]:
     return ("cpu", devices.why_none()) if kind is None else (kind, devices.names_of(kind))
 
 
-def path_of(kind: str, is_aware: bool = False) -> tuple[str, str]:
+def path_of(kind: str, is_aware: bool = False, shares: bool = False) -> tuple[str, str]:
     """Return how ranks average models on a kind of device, and why so.
 
     Args:
         kind: "cpu" or "cuda".
         is_aware: Whether MPI may be given device memory.
+        shares: Whether all ranks are on one node, and use each other's memory on devices.
     """
     if kind == "cpu":
         return "host", "models are in host memory"
-    if is_aware:
-        return "direct", "MPI takes device memory; methods of peers and formed groups are staged"
+    if is_aware or shares:
+        why = "ranks use each other's device memory" if shares else "MPI takes device memory"
+        return "direct", f"{why}; methods of peers are staged"
     return "staged", "through pinned host memory"
 
 
@@ -191,17 +209,20 @@ def gather(comm) -> list[tuple[str, str]]:
     level = thread_level()
     kind, details = from_rank_0(device, comm)
     aware = cuda_awareness(comm)
-    path, reason = path_of(kind, aware.startswith("yes"))
+    sharing = device_sharing(comm)
+    one_node = node.elsewhere is None
+    path, reason = path_of(kind, aware.startswith("yes"), one_node and sharing.startswith("yes"))
     mine = {
         "MPI library": mpi_library(),
         "MPI standard": ".".join(map(str, MPI.Get_version())),
         "thread level": f"{level}: {THREAD_LEVELS[level]}",
         "engine mode": engine_mode(),
         "native engine": native_engine(),
-        "transport": transport(comm, one_node=node.elsewhere is None),
+        "transport": transport(comm, one_node=one_node),
         "device": f"{kind}: {details}",
         "path": f"{path}: {reason}",
         "CUDA-aware MPI": aware,
+        "CUDA IPC": sharing,
         "wagma": wagma.__version__,
         "Python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
