@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 import shlex
 
@@ -53,6 +54,9 @@ def test_dead_links_are_found(tmp_path, form, link):
 # --- Python
 
 
+TRAPS = pages.ROOT / "docs" / "traps.md"
+
+
 def python(page):
     return [text for language, text in pages.blocks(page) if language == "python"]
 
@@ -72,7 +76,7 @@ def needs_cupy(block):
 def scripts(page):
     """Return a page's examples. What does not import MPI goes on with the one before."""
     found = []
-    for block in python(page):
+    for block in python(page) if page != TRAPS else ():
         # What `wagma train --script` takes is in test_tasks.py.
         if block in pages.task_scripts() or calls(block) or needs_cupy(block):
             continue
@@ -89,6 +93,26 @@ import runpy, sys
 for script in sys.argv[1:]:
     runpy.run_path(script, run_name="__main__")
 """
+# Each trap after the page's first block, and for each what it raises on which rank.
+RUN_TRAPS = """
+import json
+from mpi4py import MPI
+
+with open("traps.json") as file:
+    setup, *traps = json.load(file)
+raised = []
+for trap in traps:
+    names, error = {}, None
+    exec(setup, names)
+    try:
+        exec(trap, names)
+    except Exception as caught:
+        error = type(caught).__name__
+    raised.append(MPI.COMM_WORLD.allgather(error))
+if MPI.COMM_WORLD.rank == 0:
+    with open("raised.json", "w") as file:
+        json.dump(raised, file)
+"""
 
 
 def test_every_block_is_of_a_kind_that_is_tested():
@@ -97,13 +121,39 @@ def test_every_block_is_of_a_kind_that_is_tested():
 
 
 @pytest.mark.launch
-def test_examples_run_on_four_ranks(mpirun, tmp_path):
-    """One after the other, in one job: each rank prints a line in each."""
+def test_examples_and_traps_run_on_four_ranks(mpirun, tmp_path):
+    """One after the other, in one job: in each example every rank prints a line."""
     names = [f"train_{number}.py" for number in range(len(EXAMPLES))]
-    for name, script in zip(names, EXAMPLES):
+    for name, script in zip([*names, "traps.py"], [*EXAMPLES, RUN_TRAPS]):
         (tmp_path / name).write_text(script)
-    ended = mpirun(4, "-c", ALL_OF_THEM, *names, timeout=90, cwd=tmp_path).check()
+    (tmp_path / "traps.json").write_text(json.dumps(python(TRAPS)))
+    ended = mpirun(4, "-c", ALL_OF_THEM, *names, "traps.py", timeout=90, cwd=tmp_path).check()
     assert len(ended.stdout.splitlines()) == 4 * len(names)
+
+    raised = json.loads((tmp_path / "raised.json").read_text())
+    said = [re.findall(r"# (\w+Error)", trap) for trap in python(TRAPS)[1:]]
+    assert [{*errors} - {None, "RankFailedError"} for errors in raised] == [{*e} for e in said]
+    assert sum(map(len, said)) == 8
+
+
+def test_a_trap_is_followed_by_what_to_do_instead():
+    bodies = re.findall(r"^## (?!More).*\n((?:(?!## ).*\n)*)", TRAPS.read_text(), re.MULTILINE)
+    kinds = [re.findall(r"^(DO NOT|INSTEAD)\n\n```python", body, re.MULTILINE) for body in bodies]
+    assert kinds and all(found == ["DO NOT", "INSTEAD"] for found in kinds)
+
+
+def test_messages_that_are_explained_are_those_of_the_source():
+    """Of a message's words between its dots, each piece is somewhere in the sources."""
+    files = [f for folder in ("collectives", "wagma") for f in (pages.ROOT / folder).rglob("*.py*")]
+    texts = [
+        f.read_text() for f in (*files, pages.ROOT / "setup.py") if f.suffix in (".py", ".pyx")
+    ]
+    source = re.sub(r'"\s*r?f?"', "", "\n".join(texts))
+    pattern = r"^\| `([^`]+)` \| .+ \| .+ \|$"
+    messages = re.findall(pattern, (pages.ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    pieces = {piece.strip(" ();:") for message in messages for piece in message.split("…")}
+    assert len(messages) > 40
+    assert [piece for piece in pieces if piece not in source] == []
 
 
 CUPY = [block for page in pages.PAGES for block in python(page) if needs_cupy(block)]
