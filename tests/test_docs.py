@@ -9,13 +9,16 @@ import shlex
 import pages
 import pytest
 
+import collectives
+from collectives import errors
 from wagma import cli, optim
 from wagma.commands import compare, train
 from wagma.commands.preparation import check_ranks
 from wagma.methods.__main__ import table
 
-KINDS = {"python", "sh"}
+KINDS = {"python", "sh", "text"}  # text: what a command prints
 MOST_LINES = 250  # of the README, which is read first
+MODULES = ("collectives", "wagma")
 COMMON = {"comm", "transport", "engine", "stall", "abort", "log_level"}
 
 
@@ -30,6 +33,15 @@ def test_files_of_the_source_tree_that_are_named_are_there(page):
     paths = [code for code in pages.inline(page) if re.fullmatch(rf"({folders})/\S*", code)]
     gone = [path for path in paths if not (pages.ROOT / path).exists()]
     assert [path for path in gone if "NAME" not in path] == []
+
+
+def test_the_api_pages_show_every_public_object():
+    text = "".join((pages.ROOT / "docs" / f"api-{name}.md").read_text() for name in MODULES)
+    shown = {name.rpartition(".")[::2] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    for module in (collectives, optim):
+        public = {*module.__all__} - {*errors.__all__, "DEFAULT_LATE"}
+        assert {name for where, name in shown if where == module.__name__} >= public
+    assert {("collectives", "errors"), ("wagma.wpsgd", "rates")} <= shown
 
 
 def test_the_readme_is_short_and_leads_to_every_page():
