@@ -89,7 +89,7 @@ lint: $(VENV)/installed
 
 # The API's pages are made of the sources, so that nothing else is installed or built.
 docs: .venv-docs/installed
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@.venv-docs/bin/python tools/check_site.py build/site
 	@echo "build/site/index.html; with search: $(PYTHON) -m http.server -d build/site"
 
