@@ -21,7 +21,7 @@ VENV := .venv
 MPI := mpich
 READY :=
 TREE := .
-SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives docs slurm tests wagma
+SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives docs slurm tests tools wagma
 
 -include $(VENV)/mpi.mk
 ifdef MPICC
@@ -41,7 +41,7 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 	collectives/memory collectives/protocols collectives/exchange collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
-.PHONY: help train test test-openmpi test-cuda-mpi tree bench lint clean
+.PHONY: help train test test-openmpi test-cuda-mpi tree bench lint docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -51,6 +51,7 @@ help:
 	@echo "make test-cuda-mpi  tests of devices with a CUDA-aware MPI, in .venv-cuda-mpi; no GPU needed"
 	@echo "make bench   measure; ARGS go to the benchmarks"
 	@echo "make lint    check the style"
+	@echo "make docs    build the documentation as a site, in build/site"
 	@echo "make clean   remove what was built, except the environments"
 
 train: $(VENV)/built
@@ -85,6 +86,19 @@ bench: $(VENV)/built
 lint: $(VENV)/installed
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
+
+# The API's pages are made of the sources, so that nothing else is installed or built.
+docs: .venv-docs/installed
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@.venv-docs/bin/python tools/check_site.py build/site
+	@echo "build/site/index.html; with search: $(PYTHON) -m http.server -d build/site"
+
+.venv-docs/installed: pyproject.toml
+	@echo "Setting up .venv-docs with MkDocs"
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check \
+		$$(.venv-docs/bin/python tools/extra.py docs)
+	@touch $@
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .venv*/built

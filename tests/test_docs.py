@@ -2,19 +2,23 @@
 
 import ast
 import inspect
+import json
 import re
 import shlex
 
 import pages
 import pytest
 
+import collectives
+from collectives import errors
 from wagma import cli, optim
 from wagma.commands import compare, train
 from wagma.commands.preparation import check_ranks
 from wagma.methods.__main__ import table
 
-KINDS = {"python", "sh"}
+KINDS = {"python", "sh", "text"}  # text: what a command prints
 MOST_LINES = 250  # of the README, which is read first
+MODULES = ("collectives", "wagma")
 COMMON = {"comm", "transport", "engine", "stall", "abort", "log_level"}
 
 
@@ -29,6 +33,15 @@ def test_files_of_the_source_tree_that_are_named_are_there(page):
     paths = [code for code in pages.inline(page) if re.fullmatch(rf"({folders})/\S*", code)]
     gone = [path for path in paths if not (pages.ROOT / path).exists()]
     assert [path for path in gone if "NAME" not in path] == []
+
+
+def test_the_api_pages_show_every_public_object():
+    text = "".join((pages.ROOT / "docs" / f"api-{name}.md").read_text() for name in MODULES)
+    shown = {name.rpartition(".")[::2] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    for module in (collectives, optim):
+        public = {*module.__all__} - {*errors.__all__, "DEFAULT_LATE"}
+        assert {name for where, name in shown if where == module.__name__} >= public
+    assert {("collectives", "errors"), ("wagma.wpsgd", "rates")} <= shown
 
 
 def test_the_readme_is_short_and_leads_to_every_page():
@@ -53,6 +66,10 @@ def test_dead_links_are_found(tmp_path, form, link):
 # --- Python
 
 
+NEW_METHOD = (pages.ROOT / "tests" / "test_new_method.py").read_text()  # trained there
+TRAPS = pages.ROOT / "docs" / "traps.md"
+
+
 def python(page):
     return [text for language, text in pages.blocks(page) if language == "python"]
 
@@ -72,9 +89,11 @@ def needs_cupy(block):
 def scripts(page):
     """Return a page's examples. What does not import MPI goes on with the one before."""
     found = []
-    for block in python(page):
+    for block in python(page) if page != TRAPS else ():
         # What `wagma train --script` takes is in test_tasks.py.
-        if block in pages.task_scripts() or calls(block) or needs_cupy(block):
+        if block in pages.task_scripts() or block in NEW_METHOD:
+            continue
+        if calls(block) or needs_cupy(block):
             continue
         if "from mpi4py import MPI\n" in block:
             found.append("")
@@ -89,6 +108,26 @@ import runpy, sys
 for script in sys.argv[1:]:
     runpy.run_path(script, run_name="__main__")
 """
+# Each trap after the page's first block, and for each what it raises on which rank.
+RUN_TRAPS = """
+import json
+from mpi4py import MPI
+
+with open("traps.json") as file:
+    setup, *traps = json.load(file)
+raised = []
+for trap in traps:
+    names, error = {}, None
+    exec(setup, names)
+    try:
+        exec(trap, names)
+    except Exception as caught:
+        error = type(caught).__name__
+    raised.append(MPI.COMM_WORLD.allgather(error))
+if MPI.COMM_WORLD.rank == 0:
+    with open("raised.json", "w") as file:
+        json.dump(raised, file)
+"""
 
 
 def test_every_block_is_of_a_kind_that_is_tested():
@@ -97,13 +136,39 @@ def test_every_block_is_of_a_kind_that_is_tested():
 
 
 @pytest.mark.launch
-def test_examples_run_on_four_ranks(mpirun, tmp_path):
-    """One after the other, in one job: each rank prints a line in each."""
+def test_examples_and_traps_run_on_four_ranks(mpirun, tmp_path):
+    """One after the other, in one job: in each example every rank prints a line."""
     names = [f"train_{number}.py" for number in range(len(EXAMPLES))]
-    for name, script in zip(names, EXAMPLES):
+    for name, script in zip([*names, "traps.py"], [*EXAMPLES, RUN_TRAPS]):
         (tmp_path / name).write_text(script)
-    ended = mpirun(4, "-c", ALL_OF_THEM, *names, timeout=90, cwd=tmp_path).check()
+    (tmp_path / "traps.json").write_text(json.dumps(python(TRAPS)))
+    ended = mpirun(4, "-c", ALL_OF_THEM, *names, "traps.py", timeout=90, cwd=tmp_path).check()
     assert len(ended.stdout.splitlines()) == 4 * len(names)
+
+    raised = json.loads((tmp_path / "raised.json").read_text())
+    said = [re.findall(r"# (\w+Error)", trap) for trap in python(TRAPS)[1:]]
+    assert [{*errors} - {None, "RankFailedError"} for errors in raised] == [{*e} for e in said]
+    assert sum(map(len, said)) == 8
+
+
+def test_a_trap_is_followed_by_what_to_do_instead():
+    bodies = re.findall(r"^## (?!More).*\n((?:(?!## ).*\n)*)", TRAPS.read_text(), re.MULTILINE)
+    kinds = [re.findall(r"^(DO NOT|INSTEAD)\n\n```python", body, re.MULTILINE) for body in bodies]
+    assert kinds and all(found == ["DO NOT", "INSTEAD"] for found in kinds)
+
+
+def test_messages_that_are_explained_are_those_of_the_source():
+    """Of a message's words between its dots, each piece is somewhere in the sources."""
+    files = [f for folder in ("collectives", "wagma") for f in (pages.ROOT / folder).rglob("*.py*")]
+    texts = [
+        f.read_text() for f in (*files, pages.ROOT / "setup.py") if f.suffix in (".py", ".pyx")
+    ]
+    source = re.sub(r'"\s*r?f?"', "", "\n".join(texts))
+    pattern = r"^\| `([^`]+)` \| .+ \| .+ \|$"
+    messages = re.findall(pattern, (pages.ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    pieces = {piece.strip(" ();:") for message in messages for piece in message.split("…")}
+    assert len(messages) > 40
+    assert [piece for piece in pieces if piece not in source] == []
 
 
 CUPY = [block for page in pages.PAGES for block in python(page) if needs_cupy(block)]
@@ -164,7 +229,9 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_command_lines_are_those_of_the_command_and_name_files_that_are_there(words):
-    if words[0] in ("sbatch", "python"):
+    if words[:2] == ["python", "-m"]:
+        assert (pages.ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file()
+    elif words[0] in ("sbatch", "python"):
         assert (pages.ROOT / words[1]).is_file()
     if words[0] == "sbatch":
         words = ["wagma", "train", *words[2:]]

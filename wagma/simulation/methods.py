@@ -22,8 +22,8 @@ class Settings:
         seed: of the neighbors that AD-PSGD draws.
         options: those of methods, as they are declared, such as group_size, sync_period or mode.
 
-    Attributes: the same, and every other option that a simulated method has, with its default; None
-        where methods have different ones.
+    Its attributes are these, and every other option that a simulated method has, with its default;
+    None where methods have different ones.
 
     Raises:
         TypeError: no simulated method has such an option.
