@@ -292,6 +292,21 @@ def test_ranks_that_wait_in_a_circle_of_joins_say_so_and_nobody_hangs(comm):
         collective.close()
 
 
+@pytest.mark.ranks(3, 4)
+@pytest.mark.transports("messages")
+def test_a_circle_is_found_where_a_collective_has_not_been_called(comm):
+    x, y = np.zeros(LENGTH), np.zeros(LENGTH)
+    a, b = [GroupAllreduce(comm, vector, stall=0) for vector in (x, y)]
+    with pytest.raises((ClosedError, DisagreementError, RankFailedError)) as raised:
+        if comm.rank > 0:
+            b.synchronize(y)
+        a.join(x)
+        b.join(y)
+    assert any("join both at once" in text for text in comm.allgather(str(raised.value)))
+    a.close()
+    b.close()
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.transports("messages")
 def test_who_waits_for_a_slow_rank_is_in_no_circle_with_those_that_have_joined(comm):

@@ -95,6 +95,7 @@ cdef class Calls(Interruptible):
         Interruptible.__init__(self, control, data, like, **options)
         self.guard = Guard()
         self.pid = getpid()
+        self.caller = PyThread_get_thread_ident()  # unless another one calls
 
     # What subclasses have beside
 
