@@ -175,6 +175,8 @@ OF_MODULES = {
         "averaging blocks that are not on the host": Bug(
             "self.group_reduction.staged = self.reduction.staged", "pass", UNSEEN
         ),
+    },
+    "group_averages": {
         "giving back the blocks of a group before the last": Bug(
             "self.group_reduction.more = group.next == NULL or not group.next.returns",
             "self.group_reduction.more = False",
@@ -190,6 +192,7 @@ PACKAGES = {
     "shared_memory": "exchange",
     "snapshots": "engine",
     "formed_groups": "engine",
+    "group_averages": "engine",
     "peer_vectors": "engine",
 }
 HEAD = f"""

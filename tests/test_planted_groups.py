@@ -8,7 +8,8 @@ import stand_in
 
 pytestmark = pytest.mark.launch
 
-MODULE = "formed_groups"
+MODULES = "formed_groups", "group_averages"
+CASES = [(module, bug) for module in MODULES for bug in planted.OF_MODULES[module]]
 JOB = """
 import signal
 import sys
@@ -60,23 +61,23 @@ with form(comm, vector, PlannedGroups, plan=plan) as average:
 def job(mpirun_text):
     path = stand_in.require()
 
-    def run(bug):
+    def run(bug, module):
         env = {"WAGMA_CUDA_LIBRARY": path, "STAND_IN_DELAY": "300"}
         env |= {"WAGMA_CUDA_AWARE": "0", "WAGMA_CUDA_IPC": "0", "WAGMA_TRANSPORT": "shared"}
         tests = str(planted.ROOT / "tests")
-        text = JOB.format(tests=tests, module=MODULE)
-        return mpirun_text(2, text, "", env=env | planted.environment(bug, MODULE))
+        text = JOB.format(tests=tests, module=module)
+        return mpirun_text(2, text, "", env=env | planted.environment(bug, module))
 
     return run
 
 
 def test_no_bug_is_found_where_there_is_none(job):
-    assert job(None).check().stderr == ""
+    assert job(None, "group_averages").check().stderr == ""
 
 
-@pytest.mark.parametrize("bug", planted.OF_MODULES[MODULE])
-def test_a_planted_bug_is_found(job, bug):
-    result = job(bug)
-    words = planted.OF_MODULES[MODULE][bug].words
+@pytest.mark.parametrize(("module", "bug"), CASES)
+def test_a_planted_bug_is_found(job, module, bug):
+    result = job(bug, module)
+    words = planted.OF_MODULES[module][bug].words
     assert result.returncode != 0, result
     assert re.search(rf"^stand-in\[\d+\]: .*{words}", result.stderr, re.M), result

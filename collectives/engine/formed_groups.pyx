@@ -1,17 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Averages of groups that a protocol forms, of any ranks, beside what all ranks do.
-
-A rank's groups are averaged one after the other, in its protocol's order; those of other ranks are
-under way at the same time.
-"""
+"""Calls of methods whose groups a protocol forms: what they wait for, and what Python calls."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
-from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
-from mpi4py.MPI cimport Comm
 
 from collectives.engine.calls cimport CALL
-from collectives.engine.group_queue cimport GroupQueue, Step
+from collectives.engine.group_averages cimport GroupAverages
 from collectives.engine.protocol_calls cimport (
     ANSWERED,
     EMPTY,
@@ -20,23 +13,14 @@ from collectives.engine.protocol_calls cimport (
     PAUSED,
     QUIET,
     RESUME,
-    ProtocolCalls,
 )
-from collectives.engine.waiting cimport SECOND, Waiting
-from collectives.exchange.clock cimport now
-from collectives.exchange.doubling cimport PHASES
-from collectives.exchange.exchange cimport Exchange
+from collectives.engine.waiting cimport Waiting
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.allocation cimport Memory
 from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.memory.layout cimport UserVector
-from collectives.protocols.formed_groups cimport GroupProtocol
 
 from collectives.errors import CudaError
 from collectives.result import Result
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
 
 cdef enum:
     # What the application wants: a call that averages nothing, and one whose vector is on its way
@@ -44,260 +28,9 @@ cdef enum:
     PASS_BY = FURTHER_WISHES
     AWAIT
 
-cdef enum:
-    # Tags of groups' exchanges, after that of messages. Ranks that have several groups in common
-    # average them in the same order, so that two with the same tag would still not be confused.
-    FIRST_TAG = 1
-    WINDOW = 64
 
-
-cdef class FormedGroups(ProtocolCalls):
-    """One rank of a method whose groups a protocol forms.
-
-    Args:
-        control, data, like, others: see `AllRanks`.
-        groups: a communicator of its own.
-        sharing: whether to average in memory that the ranks of a node share, where they can.
-    """
-
-    def __init__(self, Comm control, Comm data, like, *, Comm groups, bint sharing,
-                 bint by_messages=True, **others):
-        ProtocolCalls.__init__(self, control, data, like, by_messages=by_messages, **others)
-        self.queue = GroupQueue(groups)
-        self.messages = self.queue.messages
-        self.group_exchange = Exchange(groups, self.layout, None, by_messages)
-        self.group_reduction = self.group_exchange.reduction
-        if sharing:
-            self._share_memory(self.group_exchange, False, True)
-            if self.layout.space.deferred:  # averages over all ranks: see `AllRanks`
-                self._share_memory(self.exchange, False, True)
-        self.own = []
-        self.last_members = <int *>calloc(self.size, sizeof(int))
-        self.kept_arrays = <char **>calloc(3 * self.layout.count, sizeof(char *))
-        self.met = <double *>calloc(self.size, sizeof(double))
-        if self.last_members == NULL or self.kept_arrays == NULL or self.met == NULL:
-            raise MemoryError
-        self.model_arrays = self.kept_arrays + self.layout.count
-        self.mean_arrays = self.model_arrays + self.layout.count
-        # The host's takes no memory before an average of short vectors, or an exception, touches it.
-        self._place_in_own(self.kept_arrays, &self.kept)
-
-    def __dealloc__(self):
-        free(self.last_members)
-        free(self.met)
-        free(self.kept_arrays)
-
-    cdef int _place_in_own(self, char **arrays, char **vector) except -1:
-        """Allocate a vector of this rank's own."""
-        cdef Memory memory = self.layout.space.allocate(self.layout.size)
-        self.own.append(memory)
-        vector[0] = memory.address
-        self.layout.locate(arrays, memory.address)
-        return 0
-
-    def attach(self, GroupProtocol protocol, like):
-        """Let this protocol form groups, and begin; a passive rank's model is `like` at first."""
-        cdef UserVector opened
-        self.queue.attach(protocol)
-        if protocol.passive:
-            self._place_in_own(self.model_arrays, &self.model)
-            self._place_in_own(self.mean_arrays, &self.mean)
-            opened = UserVector(like, self.layout, 0)
-            self.layout.copy(self.model_arrays, opened.arrays)
-        # Nothing serves this collective yet, so the lock is not needed.
-        protocol.begin()
-
-    # Progress
-
-    cdef void _advance(self) noexcept nogil:
-        ProtocolCalls._advance(self)
-        if self.queue.progress():
-            self.rhythm.beat(now())
-        while self._step_group():
-            pass
-        if self.queue.error != 0:
-            self.error = self.queue.error
-        if self.group_reduction.error != 0:
-            self.error = self.group_reduction.error
-
-    cdef bint _is_busy(self) noexcept nogil:
-        return (ProtocolCalls._is_busy(self) or self.queue.is_under_way()
-                or self.queue.protocol.calling)
-
-    cdef long long progressed(self) noexcept nogil:
-        return (self.reduction.progress_count + self.group_reduction.progress_count
-                + self.queue.progress_count)
-
-    cdef long long _busy_ns(self) noexcept nogil:
-        return ProtocolCalls._busy_ns(self) + self.group_reduction.busy_ns
-
-    # Groups
-
-    cdef bint _step_group(self) noexcept nogil:
-        """Take what the protocol wants done first one step on; return whether it did."""
-        if self.copying or self.queue.first == NULL:
-            return False
-        if self.averaging:
-            if not self.group_exchange.progress():
-                return False
-            self._end_group(self.group_reduction.weight, self.gives)
-        elif self.queue.protocol.passive and not self._is_here():
-            return False
-        elif self.queue.first.returns:
-            self._return_call()
-        elif self.user != NULL and not self.vectors.knows_finite(self.user):
-            return False
-        else:
-            self._begin_group()
-        return True
-
-    cdef void _begin_group(self) noexcept nogil:
-        """Average what this rank gives with the others of the first group."""
-        cdef Step *group = self.queue.first
-        cdef char **arrays
-        self.rhythm.beat(now())
-        self.in_call = self.queue.protocol.calling and (self.user != NULL or self.has_kept)
-        if self.in_call:
-            self._add_what_moved()
-        if group.size == 1:
-            self._end_group(group.weights[0], True)
-            return
-        arrays = self._choose_vector()
-        self.averaging = True
-        self.group_reduction.more = group.next == NULL or not group.next.returns
-        if self.group_exchange.shares(group.members, group.size):
-            self._begin_in_memory(arrays)
-        else:
-            self._begin_by_messages(arrays)
-
-    cdef char **_choose_vector(self) noexcept nogil:
-        """Return what this rank gives, NULL for nothing; `gives`: whether that counts."""
-        if not self.in_call:
-            if not self.queue.protocol.passive:
-                return NULL
-            self.gives = True
-            return self.mean_arrays
-        if self.user == NULL:
-            return self.kept_arrays
-        self.gives = self.vectors.finite
-        if self.vectors.finite == UNKNOWN:
-            self._unlock_to_copy()
-            self.gives = self.layout.all_finite(self.user)
-            self._lock_after_copy()
-        if not self.gives:
-            self.contribution.leave_out()
-        return self.user
-
-    cdef void _begin_by_messages(self, char **arrays) noexcept nogil:
-        """Begin to average these arrays, or zeros that do not count."""
-        cdef Step *group = self.queue.first
-        cdef int tag = FIRST_TAG + <int>(group.number % WINDOW) * PHASES
-        cdef bint gives = arrays != NULL and self.gives
-        cdef bint given = gives and arrays == self.user
-        cdef char *source = self.kept
-        if arrays == NULL or arrays == self.user and not gives:
-            self._unlock_to_copy()
-            self.layout.zero(self.kept_arrays)
-            self._lock_after_copy()
-        elif arrays == self.mean_arrays:
-            source = self.mean if self.moved else self.model
-        self.group_exchange.begin(
-            group.members, group.size, group.me, tag, group.weights[group.me] if gives else 0,
-            source, self.user, given, False, self.kept_arrays if arrays == NULL else arrays,
-            NULL, NULL)
-
-    cdef void _begin_in_memory(self, char **arrays) noexcept nogil:
-        """Begin to average where all members see it; a vector that does not count is not read."""
-        cdef Step *group = self.queue.first
-        cdef double weight = group.weights[group.me] if arrays != NULL and self.gives else 0
-        if arrays == self.mean_arrays and not self.moved:
-            self._unlock_to_copy()
-            self.layout.copy(arrays, self.model_arrays)
-            self._lock_after_copy()
-        self.group_exchange.shared.describe(False, False, weight, weight)
-        self.group_exchange.begin_in_memory(
-            group.number, True, group.members, group.size, arrays, arrays != NULL, True)
-
-    cdef void _end_group(self, double weight, bint timely) noexcept nogil:
-        """The first group has averaged, with this total weight; one of one rank changes nothing."""
-        cdef Step *group = self.queue.first
-        cdef int i
-        self.averaging = False
-        self.groups_reduced += 1
-        if group.size > 1:
-            for i in range(group.size):
-                self.met[group.members[i]] += 1 / <double>group.size
-        if self.in_call:
-            memcpy(self.last_members, group.members, group.size * sizeof(int))
-            self.last_size = group.size
-            self.last_weight = weight
-            self.last_timely = timely
-            if group.size > 1 and weight > 0:
-                self._has_changed()
-        else:
-            self.groups_passive += 1
-            self.moved |= self.queue.protocol.passive and weight > 0 and group.size > 1
-        self.queue.finish()
-
-    cdef void _return_call(self) noexcept nogil:
-        """The application's vector is what it gets; a passive rank keeps a copy."""
-        cdef char **source = self.user if self.user != NULL else self.kept_arrays
-        if self.queue.protocol.passive:
-            self._add_what_moved()
-            self._unlock_to_copy()
-            self.layout.copy(self.model_arrays, source)
-            self._lock_after_copy()
-            self.moved = False
-            self.unreturned = self.user == NULL
-        self.has_kept = False
-        self.queue.finish()
-
-    cdef void _add_what_moved(self) noexcept nogil:
-        """Add to the application's vector what averages have changed since it last got one."""
-        if self.moved and not self.unreturned and self.user != NULL:
-            self._unlock_to_copy()
-            self.layout.add_change(self.user, self.mean_arrays, self.user, self.model_arrays)
-            self._lock_after_copy()
-            self._has_changed()
-        self.moved = False
-
-    cdef void _has_changed(self) noexcept nogil:
-        """The application's vector is no longer what its call gave."""
-        self.changed = True
-        self.vectors.finite = UNKNOWN
-
-    # What an exception interrupts
-
-    cdef void _forget_user(self) noexcept nogil:
-        """The application's memory is its own again; its call goes on without, if it does."""
-        cdef long long end = now() + SECOND
-        cdef char **user
-        self.awaits = False
-        while self.copying or self.queue.protocol.calling and not self._is_here():
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
-        # What other threads begin from here on is without it.
-        user, self.user = self.user, NULL
-        if user == NULL or not self.queue.protocol.calling:
-            return
-        if self.averaging and self.in_call:
-            self.group_exchange.adopt(self.kept_arrays)
-            self.group_reduction.target = self.kept_arrays
-            self.group_exchange.divert()
-        else:
-            self.layout.copy(self.kept_arrays, user)
-            self.gives = self.vectors.finite
-            if self.vectors.finite == UNKNOWN:
-                self.gives = self.layout.all_finite(self.kept_arrays)
-        self.has_kept = True
-        # Members that run end their messages soon; one that is stopped is not waited for long.
-        while (self.averaging and self.group_exchange.uses(user) and self.error == 0
-                and now() < end):
-            self.group_exchange.progress()
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
+cdef class FormedGroups(GroupAverages):
+    """One rank of a method whose groups a protocol forms; see `GroupAverages`."""
 
     # What callers wait for, and say of it
 
@@ -308,14 +41,14 @@ cdef class FormedGroups(ProtocolCalls):
             return self.queue.first == NULL and self.queue.protocol.is_quiet()
         if goal == EMPTY:
             return self.queue.first == NULL and self.messages.is_over()
-        return ProtocolCalls._reached(self, goal)
+        return GroupAverages._reached(self, goal)
 
     cdef long long _calls_made(self) noexcept nogil:
         return self.queue.protocol.calls
 
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         """Which group is under way is told as its number plus one; 0: none."""
-        ProtocolCalls._describe_call(self, answer)
+        GroupAverages._describe_call(self, answer)
         answer[3] = self.queue.protocol.calling
         answer[1] = self.queue.first.number + 1 if self.averaging else 0
 
@@ -339,7 +72,7 @@ cdef class FormedGroups(ProtocolCalls):
         or after twice the time, as on the controller's rank something may always move.
         """
         cdef long long limit = self.stall if waiting.said else 2 * self.stall
-        ProtocolCalls._look_for_stalls(self, goal, waiting, time)
+        GroupAverages._look_for_stalls(self, goal, waiting, time)
         if self.stall and time - max(waiting.began, waiting.overdue) >= limit:
             waiting.overdue = time
             with nogil:
@@ -448,7 +181,7 @@ cdef class FormedGroups(ProtocolCalls):
 
     cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
         if what != CALL:
-            return ProtocolCalls._give(self, what, arrays, weight)
+            return GroupAverages._give(self, what, arrays, weight)
         self.group_reduction.staged = self.reduction.staged
         self.vectors.asked = False
         self.user = arrays

@@ -1,0 +1,48 @@
+from collectives.engine.group_queue cimport GroupQueue
+from collectives.engine.protocol_calls cimport ProtocolCalls
+from collectives.exchange.exchange cimport Exchange
+from collectives.exchange.reduction cimport Reduction
+
+cdef class GroupAverages(ProtocolCalls):
+    cdef readonly GroupQueue queue
+    cdef Exchange group_exchange
+    cdef Reduction group_reduction
+    # The exchange of the queue's first group is under way, for the application's call.
+    cdef bint averaging, in_call
+    # The application's call has changed its vector.
+    cdef bint changed
+    # The application's arrays; NULL where it is in no call, or an exception has ended its part.
+    cdef char **user
+    # The memory of this rank's vectors.
+    cdef list own
+    # What goes on in place of the application's vector then; zeros, where it gives nothing.
+    cdef char *kept
+    cdef char **kept_arrays
+    # Whether there is such a vector to go on with, and whether it is finite.
+    cdef bint has_kept, gives
+    # Of passive ranks: what the application last got, and what averages have made of it since
+    # (`moved`); whether the application does not have the first, since an exception ended its call.
+    cdef char *model
+    cdef char *mean
+    cdef char **model_arrays
+    cdef char **mean_arrays
+    cdef bint moved, unreturned
+    # The last group of the call: what it was, and the weight of its mean.
+    cdef int *last_members
+    cdef int last_size
+    cdef double last_weight
+    cdef bint last_timely
+    cdef long long groups_reduced, groups_passive
+    # Of each rank, the sum of 1/|S| over the groups S that it and this one were in.
+    cdef double *met
+
+    cdef int _place_in_own(self, char **arrays, char **vector) except -1
+    cdef bint _step_group(self) noexcept nogil
+    cdef void _begin_group(self) noexcept nogil
+    cdef char **_choose_vector(self) noexcept nogil
+    cdef void _begin_by_messages(self, char **arrays) noexcept nogil
+    cdef void _begin_in_memory(self, char **arrays) noexcept nogil
+    cdef void _end_group(self, double weight, bint timely) noexcept nogil
+    cdef void _return_call(self) noexcept nogil
+    cdef void _add_what_moved(self) noexcept nogil
+    cdef void _has_changed(self) noexcept nogil
