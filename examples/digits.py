@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 mpiexec -n 4 python digits.py --method PartialReduce
 
-Each rank trains on its share of the images; one rank is slow now and then.
+Each rank trains on its share of the images, and one step in ten is slow.
 """
 
 import argparse
@@ -58,15 +58,17 @@ def main():
             if delays.random() < 0.1:  # a straggler's step
                 time.sleep(arguments.delay)
             optimizer.step()
-        seconds = comm.gather(time.perf_counter() - began)
-        optimizer.synchronize()  # from here on all ranks have the average of their models
+        seconds = time.perf_counter() - began
+        # Before any other communication: some methods wait for ranks that still make steps.
+        optimizer.synchronize()  # all ranks have the average of their models now
         after = accuracy()
+        seconds = comm.gather(seconds)
         models = comm.gather([parameter.tolist() for parameter in model.parameters()])
     if comm.rank == 0:
         print(f"{arguments.method}: seconds of each rank:", *(f"{each:.2f}" for each in seconds))
         print("all ranks have the same model:", all(each == models[0] for each in models))
         print(f"accuracy: {before:.3f} before, {after:.3f} after {arguments.steps} steps")
-        print("expected on 4 ranks with default arguments: about 0.96")
+        print("expected on 4 ranks after 200 steps by any method: about 0.96")
 
 
 if __name__ == "__main__":

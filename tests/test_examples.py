@@ -51,10 +51,11 @@ def needs_cupy(path):
 
 
 @pytest.mark.launch
+@pytest.mark.timeout(200)
 def test_examples_do_on_two_ranks_what_they_say(mpirun, tmp_path):
     """One after the other, in one job, which imports torch once."""
     argv = [[str(pages.ROOT / "examples" / name), *arguments] for name, *arguments in SMALL]
-    ended = mpirun(2, "-c", ALL_OF_THEM, json.dumps(argv), timeout=110, cwd=tmp_path).check()
+    ended = mpirun(2, "-c", ALL_OF_THEM, json.dumps(argv), timeout=180, cwd=tmp_path).check()
     printed = re.split(r"^== end (\w+) torch\n", ended.stdout, flags=re.MULTILINE)
     assert printed[1] == "without" and {*printed[3::2]} == {"with"}
     assert printed.pop() == ""
@@ -87,9 +88,9 @@ def test_every_example_is_run_and_listed():
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_says_how_it_is_started(path):
     assert len(path.read_text().splitlines()) < MOST_LINES
-    (line,) = re.findall(r"^    (\S.*)$", ast.get_docstring(ast.parse(path.read_text())), re.M)
-    assert re.search(r"\b(mpiexec -n 4 python|torchrun --nproc-per-node 4) ", line)
-    assert path.name in line.split()
+    lines = re.findall(r"^    (\S.*)$", ast.get_docstring(ast.parse(path.read_text())), re.M)
+    start = rf"\b(mpiexec -n \d python|torchrun --nproc-per-node \d) {path.name}\b"
+    assert any(re.search(start, line) for line in lines), lines
 
 
 def test_the_page_shows_how_the_two_loops_differ():
