@@ -1,4 +1,4 @@
-"""Train with WAGMA: steps average models in small groups; only every tenth waits for all ranks.
+"""Train with WAGMA: only every tenth step waits for all ranks.
 
     OMP_NUM_THREADS=1 mpiexec -n 4 python ddp_after.py
 

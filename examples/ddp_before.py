@@ -1,4 +1,4 @@
-"""Train with DistributedDataParallel: every step averages gradients, and waits for all ranks.
+"""Train with DistributedDataParallel: every step waits for all ranks.
 
     torchrun --nproc-per-node 4 ddp_before.py
 
