@@ -21,7 +21,7 @@ VENV := .venv
 MPI := mpich
 READY :=
 TREE := .
-SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives docs slurm tests tools wagma
+SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives docs examples slurm tests tools wagma
 
 -include $(VENV)/mpi.mk
 ifdef MPICC

@@ -16,7 +16,7 @@ from wagma.commands import compare, train
 from wagma.commands.preparation import check_ranks
 from wagma.methods.__main__ import table
 
-KINDS = {"python", "sh", "text"}  # text: what a command prints
+KINDS = {"diff", "python", "sh", "text"}  # text: what a command prints
 MOST_LINES = 250  # of the README, which is read first
 MODULES = ("collectives", "wagma")
 COMMON = {"comm", "transport", "engine", "stall", "abort", "log_level"}
@@ -29,7 +29,7 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
 def test_files_of_the_source_tree_that_are_named_are_there(page):
-    folders = "benchmarks|collectives|docs|slurm|tests|wagma"
+    folders = "benchmarks|collectives|docs|examples|slurm|tests|wagma"
     paths = [code for code in pages.inline(page) if re.fullmatch(rf"({folders})/\S*", code)]
     gone = [path for path in paths if not (pages.ROOT / path).exists()]
     assert [path for path in gone if "NAME" not in path] == []
