@@ -195,4 +195,4 @@ def test_mps_is_started_tried_and_ended(gpu, monkeypatch, tmp_path):
     assert not Path(env["CUDA_MPS_PIPE_DIRECTORY"]).exists()
     monkeypatch.setenv("WAGMA_CUDA_LIBRARY", "/nowhere/libcuda.so")
     with gpu.mps() as (_, why_not):
-        assert why_not.startswith("MPS: OSError: /nowhere/libcuda.so")
+        assert why_not.startswith("MPS: ") and "/nowhere/libcuda.so" in why_not
