@@ -225,7 +225,17 @@ API Result cuStreamCreateWithPriority(void **handle, unsigned flags, int priorit
 API Result cuStreamCreate(void **handle, unsigned flags) {
     return cuStreamCreateWithPriority(handle, flags, 0);
 }
-API Result cuStreamDestroy_v2(void *handle) { ON_STREAM(handle, remove_stream(stream)) }
+API Result cuStreamDestroy_v2(void *handle) {
+    pthread_mutex_lock(&lock);
+    Stream *stream = stream_of(handle);
+    Result result = stream ? failure : INVALID_HANDLE;
+    if (current_device() < 0)
+        result = INVALID_CONTEXT;
+    else if (stream)
+        remove_stream(stream); /* also after a failure: there are only so many */
+    pthread_mutex_unlock(&lock);
+    return result;
+}
 API Result cuStreamQuery(void *handle) {
     ON_STREAM(handle, {
         if (stream->ended < stream->issued)
