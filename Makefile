@@ -41,12 +41,13 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 	collectives/memory collectives/protocols collectives/exchange collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
-.PHONY: help train test test-openmpi test-cuda-mpi tree bench lint docs clean
+.PHONY: help train test test-extra test-openmpi test-cuda-mpi tree bench lint docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   train on NP=$(NP) ranks; ARGS go to 'wagma train'"
 	@echo "make test    run all tests; ARGS go to pytest"
+	@echo "make test-extra  what takes long beside: planted bugs, the benchmark of GPUs"
 	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
 	@echo "make test-cuda-mpi  tests of devices with a CUDA-aware MPI, in .venv-cuda-mpi; no GPU needed"
 	@echo "make bench   measure; ARGS go to the benchmarks"
@@ -59,6 +60,9 @@ train: $(VENV)/built
 
 test: $(VENV)/built
 	@$(RUN) $(TREE)/tests/run.py $(ARGS)
+
+test-extra:
+	@$(MAKE) --no-print-directory test ARGS='--extra $(ARGS)'
 
 # MPICC and MPIEXEC, where given, are .venv's.
 OPENMPI := VENV=.venv-openmpi MPI=openmpi TREE=build/openmpi MPICC= MPIEXEC=

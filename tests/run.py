@@ -1,10 +1,11 @@
 """Run the whole suite: tests of one process and launched jobs, MPI tests at each number of ranks.
 
 Tests of torch's test device are in processes of their own, where it then stays. --brief leaves only
-what another MPI is most likely to break: the tests of four ranks. --cuda-mpi leaves only the MPI
-tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in for its driver. Other arguments
-go to every pytest. Each part must pass, and must run something unless the arguments select tests;
-the exit status is 0 only then.
+what another MPI is most likely to break: the tests of four ranks. --extra runs what takes too long
+for the rest: bugs planted into what devices do, and the benchmark of GPUs. --cuda-mpi leaves only
+the MPI tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in for its driver. Other
+arguments go to every pytest. Each part must pass, and must run something unless the arguments
+select tests; the exit status is 0 only then.
 """
 
 import os
@@ -25,15 +26,18 @@ TIME_LIMIT = 900  # seconds, of a part; only a hang takes so long
 YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
 
-def parts(brief, cuda_mpi):
+def parts(brief, cuda_mpi, extra):
     pytest = [sys.executable, "-m", "pytest"]
     # The ranks' caches would overwrite each other.
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread"]
+    # On all cores. While jobs wait for what they test, tests of one process go on.
+    cores = [*pytest, "-n", "auto", "--dist", "worksteal"]
+    if extra:
+        yield "extra", [*cores, "-m", "extra"]
+        return
     here, there = "not torch_device", "torch_device"
     if not (brief or cuda_mpi):
-        # On all cores. While jobs wait for what they test, tests of one process go on.
-        cores = [*pytest, "-n", "auto", "--dist", "worksteal"]
-        yield "one process", [*cores, "-m", f"not mpi and {here}"]
+        yield "one process", [*cores, "-m", f"not mpi and {here} and not extra"]
         yield "its test device", [*pytest, "-m", f"{there} and not mpi"]
     if cuda_mpi:
         mpi += sorted(str(path) for pattern in DEVICES for path in Path("tests").glob(pattern))
@@ -87,12 +91,13 @@ def main(arguments):
     # A terminated run still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.chdir(Path(__file__).parent.parent)
-    brief, cuda_mpi = (option in arguments for option in ("--brief", "--cuda-mpi"))
-    arguments = [each for each in arguments if each not in ("--brief", "--cuda-mpi")]
+    options = "--brief", "--cuda-mpi", "--extra"
+    brief, cuda_mpi, extra = (option in arguments for option in options)
+    arguments = [each for each in arguments if each not in options]
     if cuda_mpi:
         os.environ |= stand_in_for_mpi()
     lines, good, ran = [], True, False
-    for name, command in parts(brief, cuda_mpi):
+    for name, command in parts(brief, cuda_mpi, extra):
         print(f"\n=== tests: {name}", flush=True)
         began = time.monotonic()
         status = run([*command, *arguments])

@@ -30,6 +30,7 @@ def environment(library, **more):
     return {"WAGMA_CUDA_LIBRARY": library, "STAND_IN_DELAY": "1", "PYTHONPATH": path, **more}
 
 
+@pytest.mark.extra
 @pytest.mark.launch
 def test_it_measures_what_it_says(mpirun, tmp_path):
     """On a driver that has no function for tests, as a real one."""

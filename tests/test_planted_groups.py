@@ -6,7 +6,7 @@ import planted
 import pytest
 import stand_in
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.extra, pytest.mark.launch]
 
 MODULES = "formed_groups", "group_averages"
 CASES = [(module, bug) for module in MODULES for bug in planted.OF_MODULES[module]]

@@ -6,6 +6,8 @@ import device_passes
 import planted
 import pytest
 
+pytestmark = pytest.mark.extra
+
 JOB = """
 import ctypes
 import sys

@@ -6,7 +6,7 @@ import planted
 import pytest
 import stand_in
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.extra, pytest.mark.launch]
 
 JOB = """
 import contextlib
