@@ -12,14 +12,10 @@ from wagma import logs
 @pytest.fixture(autouse=True)
 def as_before():
     """Leave Python's logging as it was."""
-    loggers = [logging.getLogger(name) for name in (None, *logs.LOGGERS)]
-    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    levels = [(logger, logger.level) for logger in map(logging.getLogger, logs.LOGGERS)]
     yield
-    logging.captureWarnings(False)
-    for logger, level, handlers in before:
-        for handler in set(logger.handlers) - set(handlers):
-            logger.removeHandler(handler)
-            handler.close()
+    logs.stop()
+    for logger, level in levels:
         logger.setLevel(level)
 
 
@@ -55,6 +51,18 @@ def test_a_line_names_the_logger_and_the_level(capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first == "collectives: warning: rank 3 is missing"
     assert second == "wagma.train: error: a mistake"
+
+
+def test_a_second_command_of_a_process_has_a_terminal_and_a_file_of_its_own(capsys, tmp_path):
+    handlers = logging.getLogger().handlers[:]
+    for rank in range(2):
+        logs.start("warning", rank=0)
+        logs.to_file(tmp_path, rank)
+    speak()
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-0001.log"]
+    logs.stop()
+    assert logging.getLogger().handlers == handlers
 
 
 def test_the_variable_does_not_overrule_the_command(monkeypatch):

@@ -1,8 +1,8 @@
-"""Where log messages go: rank 0's to the terminal, every rank's to a file of its run.
+"""Destinations of log messages: rank 0's on the terminal, every rank's in a file of its run.
 
-The messages are those of the loggers "wagma" and "collectives", and warnings and errors of any
-other, Python's own warnings included. A rank other than 0 never writes to the terminal, and what
-it says is not lost: files have every rank's messages from "info" on, whatever the terminal shows.
+The messages are those of the loggers "wagma" and "collectives", and warnings and errors of all
+others, including Python's own warnings. Ranks other than 0 never write to the terminal, but files
+have every rank's messages from "info" up, whatever the terminal shows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ VARIABLE = "WAGMA_LOG_LEVEL"
 LOGGERS = ("wagma", "collectives")
 FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
+_handlers: list[logging.Handler] = []  # the root logger's, as far as they are this module's
+
 
 class Terminal(logging.Handler):
-    """Writes "wagma: warning: …" to what is standard error now: a progress bar replaces it."""
+    """Writes "wagma: warning: …" to the current standard error, which a progress bar replaces."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one message."""
@@ -31,17 +33,16 @@ class Terminal(logging.Handler):
 def start(level: str, rank: int) -> None:
     """Let rank 0's messages from ``level`` on appear on standard error.
 
+    An earlier call's terminal and file get no more messages: a process may run several commands.
+
     Args:
         level: One of `LEVELS`.
         rank: This process's.
     """
     number = getattr(logging, level.upper())
-    root = logging.getLogger()
-    if rank == 0:
-        terminal = Terminal(number)
-        root.addHandler(terminal)
-    else:
-        root.addHandler(logging.NullHandler())  # without any, logging would write warnings itself
+    stop()
+    # Without any handler, logging would write warnings itself.
+    _add(Terminal(number) if rank == 0 else logging.NullHandler())
     for name in LOGGERS:
         logging.getLogger(name).setLevel(min(number, logging.INFO))
     os.environ.pop(VARIABLE, None)  # a collective would set its logger's level to it
@@ -57,4 +58,18 @@ def to_file(run: Path, rank: int) -> None:
     """
     file = logging.FileHandler(run / f"rank-{rank:04}.log", encoding="utf-8", delay=True)
     file.setFormatter(logging.Formatter(FILE_FORMAT))
-    logging.getLogger().addHandler(file)
+    _add(file)
+
+
+def stop() -> None:
+    """Write no more messages to the terminal and the files."""
+    logging.captureWarnings(False)
+    while _handlers:
+        handler = _handlers.pop()
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def _add(handler: logging.Handler) -> None:
+    _handlers.append(handler)
+    logging.getLogger().addHandler(handler)
