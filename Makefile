@@ -21,7 +21,7 @@ VENV := .venv
 MPI := mpich
 READY :=
 TREE := .
-SHOWN := LICENSE README.md pyproject.toml setup.py benchmarks build_backend collectives docs examples slurm tests tools wagma
+SHOWN := CHANGELOG.md CITATION.cff CONTRIBUTING.md LICENSE MANIFEST.in README.md pyproject.toml setup.py benchmarks build_backend collectives docs examples slurm tests tools wagma
 
 -include $(VENV)/mpi.mk
 ifdef MPICC
@@ -41,18 +41,19 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 	collectives/memory collectives/protocols collectives/exchange collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
-.PHONY: help train test test-extra test-openmpi test-cuda-mpi tree bench lint docs clean
+.PHONY: help train test test-extra test-openmpi test-cuda-mpi tree bench lint docs dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   train on NP=$(NP) ranks; ARGS go to 'wagma train'"
-	@echo "make test    run all tests; ARGS go to pytest"
-	@echo "make test-extra  what takes long beside: planted bugs, the benchmark of GPUs"
+	@echo "make test    run the tests; ARGS go to pytest"
+	@echo "make test-extra  tests that take long: explorations, planted bugs, the benchmark of GPUs"
 	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
 	@echo "make test-cuda-mpi  tests of devices with a CUDA-aware MPI, in .venv-cuda-mpi; no GPU needed"
 	@echo "make bench   measure; ARGS go to the benchmarks"
-	@echo "make lint    check the style"
+	@echo "make lint    check the style, the types and the stubs"
 	@echo "make docs    build the documentation as a site, in build/site"
+	@echo "make dist    build an sdist and a wheel, in dist, and try them in a clean environment"
 	@echo "make clean   remove what was built, except the environments"
 
 train: $(VENV)/built
@@ -87,9 +88,22 @@ tree:
 bench: $(VENV)/built
 	@$(RUN) -m benchmarks $(ARGS)
 
-lint: $(VENV)/installed
+STUBS := $(wildcard collectives/*/*.pyi wagma/*/*.pyi)
+
+lint: $(VENV)/installed $(VENV)/stubs
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
+	@$(RUN) -m mypy
+
+# Compare the stubs with the built modules. On PYTHONPATH our packages are as if installed, so that
+# only stubs are checked.
+$(VENV)/stubs: $(STUBS) $(VENV)/built
+	@PYTHONPATH='$(CURDIR)' $(RUN) -m mypy.stubtest --ignore-missing-stub --ignore-disjoint-bases \
+		$(subst /,.,$(STUBS:.pyi=))
+	@touch $@
+
+dist:
+	@$(PYTHON) tools/check_dist.py dist
 
 # The API's pages are made of the sources, so that nothing else is installed or built.
 docs: .venv-docs/installed
@@ -105,7 +119,7 @@ docs: .venv-docs/installed
 	@touch $@
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .venv*/built
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .venv*/built
 	find collectives wagma tests benchmarks \( -name '*.so' -o -name __pycache__ \) \
 		-prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -114,7 +128,7 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 	@touch $@
 
 # --no-build-isolation: the extension must see the MPI and the mpi4py that it will run with.
-$(VENV)/installed: $(VENV)/tools $(READY) pyproject.toml
+$(VENV)/installed: $(VENV)/tools $(READY) pyproject.toml wagma/__init__.py
 	@echo "Building wagma"
 	@WAGMA_EXTENSIONS=later $(PIP) --no-build-isolation --editable '$(TREE)[test,plot]'
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -c 'import matplotlib.figure, rich.progress, torch._dynamo'

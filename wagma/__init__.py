@@ -1,14 +1,19 @@
 """WAGMA-SGD for PyTorch, on wait-avoiding collectives over MPI.
 
-``wagma.WAGMA`` wraps any torch optimizer; the command ``wagma`` trains an example. Importing the
-package loads neither torch nor MPI: what needs them is loaded when it is first asked for.
+``wagma.WAGMA`` wraps any torch optimizer; the command ``wagma`` trains, compares and simulates.
+Importing the package loads neither torch nor MPI; its attributes load them on first use.
 """
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wagma.optim import WAGMA
+
+__version__ = "0.2.0"
 __all__ = ["WAGMA", "__version__"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name == "WAGMA":
         from wagma.optim import WAGMA
 
