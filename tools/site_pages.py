@@ -6,7 +6,12 @@ from pathlib import Path, PurePosixPath
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = {"README.md": "readme.md", "benchmarks/results/README.md": "results.md"}
+OUTSIDE = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "readme.md",
+    "benchmarks/results/README.md": "results.md",
+}
 SOURCES = {page: source for source, page in OUTSIDE.items()}
 LINK = re.compile(r"(\]\(|src=\")([^)\s\"]+)")
 
