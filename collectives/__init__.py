@@ -1,15 +1,14 @@
 """Wait-avoiding collectives for MPI.
 
 `GroupAllreduce` averages numpy vectors over groups of ranks that change with every call, without
-waiting for late ranks; `PartialAllreduce`, of eager-SGD, averages what ranks put in over all of
-them; `ReadyGroupAllreduce`, of Partial Reduce, averages in groups of the ranks that are ready
-first; `TriggeredAverage` averages over all ranks when the first of them has made enough calls, and
-waits for the others until the end of the call that they are in. `collectives.topology` says who
-meets whom. `NeighborAverage`, `QueuedNeighborAverage`, `PushSum`, `PairwiseAverage` and
-`ParameterServer` have vectors sent from rank to rank, along the edges of `collectives.graphs`;
-`UpdateQueue` is the queue of such vectors by itself. `GeneratedGroupAllreduce` averages over groups
-that a generator forms of the ranks that are there. Collectives that are made with arrays on a CUDA
-device take such arrays: see `collectives.device`.
+waiting for stragglers. `PartialAllreduce`, of eager-SGD, averages contributions over all ranks.
+`ReadyGroupAllreduce`, of Partial Reduce, averages in groups of the ranks that are ready first.
+`GeneratedGroupAllreduce`, of Ripples, averages in groups that a generator makes. `TriggeredAverage`
+averages over all ranks when the first of them has made enough calls; the others take part at the
+end of their current step. `collectives.topology` computes groups. In `NeighborAverage`,
+`QueuedNeighborAverage`, `PushSum`, `PairwiseAverage` and `ParameterServer` ranks send their vectors
+to each other, along the edges of `collectives.graphs`; `UpdateQueue` is such a queue by itself.
+Collectives constructed with arrays on a CUDA device accept such arrays: see `collectives.device`.
 Importing this package neither initializes MPI nor imports torch.
 """
 

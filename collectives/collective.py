@@ -1,4 +1,4 @@
-"""What all collectives have in common: how ranks make one, tell of failures, and close it."""
+"""The base class of all collectives: construction, failures and closing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from collectives import device, process, settings
 from collectives.agreement import raise_collectively, singleton_error
@@ -14,6 +16,13 @@ from collectives.errors import CollectiveError, CudaError
 from collectives.meeting import meet
 from collectives.node import Node
 from collectives.statistics import Statistics
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from types import TracebackType
+
+    from mpi4py import MPI
+    from typing_extensions import Self
 
 __all__ = ["Collective", "check_comm"]
 
@@ -21,27 +30,30 @@ BETWEEN_LOOKS = 1e-4  # seconds
 
 
 class Collective(Described):
-    """A collective of the ranks of a communicator; not for use by itself.
+    """A collective of the ranks of a communicator; base class, not for use by itself.
 
-    A class says in `_allocate` how this rank's part is made.
+    A subclass makes this rank's part in `_allocate`.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
         engine: as given or by default.
         native: this rank's part, an `AllRanks` of the engine.
-        path: how vectors are averaged: on the "host"; "staged", on the host by way of a copy of
-            those on a device; or "direct", on the device. `path_reason`: a sentence.
+        path: how vectors are averaged: on the "host"; "staged", on the host with copies of the
+            vectors on a device; or "direct", on the device. `path_reason`: the reason, a sentence.
     """
 
     # Whether vectors can be averaged on a device.
     _on_devices = False
+    # Copies of its vectors, if these are on a device.
+    _copies: Any
+    native: Any
 
-    def _construct(self, comm, like, **given):
-        """Agree with the other ranks on what is given, and build this rank's part; collective.
+    def _construct(self, comm: MPI.Intracomm, like: Any, **given: Any) -> None:
+        """Agree on the arguments with the other ranks, and build this rank's part; collective.
 
         Args:
             like: array or list of arrays, as they are averaged.
-            given: the constructor's arguments, among them engine, transport, stall, abort and
+            given: the constructor's arguments, including engine, transport, stall, abort and
                 log_level.
         """
         check_comm(comm)
@@ -63,8 +75,10 @@ class Collective(Described):
                 process.release(self)
                 raise
 
-    def _agree(self, comm, like, given, error):
-        """Raise, on all ranks alike, what is wrong with what any of them has given."""
+    def _agree(
+        self, comm: MPI.Intracomm, like: Any, given: dict[str, Any], error: Exception | None
+    ) -> None:
+        """Raise, on all ranks, an error in the arguments of any rank."""
         from mpi4py import MPI
 
         error = (
@@ -77,16 +91,16 @@ class Collective(Described):
         raise_collectively(comm, error)
         raise_collectively(comm, settings.difference(comm, given))
 
-    def _argument_error(self, comm, given) -> Exception | None:
-        """Return what is wrong with the arguments that only this class has."""
+    def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
+        """Return the error in the arguments that only this class has."""
         return None
 
-    def _build(self, native, comm, like, given):
+    def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.engine = given["engine"]
         settings.set_log_level(given["log_level"])
         node = Node(comm)
-        self._communicators = comm.Dup(), comm.Dup()
+        self._communicators: tuple[MPI.Intracomm, ...] = comm.Dup(), comm.Dup()
         self._identity = comm.bcast(secrets.randbits(62))
         self.native = None
         try:
@@ -104,12 +118,12 @@ class Collective(Described):
         self.native.listen()
         process.add(self, self.engine)
 
-    def _allocate(self, native, node, like, given):
+    def _allocate(self, native: Any, node: Node, like: Any, given: dict[str, Any]) -> None:
         """Make this rank's part, or raise on all ranks; collective."""
         raise NotImplementedError
 
-    def _common(self, node, like, given) -> dict:
-        """Return what every rank's part is made of."""
+    def _common(self, node: Node, like: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments that every rank's part is made of."""
         single = not isinstance(like, (list, tuple))
         direct = self.path == "direct"
         return {
@@ -125,63 +139,66 @@ class Collective(Described):
             "by_messages": not direct or self._copies.by_messages,
         }
 
-    def _initial(self, like):
-        """Return the initial vector where it is averaged: on a device, or else `like`."""
+    def _initial(self, like: Any) -> Any:
+        """Return the initial vector as it is averaged: on a device, or else `like`."""
         return self._copies.arrays if self.path == "direct" else like
 
-    def _share(self, node, asked, make) -> bool:
-        """Make this rank's part, in memory that the ranks of its node share where they can.
+    def _share(
+        self, node: Node, asked: str | None, make: Callable[[bool], Exception | None]
+    ) -> bool:
+        """Make this rank's part, in memory shared with the ranks of its node if possible.
 
         Args:
-            asked: the transport that is asked for; None: whatever there is.
-            make: function of whether memory is shared that makes `native`, and returns the error
-                where it cannot.
+            asked: the transport given; None: any.
+            make: function that makes `native`, given whether memory is shared, and returns the
+                error if it cannot.
 
         Returns:
             Whether memory is shared on this node.
 
         Raises:
-            RuntimeError, MemoryError: it cannot be made so; on all ranks.
+            RuntimeError, MemoryError: it cannot be made with this transport; on all ranks.
         """
         direct = self.path == "direct"
         sharing = asked != "messages" and len(node.ranks) > 1
         sharing = sharing and (not direct or self._copies.maps)
         raise_collectively(self.comm, make(sharing))
-        error = node.share(self.native) if sharing else None
+        failure = node.share(self.native) if sharing else None
         if asked == "shared":
-            why_not = error or node.elsewhere
+            why_not = failure or node.elsewhere
             raise_collectively(
                 self.comm, RuntimeError(f"transport: {why_not}") if why_not else None
             )
         if direct and not self._copies.by_messages:
-            raise_collectively(self.comm, CudaError(error) if error else None)
-        if any(self.comm.allgather(error is not None)):
-            if error is not None:
+            raise_collectively(self.comm, CudaError(failure) if failure else None)
+        if any(self.comm.allgather(failure is not None)):
+            error = None
+            if failure is not None:
                 self.native, sharing = None, False
                 error = make(sharing)
             raise_collectively(self.comm, error)
         return sharing
 
-    def _load(self, vector, version):
-        """Let all ranks go on from another version; collective."""
+    def _load(self, vector: Any, version: int) -> None:
+        """Let all ranks continue from another version; collective."""
         error = settings.version_error(version)
         if error:
             self.fail(error)
             raise error
         self.native.load(vector, version)
 
-    def statistics(self):
+    def statistics(self) -> Statistics:
         """Return the `collectives.statistics.Statistics` of this rank so far."""
         return Statistics(*self.native.statistics())
 
-    def fail(self, error):
-        """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
+    def fail(self, error: BaseException) -> None:
+        """Tell all ranks of this rank's `error`: their calls raise it, and they can only close."""
         if self._is_ours() and not (self.closed or self.native.broken):
             self.native.fail(process.describe(error))
 
     @contextlib.contextmanager
-    def failing_collectively(self):
-        """Tell all ranks of an error in the block, unless it is one that all are told of."""
+    def failing_collectively(self) -> Iterator[None]:
+        """Tell all ranks of an error in the block, unless they have been told of it."""
         try:
             yield
         except CollectiveError:
@@ -191,18 +208,21 @@ class Collective(Described):
             raise
 
     @contextlib.contextmanager
-    def joining(self, vector):
-        """Begin to join, and wait for the others only at the end of the block.
+    def joining(self, vector: Vector) -> Iterator[None]:
+        """Begin to join; wait for the other ranks at the end of the block.
 
-        `vector` belongs to the collective inside, and after an exception there until `close`, which
-        completes what was begun. See `collectives.join`.
+        See `collectives.join`.
+
+        Args:
+            vector: array or list of arrays, of the same dtypes and lengths as in calls. Inside the
+                block, and after an exception there until `close`, neither read nor change it.
         """
         call = self.native.start_join(vector)
         yield
         call.wait()
 
-    def close(self):
-        """Leave, once nothing is under way any more; collective. Closing twice does nothing."""
+    def close(self) -> None:
+        """Complete what is in progress, and leave; collective. Closing twice has no effect."""
         if not self._is_ours():
             return
         self.native.close()
@@ -212,10 +232,10 @@ class Collective(Described):
                 for communicator in self._communicators:
                     communicator.Free()
 
-    def _let_go(self):
-        """Use no other rank's memory on devices from here on, which each may free then; collective.
+    def _let_go(self) -> None:
+        """Stop using other ranks' device memory, which each rank may free afterwards; collective.
 
-        All ranks are about to come here, if they have not yet.
+        All ranks are about to call it, if they have not yet.
         """
         if self.path == "direct" and self._copies.maps:
             self.native.unmap()
@@ -225,27 +245,32 @@ class Collective(Described):
 
     @property
     def transport(self) -> str:
-        """ "shared" where this rank shares memory with any other one, else "messages"."""
+        """ "shared" if this rank shares memory with any other, else "messages"."""
         return "shared" if self.native.shares else "messages"
 
     @property
-    def closed(self):
+    def closed(self) -> bool:
         """Whether this collective has been closed."""
         return self.native.closed
 
     @property
-    def version(self):
-        """The version of the next call: how many calls this rank has made."""
+    def version(self) -> int:
+        """The version of the next call, which is the number of calls of this rank."""
         return self.native.version
 
-    def _is_ours(self):
-        """Whether this process made the collective, and no fork of it."""
+    def _is_ours(self) -> bool:
+        """Whether this process constructed the collective, and not its parent."""
         return self.native.pid == os.getpid()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if _is_failure(error) and self.size > 1 and not self.closed and self._is_ours():
             # Closing waits for the other ranks, and the interpreter prints only after that.
             process.tell(error, self.rank)
@@ -253,23 +278,23 @@ class Collective(Described):
         self.close()
 
 
-def _is_failure(error) -> bool:
-    """Whether a block that ends by this ends badly; sys.exit(0) and a generator's end do not."""
+def _is_failure(error: BaseException | None) -> bool:
+    """Whether this error fails the block that it ends; sys.exit(0) and GeneratorExit do not."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None and not isinstance(error, GeneratorExit)
 
 
-def _native():
-    """Return the engine's module, or None and the error of a rank that cannot load it."""
+def _native() -> tuple[Any, ImportError | None]:
+    """Return the engine's module, or None and the error if it cannot be loaded."""
     try:
         return process.native(), None
     except ImportError as error:
         return None, error
 
 
-def check_comm(comm):
-    """Raise for what is no communicator to work on; ranks cannot meet there to raise together."""
+def check_comm(comm: Any) -> None:
+    """Raise for an invalid communicator, on which ranks cannot agree to raise together."""
     from mpi4py import MPI
 
     process.check_not_forked()

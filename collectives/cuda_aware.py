@@ -83,7 +83,7 @@ def ask(comm) -> Answer:
                     break
             if found:
                 return Answer(False, _sentence(found, comm.size))
-        return Answer(True, "device memory arrives, whatever else the device has to do")
+        return Answer(True, "device memory arrives, even while the device has other work")
     finally:
         trial.close()
 
@@ -115,7 +115,7 @@ def query() -> str | None:
         supported, cuda = ctypes.c_int(1), 0
         library.MPIX_GPU_query_support(cuda, ctypes.byref(supported))
         answers.append(supported.value)
-    return None if all(answers) else "this MPI says that it is built without CUDA"
+    return None if all(answers) else "this MPI reports that it was built without CUDA"
 
 
 def try_alone(place: int, limit: float = CHILD_LIMIT) -> str | None:

@@ -1,26 +1,40 @@
-"""What every collective says of itself."""
+"""The representation of collectives as text."""
 
 from __future__ import annotations
+
+from typing import Any, NoReturn
 
 __all__ = ["Described"]
 
 
 class Described:
-    """A collective with a `repr` in one line, which cannot be copied.
+    """A collective with a `repr` of one line, which cannot be copied.
 
-    A class names the settings in that line in `_shown`.
+    `_shown` names the settings in that line.
     """
 
     _shown: tuple[str, ...] = ()
 
-    def __repr__(self):
+    size: int
+
+    @property
+    def closed(self) -> bool:
+        """Whether this collective has been closed."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> int:
+        """The version of the next call, which is the number of calls of this rank."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
         settings = "".join(f", {name}={getattr(self, name)!r}" for name in self._shown)
         state = "closed" if self.closed else "open"
         return (
             f"{type(self).__name__}({self.size} ranks{settings}, version={self.version}, {state})"
         )
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled, because it holds a "
             "communicator: make one on every rank"

@@ -1,25 +1,27 @@
 """Vectors on CUDA devices: how a collective takes them, and where they are averaged.
 
-That is on the host, which has a copy in pinned memory and averages it as a numpy vector, or on the
-device, from where MPI sends it: see `choose_path`. Arrays are known by `__cuda_array_interface__`,
-which CuPy's and torch's have; no library of theirs is imported, and the driver is loaded only where
-such an array is given.
+They are averaged either on the host, as copies in pinned memory, or on the device, with MPI sending
+from device memory: see `choose_path`. Arrays are recognized by `__cuda_array_interface__`, which
+CuPy's and torch's have; neither library is imported, and the driver is loaded only if such an array
+is given.
 
-A collective whose `like` is on a device takes arrays on that device, of one dimension, contiguous,
-of float16, bfloat16 (typestr <V2), float32 or float64, wherever it else takes numpy's: all in a
-vector of the same lengths and dtypes on all ranks. Each method that takes a vector then has an
-argument `stream`: an integer handle, or an object with `ptr`, `cuda_stream` or `native_handle`. The
-vector is read as that stream leaves it, and what is put into the stream after the method has
-returned comes after what it has written. By default it is the stream that the arrays' interface
-names, else the legacy default stream. `on_host` is what the last call that averaged has made of its
-vector, as numpy arrays, to be read before the next call.
+A collective whose `like` is on a device accepts arrays on that device, of one dimension,
+contiguous, of float16, bfloat16 (typestr <V2), float32 or float64, instead of numpy arrays: all
+arrays of a vector, with the same lengths and dtypes on all ranks. Each method that takes a vector
+then has an argument `stream`: an integer handle, or an object with `ptr`, `cuda_stream` or
+`native_handle`. The method reads the vector after the work that is in that stream, and work put
+into the stream after the method has returned sees its result. By default it is the stream that the
+arrays' interface names, else the legacy default stream. `on_host` holds the result of the last call
+that averaged, as numpy arrays, until the next call. Type checkers do not know `stream` and
+`on_host`, which a collective gets when it is made.
 
-The methods raise, beside what they do for numpy arrays:
-    TypeError: arrays on the host, on several devices, or on another one than `like`; no stream.
-    CudaError: a function of the driver has failed, which all ranks are told.
+In addition to the errors for numpy arrays, the methods raise:
+    TypeError: arrays on the host, on several devices, or on another device than `like`; an invalid
+        stream.
+    CudaError: a function of the driver has failed; all ranks are told.
     RuntimeError: the stream is being captured into a graph.
-The constructor raises CudaError where there is no driver, on all ranks, and ValueError where not
-all ranks have arrays on devices.
+The constructor raises CudaError if there is no driver, on all ranks, and ValueError if only some
+ranks have arrays on devices.
 """
 
 from __future__ import annotations
@@ -54,12 +56,12 @@ _answer = None
 
 
 def adopt(collective, like):
-    """Let a collective that is made with arrays on a device take such arrays.
+    """Let a collective that is constructed with arrays on a device take such arrays.
 
-    Its class becomes one whose methods take them, each with an argument `stream`.
+    Its class is replaced by one whose methods take them, each with an argument `stream`.
 
     Returns:
-        The initial vector, copied to the host, and what has gone wrong, or None.
+        The initial vector, copied to the host, and the error, or None.
     """
     try:
         copies = Copies(like)
@@ -71,12 +73,12 @@ def adopt(collective, like):
 
 
 class Copies:
-    """What the engine averages of a collective's vectors, while a call is about one.
+    """What the engine averages in place of a collective's vectors during a call.
 
     Attributes:
-        arrays: the host's copy, a numpy array or list of them as the vectors are, or, where the
-            device averages them, a `DeviceVector`; None once closed.
-        make_space: that device's for `Layout`; None: the host averages copies.
+        arrays: the host's copy, a numpy array or list of them like the vectors, or a `DeviceVector`
+            if the device averages them; None once closed.
+        make_space: the device's, for `Layout`; None: the host averages copies.
         maps, by_messages: whether device memory is shared with other ranks of the node, and sent by
             MPI.
     """
@@ -252,14 +254,14 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
     """Decide where a collective's vectors are averaged, and how they get there; collective.
 
     They are averaged on their devices if that is implemented, there are kernels for all of them,
-    and either all ranks are on one node and can use each other's device memory, or MPI takes that
-    without waiting for what devices do else.
+    and either all ranks are on one node and can use each other's device memory, or MPI accepts it
+    without waiting for other work of the devices.
 
     Returns:
-        "host", "staged" or "direct", and why, in a sentence; see `Collective`.
+        "host", "staged" or "direct", and the reason, a sentence; see `Collective`.
 
     Raises:
-        CudaError: a device has no memory left for that, or fails; on all ranks.
+        CudaError: a device has too little memory for it, or fails; on all ranks.
     """
     from mpi4py import MPI
 
@@ -284,7 +286,7 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
     if comm.allreduce(copies.maps and node.elsewhere is None, MPI.LAND):
         reason = "the ranks of the node use each other's device memory"
     elif given["transport"] == "shared":
-        return "staged", f"what ranks share is the host's memory: {unmapped or node.elsewhere}"
+        return "staged", f"ranks share host memory only: {unmapped or node.elsewhere}"
     else:
         answer = _is_aware(comm)
         if not answer.aware:
@@ -300,7 +302,7 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
 
 
 def _is_aware(comm):
-    """Return what `cuda_aware.ask` says, which is asked once."""
+    """Return the answer of `cuda_aware.ask`, which is asked once."""
     global _answer
     known = comm.allgather(_answer)
     if None in known:
@@ -321,7 +323,7 @@ def _telling(collective):
 
 @functools.cache
 def _class_for_devices(kind):
-    """Return the class of those collectives of a kind that take arrays on a device."""
+    """Return the subclass of a collective that takes arrays on a device."""
     methods = {
         name: _taking_arrays_on_devices(getattr(kind, name), returns)
         for name, returns in METHODS.items()
@@ -369,15 +371,16 @@ def _class_for_devices(kind):
 
 
 def _on_host(collective):
-    """What the last call that averaged has made of its vector, to be read before the next call.
+    """The result of the last call that averaged, to be read before the next call.
 
-    None where the device averages vectors. One that has met nobody may still be on its way.
+    None if the device averages vectors. The result of a call without a partner may still be in
+    transfer.
     """
     return collective._copies.on_host if collective.path == "staged" else None
 
 
 def _taking_arrays_on_devices(method, returns):
-    """Return a method that takes arrays on a device, of one that takes numpy's."""
+    """Return the method that takes arrays on a device, for one that takes numpy's."""
 
     @functools.wraps(method)
     def taking(self, vector, *arguments, stream=None, **options):

@@ -1,4 +1,4 @@
-"""Arrays on CUDA devices, as `__cuda_array_interface__` (versions 2 and 3) shows them."""
+"""Arrays on CUDA devices, as described by `__cuda_array_interface__` (versions 2 and 3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_STREAM = 1  # the legacy default stream
 
 
 def is_on_device(vector) -> bool:
-    """Whether a vector, or list of arrays, is one on a device."""
+    """Whether a vector, or list of arrays, is on a device."""
     first = vector[0] if isinstance(vector, (list, tuple)) and vector else vector
     try:
         return hasattr(first, "__cuda_array_interface__")
@@ -38,11 +38,11 @@ class Described(NamedTuple):
 
 
 def described(vector, whole, name, stream, writes) -> tuple[list[Described], int]:
-    """Return what the arrays of a vector are, and the stream on which they are ready.
+    """Return a description of the arrays of a vector, and the stream on which they are ready.
 
     Args:
-        whole, name: what to call a vector that is one array, or array {} of a list.
-        stream: what the application has given for that, or None.
+        whole, name: how messages call a vector that is one array, or array {} of a list.
+        stream: the stream given by the application, or None.
         writes: whether they are written to.
     """
     listed = isinstance(vector, (list, tuple))
@@ -60,7 +60,7 @@ def described(vector, whole, name, stream, writes) -> tuple[list[Described], int
 
 
 def _describe_array(array, name, writes) -> Described:
-    """Return what an array is; TypeError or ValueError if it cannot be averaged."""
+    """Return a description of an array; raise TypeError or ValueError if it is unsuitable."""
     try:
         interface = array.__cuda_array_interface__
         address, is_read_only = interface["data"]
@@ -95,7 +95,7 @@ def _describe_array(array, name, writes) -> Described:
 
 
 def _check_apart(arrays, name):
-    """Raise where two arrays have memory in common."""
+    """Raise if two arrays share memory."""
     order = sorted(range(len(arrays)), key=lambda index: arrays[index].address)
     for first, second in pairwise(order):
         end = arrays[first].address + arrays[first].size * SIZES[arrays[first].dtype]
@@ -105,7 +105,7 @@ def _check_apart(arrays, name):
 
 
 def _handle_of(stream) -> int:
-    """Return the driver's handle of a stream of CuPy, torch, or by itself."""
+    """Return the driver's handle of a stream of CuPy or torch, or of an integer."""
     for name in ("ptr", "cuda_stream", "native_handle"):
         stream = getattr(stream, name, stream)
     if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:

@@ -1,4 +1,4 @@
-"""What goes wrong between ranks, as opposed to wrong arguments (ValueError, TypeError)."""
+"""Errors between ranks. Invalid arguments raise ValueError or TypeError instead."""
 
 __all__ = [
     "ClosedError",
@@ -10,20 +10,20 @@ __all__ = [
 
 
 class CollectiveError(RuntimeError):
-    """A collective operation could not be carried out."""
+    """A collective operation failed."""
 
 
 class DisagreementError(CollectiveError):
-    """The ranks entered different synchronous operations; the collective can only be closed now."""
+    """Ranks entered different synchronous operations; only close() is allowed after it."""
 
 
 class ClosedError(CollectiveError):
-    """The collective is closed, here or by ranks that this one waited for."""
+    """The collective is closed, on this rank or on ranks that this one waits for."""
 
 
 class RankFailedError(CollectiveError):
-    """Another rank has failed; the collective can only be closed now."""
+    """Another rank has failed; only close() is allowed after it."""
 
 
 class CudaError(RuntimeError):
-    """A function of the CUDA driver has failed on this rank, or there is no driver."""
+    """A function of the CUDA driver failed on this rank, or there is no driver."""

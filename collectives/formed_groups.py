@@ -1,27 +1,34 @@
-"""What collectives have in common in which something forms groups of ranks that average."""
+"""The base class of collectives whose protocol forms groups of ranks."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collectives import settings
 from collectives.errors import CudaError
-from collectives.planned import PlannedCollective
+from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from mpi4py import MPI
+
+    from collectives.node import Node
 
 __all__ = ["FormedGroupCollective"]
 
 
 class FormedGroupCollective(PlannedCollective):
-    """A collective whose ranks average in groups that a protocol of theirs forms.
+    """A collective whose ranks average in groups that a protocol forms.
 
-    A base class, not for use by itself. In a call a rank's vector goes through the groups that the
-    protocol says, one after the other, each of which overwrites it by its members' weighted mean;
-    vectors that are not finite do not count in it.
+    A base class, not for use by itself. A call averages a rank's vector in the groups that the
+    protocol selects, one after the other, each of which overwrites it by the weighted mean of its
+    members; vectors that are not finite are excluded.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -30,35 +37,43 @@ class FormedGroupCollective(PlannedCollective):
 
     _on_devices = True
 
-    def __init__(self, comm, like, plan: Callable, *, sync_every: int = 1, **options):
-        """Make one; collective.
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        like: Vector,
+        plan: Callable[[], Planned],
+        *,
+        sync_every: int = 1,
+        **options: Any,
+    ):
+        """Construct the collective; collective.
 
         Args:
             comm, like: those of `GroupAllreduce`.
-            plan: function that checks the arguments of a method, and returns what must not differ
-                between ranks, by name, and a function that returns the `GroupProtocol` of a (port,
-                rank, size). It may raise TypeError or ValueError.
-            sync_every: in every so-manieth call a rank is in groups, from 1 on; between them calls
-                return at once.
+            plan: function that checks the arguments of a method, and returns the settings that must
+                not differ between ranks, by name, and a function that returns the `GroupProtocol`
+                of a (port, rank, size). It may raise TypeError or ValueError.
+            sync_every: number of calls from one average of a rank to its next, at least 1; the
+                others return at once.
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
         """
 
-        def whole_plan():
+        def whole_plan() -> Planned:
             described, make = plan()
             period = settings.checked_integer("sync_every", sync_every, 1)
             return described | {"sync_every": period}, make
 
         self.sync_every = sync_every
-        self._idle_rank = None
+        self._idle_rank: int | None = None
         super().__init__(comm, like, whole_plan, **dict.fromkeys(settings.VARIABLES) | options)
 
-    def _allocate(self, native, node, like, given):
+    def _allocate(self, native: Any, node: Node, like: Any, given: dict[str, Any]) -> None:
         groups = self.comm.Dup()
         self._communicators = (*self._communicators, groups)
         common = self._common(node, like, given)
-        protocol = None
+        protocol: Any = None
 
-        def make(sharing):
+        def make(sharing: bool) -> Exception | None:
             nonlocal protocol
             try:
                 self.native = native.FormedGroups(groups=groups, sharing=sharing, **common)
@@ -71,8 +86,8 @@ class FormedGroupCollective(PlannedCollective):
         self._share(node, given["transport"], make)
         self.native.attach(protocol, self._initial(like))
 
-    def __call__(self, vector) -> Result:
-        """Overwrite `vector` by the means of the groups that this call is in.
+    def __call__(self, vector: Vector) -> Result:
+        """Overwrite `vector` by the means of this call's groups, one after the other.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
@@ -81,23 +96,23 @@ class FormedGroupCollective(PlannedCollective):
             A `Result`, of the last of these groups.
 
         Raises:
-            ValueError, TypeError: the vector is not such; all ranks are told, and only close() is
-                left.
+            ValueError, TypeError: the vector is invalid; all ranks are told, and only close() is
+                allowed after it.
             RankFailedError: another rank has failed.
             ClosedError: this collective is closed.
-            RuntimeError: this rank does nothing but form groups; all ranks are told.
+            RuntimeError: this rank only runs the controller or generator; all ranks are told.
 
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not this
         rank's part in its groups.
         """
         return self._call(vector)
 
-    def _call(self, vector, handover=None) -> Result:
-        """Make a call, whose vector comes and goes in blocks where it is a handover's."""
+    def _call(self, vector: Any, handover: Any = None) -> Result:
+        """Make a call; the vector is read and written in blocks if a `Handover` provides it."""
         with self._guard:
             if not self.participates:
                 error = RuntimeError(
-                    f"rank {self.rank} makes no calls: it is the controller's alone "
+                    f"rank {self.rank} makes no calls: it only runs the controller "
                     "(controller_only); let it join() instead"
                 )
                 self.fail(error)
@@ -106,29 +121,30 @@ class FormedGroupCollective(PlannedCollective):
 
     @property
     def _takes_blocks(self) -> bool:
-        """Whether a call returns what its averages have made of the vector, and no more."""
+        """Whether a call returns the result of its averages unchanged."""
         return self.participates
 
-    def average(self, vector) -> None:
-        """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.
+    def average(self, vector: Vector) -> None:
+        """Overwrite `vector` by the average of all ranks' vectors, and change nothing else.
 
-        Collective: no rank makes a call before all have come, or waits for one that has.
+        Collective: no rank makes a call before all ranks have entered it, or waits for a rank that
+        has.
         """
         with self._collectively("average()"):
             self.native.pause(True)
             self.native.average(vector, self._weight)
             self.native.pause(False)
 
-    def synchronize(self, vector) -> None:
-        """Average `vector` in place over all ranks, which go on from there; collective."""
+    def synchronize(self, vector: Vector) -> None:
+        """Average `vector` in place over all ranks, which continue from there; collective."""
         with self._collectively("synchronize()"):
             self.native.pause(True)
             self._go_on_together(vector)
 
-    def load(self, vector, version: int) -> None:
-        """Go on from `vector`, which may differ between ranks, after `version` calls; collective.
+    def load(self, vector: Vector, version: int) -> None:
+        """Continue from `vector`, which may differ between ranks, at call `version`; collective.
 
-        For checkpoints: all ranks call it with the same version, else they raise
+        For checkpoints: all ranks call it with the same version; otherwise they raise
         DisagreementError.
         """
         with self._collectively("load()"):
@@ -140,18 +156,18 @@ class FormedGroupCollective(PlannedCollective):
             self.native.meet()
             self.native.pause(False)
 
-    def join(self, vector) -> None:
+    def join(self, vector: Vector) -> None:
         """Make no more calls, and let the others form groups without this rank until all join.
 
-        Collective. All ranks then have the average of all their vectors, and have made as many
-        calls as the rank that made the most.
+        Collective. All ranks then have the average of all vectors, and have made as many calls as
+        the rank with the most.
         """
         with self.joining(vector):
             pass
 
     @contextlib.contextmanager
-    def joining(self, vector):
-        """Begin to join, and wait for the others only at the end of the block."""
+    def joining(self, vector: Vector) -> Iterator[None]:
+        """Begin to join; wait for the other ranks at the end of the block."""
         with self._collectively("join()"):
             self.native.check(vector)
             self.native.pause(True)
@@ -159,50 +175,52 @@ class FormedGroupCollective(PlannedCollective):
             self.native.restart(max(self.native.meet()))
             self._go_on_together(vector)
 
-    def _go_on_together(self, vector) -> None:
-        """Average over all ranks, which have paused and go on from there."""
+    def _go_on_together(self, vector: Any) -> None:
+        """Average over all ranks, which have paused and continue from there."""
         self.native.add_moved(vector)
         self.native.synchronize(vector, self._weight)
         self.native.go_on_from(vector)
         self.native.pause(False)
 
     def statistics(self) -> Statistics:
-        """Return what this rank has done so far.
+        """Return this rank's statistics so far.
 
-        `versions` counts the groups that it was in, `passive` those outside of its calls.
+        `versions` counts the groups with this rank, `passive` those of them outside its calls.
         """
         statistics = super().statistics()
         return statistics._replace(bytes_sent=statistics.bytes_sent + self.native.group_bytes)
 
     @property
     def participates(self) -> bool:
-        """Whether this rank makes calls: not the controller's, where that does nothing else."""
+        """Whether this rank makes calls: false if it only runs the controller."""
         return self.rank != self._idle_rank
 
     @property
     def _weight(self) -> float:
-        """How much this rank counts in an average over all."""
+        """This rank's weight in an average over all ranks."""
         return float(self.participates)
 
     @property
     def met(self) -> np.ndarray:
-        """Whom this rank has averaged with: float64 array of shape (ranks,).
+        """The ranks that this rank has averaged with: float64 array of shape (ranks,).
 
-        Of each rank it has the sum of 1/|S| over the groups S that both were in. All ranks' rows
-        are the sum of their groups' averaging matrices (`topology.averaging_matrix_of`).
+        For each rank it has the sum of 1/|S| over the groups S that contain both. The rows of all
+        ranks are the sum of their groups' averaging matrices (`topology.averaging_matrix_of`).
         """
         return np.array(self.native.who_was_met)
 
     @property
     def version(self) -> int:
-        """How many calls this rank has made."""
+        """The number of calls of this rank."""
         return self.native.queue.protocol.calls
 
 
-def checked_idle_rank(controller_only, controller_rank: int, size: int) -> int | None:
-    """Return the rank that makes no calls, None for none; or raise."""
+def checked_idle_rank(controller_only: bool, controller_rank: int, size: int) -> int | None:
+    """Return the rank that makes no calls, None if all do; or raise."""
     if not isinstance(controller_only, (bool, np.bool_)):
         raise TypeError(f"controller_only is {controller_only!r}, neither True nor False")
     if controller_only and size == 1:
-        raise ValueError("controller_only is True in a job of 1 rank: none is left to make calls")
+        raise ValueError(
+            "controller_only is True in a job of 1 rank: no rank is left to make calls"
+        )
     return controller_rank if controller_only else None

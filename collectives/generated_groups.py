@@ -1,12 +1,20 @@
-"""The average of groups that Ripples' generator, or its schedule, makes, for numpy vectors."""
+"""Averages in groups made by Ripples' generator or its schedule, for numpy vectors."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from collectives.agreement import by_value, name_ranks
 from collectives.formed_groups import FormedGroupCollective, checked_idle_rank
 from collectives.node import Node
+from collectives.planned import Planned
 from collectives.settings import checked_integer
 from collectives.topology import STATIC_PERIOD, static_groups
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from mpi4py import MPI
 
 __all__ = ["GeneratedGroupAllreduce"]
 
@@ -14,43 +22,46 @@ GROUPS = ("random", "smart", "static")
 
 
 class GeneratedGroupAllreduce(FormedGroupCollective):
-    """Averages each rank's vector with those of a few others, whom a group generator chooses.
+    """Averages each rank's vector in groups that a generator makes.
 
-    A call returns once the groups of its have averaged, one after the other; other ranks' groups
-    are under way at the same time. A rank that is in `average`, `synchronize`, `load` or `join`, or
-    has closed, is not waited for, and is in no group. One for which there is nobody goes on alone.
+    A call returns when its groups have averaged, one after the other; groups of other ranks run at
+    the same time. A rank that is in `average`, `synchronize`, `load` or `join`, or has closed, is
+    not waited for and is in no group. If there is no rank to average with, a call returns at once.
 
-    Where groups are not "static" a call may wait for another rank's next one. A rank that waits
-    elsewhere meanwhile, in a barrier or in another collective, for one whose call waits for it,
-    holds both up for `stall` seconds; then the call goes on without what that rank would give. Call
-    `average` or `join` first, or close.
+    Unless groups are "static", a call may wait for another rank's next call. A rank that waits
+    elsewhere, in a barrier or in another collective, for a rank whose call waits for it, delays
+    both for `stall` seconds; then the call continues without that rank's contribution. Call
+    `average` or `join` before, or close.
 
     Args:
         comm, like: those of `GroupAllreduce`.
-        groups: "random": each call makes a group of random ranks and waits for it, and before for
-            all groups made earlier that its rank is in. "smart": a call waits for the oldest group
-            that its rank was put into; if there is none, all ranks that wait for nobody are put
-            into disjoint groups. On several nodes they are put into two each: first one rank of
-            each node averages with other nodes', then all of a node average. "static": in its t-th
-            call a rank averages with those that `topology.static_groups` says of iteration t.
-        group_size: how many ranks a group of "random" has, 2 or more; all, if there are fewer.
-            "smart" makes groups of two up to so many, or three, and of all of a node.
-        threshold: C_thres of "smart", 1 or more: ranks that have made so many calls fewer than the
-            one for which groups are made, since all have last met, are in none of these.
-        ranks_per_node: how many ranks that follow one another count as a node in "smart" and
-            "static". None: nodes are as MPI has them, for "static" with equally many ranks on each.
-        seed: of the groups drawn; an integer, from 0 on.
-        sync_every: in every so-manieth call a rank averages, from 1 on; others return at once.
-        controller_rank: the rank whose engine generates the groups of "random" and "smart".
-        controller_only: whether that rank does nothing else, as of `ReadyGroupAllreduce`.
+        groups: "random": each call makes a group of random ranks and waits for it, after all groups
+            with its rank that were made before. "smart": a call waits for the oldest group with its
+            rank; if there is none, all ranks that are not waiting are divided into disjoint groups.
+            On several nodes they are in two groups each: first one rank of each node averages with
+            those of other nodes, then all ranks of a node average. "static": in its t-th call a
+            rank is in the group of iteration t of `topology.static_groups`.
+        group_size: number of ranks in a group of "random", at least 2; all, if there are fewer.
+            "smart" makes groups of 2 to `group_size` ranks, or 3, and of all ranks of a node.
+        threshold: C_thres of "smart", at least 1: a division leaves out ranks that have made this
+            many calls fewer, since all ranks last met, than the rank that asks for it.
+        ranks_per_node: number of consecutive ranks that count as a node in "smart" and "static".
+            None: nodes as MPI reports them, for "static" with equally many ranks on each.
+        seed: seed of the groups drawn, an integer of at least 0.
+        sync_every: number of calls from one average of a rank to its next, at least 1; the others
+            return at once.
+        controller_rank: the rank whose engine runs the generator of "random" and "smart".
+        controller_only: whether that rank only runs the generator, as in `ReadyGroupAllreduce`.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
         groups, group_size, threshold, controller_rank, controller_only: as given.
-        ranks_per_node: as given, or as MPI has it; None if nodes have different numbers of ranks.
+        ranks_per_node: as given, or as MPI reports it; None if nodes have different numbers of
+            ranks.
 
     Raises:
-        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+        TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
+            ranks.
 
     Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019,
     sections 4 and 5.
@@ -60,29 +71,29 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        groups="smart",
-        group_size=3,
-        threshold=4,
-        ranks_per_node=None,
-        seed=0,
-        sync_every=1,
-        controller_rank=0,
-        controller_only=False,
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        groups: str = "smart",
+        group_size: int = 3,
+        threshold: int = 4,
+        ranks_per_node: int | None = None,
+        seed: int = 0,
+        sync_every: int = 1,
+        controller_rank: int = 0,
+        controller_only: bool = False,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         self.groups = groups
         self.group_size, self.threshold = group_size, threshold
         self.ranks_per_node, self.controller_rank = ranks_per_node, controller_rank
         self.controller_only = controller_only
 
-        def plan():
+        def plan() -> Planned:
             # All ranks of the job come here, whatever is wrong with their arguments.
             nodes = nodes_of(comm)
             check(comm.size, groups, group_size, threshold, ranks_per_node, seed, controller_rank)
@@ -114,8 +125,8 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
                 )
             if self.ranks_per_node is None:
                 raise ValueError(
-                    "groups is 'static', but nodes do not have equally many ranks that follow one "
-                    f"another: {list_nodes(nodes)}; give ranks_per_node"
+                    "groups is 'static', but the nodes have different numbers of consecutive "
+                    f"ranks: {list_nodes(nodes)}; give ranks_per_node"
                 )
             return described, scheduled(comm.size, int(self.ranks_per_node))
 
@@ -133,12 +144,20 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
 
     @property
     def alone(self) -> int:
-        """How many of this rank's calls were in no group of several ranks."""
+        """The number of this rank's calls that had no other rank to average with."""
         return self.native.queue.protocol.alone
 
 
-def check(size, groups, group_size, threshold, ranks_per_node, seed, controller_rank) -> None:
-    """Raise what is wrong with the arguments for so many ranks."""
+def check(
+    size: int,
+    groups: str,
+    group_size: int,
+    threshold: int,
+    ranks_per_node: int | None,
+    seed: int,
+    controller_rank: int,
+) -> None:
+    """Raise for arguments that are invalid for so many ranks."""
     if groups not in GROUPS:
         raise ValueError(f"groups is {groups!r}, not one of {', '.join(GROUPS)}")
     lowest = {"group_size": 2, "threshold": 1, "ranks_per_node": 1, "seed": 0, "controller_rank": 0}
@@ -150,23 +169,31 @@ def check(size, groups, group_size, threshold, ranks_per_node, seed, controller_
     checked_integer("controller_rank", controller_rank, 0, size - 1)
 
 
-def generated(size, group_size, seed, nodes, threshold, controller, absent=None):
-    """Return what makes a rank's protocol, with a generator; for smart groups the ranks' nodes.
+def generated(
+    size: int,
+    group_size: int,
+    seed: int,
+    nodes: list[int] | None,
+    threshold: int,
+    controller: int,
+    absent: int | None = None,
+) -> Callable[..., Any]:
+    """Return a function that makes a rank's protocol with a generator; for smart groups nodes, too.
 
-    Ranks that are made by the same one, as in simulations, have the generator in common.
+    Ranks whose protocols one function makes, as in simulations, share the generator.
     """
     from collectives.protocols.generated_groups import GeneratedGroupProtocol
     from collectives.protocols.group_generator import GroupGenerator
 
     generator = GroupGenerator(size, group_size, seed, nodes, threshold, absent)
-    return lambda *rank: GeneratedGroupProtocol(*rank, generator, controller)
+    return lambda port, rank, size: GeneratedGroupProtocol(port, rank, size, generator, controller)
 
 
-def scheduled(size, local_size):
-    """Return what makes a rank's protocol, with the static schedule."""
+def scheduled(size: int, local_size: int) -> Callable[..., Any]:
+    """Return a function that makes a rank's protocol with the static schedule."""
     from collectives.protocols.static_groups import StaticGroupProtocol
 
-    own = [[()] * STATIC_PERIOD for _ in range(size)]
+    own: list[list[tuple[int, ...]]] = [[()] * STATIC_PERIOD for _ in range(size)]
     for iteration in range(STATIC_PERIOD):
         for group in static_groups(size, local_size, iteration):
             for rank in group:
@@ -174,8 +201,8 @@ def scheduled(size, local_size):
     return lambda port, rank, size: StaticGroupProtocol(port, rank, size, own[rank])
 
 
-def nodes_of(comm) -> list[int]:
-    """Return the node of each rank, numbered in the order of first ranks; collective."""
+def nodes_of(comm: MPI.Intracomm) -> list[int]:
+    """Return the node of each rank, numbered in the order of their first ranks; collective."""
     node = Node(comm)
     try:
         firsts = comm.allgather(node.ranks[0])
@@ -186,9 +213,9 @@ def nodes_of(comm) -> list[int]:
 
 
 def ranks_of_each(nodes: list[int]) -> int | None:
-    """Return how many ranks follow one another on each node; None if not equally many do.
+    """Return how many consecutive ranks each node has; None if the numbers differ.
 
-    The last may have fewer.
+    The last node may have fewer.
     """
     count = nodes.count(0)
     return count if all(node == rank // count for rank, node in enumerate(nodes)) else None

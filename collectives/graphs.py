@@ -1,7 +1,15 @@
-"""Who sends to whom in the methods that have a graph, and how much each rank's vector counts.
+"""Graphs of the ranks, and the weights of the ranks' vectors on them.
 
 A graph is a set of edges (source, destination) between the ranks 0 to P − 1. Users give a name of
-`NAMES`, or networkx graphs, undirected or directed; only for these they need to have networkx.
+`NAMES`, or a networkx graph, undirected or directed; networkx is required for these only.
+
+Arguments of the same name mean the same in all functions:
+
+Args:
+    edges: frozenset of (source, destination), as the functions here return them.
+    size: number of ranks P.
+    rank: one of the ranks 0 to P − 1.
+    self_loops: whether a rank's own vector is among those that it averages.
 """
 
 from __future__ import annotations
@@ -9,8 +17,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:  # it need not be there
+    import networkx
+    import numpy.typing as npt
 
 __all__ = [
     "NAMES",
@@ -43,7 +56,7 @@ def ring(size: int) -> Edges:
 def ring_based(size: int) -> Edges:
     """Return the ring's edges, and those between each rank and the most distant one on it.
 
-    With an odd number of ranks there are two of these, at a distance of (P − 1) / 2.
+    With an odd number of ranks there are two most distant ones, at a distance of (P − 1) / 2.
 
     Source: Luo et al., Hop, 2019, Figure 11.
     """
@@ -51,7 +64,7 @@ def ring_based(size: int) -> Edges:
 
 
 def double_ring(size: int) -> Edges:
-    """Return the edges of two `ring_based` graphs, each rank of one joined to its like.
+    """Return the edges of two `ring_based` graphs, joined rank to rank.
 
     Raises:
         ValueError: an odd number of ranks.
@@ -59,7 +72,7 @@ def double_ring(size: int) -> Edges:
     Source: Luo et al., Hop, 2019, Figure 11.
     """
     if size % 2:
-        raise ValueError(f"a double ring has two halves: {size} ranks are not an even number")
+        raise ValueError(f"a double ring needs an even number of ranks, not {size}")
     half = size // 2
     one = ring_based(half)
     other = {(a + half, b + half) for a, b in one}
@@ -70,9 +83,10 @@ def hierarchical(machines: Sequence[int], gateways: int = 1) -> Edges:
     """Return edges between all ranks of a machine, and those of a ring of the machines.
 
     Args:
-        machines: how many ranks each of them has, 1 or more; they are numbered machine by machine.
-        gateways: 1: the first rank of a machine has its edges to both neighbors in the ring; 2: the
-            first one has that to the machine before, and the second that to the one after.
+        machines: number of ranks on each machine, at least 1; ranks are numbered machine by
+            machine.
+        gateways: 1: the first rank of a machine has the edges to both neighbors in the ring. 2: the
+            first rank has that to the machine before, and the second that to the machine after.
 
     Raises:
         ValueError: no machine, one without a rank, or another number of gateways.
@@ -80,11 +94,12 @@ def hierarchical(machines: Sequence[int], gateways: int = 1) -> Edges:
     Source: Luo et al., Hop, 2019, section 7.3.6 and Figure 21.
     """
     if not machines or min(machines) < 1:
-        raise ValueError(f"machines with {list(machines)} ranks: each has 1 or more")
+        raise ValueError(f"machines with {list(machines)} ranks: each needs at least 1")
     if gateways not in (1, 2):
         raise ValueError(f"gateways is {gateways!r}, not 1 or 2")
     firsts = [sum(machines[:number]) for number in range(len(machines))]
-    within, between = [], []
+    within: list[tuple[int, int]] = []
+    between: list[tuple[int, int]] = []
     for number, (first, ranks) in enumerate(zip(firsts, machines)):
         within += combinations(range(first, first + ranks), 2)
         last = first + min(gateways, ranks) - 1
@@ -104,15 +119,15 @@ NAMES = (*SIZED, "hierarchical-4+2+2", "hierarchical-4+2+2-gateways-2")
 
 
 def check_name(name: str) -> str:
-    """Return what is the name of a graph, for some number of ranks at least.
+    """Return `name`, if some number of ranks has a graph of this name.
 
     Raises:
-        ValueError: it is none.
+        ValueError: there is no such graph.
     """
     if name not in SIZED and not OF_MACHINES.fullmatch(name):
         raise ValueError(
-            f"must be {', '.join(SIZED)} or hierarchical-A+B+…, of machines with A, B, … ranks, "
-            f"with or without -gateways-2 behind it, not {name!r}"
+            f"must be {', '.join(SIZED)} or hierarchical-A+B+…, for machines with A, B, … ranks, "
+            f"optionally followed by -gateways-2, not {name!r}"
         )
     return name
 
@@ -124,20 +139,21 @@ def _edges_by_name(name: str, size: int) -> Edges:
         raise ValueError(f"graph {error}") from None
     if name in SIZED:
         return SIZED[name](size)
-    machines, gateways = OF_MACHINES.fullmatch(name).groups()
-    machines = [int(ranks) for ranks in machines.split("+")]
+    found = OF_MACHINES.fullmatch(name)
+    assert found  # `check_name` has looked
+    listed, gateways = found.groups()
+    machines = [int(ranks) for ranks in listed.split("+")]
     if sum(machines) != size:
-        raise ValueError(f"graph {name} is one of {sum(machines)} ranks, not of {size}")
+        raise ValueError(f"graph {name} has {sum(machines)} ranks, not {size}")
     return hierarchical(machines, int(gateways or 1))
 
 
-def edges_of(graph, size: int) -> Edges:
+def edges_of(graph: networkx.Graph | str | None, size: int) -> Edges:
     """Return the edges of a graph, without those from a rank to itself.
 
     Args:
-        graph: `networkx.Graph` or `networkx.DiGraph` of the ranks; a name such as those of `NAMES`,
-            where numbers of ranks on machines may be any; None: the ring.
-        size: number of ranks P.
+        graph: `networkx.Graph` or `networkx.DiGraph` of the ranks; a name like those of `NAMES`,
+            with any numbers of ranks on machines; None: the ring.
 
     Raises:
         TypeError, ValueError: it is no such graph, has other nodes, or is not (strongly) connected.
@@ -180,7 +196,8 @@ def sources(edges: Edges, rank: int) -> list[int]:
 
 def neighbor_lists(edges: Edges, size: int) -> tuple[list[list[int]], list[list[int]]]:
     """Return `destinations` and `sources` of all ranks, in one pass through the edges."""
-    outgoing, incoming = [[] for _ in range(size)], [[] for _ in range(size)]
+    outgoing: list[list[int]] = [[] for _ in range(size)]
+    incoming: list[list[int]] = [[] for _ in range(size)]
     for a, b in sorted(edges):
         outgoing[a].append(b)
         incoming[b].append(a)
@@ -188,14 +205,11 @@ def neighbor_lists(edges: Edges, size: int) -> tuple[list[list[int]], list[list[
 
 
 def uniform_matrix(edges: Edges, size: int, *, self_loops: bool = True) -> np.ndarray:
-    """Return weights that are the same for all that a rank averages.
-
-    Args:
-        self_loops: whether its own vector is one of these.
+    """Return equal weights for all vectors that a rank averages.
 
     Returns:
-        float64 array W of shape (size, size): W[j, i] is how much rank j's vector counts at rank i,
-        1 / |N_in(i)| for all edges from j to i.
+        float64 array W of shape (size, size): W[j, i] is the weight of rank j's vector at rank i, 1
+        / |N_in(i)| for all edges from j to i.
 
     Source: Luo et al., Hop, 2019, equation 1.
     """
@@ -206,10 +220,10 @@ def uniform_matrix(edges: Edges, size: int, *, self_loops: bool = True) -> np.nd
 
 
 def unevenness(edges: Edges, size: int) -> str | None:
-    """Say which rank's vector counts most with the weights of `uniform_matrix`, and how much.
+    """Return a sentence about the rank with the largest total weight in `uniform_matrix`.
 
-    None where all count the same, so that averages leave the mean of all vectors as it is: W is
-    doubly stochastic.
+    None if all have the same, so that averages do not change the mean of all vectors: W is doubly
+    stochastic.
     """
     weights = np.array([1 / (1 + len(incoming)) for incoming in neighbor_lists(edges, size)[1]])
     counts = weights.copy()
@@ -219,17 +233,17 @@ def unevenness(edges: Edges, size: int) -> str | None:
         return None
     most, least = counts.argmax(), counts.argmin()
     return (
-        f"not all ranks count the same: rank {most} {counts[most]:.2f} times in the averages of a "
-        f"step, rank {least} {counts[least]:.2f} times"
+        f"ranks have unequal weights: rank {most} has {counts[most]:.2f} in total, rank {least} "
+        f"has {counts[least]:.2f}"
     )
 
 
 def spectral_gap(edges: Edges, size: int, *, self_loops: bool = True) -> float:
-    """Return 1 − λ₂ of `uniform_matrix`, the larger the faster information spreads.
+    """Return 1 − λ₂ of `uniform_matrix`: the larger, the faster information spreads.
 
     λ₂ is its second largest eigenvalue, by the real part and with its sign. The paper defines it by
-    the norms, but its figures are those of the sign, without self-loops; by the norm the gap is 0
-    without self-loops for every graph that is bipartite.
+    absolute values, but its figures are those with the sign, without self-loops; by absolute values
+    the gap of every bipartite graph without self-loops is 0.
 
     Raises:
         ValueError: a single rank.
@@ -245,9 +259,9 @@ def spectral_gap(edges: Edges, size: int, *, self_loops: bool = True) -> float:
 def mixing_matrix(edges: Edges, size: int) -> np.ndarray:
     """Return doubly stochastic weights for the edges: float64 array W of shape (size, size).
 
-    W[j, i] is how much rank j's vector counts at rank i. For edges in both directions they are
-    Metropolis's, 1 / (1 + the larger of both degrees), and for a directed graph whose ranks all
-    have the same number d of edges in and out 1 / (1 + d); on the ring that is 1/3 each.
+    W[j, i] is the weight of rank j's vector at rank i. For edges in both directions they are
+    Metropolis's, 1 / (1 + the larger of both degrees); for a directed graph in which all ranks have
+    the same number d of edges in and out, 1 / (1 + d). On the ring that is 1/3 each.
 
     Raises:
         ValueError: another directed graph, for which weights must be given.
@@ -266,13 +280,16 @@ def mixing_matrix(edges: Edges, size: int) -> np.ndarray:
     return matrix
 
 
-def check_mixing(matrix, edges: Edges, size: int) -> np.ndarray:
+def check_mixing(matrix: npt.ArrayLike, edges: Edges, size: int) -> np.ndarray:
     """Return a mixing matrix as float64, checked against its graph.
+
+    Args:
+        matrix: array of shape (size, size), of any dtype of real numbers: see `mixing_matrix`.
 
     Raises:
         TypeError, ValueError: it has another shape, an entry that is negative, not finite or on no
             edge, a column that does not sum to 1 (the averages would drift), or a row (some ranks
-            would count more than others).
+            would have more weight than others).
     """
     try:
         matrix = np.asarray(matrix, dtype=np.float64)
@@ -296,12 +313,11 @@ def check_mixing(matrix, edges: Edges, size: int) -> np.ndarray:
 def exponential_phases(size: int, neighbors: int) -> list[Edges]:
     """Return the directed exponential graph, phase by phase.
 
-    In each phase every rank sends to `neighbors` others, whose distances are powers of two below
-    P and go through all of these in turn.
+    In each phase every rank sends to `neighbors` others; their distances are the powers of two
+    below P, in turn.
 
     Args:
-        size: number of ranks P.
-        neighbors: ranks that each rank sends to in a phase, at most ⌈log2 P⌉.
+        neighbors: number of ranks that each rank sends to in a phase, at most ⌈log2 P⌉.
 
     Raises:
         ValueError: more neighbors than there are powers of two.
@@ -316,7 +332,8 @@ def exponential_phases(size: int, neighbors: int) -> list[Edges]:
             f"neighbors is {neighbors}, not between 1 and {len(hops)}, the number of powers of two "
             f"below the {size} ranks"
         )
-    phases, first = [], 0
+    phases: list[Edges] = []
+    first = 0
     while not phases or first % len(hops):
         chosen = [hops[(first + j) % len(hops)] for j in range(neighbors)]
         phases.append(

@@ -1,74 +1,86 @@
-"""The wait-avoiding group allreduce, for numpy vectors."""
+"""Wait-avoiding group allreduce for numpy vectors."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING, Any
 
 from collectives import settings
 from collectives.collective import Collective
 from collectives.errors import CudaError
 from collectives.settings import DEFAULT_LATE
 from collectives.topology import default_group_size
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    import numpy.typing as npt
+    from mpi4py import MPI
+
+    from collectives.engine.calls import Call
+    from collectives.node import Node
+    from collectives.result import Result
 
 __all__ = ["DEFAULT_LATE", "GroupAllreduce"]
 
 
 class GroupAllreduce(Collective):
-    """Averages a vector over a group of ranks that changes with every call; nobody is waited for.
+    """Averages vectors in groups that change with every call, without waiting for stragglers.
 
-    Any rank may start a version of the collective. It then reaches all other ranks, and each takes
-    part with what it last published if its application is elsewhere. Every `sync_period`-th
-    call is an average over all ranks that waits for everybody, after which all ranks' vectors are
-    bitwise equal. All ranks construct it together and make the same number of calls; one that has
-    fewer to make joins the others (`join`).
+    Any rank may start a version of the collective, by activating all other ranks. A rank whose
+    application has not arrived takes part with its snapshot, the vector that it published last.
+    Every `sync_period`-th call averages over all ranks, and waits for all of them; after it all
+    ranks' vectors are bitwise equal. All ranks construct the collective together and make the same
+    number of calls; a rank with fewer calls joins the others (`join`).
 
     Args:
-        comm: mpi4py intracommunicator of the ranks that take part; it is duplicated.
-        like: this rank's initial vector: a 1-D contiguous numpy array, or a list of such arrays
-            that are averaged together, of the same dtypes and lengths on all ranks: float16,
-            bfloat16 (of ml_dtypes), float32 or float64. Halves are averaged in float32. Unless
-            `wait` is "group" the vector is contributed until this rank publishes. Arrays on a CUDA
-            device are taken too, then by all calls, which have an argument `stream`: see
-            `collectives.device`.
-        group_size: largest number of ranks S that average with each other, 1 ≤ S ≤ comm.size; by
-            default the paper's √comm.size, rounded up to a power of two.
-        sync_period: every how many calls τ all ranks average, at least 1.
-        groups: "changing" with every call, or "fixed": those of the first call for ever, so that
-            only the averages over all ranks spread an update beyond them.
-        wait: "nobody", or "group": each version waits for its members, so that nobody takes part
-            passively and runs are bitwise repeatable. What a rank gives then counts in one version:
-            one that has closed, or whose vector is not finite, has weight 0.
-        late: what a rank that others have overtaken contributes and gets. "paper": its vector x',
-            and (W·m + w·x') / (W + w) for the mean m, of weight W, that it missed, its own weight
-            being w. "conserving": what it changed since its last call, which is added to what it
-            contributes; the mean replaces that, so that no update is lost and none counted twice.
-        weights: what a rank's vector weighs. "given": the `weight` of its last call. "work": the
-            sum of what its calls since the last average over all ranks have given, so that `weight`
-            is the work of a call, in steps or samples. "wp": r^(τ − work), which is in the same
-            proportion as q_i = r^(T_i) / Σ r^(T_j), T_i being how far rank i is behind the most. By
-            work, a rank that has made no call since that average has weight 0, or r^τ.
-        contraction: r of "wp", between 0 and 1: by which factor one call's work of weight 1 brings
-            a model closer to the optimum.
-        wire_dtype: "float16" or "bfloat16" to send float32 and float64 arrays as such, at half or a
-            quarter of the bytes: what travels is how they differ from r, the last average over all
-            ranks (at first `like`, if that is the same on all ranks, else 0). A mean m of vectors
-            x_i with shares s_i is then wrong by at most about u·(Σ s_i |x_i − r| + |m − r|), u
-            being 2⁻¹¹ or 2⁻⁸ (and by 2⁻²⁴ in float16, whose largest difference is ±65504).
-            None: they travel as they are. Of no effect where all ranks share memory.
-        engine: "adaptive": one thread of the process serves its collectives, and sleeps when they
-            are idle; "dedicated": it spins, on a core of its own; "none": no thread, others wait
-            while this rank computes. Else WAGMA_ENGINE, else "adaptive"; all open collectives of a
-            process have the same.
-        transport: "shared": the vectors are in memory that the ranks share, which must all be on
-            one node; one that computes is then not needed for what others average, not even its
-            progress thread. "messages": they travel. Else WAGMA_TRANSPORT, else None: averages of
-            ranks that are all on one node are in shared memory, if it has any, others by messages.
-        stall: after how many seconds in which nothing has moved a waiting call logs, once, which
-            ranks are missing; 0: never. Else WAGMA_STALL, else 60.
-        abort: after how many such seconds, in close() too, it ends the job by MPI_Abort; 0: never.
-            Else WAGMA_ABORT, else 0.
-        log_level: "debug", "info", "warning" or "error", for the logger `collectives`. Else
-            WAGMA_LOG_LEVEL, else that is left alone.
+        comm: mpi4py intracommunicator of the participating ranks; it is duplicated.
+        like: this rank's initial vector: a 1-D contiguous numpy array, or a list of such arrays,
+            which are averaged together. Dtypes (float16, bfloat16 of ml_dtypes, float32 or float64)
+            and lengths are the same on all ranks. fp16 and bf16 are averaged in float32. Unless
+            `wait` is "group", it is this rank's snapshot until it publishes another. Arrays on a
+            CUDA device are accepted as well; then all calls take such arrays, and an argument
+            `stream`: see `collectives.device`.
+        group_size: largest number of ranks S in a group, 1 ≤ S ≤ comm.size; by default the paper's
+            √comm.size, rounded up to a power of two.
+        sync_period: number of calls τ from one average over all ranks to the next, at least 1.
+        groups: "changing" with every call, or "fixed": always those of the first call, so that only
+            averages over all ranks spread an update beyond its group.
+        wait: "nobody", or "group": each version waits for its members, so that no rank takes part
+            passively and runs are bitwise reproducible. A vector then counts in one version only: a
+            rank that has closed, or whose vector is not finite, has weight 0.
+        late: what a rank that others have overtaken contributes and receives. "paper": it
+            contributes its vector x', and receives (W·m + w·x') / (W + w), where m, of weight W, is
+            the mean that it missed, and w is its own weight. "conserving": the change of its vector
+            since its last call is added to its snapshot, and the mean replaces the snapshot, so
+            that no update is lost or counted twice.
+        weights: the weight of a rank's vector. "given": the `weight` of its last call. "work": the
+            sum of the `weight`s of its calls since the last average over all ranks, so that
+            `weight` is the work of a call, in steps or samples. "wp": r^(τ − work), which is
+            proportional to q_i = r^(T_i) / Σ r^(T_j), where T_i is how far rank i is behind the
+            fastest. A rank without a call since that average has weight 0 with "work", and r^τ with
+            "wp".
+        contraction: r of "wp", between 0 and 1: the factor by which a call of weight 1 brings a
+            model closer to the optimum.
+        wire_dtype: "float16" or "bfloat16" sends float32 and float64 arrays in this dtype, with a
+            half or a quarter of the bytes. Sent are the differences from r, the last average over
+            all ranks (initially `like`, if that is the same on all ranks, else 0). The error of a
+            mean m of vectors x_i with shares s_i is at most about u·(Σ s_i |x_i − r| + |m − r|),
+            where u is 2⁻¹¹ or 2⁻⁸ (and 2⁻²⁴ more in float16, whose largest difference is ±65504).
+            None: arrays are sent in their own dtype. Without effect if all ranks share memory.
+        engine: "adaptive": one thread per process serves its collectives, and sleeps when they are
+            idle. "dedicated": the thread spins, on a core of its own. "none": no thread; other
+            ranks wait while this one computes. By default WAGMA_ENGINE, else "adaptive"; the same
+            for all open collectives of a process.
+        transport: "shared": vectors are in memory shared by the ranks, which must all be on one
+            node; averages of other ranks then do not need a rank that computes, not even its
+            progress thread. "messages": vectors are sent. By default WAGMA_TRANSPORT, else None:
+            ranks on one node average in shared memory if the system has any, others by messages.
+        stall: seconds without progress after which a waiting call logs, once, which ranks are
+            missing; 0: never. By default WAGMA_STALL, else 60.
+        abort: seconds without progress, also in close(), after which it ends the job by MPI_Abort;
+            0: never. By default WAGMA_ABORT, else 0.
+        log_level: "debug", "info", "warning" or "error", for the logger `collectives`. By default
+            WAGMA_LOG_LEVEL, else the level is unchanged.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -76,15 +88,14 @@ class GroupAllreduce(Collective):
             given or by default.
 
     Raises:
-        ValueError, TypeError: on every rank alike, for what is wrong on any of them.
-        RuntimeError: where no memory can be shared and `transport` asks for that; for a job of
-            singletons, an MPI that has been finalized, or one that was
-            initialized without the thread support that the engine needs, or before this process
-            was forked.
+        ValueError, TypeError: an argument is invalid on some rank; on all ranks.
+        RuntimeError: memory cannot be shared and `transport` is "shared"; the job consists of
+            singletons; MPI has been finalized, or was initialized without the thread support that
+            the engine needs, or before this process was forked.
         ImportError: the extensions were built for another MPI than mpi4py's.
 
     Source: WAGMA-SGD, sections III and IV, and V-B for fixed groups; "conserving", weights and
-        joining go beyond the paper. "wp": WP-SGD, Eq. 6.
+    joining go beyond the paper. "wp": WP-SGD, Eq. 6.
     """
 
     _on_devices = True
@@ -92,22 +103,22 @@ class GroupAllreduce(Collective):
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        group_size=None,
-        sync_period=10,
-        groups="changing",
-        wait="nobody",
-        late=None,
-        weights="given",
-        contraction=0.9,
-        wire_dtype=None,
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        group_size: int | None = None,
+        sync_period: int = 10,
+        groups: str = "changing",
+        wait: str = "nobody",
+        late: str | None = None,
+        weights: str = "given",
+        contraction: float = 0.9,
+        wire_dtype: npt.DTypeLike | None = None,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         self._construct(
             comm,
@@ -127,12 +138,20 @@ class GroupAllreduce(Collective):
             log_level=log_level,
         )
 
-    def _construct(self, comm, like, *, summing=False, draws=False, **given):
-        """Agree with the other ranks on what is given, and build this rank's part.
+    def _construct(
+        self,
+        comm: MPI.Intracomm,
+        like: Any,
+        *,
+        summing: bool = False,
+        draws: bool = False,
+        **given: Any,
+    ) -> None:
+        """Agree on the arguments with the other ranks, and build this rank's part; collective.
 
         Args:
-            summing: whether vectors are sums of what ranks put in (`PartialAllreduce`).
-            draws: whether one rank, drawn with `seed`, starts each version.
+            summing: whether vectors are sums of contributions (`PartialAllreduce`).
+            draws: whether each version is started by a rank drawn with `seed`.
             given: the constructor's arguments, and those by which other classes differ.
         """
         self._summing, self._draws = summing, draws
@@ -142,17 +161,17 @@ class GroupAllreduce(Collective):
         given["wire_dtype"] = settings.name_of_dtype(given["wire_dtype"])
         super()._construct(comm, like, **given)
 
-    def _argument_error(self, comm, given):
+    def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
         return settings.group_error(comm, given)
 
-    def _build(self, native, comm, like, given):
+    def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
         self.group_size, self.sync_period = int(given["group_size"]), int(given["sync_period"])
         self.groups, self.wait, self.late = given["groups"], given["wait"], given["late"]
         self.weights, self.contraction = given["weights"], given["contraction"]
         self.wire_dtype = given["wire_dtype"]
         super()._build(native, comm, like, given)
 
-    def _allocate(self, native, node, like, given):
+    def _allocate(self, native: Any, node: Node, like: Any, given: dict[str, Any]) -> None:
         sharing = self._share(
             node,
             given["transport"],
@@ -162,8 +181,10 @@ class GroupAllreduce(Collective):
         if self.wire_dtype and travels and len(set(self.comm.allgather(digest(like)))) == 1:
             self.native.compress_from_initial()
 
-    def _make(self, native, node, like, given, sharing):
-        """Make this rank's part; return the error where there is no memory for it."""
+    def _make(
+        self, native: Any, node: Node, like: Any, given: dict[str, Any], sharing: bool
+    ) -> Exception | None:
+        """Make this rank's part; return the error if there is no memory for it."""
         try:
             self.native = native.GroupVersions(
                 **self._common(node, like, given),
@@ -183,101 +204,101 @@ class GroupAllreduce(Collective):
             return error
         return None
 
-    def __call__(self, vector, *, weight=1.0):
+    def __call__(self, vector: Vector, *, weight: float = 1.0) -> Result:
         """Average `vector` in place, as this rank's next version.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
-            weight: of this vector in every average it goes into, or of the work since the last
-                call (`weights`), from 0 on; for batches of unequal sizes.
+            weight: weight of this vector in every average, or the work since the last call
+                (`weights`), at least 0; for batches of unequal sizes.
 
         Returns:
             A `Result`: version, timely, source, group, weight, synchronized.
 
         Raises:
-            ValueError, TypeError: if the vector or weight is not such; all ranks are told, and only
-                close() is left.
-            RankFailedError: if another rank has failed, by such an error or in a `with` block.
-            ClosedError: if this collective is closed, or this was a synchronous call and other
-                ranks are closing.
-            DisagreementError: if this was a synchronous call and other ranks are in another one.
+            ValueError, TypeError: the vector or weight is invalid; all ranks are told, and only
+                close() is allowed after it.
+            RankFailedError: another rank has failed, by such an error or in a `with` block.
+            ClosedError: this collective is closed, or the call is synchronous and other ranks are
+                closing.
+            DisagreementError: the call is synchronous and other ranks are in a different operation.
 
         An exception from a signal handler, such as KeyboardInterrupt, may leave `vector` partly
-        averaged; the version goes on without the application, with what it gave. If another rank's
-        process has been stopped in the middle of the exchange for more than a second, what it then
-        sends may still come into `vector`.
+        averaged; the version continues in the background with the contribution. If another rank's
+        process is stopped during the exchange for more than a second, its data may still be written
+        to `vector` later.
         """
         return self.native.call(vector, weight)
 
-    def start(self, vector, *, weight=1.0):
-        """Begin what calling would do, and return a handle with `test()` and `wait()`.
+    def start(self, vector: Vector, *, weight: float = 1.0) -> Call:
+        """Begin a call without blocking, and return a handle with `test()` and `wait()`.
 
-        `vector` belongs to the collective until one of them has said that the call is complete;
-        the next call or collective operation completes it as well. `wait()` returns the `Result`.
+        Neither read nor change `vector` until one of them has reported completion; the next call or
+        collective operation completes the call as well. `wait()` returns the `Result`.
         """
         return self.native.start(vector, weight)
 
-    def publish(self, vector, *, weight=1.0):
-        """Replace what this rank contributes while it is late, without taking part in a version.
+    def publish(self, vector: Vector, *, weight: float = 1.0) -> None:
+        """Replace this rank's snapshot without taking part in a version.
 
-        Under the conserving rule that is what it contributes so far and what `vector` changes of
-        what the application last got or published. It waits for an exchange that is under way, at
-        most. If `wait` is "group" nobody is late; it then counts in one version if this rank closes
-        before its next call.
+        Under the conserving rule the change of `vector` since the application's last call or
+        publication is added to the snapshot. It waits at most for an exchange in progress. If
+        `wait` is "group" no rank is late; the snapshot then counts in one version, if this rank
+        closes before its next call.
         """
         self.native.publish(vector, weight)
 
-    def synchronize(self, vector):
-        """Average `vector` in place over all ranks now; collective, and no version.
+    def synchronize(self, vector: Vector) -> None:
+        """Average `vector` in place over all ranks now; collective. It is not a version.
 
-        Each rank's weight is that of its last call.
+        Each rank has the weight of its last call.
         """
         self.native.synchronize(vector)
 
-    def average(self, vector, *, weight=None):
-        """Overwrite `vector` by what `synchronize` would now give, and leave all else as it is.
+    def average(self, vector: Vector, *, weight: float | None = None) -> None:
+        """Overwrite `vector` by what `synchronize` would return, and change nothing else.
 
-        Collective: all ranks call it between the same two calls. A rank's weight is that of its
-        last call where it gives none.
+        Collective: all ranks call it between the same two calls. A rank's default weight is that of
+        its last call.
         """
         self.native.average(vector, weight)
 
-    def load(self, vector, version):
-        """Go on from `vector`, which may differ between ranks, with `version` for the next call.
+    def load(self, vector: Vector, version: int) -> None:
+        """Continue from `vector`, which may differ between ranks, with call number `version`.
 
-        For checkpoints; collective: all ranks call it between the same two calls, with the same
-        version, else they raise DisagreementError.
+        For checkpoints. Collective: all ranks call it between the same two calls, with the same
+        version; otherwise they raise DisagreementError.
         """
         self._load(vector, version)
 
-    def join(self, vector):
-        """Make no more calls, but take part in those of the others until all ranks have joined.
+    def join(self, vector: Vector) -> None:
+        """Make no more calls, and take part in those of the others until all ranks have joined.
 
-        This rank then has weight 0; under the conserving rule, from the next synchronization on,
-        so that nothing it has done is lost. When all have joined, `vector` is the average of those
-        that made the most calls and of those whose weight is not yet 0, bitwise equal on all ranks,
-        and all have made as many calls. To join several collectives see `collectives.join`.
+        This rank then has weight 0; under the conserving rule from the next synchronization on, so
+        that its updates are not lost. When all have joined, `vector` is the average over the ranks
+        with the most calls and those whose weight is not yet 0. It is bitwise equal on all ranks,
+        and all have the same number of calls. To join several collectives see `collectives.join`.
         """
         with self.joining(vector):
             pass
 
-    def close(self):
-        """Execute every version that any rank has started, on all of them, and leave.
+    def close(self) -> None:
+        """Execute every version that any rank has started, on all ranks, and leave.
 
-        Collective; ranks may have made different numbers of calls. To the versions of others' calls
-        this rank contributes what it did last; nothing if `wait` is "group". Closing twice does
-        nothing.
+        Collective; ranks may have made different numbers of calls. To the versions of other ranks'
+        calls this rank contributes its snapshot, or nothing if `wait` is "group". Closing twice has
+        no effect.
         """
         super().close()
 
     @property
-    def executed(self):
-        """How many versions have been executed here, whoever started them."""
+    def executed(self) -> int:
+        """The number of versions executed on this rank, whichever rank started them."""
         return self.native.executed
 
 
-def digest(like) -> bytes:
-    """Return what tells whether the initial vectors of two ranks are the same, bit for bit."""
+def digest(like: Any) -> bytes:
+    """Return a digest that tells whether two ranks' initial vectors are equal, bit for bit."""
     digest = hashlib.blake2b(digest_size=16)
     for array in like if isinstance(like, (list, tuple)) else [like]:
         digest.update(array.view("uint8"))

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any, Protocol
+
+from collectives.typing import Vector
 
 __all__ = ["join"]
 
 
-def join(*pairs, stream=None) -> None:
-    """Make no more calls of several collectives, but take part in others' until all have joined.
+class Joined(Protocol):
+    """What `join` requires of a collective."""
 
-    A rank that waited in `join` of one collective could not take part in the calls of the next, in
-    which ranks with more calls to make would wait for it: this joins all of them before it waits
-    for any. All ranks name the same collectives in the same order.
+    def joining(self, vector: Any) -> contextlib.AbstractContextManager[None]:
+        """Begin to join; wait for the other ranks at the end of the block."""
+
+
+def join(*pairs: tuple[Joined, Vector], stream: Any = None) -> None:
+    """Join several collectives at once: make no more calls, and take part in the others' calls.
+
+    Returns when all ranks have joined. A rank that waited in `join` of one collective could not
+    take part in the calls of the next, in which ranks with more calls would wait for it; this
+    function joins all collectives before it waits for any. All ranks pass the same collectives in
+    the same order.
 
     Args:
-        pairs: a collective and its vector each, as the collective's own `join` takes it.
-        stream: where vectors on CUDA devices are ready, and will be used next: one stream for all
-            pairs, or a list of one for each, as the collective's own `join` takes it, or None; by
-            default those that the arrays name.
+        pairs: tuples of a collective and its vector, as the collective's own `join` takes it:
+            arrays with the dtypes and lengths of those that it was constructed with.
+        stream: the stream on which vectors on CUDA devices are ready, and will be used next: one
+            stream for all pairs, or a list with a stream or None for each; by default the streams
+            that the arrays name.
 
     Raises:
-        TypeError: numpy arrays have a stream.
-        ValueError: there are not as many streams as pairs.
+        TypeError: a stream is given for numpy arrays.
+        ValueError: the number of streams differs from the number of pairs.
 
     Example:
         >>> collectives.join((generators, x), (discriminators, y))
@@ -32,5 +44,5 @@ def join(*pairs, stream=None) -> None:
         raise ValueError(f"stream has {len(streams)} streams, for {len(pairs)} vectors")
     with contextlib.ExitStack() as stack:
         for (collective, vector), ready in zip(pairs, streams):
-            given = {} if ready is None else {"stream": ready}
+            given: dict[str, Any] = {} if ready is None else {"stream": ready}
             stack.enter_context(collective.joining(vector, **given))

@@ -82,7 +82,7 @@ class _Meeting:
                 log.log(level, "%s", self._describe(where, waited))
             if abort and waited > abort:
                 log.error(
-                    "%s; that is the limit that abort (WAGMA_ABORT) sets: it ends the job",
+                    "%s; this is the limit set by abort (WAGMA_ABORT): ending the job",
                     self._describe(where, waited),
                 )
                 logging.shutdown()
@@ -105,10 +105,10 @@ class _Meeting:
         return self._comm.rank in REPORTING
 
     def _describe(self, where, waited) -> str:
-        """Say for whom this rank waits: those that it has not heard of."""
+        """Return a message about the ranks that have not arrived."""
         missing = [rank for rank in range(self._comm.size) if rank not in self._present]
         if not self._reports:
-            whom = "others: ranks 0 and 1 say for whom"
+            whom = "other ranks, which ranks 0 and 1 name"
         else:
             whom = name_ranks(missing) if missing else "no rank in particular: all have arrived"
         return f"rank {self._comm.rank} has waited {waited:.0f} s in {where} for {whom}"

@@ -1,10 +1,19 @@
-"""The average with the neighbors in a graph, for numpy vectors."""
+"""Averages with the neighbors in a graph, for numpy vectors."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collectives import graphs
 from collectives.peers import PeerCollective
+from collectives.planned import Planned
 from collectives.result import Result
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    import networkx
+    import numpy.typing as npt
+    from mpi4py import MPI
 
 __all__ = ["NeighborAverage"]
 
@@ -12,25 +21,26 @@ __all__ = ["NeighborAverage"]
 class NeighborAverage(PeerCollective):
     """Averages each rank's vector with those of its neighbors in a graph.
 
-    With vectors x_j after k calls, and what rank i's application has changed of x_i since, call k
-    returns x_i ← Σ_j W_ji x_j + change. A rank's vector is sent as soon as it is there, so a call
-    waits only for neighbors that have not ended their call before. The mean of all ranks' vectors
-    changes by the mean of the changes alone.
+    Let x_j be the vectors after k calls, and c_i what rank i's application has added to x_i since.
+    Then call k returns x_i ← Σ_j W_ji x_j + c_i. A rank's vector is sent as soon as it is computed,
+    so a call waits only for neighbors that have not completed their previous call. The mean of all
+    ranks' vectors changes by the mean of the c_i only.
 
     Args:
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
         graph: networkx graph of the ranks, undirected or directed, (strongly) connected; an edge
-            goes from who sends to who averages. Or the name of one (`collectives.graphs.NAMES`).
-            None: the ring, in both directions.
-        mixing: doubly stochastic float64 array W of shape (P, P), W[j, i] being how much rank j's
-            vector counts at rank i, 0 where there is no edge. None: Metropolis's weights, on the
-            ring 1/3 each (`collectives.graphs.mixing_matrix`).
-        clock: "neighbors": a call waits for the neighbors. "global": for the same call of all
-            ranks, as in WAGMA-SGD's comparison.
+            goes from the sender to the rank that averages. Or the name of a graph
+            (`collectives.graphs.NAMES`). None: the ring, in both directions.
+        mixing: doubly stochastic float64 array W of shape (P, P); W[j, i] is the weight of rank j's
+            vector at rank i, 0 if there is no edge. None: Metropolis's weights, on the ring 1/3
+            each (`collectives.graphs.mixing_matrix`).
+        clock: "neighbors": a call waits for the neighbors. "global": it waits for the same call of
+            all ranks, as in WAGMA-SGD's comparison.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Raises:
-        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+        TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
+            ranks.
 
     Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, 2017,
     Algorithm 1 (D-PSGD).
@@ -38,19 +48,19 @@ class NeighborAverage(PeerCollective):
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        graph=None,
-        mixing=None,
-        clock="neighbors",
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        graph: networkx.Graph | str | None = None,
+        mixing: npt.ArrayLike | None = None,
+        clock: str = "neighbors",
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
-        def plan():
+        def plan() -> Planned:
             from collectives.protocols import neighbor_average
 
             size, rank = comm.size, comm.rank

@@ -59,8 +59,6 @@ class Node:
         Args:
             device: this rank's.
         """
-        if len(self.ranks) == 1:
-            return "this rank is the only one of its node"
         return cuda_ipc.why_not(self._comm, device)
 
     def free(self):

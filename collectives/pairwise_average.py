@@ -1,12 +1,20 @@
-"""The average of random pairs of neighbors, for numpy vectors."""
+"""Averages of random pairs of neighbors, for numpy vectors."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from collectives import graphs
 from collectives.peers import PeerCollective
+from collectives.planned import Planned
 from collectives.settings import is_integer
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    import networkx
+    from mpi4py import MPI
 
 __all__ = ["PairwiseAverage"]
 
@@ -14,56 +22,58 @@ __all__ = ["PairwiseAverage"]
 class PairwiseAverage(PeerCollective):
     """Averages each rank's vector with that of a random neighbor, while applications compute.
 
-    A call adds what the application has changed to this rank's model, returns the model as it is,
-    waits for nobody, and lets the engine begin an average with a random neighbor: both models
-    become their mean, in one step that no other average can come into. The sum of all models
-    changes by the changes alone.
+    A call adds the application's change to this rank's model, returns the current model without
+    waiting for any rank, and lets the engine begin an average with a random neighbor: both models
+    become their mean, atomically with respect to other averages. The sum of all models changes by
+    the changes only.
 
     Args:
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
-        graph: connected undirected networkx graph of the ranks, or a directed one with all edges
-            in both directions, bipartite or not; or the name of one (`collectives.graphs.NAMES`).
-            None: any rank may meet any other.
-        seed: of the neighbors drawn; an integer, from 0 on.
+        graph: connected undirected networkx graph of the ranks, or a directed one with all edges in
+            both directions, bipartite or not; or the name of one (`collectives.graphs.NAMES`).
+            None: any two ranks may meet.
+        seed: seed of the neighbors drawn, an integer of at least 0.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Raises:
-        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+        TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
+            ranks.
 
     Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, 2018,
-    Algorithm 1 (AD-PSGD). That it needs no bipartite graph goes beyond the paper.
+    Algorithm 1 (AD-PSGD). Graphs that are not bipartite go beyond the paper.
     """
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        graph=None,
-        seed=0,
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        graph: networkx.Graph | str | None = None,
+        seed: int = 0,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
-        def plan():
+        def plan() -> Planned:
             from collectives.protocols import pairwise_average
 
             size, rank = comm.size, comm.rank
             if not is_integer(seed) or seed < 0:
-                raise ValueError(f"seed is {seed!r}, not an integer from 0 on")
+                raise ValueError(f"seed is {seed!r}, not an integer of at least 0")
             if graph is None:
                 neighbors = [other for other in range(size) if other != rank]
-                edges = "all"
+                described: dict[str, Any] = {"graph": "all"}
             else:
                 edges = graphs.edges_of(graph, size)
                 if not graphs.is_symmetric(edges):
                     raise ValueError("graph has edges in one direction only: a pair needs both")
                 neighbors = graphs.destinations(edges, rank)
-                edges = sorted(edges)
-            described = {"graph": edges, "seed": int(seed)}
-            return described, lambda mailbox: pairwise_average.PairwiseAverageProtocol(
+                described = {"graph": sorted(edges)}
+            return described | {
+                "seed": int(seed)
+            }, lambda mailbox: pairwise_average.PairwiseAverageProtocol(
                 mailbox, rank, size, neighbors, int(seed)
             )
 
@@ -78,47 +88,47 @@ class PairwiseAverage(PeerCollective):
             log_level=log_level,
         )
 
-    def average(self, vector) -> None:
-        """Overwrite `vector` by the average of all ranks' models, with what each changed since.
+    def average(self, vector: Vector) -> None:
+        """Overwrite `vector` by the average of all ranks' models and their changes since.
 
-        Collective. The application goes on from what was in the vector, and all else is left as it
-        is; pairs that are being averaged come first.
+        Collective. The application continues from its vector's previous content, and nothing else
+        changes; pairs in progress are completed first.
         """
         super().average(vector)
 
-    def join(self, vector) -> None:
-        """Make no more calls, but take part in others' pairs until all ranks have joined.
+    def join(self, vector: Vector) -> None:
+        """Make no more calls, and take part in others' pairs until all ranks have joined.
 
         Collective. All ranks then have the average of all models, and have made as many calls as
-        the one that made the most.
+        the rank with the most.
         """
         super().join(vector)
 
     @contextlib.contextmanager
-    def joining(self, vector):
-        """Begin to join, and wait for the others only at the end of the block."""
+    def joining(self, vector: Vector) -> Iterator[None]:
+        """Begin to join; wait for the other ranks at the end of the block."""
         with self._collectively("join()"):
             self._begin_to_prepare(vector)
             yield
             self._go_on(vector, self._end_preparing(vector))
 
-    def _prepare(self, vector) -> None:
+    def _prepare(self, vector: Any) -> None:
         self._begin_to_prepare(vector)
         self._end_preparing(vector)
 
-    def _begin_to_prepare(self, vector) -> None:
-        """Put in what this rank has changed, and begin no pair any more."""
+    def _begin_to_prepare(self, vector: Any) -> None:
+        """Add this rank's change to its model, and begin no further pair."""
         self._carry_out(self.native.publish_change, vector)
         self.native.pause(True)
 
-    def _end_preparing(self, vector) -> int:
-        """Put this rank's model into `vector`, once no pair is being averaged; collective.
+    def _end_preparing(self, vector: Any) -> int:
+        """Copy this rank's model to `vector`, once no pair is in progress; collective.
 
         Returns:
-            How many calls the rank with the most has made.
+            The number of calls of the rank with the most.
         """
         last = max(self.native.meet())
-        # Nobody begins a pair any more, and whoever had begun one has done its part.
+        # No rank begins a pair any more, and each that had begun one has done its part.
         self.native.pause(True)
         self._read_model(vector)
         return last

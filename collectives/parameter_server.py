@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from collectives.peers import PeerCollective
+from collectives.planned import Planned
 from collectives.settings import is_integer
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from mpi4py import MPI
 
 __all__ = ["ParameterServer"]
 
@@ -11,23 +18,24 @@ __all__ = ["ParameterServer"]
 class ParameterServer(PeerCollective):
     """Keeps one model on one rank, to which all ranks send their changes.
 
-    A call sends what the application has changed to the server, whose engine adds it to the model,
-    and waits for the model. What a change counts is 1/P, so that one of each rank makes one step
-    with their mean.
+    A call sends the application's change to the server, whose engine adds it to the model, and
+    waits for the model. A change is added with weight 1/P, so that one change of each rank amounts
+    to one step with their mean.
 
     Args:
         comm, like: those of `GroupAllreduce`. The server's initial vector is the model.
-        mode: "bsp": all changes are added, then all ranks get the model. "backup": all but those of
-            the `backups` slowest ranks, which are dropped, and the others count 1/(P − backups).
-            "asp": each change is added and answered at once. "hete": likewise, but a change to an
-            old model counts 1/s of that, s being 1 plus the number of whole rounds of P changes
-            that the model has taken in since.
+        mode: "bsp": all ranks receive the model when all changes have been added. "backup": the
+            same without the changes of the `backups` slowest ranks, which are dropped; the others
+            have weight 1/(P − backups). "asp": each change is added and answered at once. "hete":
+            the same, but a change to an old model has 1/s of the weight, where s is 1 plus the
+            number of complete rounds of P changes added to the model since.
         backups: b of "backup", from 0 to P − 1.
         server: the rank that keeps the model.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Raises:
-        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+        TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
+            ranks.
 
     Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Chen et
     al., Revisiting Distributed Synchronous SGD, 2016 (backup workers); Jiang et al.,
@@ -36,19 +44,19 @@ class ParameterServer(PeerCollective):
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        mode="bsp",
-        backups=0,
-        server=0,
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        mode: str = "bsp",
+        backups: int = 0,
+        server: int = 0,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
-        def plan():
+        def plan() -> Planned:
             from collectives.protocols import parameter_server
 
             if mode not in parameter_server.MODES:
@@ -78,40 +86,40 @@ class ParameterServer(PeerCollective):
 
     @property
     def dropped(self) -> int:
-        """On the server: how many changes have come too late ("backup")."""
+        """On the server: the number of changes that arrived too late ("backup")."""
         return self._protocol.dropped
 
-    def average(self, vector) -> None:
-        """Overwrite `vector` by the server's model, and leave all else as it is; collective.
+    def average(self, vector: Vector) -> None:
+        """Overwrite `vector` by the server's model, and change nothing else; collective.
 
-        What ranks have changed since their last calls is not in it.
+        The ranks' changes since their last calls are not in it.
         """
         super().average(vector)
 
-    def synchronize(self, vector) -> None:
-        """Add what all ranks have changed since their last calls, and get the model; collective.
+    def synchronize(self, vector: Vector) -> None:
+        """Add the changes of all ranks since their last calls, and get the model; collective.
 
-        A change counts 1/P, as in `join`.
+        Each change has weight 1/P, as in `join`.
         """
         with self._collectively("synchronize()"):
             self._carry_out(self.native.hand_in, vector)
             self._prepare(vector)
             self._go_on(vector, self.version)
 
-    def load(self, vector, version: int) -> None:
-        """Go on from the server's `vector` after `version` calls; collective."""
+    def load(self, vector: Vector, version: int) -> None:
+        """Continue from the server's `vector` after `version` calls; collective."""
         super().load(vector, version)
         self.synchronize(vector)
 
-    def join(self, vector) -> None:
-        """Make no more calls, but let those of the others go on until all ranks have joined.
+    def join(self, vector: Vector) -> None:
+        """Make no more calls, and serve those of the others until all ranks have joined.
 
-        Collective. What was changed since the last call counts 1/P; then all ranks have the
-        server's model, and have made as many calls as the one that made the most.
+        Collective. The changes since the last calls have weight 1/P. All ranks then have the
+        server's model, and have made as many calls as the rank with the most.
         """
         super().join(vector)
 
-    def _prepare(self, vector) -> None:
+    def _prepare(self, vector: Any) -> None:
         self.native.pause(True)  # rounds need not wait for this rank
         self.native.meet()  # the server has all changes once all are here
         if self.rank == self.server:

@@ -1,26 +1,38 @@
-"""Partial collectives: the allreduce of eager-SGD, which does not wait for late ranks.
+"""Partial collectives: the allreduce of eager-SGD, which does not wait for stragglers.
 
-Each rank has a send buffer, to which it adds what it puts in, and a receive buffer, which says what
-it has got. A version averages the send buffers of all ranks as they are when it begins, whoever of
-them has come. The increment that a call returns is what the newest average has beyond the receive
-buffer: so each contribution is in one increment on every rank, and a late rank's goes in with the
+Each rank has a send buffer, to which it adds its contributions, and a receive buffer, which holds
+what it has received. A version averages the send buffers of all ranks as they are when it begins,
+whichever ranks have arrived. A call returns the difference of the newest average and the receive
+buffer. So each contribution is in one call's result on every rank; that of a late rank is in the
 next version.
 
 Source: Li, Ben-Nun, Di Girolamo, Alistarh and Hoefler, Taming unbalanced training workloads in deep
-learning with partial collective operations, PPoPP 2020. In the paper a send buffer is emptied by
-each version and a receive buffer overwritten, so that what a rank misses of more than one version
-is lost to it; here both grow up to the next synchronization, and nothing is lost.
+learning with partial collective operations, PPoPP 2020. In the paper each version empties the send
+buffer and overwrites the receive buffer, so a rank that misses more than one version loses the
+first of them; here both grow until the next synchronization, and nothing is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collectives import device, process, settings
 from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from types import TracebackType
+
+    from mpi4py import MPI
+    from typing_extensions import Self
+
+    from collectives.result import Result
+    from collectives.statistics import Statistics
 
 __all__ = ["PartialAllreduce"]
 
@@ -29,28 +41,28 @@ WRITABLE = 1  # PyBUF_WRITABLE
 
 
 class PartialAllreduce(Described):
-    """Averages what the ranks put in over all of them, without waiting for late ones.
+    """Averages the ranks' contributions over all ranks, without waiting for stragglers.
 
-    A rank that calls puts its vector in, and gets back what all have put in, divided by the number
-    of ranks, as far as it has not got it before. What comes too late for its version goes in with
-    the next one; a late call that finds nothing new returns zeros. Every `sync_period`-th call
-    waits for all ranks: then all that was put in has come out, and on every rank the sum of what
-    its calls returned since the last such call is the mean of what the ranks put in. All ranks
-    construct it together and make the same number of calls; one that has fewer to make joins the
-    others (`join`).
+    A call contributes its vector, and returns the contributions of all ranks that it has not
+    returned yet, divided by the number of ranks. A contribution that is too late for its version is
+    in the next one; a late call for which there is nothing new returns zeros. Every
+    `sync_period`-th call waits for all ranks. After it, the vectors returned since the last such
+    call add up to the mean of the contributions, on every rank. All ranks construct the collective
+    together and make the same number of calls; a rank with fewer calls joins the others (`join`).
 
     Args:
-        comm: mpi4py intracommunicator of the ranks that take part; it is duplicated.
-        like: what the vectors are like, whose values do not matter: a 1-D contiguous numpy array,
-            or a list of such arrays, of the same dtypes and lengths on all ranks: float16,
-            bfloat16 (of ml_dtypes), float32 or float64. The sums of halves are kept in float32.
-        trigger: "solo": a version begins when the first rank calls it. "majority": when one rank
-            does that is drawn for it, the same on all ranks, so that half of the ranks are there on
-            average. While that one, or any other, is in an operation (average(), synchronize(),
-            load(), join(), close()) versions begin as under "solo", so that nobody waits for a
-            rank that does not come.
-        sync_period: every how many calls τ all ranks wait for each other, at least 1.
-        seed: of the ranks that are drawn, from 0 to 2⁶⁴ − 1.
+        comm: mpi4py intracommunicator of the participating ranks; it is duplicated.
+        like: an example of the vectors, whose values have no effect: a 1-D contiguous numpy array,
+            or a list of such arrays, of the same dtypes and lengths on all ranks: float16, bfloat16
+            (of ml_dtypes), float32 or float64. Sums of fp16 and bf16 are kept in float32.
+        trigger: "solo": a version begins when the first rank calls. "majority": it begins when a
+            rank calls that is drawn for it, the same on all ranks, so half of the ranks have
+            arrived on average. While any rank is in another operation (average(), synchronize(),
+            load(), join(), close()), versions begin as with "solo", so that no rank waits for one
+            that does not arrive.
+        sync_period: number of calls τ from one call that waits for all ranks to the next, at least
+            1.
+        seed: seed of the ranks drawn, from 0 to 2⁶⁴ − 1.
         engine, transport, stall, abort, log_level: see `GroupAllreduce`.
 
     Attributes:
@@ -64,27 +76,30 @@ class PartialAllreduce(Described):
     and joining go beyond the paper.
     """
 
+    # Those of its vectors, where these are on a device.
+    _copies: Any
     _shown = ("trigger", "sync_period")
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        trigger="solo",
-        sync_period=10,
-        seed=0,
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        trigger: str = "solo",
+        sync_period: int = 10,
+        seed: int = 0,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         where = "cpu"
+        given: Any = like
         if device.is_on_device(like):
             where = "cuda"
-            like, _ = device.adopt(self, like)  # where that fails it does again, on all ranks
-        zeros = like if settings.vector_error(like) else _zeros(like)
+            given, _ = device.adopt(self, like)  # where that fails it does again, on all ranks
+        zeros: Any = given if settings.vector_error(given) else _zeros(given)
         self._sums = _Sums(
             comm,
             zeros,
@@ -101,49 +116,49 @@ class PartialAllreduce(Described):
         self.comm, self.rank, self.size = comm, self._sums.rank, self._sums.size
         self.trigger, self.sync_period, self.seed = trigger, self._sums.sync_period, int(seed)
         self.engine = self._sums.engine
-        self._single = not isinstance(like, (list, tuple))
+        self._single = not isinstance(given, (list, tuple))
         self._send = [zeros] if self._single else zeros
         self._receive = [np.zeros_like(array) for array in self._send]
         # What is averaged: the vector given itself, where its dtype is that of the sums.
         self._wide = [
             np.zeros_like(sums) if array.dtype != sums.dtype else None
-            for array, sums in zip([like] if self._single else like, self._send, strict=True)
+            for array, sums in zip([given] if self._single else given, self._send, strict=True)
         ]
-        self._check = _check_of(like)
+        self._check = _check_of(given)
         self._guard = process.native().Guard()
         self._dropped = 0
         if self.path == "staged":
             self._copies.forget_initial()
 
     @property
-    def path(self):
+    def path(self) -> str:
         """ "host", or "staged" for vectors on devices: see `Collective`."""
         return "staged" if hasattr(self, "_copies") else "host"
 
     @property
-    def path_reason(self):
-        """Why so, in a sentence."""
+    def path_reason(self) -> str:
+        """The reason for `path`, a sentence."""
         where = "averages" if self.path == "staged" else "and its vectors are"
         return f"{type(self).__name__} {where} on the host"
 
-    def __call__(self, vector):
-        """Put `vector` in, as this rank's next version, and overwrite it by the increment.
+    def __call__(self, vector: Vector) -> Result:
+        """Contribute `vector`, as this rank's next version, and overwrite it by the result.
 
         Args:
-            vector: writable array, or list of arrays, with the dtypes and lengths of `like`. One
-                that is not finite, or makes the sum infinite, counts as zero.
+            vector: writable array, or list of arrays, with the dtypes and lengths of `like`. It
+                counts as zero if it is not finite, or makes the sum infinite.
 
         Returns:
-            A `Result`, as of `GroupAllreduce`, with all ranks as its group; `timely` says whether
-            all that this rank has put in is in the increment or was in earlier ones.
+            A `Result`, as of `GroupAllreduce`, with all ranks as its group; `timely` tells whether
+            all contributions of this rank are in this result or earlier ones.
 
         Raises:
-            ValueError, TypeError: if the vector is not such; all ranks are told, and only close()
-                is left.
+            ValueError, TypeError: the vector is invalid; all ranks are told, and only close() is
+                allowed after it.
             RankFailedError, ClosedError, DisagreementError: as in `GroupAllreduce`.
 
-        After an exception from a signal handler, too, only close() is left. Any exception may leave
-        something else in `vector`.
+        After an exception from a signal handler only close() is allowed, too. After any exception
+        the content of `vector` is undefined.
         """
         with self._operation(vector) as arrays:
             self._put(arrays)
@@ -153,10 +168,10 @@ class PartialAllreduce(Described):
                 self._begin_period()
         return result
 
-    def synchronize(self, vector):
-        """Put `vector` in, and wait for all ranks: all that was put in comes out.
+    def synchronize(self, vector: Vector) -> None:
+        """Contribute `vector`, and wait for all ranks: all contributions have then been returned.
 
-        Collective, and no version.
+        Collective. It is not a version.
         """
         with self._operation(vector) as arrays:
             self._put(arrays)
@@ -164,12 +179,14 @@ class PartialAllreduce(Described):
             self._take(arrays)
             self._begin_period()
 
-    def average(self, vector, *, weight=1.0):
-        """Overwrite `vector` by its mean over all ranks, and leave alone what was put in.
+    def average(self, vector: Vector, *, weight: float = 1.0) -> None:
+        """Overwrite `vector` by its mean over all ranks; contributions are unaffected.
+
+        Each rank has its `weight`, finite and at least 0.
 
         Collective: all ranks call it between the same two calls. Ranks that have joined, or whose
-        vector is not finite, do not count. Where no rank is left that has a weight, all finite
-        vectors count alike.
+        vector is not finite, do not count. If no remaining rank has a weight, all finite vectors
+        have the same weight.
         """
         with self._operation(vector) as arrays:
             for array, wide in zip(arrays, self._wide, strict=True):
@@ -180,20 +197,20 @@ class PartialAllreduce(Described):
                 if wide is not None:
                     array[...] = wide
 
-    def join(self, vector):
-        """Put `vector` in and make no more calls, but take part in those of the others.
+    def join(self, vector: Vector) -> None:
+        """Contribute `vector`, make no more calls, and take part in those of the others.
 
-        It ends when all ranks have joined; all have then made as many calls. From the next
-        synchronization on, means are over the other ranks alone. `vector` becomes what came out in
-        the last period that this rank has not got; what came out of others' synchronizations
-        before is not in it.
+        It returns when all ranks have joined; all then have the same number of calls. From the next
+        synchronization on, means are over the other ranks only. `vector` becomes the part of the
+        last period's results that this rank has not received; results of synchronizations of the
+        others before that are not in it.
         """
         with self.joining(vector):
             pass
 
     @contextlib.contextmanager
-    def joining(self, vector):
-        """Begin to join, and wait for the others only at the end of the block."""
+    def joining(self, vector: Vector) -> Iterator[None]:
+        """Begin to join; wait for the other ranks at the end of the block."""
         with self._operation(vector) as arrays:
             self._put(arrays)
             before = self._sums.native.synchronizations
@@ -204,78 +221,83 @@ class PartialAllreduce(Described):
             self._take(arrays)
             self._begin_period()
 
-    def load(self, version):
-        """Go on with `version` for the next call, and with nothing put in or got.
+    def load(self, version: int) -> None:
+        """Continue with `version` for the next call, and no contributions.
 
-        For checkpoints, which lose nothing after a synchronization; collective: all ranks call it
-        between the same two calls, with the same version, else they raise DisagreementError.
+        For checkpoints, which are exact after a synchronization. Collective: all ranks call it
+        between the same two calls, with the same version; otherwise they raise DisagreementError.
         """
         with self._guard:
             self._begin_period()
             self._sums.load(self._send[0] if self._single else self._send, version)
 
-    def statistics(self):
+    def statistics(self) -> Statistics:
         """Return the `collectives.statistics.Statistics` of this rank so far."""
         return self._sums.statistics()._replace(nonfinite=self._dropped)
 
-    def fail(self, error):
-        """Tell all ranks of this one's error: their calls raise it, and only close() is left."""
+    def fail(self, error: BaseException) -> None:
+        """Tell all ranks of this rank's `error`: their calls raise it, and they can only close."""
         self._sums.fail(error)
 
-    def close(self):
-        """Execute every version that any rank has started, on all of them, and leave.
+    def close(self) -> None:
+        """Execute every version that any rank has started, on all ranks, and leave.
 
-        Collective; ranks may have made different numbers of calls. Closing twice does nothing.
+        Collective; ranks may have made different numbers of calls. Closing twice has no effect.
         """
         self._sums.close()
 
     @property
-    def native(self):
+    def native(self) -> Any:
         """This rank's part, an `AllRanks` of the engine."""
         return self._sums.native
 
     @property
-    def transport(self):
-        """ "shared" where this rank shares memory with any other one, else "messages"."""
+    def transport(self) -> str:
+        """ "shared" if this rank shares memory with any other, else "messages"."""
         return self._sums.transport
 
     @property
-    def closed(self):
+    def closed(self) -> bool:
         """Whether this collective has been closed."""
         return self._sums.closed
 
     @property
-    def version(self):
-        """The version of the next call: how many calls this rank has made."""
+    def version(self) -> int:
+        """The version of the next call, which is the number of calls of this rank."""
         return self._sums.version
 
     @property
-    def executed(self):
-        """How many versions have been executed here, whoever started them."""
+    def executed(self) -> int:
+        """The number of versions executed on this rank, whichever rank started them."""
         return self._sums.executed
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._sums.__exit__(kind, error, trace)
         self.close()
 
     @contextlib.contextmanager
-    def _operation(self, vector):
-        """Check a vector and give its arrays; what goes wrong goes wrong for all ranks."""
+    def _operation(self, vector: Any) -> Iterator[list[np.ndarray]]:
+        """Check a vector and return its arrays; an error is raised on all ranks."""
         with self._guard, self._sums.failing_collectively():
             self._check(vector)
             yield [np.asarray(vector)] if self._single else [np.asarray(each) for each in vector]
 
-    def _averaged(self, arrays):
-        """Return what is averaged in place, as the sums are given."""
+    def _averaged(self, arrays: list[np.ndarray]) -> Any:
+        """Return the array to average in place, given the sums."""
         pairs = zip(arrays, self._wide, strict=True)
         averaged = [array if wide is None else wide for array, wide in pairs]
         return averaged[0] if self._single else averaged
 
-    def _put(self, arrays):
-        """Add a vector to the send buffer, and contribute that."""
+    def _put(self, arrays: list[np.ndarray]) -> None:
+        """Add a vector to the send buffer, and contribute the buffer."""
         with np.errstate(over="ignore", invalid="ignore"):
             finite = all(
                 np.isfinite(sums + new).all()
@@ -289,10 +311,10 @@ class PartialAllreduce(Described):
                     sums += new
                 averaged[...] = sums
 
-    def _take(self, arrays):
-        """Turn the newest average into what it has beyond the receive buffer, and keep that there.
+    def _take(self, arrays: list[np.ndarray]) -> None:
+        """Replace the newest average by its difference from the receive buffer, and update that.
 
-        What rounding leaves out of one increment is in the next one.
+        What rounding omits from one result is in the next.
         """
         for each, receive, wide in zip(arrays, self._receive, self._wide, strict=True):
             for new, got, mean in _blocks(each, receive, each if wide is None else wide):
@@ -301,16 +323,16 @@ class PartialAllreduce(Described):
                     new[...] = mean
                 got += new
 
-    def _begin_period(self):
-        """All that was put in has come out."""
+    def _begin_period(self) -> None:
+        """Begin a period: all contributions have been returned."""
         _zero(self._send)
         _zero(self._receive)
 
 
 class _Sums(GroupAllreduce):
-    """The average of the ranks' sums over all of them, in which late calls get the newest one."""
+    """The average of the ranks' sums over all ranks; late calls receive the newest one."""
 
-    def __init__(self, comm, zeros, *, trigger, **given):
+    def __init__(self, comm: MPI.Intracomm, zeros: Any, *, trigger: str, **given: Any):
         self._construct(
             comm,
             zeros,
@@ -328,8 +350,8 @@ class _Sums(GroupAllreduce):
         )
 
 
-def _check_of(like):
-    """Return what raises for a vector that is not like this one, as the engine does."""
+def _check_of(like: Any) -> Callable[[Any], Any]:
+    """Return a function that raises, as the engine does, for a vector that is unlike this one."""
     from collectives.memory.layout import Layout, UserVector
 
     single = not isinstance(like, (list, tuple))
@@ -338,19 +360,19 @@ def _check_of(like):
     return lambda vector: UserVector(vector, layout, WRITABLE)
 
 
-def _zeros(like):
-    """Return zeros like an array or several, halves as float32."""
+def _zeros(like: Any) -> Any:
+    """Return zeros like one or several arrays, in float32 for fp16 and bf16."""
     if isinstance(like, (list, tuple)):
         return [_zeros(array) for array in like]
     return np.zeros(like.size, np.float32 if like.dtype.itemsize == 2 else like.dtype)
 
 
-def _zero(arrays):
+def _zero(arrays: list[np.ndarray]) -> None:
     for array in arrays:
         array.fill(0)
 
 
-def _blocks(*arrays):
-    """Cut arrays of one length into blocks that stay in cache."""
+def _blocks(*arrays: Any) -> Iterator[tuple[Any, ...]]:
+    """Cut arrays of one length into blocks that fit the cache."""
     for begin in range(0, arrays[0].size, BLOCK):
         yield tuple(array[begin : begin + BLOCK] for array in arrays)

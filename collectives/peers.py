@@ -1,16 +1,23 @@
-"""What the collectives have in common whose ranks send their vectors to one another."""
+"""The base class of the collectives whose ranks send their vectors to each other."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collectives.agreement import raise_collectively
-from collectives.planned import PlannedCollective
+from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from mpi4py import MPI
+
+    from collectives.node import Node
 
 __all__ = ["PeerCollective"]
 
@@ -18,38 +25,40 @@ HALVES = ("float16", "bfloat16")
 
 
 class PeerCollective(PlannedCollective):
-    """A collective whose ranks send each other vectors, as a protocol of theirs says.
+    """A collective whose ranks send vectors to each other, by a protocol.
 
-    Its base class, not for use by itself: see `NeighborAverage`, `QueuedNeighborAverage`,
-    `PushSum`, `PairwiseAverage` and `ParameterServer`, whose methods these are.
+    A base class, not for use by itself: see `NeighborAverage`, `QueuedNeighborAverage`, `PushSum`,
+    `PairwiseAverage` and `ParameterServer`, which inherit these methods.
 
-    Each rank has a model: at first what it gave, a vector or list of vectors; a call publishes what
-    the application has changed of what it last got, and returns a model. A change that is not
-    finite is left out. Halves (float16, bfloat16) are kept and sent in single precision.
+    Each rank has a model, a vector or list of vectors, which is initially its `like`. A call
+    publishes the application's changes to the vector since the last call, and returns a model. A
+    change that is not finite is excluded. fp16 and bf16 are kept and sent in single precision.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
     """
 
-    # The engine takes the application's arrays as they are, since none is of halves.
+    # The engine takes the application's arrays as they are, since none is fp16 or bf16.
     _takes_blocks = True
 
-    def __init__(self, comm, like, plan: Callable, **options):
-        """Make one; collective.
+    def __init__(
+        self, comm: MPI.Intracomm, like: Vector, plan: Callable[[], Planned], **options: Any
+    ):
+        """Construct the collective; collective.
 
         Args:
             comm, like: those of `GroupAllreduce`.
-            plan: function that checks the arguments of a method, and returns what must not differ
-                between ranks, by name, and what makes the protocol from a `Mailbox`. It may raise
-                TypeError or ValueError.
+            plan: function that checks the arguments of a method, and returns the settings that must
+                not differ between ranks, by name, and a function that makes the protocol from a
+                `Mailbox`. It may raise TypeError or ValueError.
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`; the transport
                 has no effect, since peers send messages.
         """
         self._single = not isinstance(like, (list, tuple))
-        self._wide = []
+        self._wide: list[np.ndarray | None] = []
         super().__init__(comm, like, plan, **options)
 
-    def _allocate(self, native, node, like, given):
+    def _allocate(self, native: Any, node: Node, like: Any, given: dict[str, Any]) -> None:
         messages = self.comm.Dup()
         self._communicators = (*self._communicators, messages)
         whole = any(messages.allgather(self.engine == "none"))
@@ -62,11 +71,11 @@ class PeerCollective(PlannedCollective):
         raise_collectively(self.comm, error)
         self.native.attach(mailbox)
 
-    def _make_mailbox(self, native, messages, like, whole):
-        """Make what sends and receives.
+    def _make_mailbox(self, native: Any, messages: MPI.Intracomm, like: Any, whole: bool) -> Any:
+        """Make the mailbox, which sends and receives.
 
         Raises:
-            ValueError: not all of `like` is finite.
+            ValueError: `like` is not finite.
         """
         arrays = self._listed(like)
         self._wide = [
@@ -80,8 +89,8 @@ class PeerCollective(PlannedCollective):
         mailbox.attach(self._make_protocol(mailbox))
         return mailbox
 
-    def __call__(self, vector) -> Result:
-        """Publish what the application has changed in `vector`, and overwrite it by a model.
+    def __call__(self, vector: Vector) -> Result:
+        """Publish the application's changes to `vector`, and overwrite it by a model.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
@@ -90,21 +99,21 @@ class PeerCollective(PlannedCollective):
             A `Result`.
 
         Raises:
-            ValueError, TypeError: the vector is not such; all ranks are told, and only close() is
-                left.
+            ValueError, TypeError: the vector is invalid; all ranks are told, and only close() is
+                allowed after it.
             RankFailedError: another rank has failed.
             ClosedError: this collective is closed, or a rank that this one waits for is.
-            DisagreementError: a rank that this one waits for is in `average` or so; all ranks are
-                told, and only close() is left.
+            DisagreementError: a rank that this one waits for is in an operation such as `average`;
+                all ranks are told, and only close() is allowed after it.
 
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not the
-        rank's part in the method: what it has changed by the next call is left out then. One in
-        what all ranks do together, such as `average`, leaves only close().
+        rank's part in the method; changes made before the next call are then excluded. If it is
+        raised in an operation of all ranks, such as `average`, only close() is allowed after it.
         """
         return self._call(vector)
 
-    def _call(self, vector, handover=None) -> Result:
-        """Make a call, whose vector comes and goes in blocks where it is a handover's."""
+    def _call(self, vector: Any, handover: Any = None) -> Result:
+        """Make a call; the vector is read and written in blocks if a `Handover` provides it."""
         with self._guard:
             self._carry_out(self.native.call_peers, vector, handover)
             if not self._takes_blocks:
@@ -115,8 +124,8 @@ class PeerCollective(PlannedCollective):
     def _result(self, version: int) -> Result:
         return Result(version, True, version, (self.rank,), 1.0, False)
 
-    def average(self, vector) -> None:
-        """Overwrite `vector` by the average of all ranks' vectors, and leave all else as it is.
+    def average(self, vector: Vector) -> None:
+        """Overwrite `vector` by the average of all ranks' vectors, and change nothing else.
 
         Collective: all ranks call it between the same two calls, and none while others `join`.
         """
@@ -125,20 +134,20 @@ class PeerCollective(PlannedCollective):
             self.native.average(vector, self._weight())
             self.native.pause(False)
 
-    def synchronize(self, vector) -> None:
-        """Average `vector` in place over all ranks, as the model of each; collective, no call."""
+    def synchronize(self, vector: Vector) -> None:
+        """Average `vector` in place over all ranks, as each one's model; collective, not a call."""
         with self._collectively("synchronize()"):
             self._prepare(vector)
             self._go_on(vector, self.version)
 
-    def load(self, vector, version: int) -> None:
-        """Go on from `vector`, which may differ between ranks, after `version` calls; collective.
+    def load(self, vector: Vector, version: int) -> None:
+        """Continue from `vector`, which may differ between ranks, at call `version`; collective.
 
-        For checkpoints: all ranks call it with the same version, else they raise
+        For checkpoints: all ranks call it with the same version; otherwise they raise
         DisagreementError.
 
         Raises:
-            ValueError: not all of `vector` is finite.
+            ValueError: `vector` is not finite.
         """
         with self._collectively("load()"):
             self.native.check(vector)
@@ -147,19 +156,19 @@ class PeerCollective(PlannedCollective):
             self._load(vector, version)
             self._restart(vector, version)
 
-    def model(self, vector) -> None:
-        """Overwrite `vector` by this rank's model as it is now, and leave all else as it is."""
+    def model(self, vector: Vector) -> None:
+        """Overwrite `vector` by this rank's current model, and change nothing else."""
         with self._guard:
             self._read_model(vector)
 
-    def _read_model(self, vector) -> None:
+    def _read_model(self, vector: Any) -> None:
         self._carry_out(self.native.read_model, vector)
 
     def statistics(self) -> Statistics:
-        """Return what this rank has done so far.
+        """Return this rank's statistics so far.
 
-        `versions` counts the averages that its model went into, `passive` those of them that
-        another rank asked for.
+        `versions` counts the averages that contain its model, `passive` those of them that another
+        rank requested.
         """
         mailbox, statistics = self.native.mailbox, super().statistics()
         return statistics._replace(
@@ -169,19 +178,19 @@ class PeerCollective(PlannedCollective):
             bytes_sent=statistics.bytes_sent + mailbox.bytes_sent,
         )
 
-    def join(self, vector) -> None:
-        """Make no more calls, but let those of the others go on until all ranks have joined.
+    def join(self, vector: Vector) -> None:
+        """Make no more calls, and serve those of the others until all ranks have joined.
 
-        Collective; until then ranks do nothing else together. The change since the last call is in
-        the average that all ranks have then, of all their models, and all have made as many calls
-        as the rank that made the most.
+        Collective; until then there are no other operations of all ranks. All ranks then have the
+        average of all models, including the changes since the last calls, and have made as many
+        calls as the rank with the most.
         """
         with self.joining(vector):
             pass
 
     @contextlib.contextmanager
-    def joining(self, vector):
-        """Begin to join, and wait for the others only at the end of the block."""
+    def joining(self, vector: Vector) -> Iterator[None]:
+        """Begin to join; wait for the other ranks at the end of the block."""
         with self._collectively("join()"):
             self._carry_out(self.native.join_peers, vector)
             yield
@@ -190,47 +199,47 @@ class PeerCollective(PlannedCollective):
             self._read_model(vector)
             self._go_on(vector, last)
 
-    def _go_on(self, vector, version: int) -> None:
-        """Average what all ranks have prepared, as the model of each after so many calls."""
+    def _go_on(self, vector: Any, version: int) -> None:
+        """Average the prepared vectors of all ranks, as each one's model after so many calls."""
         self.native.synchronize(vector, self._weight())
         self._restart(vector, version)
 
-    def _prepare(self, vector) -> None:
-        """Make `vector` what this rank gives to an average over all ranks."""
-        self.native.pause(True)  # who waits for this rank in a call would do so for good
+    def _prepare(self, vector: Any) -> None:
+        """Set `vector` to this rank's part in an average over all ranks."""
+        self.native.pause(True)  # a rank that waits for this one in a call would wait forever
 
     def _weight(self) -> float:
-        """How much what this rank gives to an average over all counts."""
+        """This rank's weight in an average over all ranks."""
         return 1.0
 
     @property
-    def _protocol(self):
+    def _protocol(self) -> Any:
         return self.native.mailbox.protocol
 
     @property
     def version(self) -> int:
-        """The number of this rank's next call: how many it has made, or skipped."""
+        """The number of this rank's next call: the number of calls made or skipped."""
         return self._protocol.calls
 
     @property
     def transport(self) -> str:
-        """ "messages", whatever was given: what ranks send each other is in no shared memory."""
+        """ "messages", for any `transport` given: peers do not use shared memory."""
         return "messages"
 
-    # Vectors of halves are single precision here
+    # Vectors of fp16 and bf16 are single precision here
 
-    def _listed(self, vector):
+    def _listed(self, vector: Any) -> list[Any]:
         return list(vector) if isinstance(vector, (list, tuple)) else [vector]
 
-    def _wider(self, arrays):
-        """Return the arrays, those of halves as copies in single precision."""
+    def _wider(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the arrays, with copies in single precision for fp16 and bf16."""
         for wide, array in zip(self._wide, arrays):
             if wide is not None:
                 wide[:] = array
         return [array if wide is None else wide for wide, array in zip(self._wide, arrays)]
 
-    def _carry_out(self, operation, vector, *arguments):
-        """Call one of the engine's methods with a vector as wide as it wants, and back."""
+    def _carry_out(self, operation: Callable[..., Any], vector: Any, *arguments: Any) -> None:
+        """Call a method of the engine with a vector of the engine's dtypes, and convert it back."""
         self.native.check(vector)
         arrays = self._listed(vector)
         operation(self._wider(arrays), *arguments)
@@ -238,10 +247,10 @@ class PeerCollective(PlannedCollective):
             if wide is not None:
                 array[:] = wide
 
-    def _restart(self, vector, version):
+    def _restart(self, vector: Any, version: int) -> None:
         self.native.restart(self._wider(self._listed(vector)), version)
 
 
-def _check_finite(name: str, arrays) -> None:
+def _check_finite(name: str, arrays: list[np.ndarray]) -> None:
     if not all(np.isfinite(array).all() for array in arrays):
-        raise ValueError(f"{name} is not finite: it would go into all ranks' models")
+        raise ValueError(f"{name} is not finite: it would enter all ranks' models")

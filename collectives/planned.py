@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectives import process
 from collectives.agreement import raise_collectively
 from collectives.collective import Collective
+from collectives.typing import Vector
 
-__all__ = ["PlannedCollective"]
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from mpi4py import MPI
+
+__all__ = ["Planned", "PlannedCollective"]
+
+# What must not differ between ranks, by name, and what makes the protocol.
+Planned: TypeAlias = "tuple[dict[str, Any], Callable[..., Any]]"
 
 
 class PlannedCollective(Collective):
-    """A collective with a protocol beside that of what all ranks do; not for use by itself.
+    """A collective with a protocol besides that of operations of all ranks; a base class.
 
     Its engine can `settle` and `begin_collectively`. While it is made, `_like` is the initial
     vector on the host.
     """
 
-    def __init__(self, comm, like, plan: Callable, **options):
+    def __init__(
+        self, comm: MPI.Intracomm, like: Vector, plan: Callable[[], Planned], **options: Any
+    ):
         """Make one; collective.
 
         Args:
@@ -33,8 +43,11 @@ class PlannedCollective(Collective):
         self._construct(comm, like, **options)
         self._guard = process.native().Guard()
 
-    def _agree(self, comm, like, given, error):
-        described, problem = {}, None
+    def _agree(
+        self, comm: MPI.Intracomm, like: Any, given: dict[str, Any], error: Exception | None
+    ) -> None:
+        described: dict[str, Any] = {}
+        problem = None
         self._like = like
         try:
             described, self._make_protocol = self._plan()
@@ -43,12 +56,12 @@ class PlannedCollective(Collective):
         raise_collectively(comm, problem)
         super()._agree(comm, like, given | described, error)
 
-    def _build(self, native, comm, like, given):
+    def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
         super()._build(native, comm, like, given)
         del self._plan, self._make_protocol, self._like
 
     @contextlib.contextmanager
-    def _collectively(self, what: str):
+    def _collectively(self, what: str) -> Iterator[None]:
         """Do what takes all ranks several operations, or leave all with nothing but close()."""
         with self._guard:
             try:

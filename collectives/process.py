@@ -38,7 +38,7 @@ FORWARDING = 0.3  # seconds that a launcher has to forward what a rank wrote bef
 
 _open: dict[int, object] = {}
 # The engine's mode that each collective has asked for, from its construction to its end. A signal
-# handler may interrupt whoever has the lock, so it is reentrant.
+# handler may interrupt the holder of the lock, so it is reentrant.
 _places: dict[int, str] = {}
 _places_lock = threading.RLock()
 _registered = False
@@ -57,8 +57,8 @@ def check_not_forked() -> None:
     """Raise RuntimeError in a child of a process that had started MPI when it forked."""
     if _forked:
         raise RuntimeError(
-            f"process {os.getpid()} was forked after MPI had been started, and cannot use it: "
-            "start processes that make collectives before that, or by spawning"
+            f"process {os.getpid()} was forked after MPI was initialized, and cannot use it: "
+            "start processes that use collectives before that, or spawn them"
         )
 
 
@@ -118,7 +118,7 @@ def open_count() -> int:
 
 
 def check_alone() -> None:
-    """Raise RuntimeError where MPI's thread level allows no collective beside those that are open.
+    """Raise RuntimeError if MPI's thread level does not allow a further open collective.
 
     Not on all ranks alike: the thread that serves those is in MPI, so this one may not even tell.
     """
@@ -143,8 +143,7 @@ def reserve(collective, mode: str) -> Exception | None:
             return RuntimeError(f"{MOST_OPEN} collectives are open in this process already")
         if others - {mode}:
             return ValueError(
-                f"engine is {mode!r}, but the open collectives of this process are "
-                f"served by one that is {others.pop()!r}"
+                f"engine is {mode!r}, but the open collectives of this process use {others.pop()!r}"
             )
         _places[id(collective)] = mode
     return None

@@ -1,10 +1,18 @@
-"""The average over directed graphs by push-sum, for numpy vectors."""
+"""Averages over directed graphs by push-sum, for numpy vectors."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collectives import graphs
 from collectives.peers import PeerCollective
+from collectives.planned import Planned
 from collectives.settings import checked_weight, is_integer
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    import networkx
+    from mpi4py import MPI
 
 __all__ = ["PushSum"]
 
@@ -12,26 +20,28 @@ __all__ = ["PushSum"]
 class PushSum(PeerCollective):
     """Averages over all ranks by pushing shares of vectors and weights along directed edges.
 
-    Rank i has a numerator x_i and a weight w_i, at first its vector times its weight and that. A
-    call adds what the application has changed to x_i, keeps a share 1/(d + 1) of both and sends one
-    each to the d ranks that it has edges to, adds up what comes, and returns x_i / w_i. Σx changes
-    by the changes alone and Σw not at all, and without changes all vectors tend to Σx / Σw.
+    Rank i has a numerator x_i and a weight w_i: initially its vector times its weight, and that
+    weight. A call adds the application's change to x_i, keeps a share 1/(d + 1) of both, sends the
+    same share to each of the d ranks that it has edges to, adds the shares received, and returns
+    x_i / w_i. Σx changes by the changes only, Σw not at all; without changes all vectors tend to Σx
+    / Σw.
 
     Args:
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
-        neighbors: ranks that each rank sends to in a call, on the directed exponential graph: at
-            distances 1, 2, 4, … in turn; at most ⌈log2 P⌉.
+        neighbors: number of ranks that each rank sends to in a call, on the directed exponential
+            graph: at distances 1, 2, 4, … in turn; at most ⌈log2 P⌉.
         graph: networkx graph of the ranks, (strongly) connected, or the name of one
-            (`collectives.graphs.NAMES`), along whose edges all send in every call, instead of that.
-        weight: w of this rank at the start, from 2⁻²⁰ to 2²⁰: beyond that numerators could
-            underflow or overflow.
+            (`collectives.graphs.NAMES`), along whose edges all ranks send in every call, instead.
+        weight: initial w of this rank, from 2⁻²⁰ to 2²⁰: beyond that numerators could underflow or
+            overflow.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
-        weight: w of this rank now.
+        weight: current w of this rank.
 
     Raises:
-        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+        TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
+            ranks.
 
     Source: Kempe, Dobra and Gehrke, Gossip-Based Computation of Aggregate Information, 2003; Assran
     et al., Stochastic Gradient Push for Distributed Deep Learning, 2019, Algorithm 1 (SGP).
@@ -39,19 +49,19 @@ class PushSum(PeerCollective):
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        neighbors=1,
-        graph=None,
-        weight=1.0,
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        neighbors: int = 1,
+        graph: networkx.Graph | str | None = None,
+        weight: float = 1.0,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
-        def plan():
+        def plan() -> Planned:
             from collectives.protocols import push_sum
 
             size, rank = comm.size, comm.rank
@@ -89,14 +99,14 @@ class PushSum(PeerCollective):
     def weight(self) -> float:
         return self._protocol.weight
 
-    def model(self, vector) -> None:
-        """Overwrite `vector` by x / w as it is now, and leave all else as it is."""
+    def model(self, vector: Vector) -> None:
+        """Overwrite `vector` by the current x / w, and change nothing else."""
         super().model(vector)
 
-    def average(self, vector) -> None:
+    def average(self, vector: Vector) -> None:
         """Overwrite `vector` by the weighted average Σ w·vector / Σ w over all ranks; collective.
 
-        Where the vectors are what calls have returned that is Σx / Σw. All else is left as it is.
+        If the vectors are those that calls returned, this is Σx / Σw. Nothing else changes.
         """
         super().average(vector)
 

@@ -1,13 +1,20 @@
-"""The average with neighbors through queues of updates and tokens, for numpy vectors."""
+"""Averages with neighbors through queues of updates and tokens, for numpy vectors."""
 
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 from collectives import graphs
 from collectives.peers import PeerCollective
+from collectives.planned import Planned
 from collectives.result import Result
 from collectives.settings import checked_integer
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    import networkx
+    from mpi4py import MPI
 
 __all__ = ["QueuedNeighborAverage"]
 
@@ -20,74 +27,79 @@ MOST = 2**20
 
 
 class QueuedNeighborAverage(PeerCollective):
-    """Averages each rank's vector with its neighbors', however unequally fast these are.
+    """Averages each rank's vector with those of its neighbors, which may be unequally fast.
 
-    With vectors x_j in iteration k, and what rank i's application has changed of x_i since, a call
-    returns x_i ← Σ_j W_ji x_j + change, W_ji = 1/n, of the n ranks that rank i has edges from and
-    itself. A rank's vector is sent as soon as it is there, and those that come are queued while the
-    application computes. Without more, ranks are apart by no more iterations than there are edges
-    between them. With backup workers or a bounded staleness they may be further apart, up to
-    `max_gap`, and a rank that is slow for good may skip iterations.
+    Let x_j be the vectors in iteration k, and c_i what rank i's application has added to x_i since.
+    Then a call returns x_i ← Σ_j W_ji x_j + c_i, where W_ji = 1/n and n is the number of ranks with
+    edges to rank i, plus 1. A rank's vector is sent as soon as it is computed, and queued at its
+    receivers while these compute. By default the iterations of two ranks differ at most by the
+    number of edges between them. With backup workers or bounded staleness they may differ by more,
+    up to `max_gap`, and a rank that is always slow may skip iterations.
 
-    Memory beside the vector: 2 vectors, and of each rank that this one has edges from max_gap + 1
-    at most that are queued (with a staleness 1), and 1 that is being averaged, or 2 where it skips
-    iterations. Where ranks have no progress thread, also those that are being sent.
+    Memory in addition to the vector: 2 vectors, and for each rank with an edge to this one at most
+    max_gap + 1 that are queued (1 with staleness), and 1 that is being averaged, or 2 with
+    skipping. Without a progress thread, also the vectors that are being sent.
 
     Args:
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
         graph: the name of a graph (`collectives.graphs.NAMES`), or a networkx graph of the ranks,
-            undirected or directed, (strongly) connected; an edge goes from who sends to who
-            averages. None: "ring-based". One in which not all ranks count the same is warned of.
-        max_gap: the most iterations that a rank is ahead of one that it has an edge to, at least 1:
-            it waits for that one's token. None: there are no tokens, which backups need.
-        backup: of how many ranks a call may go without the vector, fewer than n on any rank. Those
-            that are there count alike; one that comes later is dropped.
-        staleness: s: a call waits only for ranks of whose vectors none is of iteration k − s or
-            later. Of each the newest that has come since the last call counts its iteration −
-            (k − s) + 1, this rank's own s + 1. None: all are of iteration k. With backups, which
-            the paper has as "hybrid" without a rule, a call goes without so many ranks.
-        max_skip: how many iterations a call may go further at a time, as the paper counts them, if
-            this rank is behind all that it has edges to, whom it does not overtake; it averages
-            before the one that it enters. 0 or 1: none is skipped. It needs tokens.
-        skip_trigger: iterations that it must be behind by, and more, to skip any; None: 1.
-        mode: "standard", or "notify-ack": a rank sends its vector once the last one has been used
-            by all; without backups, staleness and skipping, and `max_gap` has no effect.
-        order: "parallel": x_j is sent while the application computes what it changes of it, as
-            above; "serial": a call sends x_j with the change, and returns Σ_j W_ji (x_j + change).
+            undirected or directed, (strongly) connected; an edge goes from the sender to the rank
+            that averages. None: "ring-based". A graph on which ranks have unequal weights causes a
+            warning.
+        max_gap: the largest number of iterations, at least 1, that a rank may be ahead of one that
+            it has an edge to; it waits for that rank's token. None: no tokens, which backups
+            require.
+        backup: number of neighbors whose vectors a call may omit, fewer than n on any rank. The
+            vectors that have arrived have equal weights; later ones are dropped.
+        staleness: s: a call waits only for neighbors none of whose vectors is of iteration k − s or
+            later. It uses the newest vector of each that has arrived since the last call, with
+            weight its iteration − (k − s) + 1; this rank's own has s + 1. None: all are of
+            iteration k. With backups, a combination that the paper calls "hybrid" without giving a
+            rule, a call omits so many neighbors.
+        max_skip: the largest number of iterations, as the paper counts them, by which a call may
+            advance if this rank is behind all ranks that it has edges to; it does not overtake
+            them, and averages before the iteration that it enters. 0 or 1: none is skipped. It
+            requires tokens.
+        skip_trigger: a rank skips if it is more than this many iterations behind; None: 1.
+        mode: "standard", or "notify-ack": a rank sends its vector once all receivers have used the
+            last one; without backups, staleness and skipping, and `max_gap` has no effect.
+        order: "parallel": x_j is sent while the application computes c_j, as above. "serial": a
+            call sends x_j + c_j, and returns Σ_j W_ji (x_j + c_j).
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
-        version: number of the next call, its iteration: how many this rank has made or skipped.
-        skipped: how many iterations it has skipped.
-        dropped, withheld: how many vectors have come to it of no use, and how many it has not sent,
-            since who would get them had gone on.
+        version: number of the next call, its iteration: the number of iterations made or skipped.
+        skipped: number of iterations skipped.
+        dropped, withheld: number of vectors that arrived too late to be used, and number of vectors
+            that this rank did not send because their receivers had advanced.
 
     Raises:
-        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+        TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
+            ranks.
 
     Source: Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS 2019.
     """
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        graph=None,
-        max_gap=5,
-        backup=0,
-        staleness=None,
-        max_skip=0,
-        skip_trigger=None,
-        mode="standard",
-        order="parallel",
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        graph: networkx.Graph | str | None = None,
+        max_gap: int | None = 5,
+        backup: int = 0,
+        staleness: int | None = None,
+        max_skip: int = 0,
+        skip_trigger: int | None = None,
+        mode: str = "standard",
+        order: str = "parallel",
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
-        def plan():
+        def plan() -> Planned:
             from collectives.protocols import queued_neighbor_average
 
             edges = graphs.edges_of("ring-based" if graph is None else graph, comm.size)
@@ -134,12 +146,20 @@ class QueuedNeighborAverage(PeerCollective):
 
 
 def checked_settings(
-    edges, size, max_gap, backup, staleness, max_skip, skip_trigger, mode, order
-) -> dict:
-    """Return what the protocol is made with, by name, beside the ranks.
+    edges: graphs.Edges,
+    size: int,
+    max_gap: int | None,
+    backup: int,
+    staleness: int | None,
+    max_skip: int,
+    skip_trigger: int | None,
+    mode: str,
+    order: str,
+) -> dict[str, Any]:
+    """Return the protocol's settings by name, without the ranks.
 
     Raises:
-        TypeError, ValueError: one of them is wrong, or some do not go together.
+        TypeError, ValueError: a setting is invalid, or settings conflict.
     """
     for name, value, allowed in (("mode", mode, MODES), ("order", order, ORDERS)):
         if value not in allowed:
@@ -160,11 +180,11 @@ def checked_settings(
     }
     if mode == "notify-ack":
         if backup or staleness is not None or max_skip:
-            raise ValueError("notify-ack goes with no backup, staleness or max_skip: see the paper")
+            raise ValueError("notify-ack cannot be combined with backup, staleness or max_skip")
         settings["max_gap"] = None
     elif max_gap is None and (backup or max_skip):
         raise ValueError(
             f"max_gap is None, but {'backup' if backup else 'max_skip'} needs tokens: without them "
-            "ranks could be apart by any number of iterations"
+            "nothing limits how many iterations ranks are apart"
         )
     return settings

@@ -1,17 +1,23 @@
-"""Averages in groups of whoever is ready first, for numpy vectors."""
+"""Averages in groups of the ranks that are ready first, for numpy vectors."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collectives import topology
 from collectives.formed_groups import FormedGroupCollective, checked_idle_rank
+from collectives.planned import Planned
 from collectives.process import check_owner
 from collectives.result import Result
 from collectives.settings import checked_integer
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from mpi4py import MPI
 
 __all__ = ["ReadyGroupAllreduce", "dynamic_weights"]
 
@@ -26,33 +32,34 @@ CHUNK = 1 << 15
 class ReadyGroupAllreduce(FormedGroupCollective):
     """Averages vectors in groups of the ranks that are ready first.
 
-    A call sends a ready signal to a controller, in the engine of one rank, which makes a group of
-    the first `group_size` ranks that are ready and tells them; then these average, and nobody waits
-    for any other. Where the groups would divide the ranks into parts that never meet, the
-    controller takes a rank of another part into a group, and lets it wait until one is ready if
-    need be. Where fewer ranks than that make calls, as others have closed or are in `average` or
-    so, they all are a group; one that is alone goes on alone at once. Ranks that wait for each
-    other elsewhere make no calls either, but the controller does not know: a call that has waited
-    `stall` seconds averages with those that are ready, however few.
+    A call sends a ready signal to a controller, in the engine of one rank. It forms a group of the
+    first `group_size` ranks that are ready; these average, and wait for no other rank. If the
+    groups would divide the ranks into parts that never average with each other, the controller puts
+    a rank of another part into a group, which may then wait for that rank. If fewer than
+    `group_size` ranks make calls, because others have closed or are in an operation such as
+    `average`, these form a group; a single one continues alone at once. Ranks that wait for each
+    other outside the collective make no calls either, which the controller cannot know: a call that
+    has waited for `stall` seconds averages with the ranks that are ready, however few.
 
     Args:
         comm, like: those of `GroupAllreduce`.
-        group_size: P', from 2 to the number of ranks; any in a job of one rank. None: 3, or as many
-            as there are.
-        weights: "constant": all members count alike. "dynamic": less the older their models are,
-            see `dynamic_weights`. A rank's iteration is one more in each call, and then that of the
-            newest member of its group.
+        group_size: P', from 2 to the number of ranks; any in a job of one rank. None: 3, or all
+            ranks if there are fewer.
+        weights: "constant": all members have the same weight. "dynamic": older models have less,
+            see `dynamic_weights`. A call increments a rank's iteration, and then sets it to that of
+            the newest member of its group.
         alpha: α of dynamic weights, from 0 to less than 1.
         missing: "nearest" or "initial", of dynamic weights. With "initial", `like` must be finite
             and the same on all ranks, and each rank keeps a copy of it.
-        history: T, of how many groups the controller looks at who has met whom, from
-            ⌈(N−1)/(P'−1)⌉ on. None: that, or ⌈(N/P') (ln N + 3)⌉ if that is more.
-        sync_every: in every so-manieth call a rank averages, from 1 on; others return at once.
-        controller_rank: the rank whose engine has the controller. If its engine is "none", the
+        history: T, the number of recent groups in which the controller checks which ranks have met,
+            at least ⌈(N−1)/(P'−1)⌉. None: that, or ⌈(N/P') (ln N + 3)⌉ if that is more.
+        sync_every: number of calls from one average of a rank to its next, at least 1; the others
+            return at once.
+        controller_rank: the rank whose engine runs the controller. If its engine is "none", the
             others wait for its calls.
-        controller_only: whether that rank does nothing else: it makes no calls, is in no group, and
-            its vector does not count in averages of all ranks, which it calls as all do. N is one
-            less then. (`participates` says who makes calls.)
+        controller_only: whether that rank only runs the controller: it makes no calls, is in no
+            group, and its vector does not count in averages over all ranks, which it calls like the
+            others. N is one less then. (`participates` tells which ranks make calls.)
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
@@ -60,35 +67,44 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             by default.
 
     Raises:
-        TypeError, ValueError: on every rank alike, for what is wrong on any of them or differs.
+        TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
+            ranks.
 
     Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial
-    Reduce, SIGMOD 2021, Algorithm 2 and sections 3.3 and 4. That "nearest" is the default, and what
-    happens where groups divide the ranks, goes beyond the paper.
+    Reduce, SIGMOD 2021, Algorithm 2 and sections 3.3 and 4. The default "nearest", and how the
+    controller connects parts, go beyond the paper.
     """
+
+    group_size: int
+    weights: str
+    alpha: float
+    missing: str
+    history: int
+    controller_rank: int
+    controller_only: bool
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        group_size=None,
-        weights="constant",
-        alpha=0.5,
-        missing="nearest",
-        history=None,
-        sync_every=1,
-        controller_rank=0,
-        controller_only=False,
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        group_size: int | None = None,
+        weights: str = "constant",
+        alpha: float = 0.5,
+        missing: str = "nearest",
+        history: int | None = None,
+        sync_every: int = 1,
+        controller_rank: int = 0,
+        controller_only: bool = False,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
-        self._initial_model = None
+        self._initial_model: Any = None
 
-        def plan():
+        def plan() -> Planned:
             from collectives.protocols.ready_controller import PartialReduceController
             from collectives.protocols.ready_groups import ReadyGroupProtocol
 
@@ -115,7 +131,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
                 described["like, the initial model,"] = _digest(self._initial_model)
             settings = count, self.history, dynamic, self.alpha, missing == "nearest"
 
-            def make(port, rank, size):
+            def make(port: Any, rank: int, size: int) -> Any:
                 here = rank == self.controller_rank
                 controller = PartialReduceController(size, *settings, idle) if here else None
                 return ReadyGroupProtocol(port, rank, size, self.controller_rank, controller)
@@ -134,7 +150,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             log_level=log_level,
         )
 
-    def __call__(self, vector) -> Result:
+    def __call__(self, vector: Vector) -> Result:
         result = super().__call__(vector)
         share = self._protocol.initial_share
         if share > 0 and result.weight > 0:
@@ -144,26 +160,26 @@ class ReadyGroupAllreduce(FormedGroupCollective):
     __call__.__doc__ = FormedGroupCollective.__call__.__doc__
 
     @property
-    def _on_devices(self):
+    def _on_devices(self) -> bool:  # type: ignore[override]
         return self._initial_model is None  # which the host adds
 
     @property
-    def _takes_blocks(self):
+    def _takes_blocks(self) -> bool:
         return super()._takes_blocks and self._initial_model is None
 
-    def synchronize(self, vector) -> None:
+    def synchronize(self, vector: Vector) -> None:
         super().synchronize(vector)
         self._protocol.fresh = True
 
     synchronize.__doc__ = FormedGroupCollective.synchronize.__doc__
 
     def averaging_matrix(self) -> np.ndarray | None:
-        """Return who has met whom: the mean `topology.averaging_matrix` of all groups so far.
+        """The mean `topology.averaging_matrix` of all groups so far.
 
         Returns:
-            float64 array of shape (N, N), on the controller's rank, of those that make calls in
-            their order. None on others, with dynamic
-            weights, before the first group of several ranks, and in a job of more than 2,048 ranks.
+            float64 array of shape (N, N) on the controller's rank, for the ranks that make calls,
+            in their order. None on other ranks, with dynamic weights, before the first group of
+            several ranks, and in a job of more than 2,048 ranks.
         """
         check_owner(self.native.pid)
         controller = self._protocol.controller
@@ -184,40 +200,42 @@ class ReadyGroupAllreduce(FormedGroupCollective):
     def rho(self) -> float | None:
         """ρ of all groups so far (`topology.rho`): the smaller, the faster updates have spread.
 
-        None where there is no `averaging_matrix`. It is, as Theorem 1, of constant weights only.
+        None if there is no `averaging_matrix`. As in Theorem 1, it is defined for constant weights
+        only.
         """
         matrix = self.averaging_matrix()
         return None if matrix is None else topology.rho(matrix)
 
     @property
     def initial_share(self) -> float:
-        """The initial model's mean share in what this rank's calls returned: 0 to less than 1."""
+        """The initial model's mean share in this rank's results, from 0 to less than 1."""
         return self._protocol.initial_total / max(self.version, 1)
 
     @property
-    def _protocol(self):
+    def _protocol(self) -> Any:
         return self.native.queue.protocol
 
 
 def dynamic_weights(
     iterations: Iterable[int], alpha: float = 0.5, missing: str = "nearest"
 ) -> tuple[np.ndarray, float]:
-    """Return how much models of these iterations count in Partial Reduce's dynamic weights.
+    """Return the dynamic weights of Partial Reduce for models of these iterations.
 
-    Where k is the newest iteration less a model's own, plus one, a model counts
-    (1 − α) α^(k−1) / (1 − α^(largest k)), which those of the same k share.
+    Let k be the newest iteration minus a model's own, plus one. The weight of a model is (1 − α)
+    α^(k−1) / (1 − α^(largest k)), which models of the same k share.
 
     Args:
-        iterations: integers, that of each model.
-        alpha: α, from 0 to less than 1: the smaller, the less old models count.
-        missing: who gets what a k in between would count that no model has. "nearest": those whose
-            k is nearest to it, of two the newer one. "initial": the initial model.
+        iterations: integers, one per model.
+        alpha: α, from 0 to less than 1: the smaller, the lower the weight of old models.
+        missing: which model gets the weight of a k in between that no model has. "nearest": those
+            whose k is nearest, of two the newer one. "initial": the initial model.
 
     Returns:
-        The models' weights, a float64 array, and the initial model's weight; together 1.
+        The models' weights, a float64 array of shape (models,), and the initial model's weight;
+        their sum is 1.
 
     Raises:
-        TypeError, ValueError: an argument is not such.
+        TypeError, ValueError: an argument is invalid.
 
     Source: Partial Reduce (Miao et al., 2021), equation 9 and section 3.3.3.
     """
@@ -236,15 +254,15 @@ def dynamic_weights(
     return weights, initial
 
 
-def checked_group_size(group_size, size: int) -> int:
-    """Return the size of groups of so many ranks, as given or by default, or raise."""
+def checked_group_size(group_size: int | None, size: int) -> int:
+    """Return the group size for so many ranks, as given or by default, or raise."""
     if group_size is None:
         return min(USUAL_GROUP_SIZE, size)
     return checked_integer("group_size", group_size, 2, size if size > 1 else None)
 
 
-def checked_history(history, size: int, group_size: int) -> int:
-    """Return of how many groups the history is, as given or by default, or raise."""
+def checked_history(history: int | None, size: int, group_size: int) -> int:
+    """Return the length of the history, as given or by default, or raise."""
     from collectives.protocols import ready_controller
 
     if history is None:
@@ -253,8 +271,8 @@ def checked_history(history, size: int, group_size: int) -> int:
     return checked_integer("history", history, max(least, 1))
 
 
-def _check_average(alpha, missing) -> None:
-    """Raise for what dynamic weights cannot be computed from."""
+def _check_average(alpha: float, missing: str) -> None:
+    """Raise for arguments from which dynamic weights cannot be computed."""
     if isinstance(alpha, bool) or not isinstance(alpha, (float, int, np.floating, np.integer)):
         raise TypeError(f"alpha is {alpha!r}, not a number")
     if not 0 <= alpha < 1:
@@ -262,7 +280,7 @@ def _check_average(alpha, missing) -> None:
     _check_choice("missing", missing, MISSING)
 
 
-def _check_choice(name: str, value, choices) -> None:
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, not one of {', '.join(choices)}")
 
@@ -270,27 +288,27 @@ def _check_choice(name: str, value, choices) -> None:
 # The initial model
 
 
-def _copies_of(like) -> list[np.ndarray]:
-    """Return copies of arrays, which must be finite; what is no array is left to other checks."""
+def _copies_of(like: Any) -> list[np.ndarray]:
+    """Return copies of arrays, which must be finite; other checks refuse what is not an array."""
     arrays = like if isinstance(like, (list, tuple)) else [like]
     copies = [np.array(array) for array in arrays if isinstance(array, np.ndarray)]
     for array in copies:
         if not np.isfinite(array.astype(np.float64)).all():
-            raise ValueError("like is not finite: as the initial model it would go into all others")
+            raise ValueError("like is not finite: as the initial model it would enter all others")
     return copies
 
 
-def _digest(arrays) -> str:
+def _digest(arrays: list[np.ndarray]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
         digest.update(array.tobytes())
     return digest.hexdigest()
 
 
-def _mix(vector, share: float, initial: list[np.ndarray]) -> None:
-    """Make of a mean (1 − share) · mean + share · initial, with the same bits on all ranks."""
+def _mix(vector: Any, share: float, initial: list[np.ndarray]) -> None:
+    """Replace a mean by (1 − share) · mean + share · initial, with the same bits on all ranks."""
     for array, first in zip(vector if isinstance(vector, (list, tuple)) else [vector], initial):
-        real = np.float64 if array.dtype.itemsize == 8 else np.float32
+        real: Any = np.float64 if array.dtype.itemsize == 8 else np.float32
         for start in range(0, array.size, CHUNK):
             part = slice(start, start + CHUNK)
             mixed = array[part].astype(real)

@@ -1,4 +1,4 @@
-"""What a call of a collective did."""
+"""The result of a call."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ __all__ = ["Result"]
 
 
 class Result(NamedTuple):
-    """What a call of a collective did on this rank.
+    """The result of a call of a collective on this rank.
 
     Attributes:
         version: number of this call, from 0.
-        timely: whether what this rank gave is in what it got: its vector was in the average of its
-            own version, which had not begun with an older one of this rank, and it is finite.
-            Always where ranks send each other models: their changes are in the model returned.
+        timely: whether this rank's vector is finite and is in the average of its own version, which
+            had not begun with an older vector of this rank. Always true if ranks send each other
+            models: the model returned contains their changes.
         source: the version whose result was used; later than `version` if this rank was overtaken.
-        group: the ranks whose vectors were averaged in `source`, sorted; of the peers' collectives
-            those whose models went into the one returned, as far as the method says it.
-        weight: the total weight of their vectors, not counting non-finite ones; of the peers'
-            collectives the number of models averaged, where the method says it, else 1.
-        synchronized: whether it was the average over all ranks.
+        group: the ranks whose vectors were averaged in `source`, sorted; for the peer-to-peer
+            collectives the ranks whose models are in the one returned, as far as known.
+        weight: the total weight of these vectors, without non-finite ones; for the peer-to-peer
+            collectives the number of models averaged if known, else 1.
+        synchronized: whether this was an average over all ranks.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""The arguments of a collective: what they are by default, and what is wrong with them."""
+"""The arguments of collectives: their defaults and their checks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def or_default(name: str, given):
 
 
 def limits(stall, abort) -> tuple[float, float]:
-    """Return the seconds of `stall` and `abort`, as given or by default; 0 for what is none."""
+    """Return `stall` and `abort` in seconds, as given or by default; 0 if invalid."""
     values = []
     for name, given in (("stall", stall), ("abort", abort)):
         try:
@@ -110,21 +110,21 @@ def limits(stall, abort) -> tuple[float, float]:
 
 
 def name_of_dtype(dtype):
-    """Return the name of a dtype of numpy, ml_dtypes or torch; what is none is returned as it is.
+    """Return the name of a dtype of numpy, ml_dtypes or torch; anything else is returned unchanged.
 
-    torch need not be there: its dtypes are told by their text.
+    torch's dtypes are recognized by their text, without torch.
     """
     name = dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
     return name if name in WIRE_DTYPES else dtype
 
 
 def first_error(like, settings: dict) -> Exception | None:
-    """Return what is wrong with this rank's arguments, or None."""
+    """Return the first error in this rank's arguments, or None."""
     return choice_error(settings) or vector_error(like) or process_error(settings)
 
 
 def group_error(comm, settings: dict) -> Exception | None:
-    """Return what is wrong with the arguments that say how groups average, or None."""
+    """Return the error in the arguments that control group averages, or None."""
     group_size = settings["group_size"]
     if not is_integer(group_size):
         return TypeError(f"group_size is {group_size!r}, not an integer")
@@ -134,7 +134,7 @@ def group_error(comm, settings: dict) -> Exception | None:
 
 
 def period_error(settings: dict) -> Exception | None:
-    """Return why ranks cannot average so often, or None."""
+    """Return the error in an averaging period, or None."""
     sync_period = settings["sync_period"]
     if not is_integer(sync_period):
         return TypeError(f"sync_period is {sync_period!r}, not an integer")
@@ -144,7 +144,7 @@ def period_error(settings: dict) -> Exception | None:
 
 
 def average_error(settings: dict) -> Exception | None:
-    """Return what is wrong with the arguments that say how ranks are averaged, or None."""
+    """Return the error in the arguments that control averages, or None."""
     weights, contraction = settings["weights"], settings["contraction"]
     if weights not in WEIGHTS:
         return ValueError(f"weights is {weights!r}, not one of {', '.join(WEIGHTS)}")
@@ -156,19 +156,19 @@ def average_error(settings: dict) -> Exception | None:
 
 
 def weighing(weights: str, contraction: float, sync_period: int) -> tuple[int, float, float]:
-    """Return how the engine is to weigh: the arguments of `ContributionProtocol.weigh_by`."""
+    """Return the engine's weighting: the arguments of `ContributionProtocol.weigh_by`."""
     return WEIGHTS.index(weights), math.log(contraction), float(sync_period)
 
 
 def wire_dtype_error(wire_dtype) -> Exception | None:
-    """Return why vectors cannot be sent as this dtype, or None."""
+    """Return the error in a dtype for sending vectors, or None."""
     if wire_dtype is None or (isinstance(wire_dtype, str) and wire_dtype in WIRE_DTYPES):
         return None
     return ValueError(f"wire_dtype is {wire_dtype!r}, not one of {', '.join(WIRE_DTYPES)}")
 
 
 def checked_weight(weight) -> float:
-    """Return the weight of a vector as a float; raise TypeError or ValueError if it is none."""
+    """Return the weight of a vector as a float; raise TypeError or ValueError if it is invalid."""
     if isinstance(weight, (str, bool, np.bool_)) or not hasattr(weight, "__float__"):
         raise TypeError(f"weight is a {type(weight).__name__}, not a number")
     try:
@@ -181,7 +181,7 @@ def checked_weight(weight) -> float:
 
 
 def version_error(version) -> Exception | None:
-    """Return why a version cannot be loaded, or None."""
+    """Return the error in a version to load, or None."""
     if not is_integer(version):
         return TypeError(f"version is {version!r}, not an integer")
     if not 0 <= version <= LARGEST_VERSION:
@@ -190,7 +190,7 @@ def version_error(version) -> Exception | None:
 
 
 def seed_error(seed) -> Exception | None:
-    """Return why nothing can be drawn from a seed, or None."""
+    """Return the error in a seed, or None."""
     if not is_integer(seed):
         return TypeError(f"seed is {seed!r}, not an integer")
     if not 0 <= seed <= LARGEST_SEED:
@@ -203,7 +203,7 @@ def is_integer(value) -> bool:
 
 
 def checked_integer(name: str, value, least: int, most: int | None = None) -> int:
-    """Return an argument that is an integer from `least` to `most`, if there is one, or raise."""
+    """Return an integer argument from `least` to `most` (if given), or raise."""
     if not is_integer(value):
         raise TypeError(f"{name} is {value!r}, not an integer")
     if value < least or (most is not None and value > most):
@@ -213,7 +213,7 @@ def checked_integer(name: str, value, least: int, most: int | None = None) -> in
 
 
 def choice_error(settings: dict) -> Exception | None:
-    """Return what is wrong with what is one of few words, or a time, or None."""
+    """Return the error in a word to choose or a time, or None."""
 
     def name_of(setting):
         variable = VARIABLES.get(setting, (None,))[0]
@@ -227,7 +227,7 @@ def choice_error(settings: dict) -> Exception | None:
         value = settings[name]
         if not (isinstance(value, float) and math.isfinite(value) and value >= 0):
             return ValueError(
-                f"{name_of(name)} is {value!r}, not a number of seconds from 0 (never) on"
+                f"{name_of(name)} is {value!r}, not a number of seconds of at least 0 (0: never)"
             )
     level = settings["log_level"]
     if level is not None and str(level).lower() not in LOG_LEVELS:
@@ -238,7 +238,7 @@ def choice_error(settings: dict) -> Exception | None:
 
 
 def vector_error(like) -> Exception | None:
-    """Return what is wrong with the initial vector, or None."""
+    """Return the error in the initial vector, or None."""
     if not isinstance(like, (list, tuple)):
         return array_error("like", like)
     if not like:
@@ -248,11 +248,11 @@ def vector_error(like) -> Exception | None:
 
 
 def sharing_error(arrays, name: str) -> Exception | None:
-    """Return which two of the arrays have memory in common, or None.
+    """Return an error that names two arrays which share memory, or None.
 
     Args:
         arrays: list of 1-D arrays, contiguous and not empty.
-        name: what to call one of them, with {} for its index.
+        name: how to call one of them, with {} for its index.
     """
     starts = [array.__array_interface__["data"][0] for array in arrays]
     order = sorted(range(len(arrays)), key=starts.__getitem__)
@@ -267,7 +267,7 @@ def sharing_error(arrays, name: str) -> Exception | None:
 
 
 def array_error(name: str, array, dtype=None, size=None) -> Exception | None:
-    """Return why an array cannot be averaged, or not beside one of this dtype and size, or None."""
+    """Return why an array cannot be averaged, or not with this dtype and size, or None."""
     if not isinstance(array, np.ndarray):
         hint = tensor_hint(array)
         return TypeError(f"{name} is a {type(array).__name__}, not a numpy array{hint}")
@@ -294,7 +294,7 @@ def array_error(name: str, array, dtype=None, size=None) -> Exception | None:
 
 
 def tensor_hint(tensor) -> str:
-    """Return how to pass a tensor of torch, as the end of a message; nothing for what is none."""
+    """Return how to pass a tensor of torch, as the end of a message; else nothing."""
     if is_on_device(tensor):
         return ": the collective was made with numpy arrays, and takes no others"
     if not (hasattr(tensor, "numpy") and hasattr(tensor, "device")):
@@ -333,7 +333,7 @@ def level_name(level: int) -> str:
 
 
 def difference(comm, settings: dict) -> Exception | None:
-    """Return what differs between the ranks' settings, the same on every rank, or None."""
+    """Return the first setting that differs between the ranks, the same on all, or None."""
     mine = {name: _short(value) for name, value in settings.items() if name not in OWN}
     everyone = comm.allgather(mine)
     for name in mine:
@@ -344,7 +344,7 @@ def difference(comm, settings: dict) -> Exception | None:
 
 
 def _short(value) -> str:
-    """Return a value as text; long ones, such as a matrix's, are told apart by a digest."""
+    """Return a value as text; long ones, such as matrices, as a digest."""
     text = str(value)
     if len(text) <= LONGEST_TEXT:
         return text
@@ -353,6 +353,6 @@ def _short(value) -> str:
 
 
 def set_log_level(level: str | None) -> None:
-    """Make the collectives' logger as talkative as a setting says; None leaves it alone."""
+    """Set the level of the collectives' logger; None leaves it unchanged."""
     if level is not None:
         logging.getLogger("collectives").setLevel(level.upper())

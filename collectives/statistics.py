@@ -1,4 +1,4 @@
-"""What a collective has done on one rank so far."""
+"""Counts and times of a collective."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ __all__ = ["Statistics"]
 
 
 class Statistics(NamedTuple):
-    """Counts, and times in seconds, of one rank since the collective was made.
+    """Counts, and times in seconds, of one rank since the collective was constructed.
 
     Attributes:
-        calls: calls that the application has completed, synchronous ones included.
-        timely: those whose vector was in the average that they asked for.
-        synchronizations: averages over all ranks that were published, periodic or not.
-        versions: group averages that were executed here, whoever started them.
-        passive: those to which this rank contributed an older vector than that of the same call.
-        staleness: how many group averages were executed with a contribution of the age 0, 1, …,
-            in versions; at most 1,000, where older ones are counted too.
-        nonfinite: vectors of this rank that were left out because they were not finite.
+        calls: calls that the application has completed, including synchronous ones.
+        timely: calls whose vector was in the average that they asked for.
+        synchronizations: averages over all ranks, periodic or not, except those of `average`.
+        versions: group averages that were executed on this rank, whichever rank started them.
+        passive: those of `versions` to which this rank contributed a vector older than that of the
+            same call.
+        staleness: number of group averages executed with a contribution of age 0, 1, …, in
+            versions; age 1,000 includes all older contributions.
+        nonfinite: vectors of this rank that were excluded because they were not finite.
         bytes_sent: bytes of vectors sent.
         waiting: time that calls spent waiting for other ranks.
         communicating: the rest of the time in calls: moving and averaging data.
-        engine: time in which this rank's engine advanced something, in calls or beside them.
+        engine: time in which this rank's engine made progress, in calls or outside them.
     """
 
     calls: int

@@ -1,15 +1,24 @@
-"""Who meets whom: the groups of every version and the tree along which it is announced.
+"""The groups of every version, and the tree along which its activation is sent.
 
-Everything here is a pure function of (rank, world size, group size, version), so that each rank
-computes it alone, without a message.
+All functions are pure functions of (rank, world size, group size, version), so that each rank
+computes them without communication.
 
-The groups are consecutive chunks of a list of all ranks that is permuted anew at every version:
-version ``t`` cuts ``σ^t`` into chunks of the group size. Where the world size and the group size
-are powers of two, σ rotates the bits of a rank, which gives the XOR-shift groups of WAGMA-SGD
-(section III-B, Algorithm 1) exactly; elsewhere σ is the perfect shuffle of the chunks.
+The groups are consecutive chunks of a list of all ranks, which is permuted at every version:
+version ``t`` cuts ``σ^t`` into chunks of the group size. If the world size and the group size are
+powers of two, σ rotates the bits of a rank, which gives exactly the XOR-shift groups of WAGMA-SGD
+(section III-B, Algorithm 1); otherwise σ is the perfect shuffle of the chunks.
 
-What groups of a run make of each other's models, whoever has formed them, is in their mean
-`averaging_matrix`, how fast that spreads updates in its `rho`.
+How the groups of a run mix the ranks' models is described by their mean `averaging_matrix`, and how
+fast that spreads updates by its `rho`.
+
+Arguments of the same name mean the same in all functions:
+
+Args:
+    rank: one of the ranks 0 to P − 1.
+    world_size: number of ranks P, at least 1.
+    group_size: largest number of ranks in a group S, 1 ≤ S ≤ P.
+    version: number of the collective's call, from 0.
+    position: a position in the permuted list, 0 to P − 1.
 """
 
 from __future__ import annotations
@@ -18,7 +27,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # importing it takes time
     import numpy as np
@@ -48,9 +57,9 @@ class Shuffle:
 
     Attributes:
         bounds: position at which each chunk begins, and the world size as the last entry.
-        chunk: the chunk that each position lies in.
+        chunk: the chunk that contains each position.
         cycle: for each position, the cycle of σ that contains it.
-        index: for each position, its place in that cycle.
+        index: for each position, its index in that cycle.
     """
 
     bounds: tuple[int, ...]
@@ -71,7 +80,7 @@ class Shuffle:
     def members(self, rank: int, version: int) -> list[int]:
         """Return the group of this rank, in the order of the list.
 
-        Members whose places differ in bit r alone meet in phase r of recursive doubling: for
+        Members whose positions differ in bit r only meet in phase r of recursive doubling: for
         powers of two these are the paper's pairs ``p XOR 2^((shift + r) mod log2 P)``.
         """
         chunk = self.chunk[self.position_of(rank, version)]
@@ -84,7 +93,7 @@ def shuffle(world_size: int, group_size: int, fixed: bool = False) -> Shuffle:
     """Return the permutation that makes the groups of this world size and group size.
 
     Args:
-        fixed: whether every version has the first one's groups: σ then moves nobody.
+        fixed: whether every version has the first one's groups; σ is then the identity.
 
     Raises:
         ValueError: unless 1 ≤ group_size ≤ world_size.
@@ -133,11 +142,6 @@ def groups(world_size: int, group_size: int, version: int) -> list[tuple[int, ..
     1 < group_size < world_size they change with every version, and an update made by one rank
     reaches all ranks within `propagation_bound` versions, whichever version it starts from.
 
-    Args:
-        world_size: number of ranks P, at least 1.
-        group_size: largest number of ranks in a group S, 1 ≤ S ≤ P.
-        version: number of the collective's call, from 0.
-
     Returns:
         The groups in ascending order of their smallest rank, each a sorted tuple of ranks.
 
@@ -170,15 +174,15 @@ def group_of(rank: int, world_size: int, group_size: int, version: int) -> tuple
 
 
 def activation_peers(rank: int, world_size: int) -> list[tuple[int, int]]:
-    """Return where a rank sends activations, and where it receives them from.
+    """Return the ranks to which a rank sends activations, and from which it receives them.
 
     Returns:
-        One pair (destination, source) of ranks for each dimension k = 0 … ⌈log2 P⌉ − 1. For a
-        power of two both are ``rank XOR 2^k``, the butterfly that overlays one binomial tree
-        rooted at every rank; elsewhere they are the ranks 2^k further on and 2^k before.
+        One pair (destination, source) of ranks for each dimension k = 0 … ⌈log2 P⌉ − 1. For a power
+        of two both are ``rank XOR 2^k``, the butterfly that overlays one binomial tree rooted at
+        every rank; otherwise they are the ranks at distance 2^k after and before this one.
 
     Raises:
-        ValueError: if the rank is not one of the world's.
+        ValueError: the rank is not one of the world's.
 
     Source: WAGMA-SGD, section III-A1 and Figure 1.
     """
@@ -190,10 +194,10 @@ def activation_peers(rank: int, world_size: int) -> list[tuple[int, int]]:
 
 
 def propagation_bound(world_size: int, group_size: int) -> int:
-    """Return within how many versions an update has reached every rank: 2⌈log_S P⌉ + 1.
+    """Return the number of versions within which an update reaches every rank: 2⌈log_S P⌉ + 1.
 
-    No two ranks' engines are ever further apart than this many versions. (For powers of two
-    ⌈log_S P⌉ versions suffice to spread an update.) For group_size = 1 nothing spreads.
+    The engines of two ranks are never further apart than this number of versions. (For powers of
+    two ⌈log_S P⌉ versions suffice to spread an update.) For group_size = 1 no update spreads.
 
     Raises:
         ValueError: unless 1 < group_size ≤ world_size.
@@ -208,20 +212,20 @@ def propagation_bound(world_size: int, group_size: int) -> int:
 
 
 def averaging_matrix(groups: Iterable[Sequence[int]], world_size: int) -> np.ndarray:
-    """Return the mean of the averaging matrices of groups that have averaged one by one.
+    """Return the mean of the averaging matrices of groups that have averaged one after the other.
 
-    That of a group S has 1/|S| for each two of its members, also for one with itself, and 1 on the
-    diagonal for every other rank.
+    The matrix of a group S has 1/|S| for each pair of its members, including a member with itself,
+    and 1 on the diagonal for every other rank.
 
     Args:
-        groups: the ranks of each group, each once.
+        groups: the ranks of each group, without repetition.
         world_size: number of ranks N.
 
     Returns:
         Symmetric float64 array of shape (N, N), whose rows and columns sum to 1.
 
     Raises:
-        ValueError: there is no group, or one has no members, one twice, or one that is no rank.
+        ValueError: there is no group, or a group is empty, repeats a rank, or has an invalid one.
 
     Source: Partial Reduce (Miao et al., 2021), equation 4.
     """
@@ -233,20 +237,23 @@ def averaging_matrix(groups: Iterable[Sequence[int]], world_size: int) -> np.nda
             _check_rank(rank, world_size)
         members = list(group)
         if not members or len(set(members)) < len(members):
-            raise ValueError(f"the ranks {members} are no group")
+            raise ValueError(f"{members} is not a group of ranks")
         total[np.ix_(members, members)] += 1 / len(members)
         total[members, members] -= 1
         count += 1
     if not count:
-        raise ValueError("there is no group: the mean would be of nothing")
+        raise ValueError("there is no group to average")
     return np.eye(world_size) + total / count
 
 
 def averaging_matrix_of(met: np.ndarray) -> np.ndarray | None:
-    """Return the `averaging_matrix` of a run from what each rank has met, or None without groups.
+    """Return the `averaging_matrix` of a run, computed from the ranks' `met`.
 
     Args:
-        met: array of shape (N, N) of the ranks' rows, `FormedGroupCollective.met`.
+        met: float64 array of shape (N, N), one row per rank, its `FormedGroupCollective.met`.
+
+    Returns:
+        float64 array of shape (N, N); None without groups.
     """
     import numpy as np
 
@@ -258,12 +265,12 @@ def averaging_matrix_of(met: np.ndarray) -> np.ndarray | None:
 
 
 def rho(matrix: np.ndarray) -> float:
-    """Return ρ, the largest absolute eigenvalue of an averaging matrix but for one that is 1.
+    """Return ρ, the largest absolute eigenvalue of an averaging matrix except one that is 1.
 
-    The smaller it is, the faster an update spreads; 1: some ranks never meet the others.
+    The smaller it is, the faster updates spread; 1: some ranks never meet the others.
 
     Args:
-        matrix: mean `averaging_matrix` of a run, symmetric array of shape (N, N).
+        matrix: mean `averaging_matrix` of a run, symmetric float64 array of shape (N, N).
 
     Returns:
         max(|λ2|, |λN|), from 0 to 1; 0 for one rank.
@@ -271,8 +278,7 @@ def rho(matrix: np.ndarray) -> float:
     Raises:
         ValueError: the matrix is not symmetric, or its rows do not sum to 1.
 
-    Source: Partial Reduce (Miao et al., 2021), equation 6. It is about groups in which all count
-    alike.
+    Source: Partial Reduce (Miao et al., 2021), equation 6, for groups with equal weights.
     """
     import numpy as np
 
@@ -292,8 +298,8 @@ def convergence_condition(
 ) -> float:
     """Return the left side of the condition of Theorem 1, under which Partial Reduce converges.
 
-    It does where this is at most 1, all ranks start from one model, and all members of a group
-    count alike.
+    It converges if this is at most 1, all ranks start from the same model, and all members of a
+    group have equal weights.
 
     Args:
         learning_rate: γ, by which a rank multiplies its gradient.
@@ -304,13 +310,13 @@ def convergence_condition(
 
     Returns:
         η L + 2 N³ η² L² ρ̄ / P'², where η = P' γ / N and ρ̄ = ρ/(1 − ρ) + 2√ρ/(1 − √ρ)²; infinity
-        where ρ is 1.
+        if ρ is 1.
 
     Raises:
         ValueError: an argument is out of range.
 
-    Source: Partial Reduce (Miao et al., 2021), Theorem 1. Its equation 7 prints no L², which
-    equation 8 and the units need, and ρ/N for the P'/N of η.
+    Source: Partial Reduce (Miao et al., 2021), Theorem 1. Its equation 7 lacks the L² that equation
+    8 and the units require, and has ρ/N for the P'/N of η.
     """
     if not 0 <= rho <= 1:
         raise ValueError(f"rho is {rho}, not from 0 to 1")
@@ -332,20 +338,20 @@ def convergence_condition(
 def static_groups(world_size: int, local_size: int, iteration: int) -> list[tuple[int, ...]]:
     """Return the disjoint groups of an iteration in Ripples' static schedule.
 
-    Ranks that follow one another are on a node, `local_size` of them, fewer on the last where they
-    do not divide the world size. The schedule repeats itself after four iterations:
+    A node has `local_size` consecutive ranks; the last has fewer if these do not divide the world
+    size. The schedule repeats after four iterations:
 
     0. The first ranks of all nodes average; on each node the third and the fourth do, and so on in
        pairs.
     1. All ranks of a node average.
     2. On each node the first and the last average. The second averages with that of the opposite
-       node, half of the nodes further on. Those in between do in pairs, from the third on.
+       node, half of the nodes further on. The ranks in between average in pairs, from the third on.
     3. As 1.
 
-    With four ranks on each of an even number of nodes this is the paper's. Elsewhere: the opposites
-    of an odd number of nodes leave out the last one. On a node with two ranks the second averages
-    with the opposite node's, and the first with nobody. A node's only rank is its second as well.
-    The groups of a period connect all ranks.
+    With four ranks on each of an even number of nodes this is the paper's schedule. Otherwise: if
+    the number of nodes is odd, the last one has no opposite. On a node with two ranks the second
+    averages with the opposite node's, and the first with no rank. A node's only rank is its second
+    as well. The groups of a period connect all ranks.
 
     Args:
         world_size: number of ranks P, at least 1.
@@ -353,8 +359,8 @@ def static_groups(world_size: int, local_size: int, iteration: int) -> list[tupl
         iteration: from 0.
 
     Returns:
-        The groups in ascending order of their smallest rank, each a sorted tuple of two ranks or
-        more; a rank without a partner is in none.
+        The groups in ascending order of their smallest rank, each a sorted tuple of at least two
+        ranks; a rank without a partner is in none.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -368,6 +374,7 @@ def static_groups(world_size: int, local_size: int, iteration: int) -> list[tupl
     ranks = range(world_size)
     nodes = [ranks[first : first + local_size] for first in ranks[::local_size]]
     phase = iteration % STATIC_PERIOD
+    found: list[Any]
     if phase == 0:
         found = [[node[0] for node in nodes]] + [
             pair for node in nodes for pair in _pairs(node[2:])
@@ -384,7 +391,7 @@ def static_groups(world_size: int, local_size: int, iteration: int) -> list[tupl
 
 
 def _pairs(ranks: range) -> list[range]:
-    """Return pairs of ranks that follow one another; the last of an odd number is in none."""
+    """Return pairs of consecutive ranks, without the last of an odd number."""
     return [ranks[i : i + 2] for i in range(0, len(ranks) - 1, 2)]
 
 
@@ -405,7 +412,7 @@ def _rotate_left(number: int, turn: int, bits: int) -> int:
 
 def _check_rank(rank: int, world_size: int) -> None:
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not one of a world of {world_size} ranks")
+        raise ValueError(f"rank {rank} is not in a world of {world_size} ranks")
 
 
 def _check_version(version: int) -> None:

@@ -1,11 +1,22 @@
-"""The average over all ranks that any rank may start, for numpy vectors."""
+"""Averages over all ranks that any rank may start, for numpy vectors."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from collectives import settings
 from collectives.collective import Collective
 from collectives.errors import CudaError
 from collectives.group_allreduce import digest
+from collectives.typing import Vector
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    import numpy.typing as npt
+    from mpi4py import MPI
+
+    from collectives.engine.calls import Call
+    from collectives.node import Node
+    from collectives.result import Result
 
 __all__ = ["TriggeredAverage"]
 
@@ -13,18 +24,18 @@ __all__ = ["TriggeredAverage"]
 class TriggeredAverage(Collective):
     """Averages a vector over all ranks when the first of them has made enough calls.
 
-    Each rank's calls are steps of its own, which end at once. The `sync_period`-th of a rank since
-    the last average starts the next one, and waits for all other ranks, each of which takes part in
-    its next call, whatever the number of that. So a rank is waited for until the end of the step
-    that it is in, and slow ranks make fewer steps from one average to the next. Afterwards all
-    ranks' vectors are bitwise equal. A vector that is not finite is left out, and becomes the mean.
+    A rank's call ends one of its steps, and usually returns at once. A rank's `sync_period`-th call
+    since the last average starts the next average, and waits for all other ranks, each of which
+    takes part in its next call, whatever its number. So a rank is waited for until the end of its
+    current step only, and slow ranks make fewer steps between averages. After the average all
+    ranks' vectors are bitwise equal. A vector that is not finite is excluded, and becomes the mean.
 
-    Ranks need not make the same number of calls: one that makes no more joins the others.
+    Ranks need not make the same number of calls: a rank that makes no more joins the others.
 
     Args:
-        comm, like: those of `GroupAllreduce`; the values of `like` do not matter.
-        sync_period: with how many calls τ since the last average a rank starts the next, at least
-            1.
+        comm, like: those of `GroupAllreduce`; the values of `like` have no effect.
+        sync_period: number of calls τ of a rank since the last average with which it starts the
+            next, at least 1.
         weights, contraction, wire_dtype: those of `GroupAllreduce`.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
@@ -35,8 +46,8 @@ class TriggeredAverage(Collective):
     Raises:
         ValueError, TypeError, RuntimeError, ImportError: as `GroupAllreduce` does.
 
-    Source: local SGD (Stich, ICLR 2019); averages that the fastest rank starts, of ranks that have
-    done unequal work: WP-SGD, Algorithm 5.
+    Source: local SGD (Stich, ICLR 2019); averages of ranks that have done unequal work, started by
+    the fastest: WP-SGD, Algorithm 5.
     """
 
     _on_devices = True
@@ -44,18 +55,18 @@ class TriggeredAverage(Collective):
 
     def __init__(
         self,
-        comm,
-        like,
+        comm: MPI.Intracomm,
+        like: Vector,
         *,
-        sync_period=10,
-        weights="given",
-        contraction=0.9,
-        wire_dtype=None,
-        engine=None,
-        transport=None,
-        stall=None,
-        abort=None,
-        log_level=None,
+        sync_period: int = 10,
+        weights: str = "given",
+        contraction: float = 0.9,
+        wire_dtype: npt.DTypeLike | None = None,
+        engine: str | None = None,
+        transport: str | None = None,
+        stall: float | None = None,
+        abort: float | None = None,
+        log_level: str | None = None,
     ):
         self._construct(
             comm,
@@ -71,17 +82,17 @@ class TriggeredAverage(Collective):
             log_level=log_level,
         )
 
-    def _argument_error(self, comm, given):
+    def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
         return settings.period_error(given) or settings.average_error(given)
 
-    def _build(self, native, comm, like, given):
+    def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
         self.sync_period = int(given["sync_period"])
         self.weights, self.contraction = given["weights"], given["contraction"]
         self.wire_dtype = given["wire_dtype"]
         super()._build(native, comm, like, given)
 
-    def _allocate(self, native, node, like, given):
-        def make(sharing):
+    def _allocate(self, native: Any, node: Node, like: Any, given: dict[str, Any]) -> None:
+        def make(sharing: bool) -> Exception | None:
             try:
                 self.native = native.TriggeredAverages(
                     **self._common(node, like, given),
@@ -99,71 +110,71 @@ class TriggeredAverage(Collective):
         if self.wire_dtype and travels and len(set(self.comm.allgather(digest(like)))) == 1:
             self.native.compress_from_initial(self._initial(like))
 
-    def __call__(self, vector, *, weight=1.0):
-        """End a step of this rank: average `vector` in place, if any rank has started an average.
+    def __call__(self, vector: Vector, *, weight: float = 1.0) -> Result:
+        """End a step of this rank; average `vector` in place if any rank has started an average.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
-            weight: of this vector in an average, or of the work since the last call (`weights`),
-                from 0 on.
+            weight: weight of this vector in an average, or the work since the last call
+                (`weights`), at least 0.
 
         Returns:
-            A `Result`: `synchronized` says whether there was an average, `version` which one it
-            was, or will be.
+            A `Result`: `synchronized` tells whether there was an average, `version` its number, or
+            that of the next one.
 
         Raises:
-            ValueError, TypeError: if the vector or weight is not such; all ranks are told, and only
-                close() is left.
-            RankFailedError: if another rank has failed, by such an error or in a `with` block.
-            ClosedError: if this collective is closed, or others are closing during an average.
-            DisagreementError: if other ranks are in average() or load() during an average.
+            ValueError, TypeError: the vector or weight is invalid; all ranks are told, and only
+                close() is allowed after it.
+            RankFailedError: another rank has failed, by such an error or in a `with` block.
+            ClosedError: this collective is closed, or other ranks are closing during an average.
+            DisagreementError: other ranks are in average() or load() during an average.
         """
         return self.native.call(vector, weight)
 
-    def start(self, vector, *, weight=1.0):
-        """Begin what calling would do, and return a handle with `test()` and `wait()`.
+    def start(self, vector: Vector, *, weight: float = 1.0) -> Call:
+        """Begin a call without blocking, and return a handle with `test()` and `wait()`.
 
-        `vector` belongs to the collective until one of them has said that the call is complete;
-        the next call or collective operation completes it as well. `wait()` returns the `Result`.
+        Neither read nor change `vector` until one of them has reported completion; the next call or
+        collective operation completes the call as well. `wait()` returns the `Result`.
         """
         return self.native.start(vector, weight)
 
-    def synchronize(self, vector):
-        """Average `vector` in place over all ranks, as `join` does; collective, and no call."""
+    def synchronize(self, vector: Vector) -> None:
+        """Average `vector` in place over all ranks, as `join` does; collective, and not a call."""
         self.join(vector)
 
-    def average(self, vector, *, weight=None):
-        """Overwrite `vector` by the mean over all ranks, and leave all else as it is.
+    def average(self, vector: Vector, *, weight: float | None = None) -> None:
+        """Overwrite `vector` by the mean over all ranks, and change nothing else.
 
-        Collective: all ranks are in it at a time, or have joined. Where some may still make calls,
-        `synchronize` first. A rank's weight is that of its last call where it gives none.
+        Collective: all ranks are in it at the same time, or have joined. If some may still make
+        calls, call `synchronize` first. A rank's default weight is that of its last call.
         """
         self.native.average(vector, weight)
 
-    def load(self, vector, version):
-        """Go on from `vector`, which may differ between ranks; the next average has this number.
+    def load(self, vector: Vector, version: int) -> None:
+        """Continue from `vector`, which may differ between ranks, before the average `version`.
 
-        For checkpoints; collective: all ranks call it with the same version, else they raise
-        DisagreementError. Work, and calls since the last average, count from here on.
+        For checkpoints. Collective: all ranks call it with the same version; otherwise they raise
+        DisagreementError. Work, and calls since the last average, are counted from here.
         """
         self._load(vector, version)
 
-    def join(self, vector):
-        """Make no more calls, but take part in the others' averages until all ranks have joined.
+    def join(self, vector: Vector) -> None:
+        """Make no more calls, and take part in the others' averages until all ranks have joined.
 
-        What this rank has is in the next average, and has weight 0 from then on. When all have
-        joined, `vector` is the average of what counts, bitwise equal on all ranks. To join several
-        collectives see `collectives.join`.
+        This rank's work is in the next average; after that its weight is 0. When all have joined,
+        `vector` is the average over the ranks that have a weight, bitwise equal on all ranks. To
+        join several collectives see `collectives.join`.
         """
         with self.joining(vector):
             pass
 
     @property
-    def calls(self):
-        """How many calls this rank has made."""
+    def calls(self) -> int:
+        """The number of calls of this rank."""
         return self.native.calls
 
     @property
-    def version(self):
+    def version(self) -> int:
         """The number of the next average over all ranks."""
         return self.native.version

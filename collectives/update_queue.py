@@ -1,8 +1,9 @@
-"""The queue of updates that Hop's workers have, by itself."""
+"""The queue of updates of Hop's workers, by itself."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from collectives.settings import checked_integer
@@ -11,7 +12,7 @@ __all__ = ["Update", "UpdateQueue"]
 
 
 class Update(NamedTuple):
-    """What is in a queue: an update, of any type, the iteration that it is of, and its sender."""
+    """An entry of a queue: an update of any type, its iteration, and its sender."""
 
     update: Any
     iteration: int | None
@@ -19,19 +20,18 @@ class Update(NamedTuple):
 
 
 class UpdateQueue:
-    """Updates in the order in which they came, taken out by their tags: an iteration and a sender.
+    """Updates in the order of their arrival, taken out by their tags: an iteration and a sender.
 
-    With `max_gap` they are in max_gap + 1 queues, one for each iteration that they can be of, which
-    are used again modulo that; an update that is older than the iteration asked for is then
-    discarded, as those that come late under backup workers are.
+    With `max_gap` there are max_gap + 1 queues, one for each possible iteration modulo that number;
+    an update that is older than the iteration asked for is discarded, as those that are late under
+    backup workers are.
 
-    Threads may use it at a time. An update is kept as it is, and not copied: of an array on a CUDA
-    device the stream of who takes it out has to wait for that of who put it in. This is for
-    programs of one's own; `QueuedNeighborAverage` keeps its updates by the same rules, in the
-    engine's memory.
+    Several threads may use it at the same time. Updates are stored by reference: for an array on a
+    CUDA device the receiver's stream has to wait for the sender's. The class is for programs of
+    your own; `QueuedNeighborAverage` stores its updates in the engine's memory, by the same rules.
 
     Args:
-        max_gap: how many iterations a sender may be ahead, at least 1; None: any number.
+        max_gap: number of iterations that a sender may be ahead, at least 1; None: any number.
 
     Source: Luo et al., Hop: Heterogeneity-aware Decentralized Training, 2019, sections 4.1 and 6.1.
     """
@@ -44,11 +44,16 @@ class UpdateQueue:
         self._changed = threading.Condition()
         self._count = 0
 
-    def enqueue(self, update, iteration: int | None = None, sender: int | None = None) -> None:
+    def enqueue(self, update: Any, iteration: int | None = None, sender: int | None = None) -> None:
         """Put in an update with its tags.
 
+        Args:
+            update: an object of any type.
+            iteration, sender: its tags: the number of its iteration, and its source rank; None: no
+                such tag.
+
         Raises:
-            ValueError: the iteration is missing, where there is a queue for each.
+            ValueError: the iteration is missing, if `max_gap` is given.
         """
         if self._rotates and iteration is None:
             raise ValueError("iteration is None: with max_gap it says which queue an update is in")
@@ -66,18 +71,18 @@ class UpdateQueue:
         *,
         timeout: float | None = None,
     ) -> list[Update]:
-        """Take the first `count` updates with these tags out, once there are so many.
+        """Wait for `count` updates with these tags, and take the first ones out.
 
         Args:
-            count: how many, from 0 on.
-            iteration, sender: None: of any.
-            timeout: seconds to wait; None: for ever.
+            count: number of updates, at least 0.
+            iteration, sender: tags to match; None: any.
+            timeout: seconds to wait; None: no limit.
 
         Returns:
-            The `Update`s, in the order in which they came.
+            The `Update`s, in the order of their arrival.
 
         Raises:
-            TimeoutError: there have not been as many for so long; none is taken out.
+            TimeoutError: fewer updates have arrived in this time; none is taken out.
         """
         with self._changed:
             if not self._changed.wait_for(
@@ -92,12 +97,12 @@ class UpdateQueue:
             return list(taken.values())
 
     def size(self, iteration: int | None = None, sender: int | None = None) -> int:
-        """Return how many updates with these tags are there; None: with any."""
+        """Return the number of updates with the tags `iteration` and `sender`; None: any."""
         with self._changed:
             return len(self._matching(iteration, sender))
 
-    def _matching(self, iteration, sender):
-        """Return those with these tags in their order; older ones in their queue are discarded."""
+    def _matching(self, iteration: int | None, sender: int | None) -> list[tuple[int, Update]]:
+        """Return the matching updates in their order; older ones in their queue are discarded."""
         if self._rotates and iteration is not None:
             slot = iteration % len(self._queues)
             self._keep(
@@ -112,6 +117,6 @@ class UpdateQueue:
             if iteration in (None, update.iteration) and sender in (None, update.sender)
         )
 
-    def _keep(self, condition):
+    def _keep(self, condition: Callable[[int, Any], bool]) -> None:
         for queue in self._queues:
             queue[:] = [entry for entry in queue if condition(*entry)]

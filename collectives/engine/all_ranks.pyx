@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What all ranks do together: agree, meet, average, fail and close; it is in every collective."""
+"""Operations of all ranks, in every collective: agreement, averages, failures and closing."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
@@ -29,9 +29,9 @@ from collectives.errors import ClosedError, CudaError, DisagreementError
 
 
 cdef class AllRanks(Calls):
-    """One rank's part in what all ranks do together.
+    """One rank's part in operations of all ranks.
 
-    A subclass makes `protocol` and `tree`, and has what ranks do beside.
+    A subclass makes `protocol` and `tree`, and implements the other calls.
     """
 
     def __cinit__(self, *_, **__):
@@ -245,7 +245,7 @@ cdef class AllRanks(Calls):
         return 0, 0, ()
 
     def _disagreement(self):
-        """The error of a rank whose operation was not everybody's."""
+        """The error of a rank whose operation differs from that of other ranks."""
         cdef int rank, i
         entered = by_value(
             tuple([self.records[RECORD * rank + i] for i in (0, 5, 2)]) for rank in range(self.size)
@@ -272,5 +272,5 @@ cdef class AllRanks(Calls):
 
     @property
     def broken(self):
-        """Whether only close() is left."""
+        """Whether only close() is allowed."""
         return self.protocol.broken or self.protocol.failed >= 0

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What an application's call is: begun, waited for, completed.
+"""An application's calls: begin, test, wait, complete.
 
-Only one call goes on at a time. One that has been started, and not waited for, is completed by the
-next.
+Only one call is in progress at a time. A non-blocking call that was not waited for is completed by
+the next call.
 """
 
 from cpython.object cimport PyObject, PyTypeObject
@@ -50,17 +50,17 @@ cdef new_result(tuple fields):
 
 
 cdef class Call:
-    """A call that has been started: `test()` and `wait()` complete it.
+    """A non-blocking call, returned by `start()`: `test()` and `wait()` complete it.
 
-    The vector given belongs to the collective until then.
+    Neither read nor change its vector until then.
     """
 
     def test(self):
-        """Return whether the call is complete, without waiting; raises what `wait()` would."""
+        """Return whether the call is complete, without waiting; raises the errors of `wait()`."""
         return self._is_settled() or self.collective._test()
 
     def wait(self):
-        """Wait until the call is complete and return its `Result`; the same one every time.
+        """Wait until the call is complete, and return its `Result`; may be called repeatedly.
 
         Raises:
             ClosedError, DisagreementError, RankFailedError: as the blocking call would.
@@ -79,7 +79,7 @@ cdef class Call:
         return f"<Call of version {version}, not complete>"
 
     def __reduce_ex__(self, protocol):
-        raise TypeError("a call that has been started cannot be copied or pickled")
+        raise TypeError("a call in progress cannot be copied or pickled")
 
     cdef bint _is_settled(self) except -1:
         self.collective._check_owner()
@@ -89,7 +89,7 @@ cdef class Call:
 
 
 cdef class Calls(Interruptible):
-    """One rank's calls, of which operations of all ranks are some."""
+    """One rank's calls, including operations of all ranks."""
 
     def __init__(self, Comm control, Comm data, like, **options):
         Interruptible.__init__(self, control, data, like, **options)
@@ -97,7 +97,7 @@ cdef class Calls(Interruptible):
         self.pid = getpid()
         self.caller = PyThread_get_thread_ident()  # unless another one calls
 
-    # What subclasses have beside
+    # What subclasses override
 
     cdef int _begin(self, int what) except -1 nogil:
         """Begin what the application wants with its vector."""
@@ -105,7 +105,7 @@ cdef class Calls(Interruptible):
         return 0
 
     cdef bint _misses(self, int goal) noexcept nogil:
-        """Whether it waits in vain for a rank that makes no calls."""
+        """Whether it waits for a rank that makes no calls."""
         return False
 
     cdef _missing(self):
@@ -143,7 +143,7 @@ cdef class Calls(Interruptible):
         text = self.tree.failure[:strlen(self.tree.failure)]
         text = text.decode(errors="ignore")  # it may be cut
         return RankFailedError(
-            f"rank {self.protocol.failed} failed, so only close() is left here: {text}")
+            f"rank {self.protocol.failed} failed, so only close() is allowed here: {text}")
 
     # A call
 
@@ -158,11 +158,12 @@ cdef class Calls(Interruptible):
         if self.closed or self.protocol.operation == CLOSE:
             raise ClosedError("this collective is closed")
         if self.protocol.failed == self.rank:
-            raise ClosedError("this rank failed in an earlier call: only close() is left")
+            raise ClosedError("this rank failed in an earlier call: only close() is allowed")
         if self.protocol.failed >= 0:
             raise self._failure()
         if self.protocol.broken:
-            raise ClosedError("the ranks disagreed in an earlier operation: only close() is left")
+            raise ClosedError("the ranks disagreed in an earlier operation: "
+                              "only close() is allowed")
         return 0
 
     cdef Call _carry_out(self, int what, vector, int flags, weight=None, long long version=0,
@@ -413,7 +414,7 @@ cdef class Calls(Interruptible):
             (version, self.contribution.finite, version, everyone, self.taken_weight, True))
 
     def fail(self, text):
-        """Let all ranks know that this one has failed; only close() is left."""
+        """Tell all ranks that this one has failed; only close() is allowed then."""
         cdef bytes encoded = text.encode(errors="replace")
         cdef const char *characters = encoded
         with nogil:

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The control tree: short messages from each rank to all, along the dimensions of a butterfly.
 
-Failures, and that nothing more follows (FIN). Subclasses send more.
+It sends failures, and the end of messages (FIN). Subclasses send more.
 """
 
 from libc.string cimport memcpy, strncpy
@@ -34,11 +34,11 @@ cdef enum:
 
 
 cdef class ControlTree(TreePort):
-    """One rank's part in it, for a protocol that says what is due.
+    """One rank's part in it, for a protocol that decides what is due.
 
     Args:
         comm: a communicator of its own.
-        protocol: told of what comes in.
+        protocol: told of the messages that arrive.
         window: the tag of messages that are no version's; below it are tags of versions.
     """
 

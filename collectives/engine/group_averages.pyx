@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Averages of groups that a protocol forms, of any ranks, beside what all ranks do.
+"""Averages of groups that a protocol forms, besides operations of all ranks.
 
-A rank's groups are averaged one after the other, in its protocol's order; those of other ranks are
-under way at the same time.
+A rank's groups are averaged one after the other, in its protocol's order; those of other ranks run
+at the same time.
 """
 
 from libc.stdlib cimport calloc, free
@@ -32,12 +32,12 @@ cdef enum:
 
 
 cdef class GroupAverages(ProtocolCalls):
-    """The averages of one rank, and what it contributes.
+    """The averages of one rank, and its contributions.
 
     Args:
         control, data, like, others: see `AllRanks`.
         groups: a communicator of its own.
-        sharing: whether to average in memory that the ranks of a node share, where they can.
+        sharing: whether to average in memory shared by the ranks of a node, if possible.
     """
 
     def __init__(self, Comm control, Comm data, like, *, Comm groups, bint sharing,

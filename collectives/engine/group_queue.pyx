@@ -12,12 +12,12 @@ from collectives.protocols.formed_groups cimport RECORD, Group, GroupPort, Group
 cdef enum:
     # Messages taken in at one look: those of a fast rank do not keep others waiting.
     MOST_AT_ONCE = 16
-    # Integers of a message beside two records of groups of all ranks.
+    # Integers of a message besides two records of groups of all ranks.
     OTHERS = 16
 
 
 cdef class GroupQueue(GroupPort):
-    """One rank's port: whoever holds the lock of the collective takes from it what is to be done.
+    """One rank's port: the thread that holds the collective's lock takes its work from it.
 
     Args:
         comm: a communicator, of which its messages use tag 0.

@@ -3,7 +3,7 @@
 
 
 cdef class Guard:
-    """Keeps a signal handler's call, or another thread's, out of one that is going on."""
+    """Refuses a call of a signal handler, or of another thread, while a call is in progress."""
 
     def __enter__(self):
         self.take()

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Who is missing: a rank that has waited for long asks all others how far they are.
+"""Inquiries: a rank that has waited for long asks all others which calls they have made.
 
-Engines answer, so a rank that computes is told from one that is stopped. The MPI mutex is held in
+Engines answer, so a computing rank is distinguished from a stopped one. The MPI mutex is held in
 every call.
 """
 

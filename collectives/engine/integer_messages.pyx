@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Short lists of integers that one rank's engine sends another's.
 
-From one rank to another they come in the order in which they were sent. Whoever holds the lock of
+From one rank to another they arrive in the order of sending. The thread that holds the lock of
 the collective that they belong to calls these methods.
 """
 
@@ -60,7 +60,7 @@ cdef class IntegerMessages(CountedMessages):
         free(self.indices)
 
     cdef void send(self, int destination, long long[::1] integers) noexcept nogil:
-        """Send a list; what is sent after `end` goes nowhere, since nobody is there any more."""
+        """Send a list; what is sent after `end` is dropped, since no rank receives any more."""
         cdef int length = <int>integers.shape[0]
         cdef int i
         if self.ending:

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What an exception makes of a call that it ends, such as KeyboardInterrupt.
+"""Calls that an exception, such as KeyboardInterrupt, interrupts.
 
-The application gets its vector back; what all ranks are in goes on without it.
+The application gets its vector back; operations of all ranks continue in the background.
 """
 
 from collectives.engine.operations cimport Operations
@@ -15,7 +15,7 @@ cdef extern from "<sched.h>" nogil:
 
 
 cdef class Interruptible(Operations):
-    """One rank's part in operations of all ranks, which goes on where its caller is interrupted."""
+    """One rank's part in operations of all ranks, which continues if its caller is interrupted."""
 
     cdef void _abandon(self) noexcept nogil:
         """What goes on was interrupted by an exception: the user's vector is ours no longer."""

@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Vectors that one rank sends another, beside what its application computes.
+"""Vectors that one rank sends another while its application computes.
 
 A `Mailbox` drives a protocol of `collectives.protocols.peers` over MPI: it is the port by which the
-protocol acts. Whoever holds the lock of the collective that it belongs to advances it.
+protocol acts. The thread that holds the lock of its collective advances it.
 
-A protocol is told of a long vector when its message comes, and the blocks behind that come later.
-So its verbs are only noted, and carried out in their order, block by block, when that is possible:
-a model in which a block is still to be sent waits for that. Whatever is noted comes to pass without
-any further call: who is sent a vector takes its blocks once it has taken those of that rank's last
-vector, which it has when it has made the call that this one's message comes from.
+A protocol is told of a long vector when its message arrives; the blocks follow later. So its verbs
+are recorded, and executed in their order, block by block, when possible: a model with a block that
+is still to be sent waits for that. What is recorded completes without any further call: a receiver
+takes a vector's blocks once it has taken those of the sender's last vector, which it has when it
+has made the call that this one's message comes from.
 """
 
 from mpi4py.MPI cimport Comm
@@ -54,8 +54,8 @@ cdef class Mailbox(Port):
 
     Attributes:
         protocol: the `PeerProtocol` that it drives, once `attach` was called.
-        progress_count: how many messages have come; `bytes_sent`: bytes of vectors sent.
-        nonfinite: changes that were left out because they were not finite.
+        progress_count: number of messages received; `bytes_sent`: bytes of vectors sent.
+        nonfinite: changes that were excluded because they were not finite.
     """
 
     def __init__(self, Comm comm, like, bint whole):
@@ -67,7 +67,7 @@ cdef class Mailbox(Port):
 
     @property
     def vectors_kept(self):
-        """How many vectors beside the model and its change have had memory at a time, at most."""
+        """The most vectors, besides the model and its change, that had memory at the same time."""
         return self.messages.made[<int>WHOLE]
 
     def attach(self, PeerProtocol protocol):
@@ -116,7 +116,7 @@ cdef class Mailbox(Port):
         cdef long long number = header(message)[NUMBER]
         cdef double weight = weight_in(message)[0]
         cdef int source = message.source
-        # Who leaves does so for good, whatever others have done together meanwhile.
+        # A rank that leaves does not return, whatever the others have done together meanwhile.
         cdef bint counts = header(message)[EPOCH] == self.epoch or kind == LEAVE
         cdef Transfer *transfer = NULL
         counts = counts and not self.messages.ending
@@ -301,7 +301,7 @@ cdef class Mailbox(Port):
         self.same = self.got_there = False
 
     cdef void publish_change(self, char **user) noexcept nogil:
-        """Put what the application has changed into the model; it goes on from what it has."""
+        """Add the application's change to the model; the application continues from its vector."""
         self.record_change(user)
         self.publish(1)
         self._note(KEEP, 1, user)

@@ -72,7 +72,7 @@ cdef void free_all(MessageList *messages) noexcept nogil:
 
 
 cdef class Messages(CountedMessages):
-    """What this rank sends others and gets from them; whoever holds a collective's lock uses it.
+    """This rank's messages to and from others, for the thread that holds the collective's lock.
 
     Args:
         comm: a communicator of its own.

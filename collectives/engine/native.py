@@ -1,4 +1,4 @@
-"""What Python uses of the native engine; importing it initializes MPI."""
+"""The Python interface of the native engine; importing it initializes MPI."""
 
 from collectives.engine.formed_groups import FormedGroups
 from collectives.engine.guard import Guard

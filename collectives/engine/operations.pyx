@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Operations that all ranks enter: agreement on what each is in, and averages over all of them.
+"""Operations that all ranks enter: agreement on the operation, and averages over all ranks.
 
 Each collective has a lock, held while its state advances; one mutex is around all MPI calls, held
 for nothing else. No MPI call blocks.
@@ -56,15 +56,15 @@ cdef double LONGEST_LIMIT = 9e9
 
 
 cdef class Operations(StallReporter):
-    """One rank's part in the operations of all ranks.
+    """One rank's part in operations of all ranks.
 
     Args:
         control, data: communicators of its own.
         like: list of arrays as they are averaged; `single`: users give one rather than a list.
-        identity: what tells this collective from others, the same on all ranks.
+        identity: identifies this collective, the same on all ranks.
         oversubscribed: whether ranks and their progress threads outnumber the cores.
-        stall, abort: seconds without progress after which a caller says who is missing, and ends
-            the job; 0: never.
+        stall, abort: seconds without progress after which a caller reports the missing ranks, and
+            ends the job; 0: never.
         make_space: see `Layout`.
         by_messages: see `Exchange`.
     """
@@ -103,7 +103,7 @@ cdef class Operations(StallReporter):
 
     cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree,
                              ContributionProtocol contribution) except -1:
-        """Have these protocols, and tags beside those of their versions."""
+        """Have these protocols, and tags besides those of their versions."""
         self.protocol = protocol
         self.contribution = contribution
         self.tree = tree
@@ -144,7 +144,7 @@ cdef class Operations(StallReporter):
     cdef void _renumber(self) noexcept nogil:
         """An operation has moved data."""
 
-    # Progress: whoever holds the lock advances the collective's state
+    # Progress: the thread that holds the lock advances the collective's state
 
     cdef bint progress(self) noexcept nogil:
         if self.layout.space.deferred:
@@ -366,7 +366,7 @@ cdef class Operations(StallReporter):
         self._end_operation()
 
     cdef void _unlock_to_copy(self) noexcept nogil:
-        """Let others drive the collective while this thread is at vectors that may be long.
+        """Let others drive the collective while this thread reads or writes long vectors.
 
         The application holds the vectors, so nothing else reads or writes them.
         """

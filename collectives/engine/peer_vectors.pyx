@@ -19,11 +19,11 @@ cdef enum:
 
 
 cdef class PeerVectors:
-    """Model and change of one rank, at first those of an application that has changed nothing.
+    """Model and change of one rank; initially without a change.
 
     Args:
         like: list of arrays, the model at the start.
-        messages: what sends and receives.
+        messages: sends and receives.
     """
 
     def __init__(self, like, Transfers messages):

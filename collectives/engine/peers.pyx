@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Exchanges between peers: calls in which ranks send each other vectors, beside what all do."""
+"""Exchanges between peers: calls in which ranks send vectors to each other."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
@@ -102,7 +102,7 @@ cdef class PeerExchange(ProtocolCalls):
 
     cdef _missing(self):
         """All are told of it, but where that rank has closed: they will see that themselves, as
-        this one leaves too. In join() it could not, for what it is in is everybody's.
+        this one leaves too. In join() it could not, since that is an operation of all ranks.
         """
         cdef PeerProtocol protocol = self.mailbox.protocol
         text = (f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, "
@@ -124,7 +124,7 @@ cdef class PeerExchange(ProtocolCalls):
 
     def _waits_in_call(self):
         if self.awaits:
-            return f"call {self._calls_made()}, whose vector its device has not given yet,", []
+            return f"call {self._calls_made()}, whose vector the device has not provided yet,", []
         awaited = [
             rank for rank in range(self.size)
             if self.mailbox.protocol.waits_for(rank) or self.mailbox.messages.waits_for(rank)
@@ -190,13 +190,10 @@ cdef class PeerExchange(ProtocolCalls):
             raise
         try:
             handover.check()
-            handover.bounds = True
-            handover.give_back()
+            handover.give_back(bounds=True)
         except CudaError as error:
             self.fail(f"CudaError: {error}")
             raise
-        finally:
-            handover.bounds = False
         self.mailbox.got_there = True
         return 0
 

@@ -45,7 +45,7 @@ cdef enum:
 
 
 cdef class Served:
-    """What the progress thread serves: whoever holds the lock advances it."""
+    """What the progress thread serves; the thread that holds the lock advances it."""
 
     def __cinit__(self, *arguments, **options):
         pthread_mutex_init(&self.lock, NULL)
@@ -161,7 +161,7 @@ cdef class Engine:
                 polls = 0
             progress_count = self.progress_count
             if self.spinning:
-                # Whoever wants the lock, or this core, gets it.
+                # Let others have the lock, or this core.
                 sched_yield()
                 continue
             if busy:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Calls that a protocol of their own carries out, by messages, beside what all ranks do."""
+"""Calls that a protocol of their own executes by messages, besides operations of all ranks."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm

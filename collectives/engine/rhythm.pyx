@@ -9,11 +9,11 @@ cdef enum:
 
 
 cdef class Rhythm:
-    """When to look for the next version, from when the last ones came.
+    """When to look for the next version, computed from the times of the last ones.
 
-    Around the time at which the next one is due the idle engine looks often, before that rarely,
-    and the less often the longer nothing has come. Versions that follow each other closely are
-    mostly driven by this rank's own calls, which looking often would disturb.
+    Around the time at which the next version is due the idle engine looks often, before that
+    rarely, and the less often the longer none has arrived. Versions that follow each other closely are
+    mostly driven by this rank's own calls, which frequent looks would disturb.
     """
     cdef void beat(self, long long time) noexcept nogil:
         """A version began at this time."""

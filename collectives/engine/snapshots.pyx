@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A rank's snapshot, in memory of its own, or where other ranks of the node execute versions too."""
+"""A rank's snapshot, in its own memory, or in memory shared with other ranks of the node."""
 
 from collectives.engine.all_ranks cimport AllRanks
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT
@@ -7,7 +7,7 @@ from collectives.protocols.wait_avoiding cimport IDLE, SHARED
 
 
 cdef class Snapshots(AllRanks):
-    """What a rank contributes to versions, and who may use it: see `GroupVersions`."""
+    """A rank's snapshot, and the ranks that may use it: see `GroupVersions`."""
 
     cdef int _allocate_vectors(self, bint sharing) except -1:
         """Snapshot and result vector, in one piece of memory, which other ranks can map."""
@@ -75,11 +75,11 @@ cdef class Snapshots(AllRanks):
         self.versioning.executed(end)
 
     cdef void _execute_shared(self) noexcept nogil:
-        """Execute a version that has been started and that nobody has executed for this rank."""
+        """Execute a version that has been started, unless another rank has done so for this one."""
         cdef long long number
         if not self.opened:
             return
-        # Read once: others may go on to a version that nobody has started.
+        # Read once: others may advance to a version that no rank has started.
         number = self.shared.reached()
         if not self._is_started(number - self.data_ops):
             return

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Stalls: what a rank says that has waited for long, and what it tells others that ask.
+"""Stalls: the reports of a rank that has waited for long, and its answers to others.
 
-An engine answers for a rank that computes, so that is told from one that is stopped.
+The engine answers while its rank computes, so a computing rank is distinguished from a stopped one.
 """
 
 import logging
@@ -68,7 +68,7 @@ def operation_in_words(kind, calls, detail):
 
 
 cdef class StallReporter(Waiter):
-    """A collective whose callers say whom they wait for."""
+    """A collective whose callers report the ranks that they wait for."""
 
     # What subclasses say
 
@@ -144,7 +144,7 @@ cdef class StallReporter(Waiter):
     cdef void _ask(self) noexcept nogil:
         """Ask all ranks how far they are.
 
-        Not once all leave: the questions have been counted then, and nobody waits for another.
+        Not once all leave: the questions have been counted then, and no rank waits for another.
         """
         pthread_mutex_lock(&self.lock)
         if self.protocol.stage != LEAVING and not self.closed:
@@ -214,7 +214,7 @@ cdef class StallReporter(Waiter):
                 if self.inquiry.answers[rank * ANSWER + 4] == other.identity:
                     error = DisagreementError(
                         f"rank {self.rank} waits in {self._waits_in()[0]} for rank {rank}, which "
-                        "waits in join() of another one for this rank: join both at once "
+                        "waits in join() of another collective for this rank: join both at once "
                         "(collectives.join, or `with a.join(), b.join():` of optimizers)"
                     )
                     for each in (self, other):
@@ -252,7 +252,7 @@ cdef class StallReporter(Waiter):
         return None if what else elsewhere
 
     cdef int _abort(self, long long waited) except -1:
-        log.error("%s; that is the limit that abort (WAGMA_ABORT) sets: it ends the job",
+        log.error("%s; this is the limit set by abort (WAGMA_ABORT): ending the job",
                   self._describe_stall(waited * 1e-9, self._missing_ranks()))
         logging.shutdown()
         end_job(self.control, 1)

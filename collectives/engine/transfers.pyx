@@ -88,7 +88,7 @@ cdef class Transfers(Messages):
         return transfer
 
     cdef Transfer *claim(self, int source) noexcept nogil:
-        """The oldest vector from this rank that nobody uses yet, for the caller to use."""
+        """The oldest unused vector from this rank, for the caller to use."""
         cdef Transfer *transfer = self.incoming.first
         while transfer.peer != source or transfer.claimed or transfer.dropped:
             transfer = transfer.next
@@ -96,7 +96,7 @@ cdef class Transfers(Messages):
         return transfer
 
     cdef void drop_all(self) noexcept nogil:
-        """What has come, and nobody uses yet, is of no use."""
+        """Drop what has arrived and is not used yet."""
         cdef Transfer *transfer = self.incoming.first
         while transfer != NULL:
             transfer.dropped = transfer.dropped or not transfer.claimed

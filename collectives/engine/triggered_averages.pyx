@@ -32,8 +32,8 @@ cdef class TriggeredAverages(AllRanks):
     Args:
         control, data, like, others: see `AllRanks`.
         sync_period: τ, the number of calls with which a rank starts an average.
-        weighing: how vectors weigh, as `settings.weighing` says it.
-        sharing: whether to average in memory that the ranks of a node share, where they can.
+        weighing: the vectors' weights, as `settings.weighing` returns them.
+        sharing: whether to average in memory shared by the ranks of a node, if possible.
     """
 
     def __init__(self, Comm control, Comm data, like, *, long long sync_period, weighing,

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Wait-avoiding averages of groups: the versions that any rank starts, and all execute.
+"""Wait-avoiding group averages: versions that any rank starts, and all ranks execute.
 
 It drives `WaitAvoidingProtocol` and the exchanges. A rank whose application computes takes part
-with what it last published, in the progress thread, or in the memory that the ranks of its node share.
+with its snapshot, by its progress thread, or in the memory that the ranks of its node share.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE
@@ -49,12 +49,12 @@ cdef class GroupVersions(Snapshots):
     Args:
         control, data, like: see `AllRanks`.
         group_size, sync_period, fixed: of the groups and averages over all.
-        passive: whether ranks take part that have not called.
+        passive: whether ranks take part before they have called.
         conserving, summing: what ranks contribute; see `GroupAllreduce` and `PartialAllreduce`.
-        weighing: how vectors weigh, as `settings.weighing` says it.
-        drawing_seed: of the ranks drawn, each of which alone may start a version; None: any may.
+        weighing: the vectors' weights, as `settings.weighing` returns them.
+        drawing_seed: seed of the ranks drawn, one of which may start each version; None: any may.
         sharing: whether to have memory that other ranks can map.
-        initial: the vector that `like` is a copy of, where the memory is another's; None: `like`.
+        initial: the vector that `like` is a copy of, if it is in other memory; None: `like`.
         others: those of `AllRanks`.
     """
 
@@ -391,5 +391,5 @@ cdef class GroupVersions(Snapshots):
 
     @property
     def executed(self):
-        """Number of the next version to be executed here: how many have been, by anybody's call."""
+        """The next version to execute here: the number of versions executed, by any rank's call."""
         return self._next() + self.protocol.base

@@ -19,7 +19,7 @@ cdef enum:
 
 
 cdef class Waiter(Served):
-    """What a caller can wait for something of; subclasses say what there is to be waited for."""
+    """An object whose callers can wait; subclasses define what they wait for."""
 
     # What subclasses say
 

@@ -2,8 +2,8 @@
 """An allreduce by recursive doubling, for vectors that are not long.
 
 The vector is averaged block by block, so that a block stays in cache through all phases of the
-schedule and the scratch memory is two blocks, whatever the vector's length. What travels are
-means, never sums, which would overflow half precision; the first block brings their weights along.
+schedule and the scratch memory is two blocks, whatever the vector's length. Means are sent, never
+sums, which would overflow fp16; the first block carries their weights.
 """
 
 from libc.stdlib cimport free
@@ -28,7 +28,7 @@ cdef enum:
 
 
 cdef class Doubling:
-    """The reduction's allreduce; its members' schedule says who exchanges with whom."""
+    """The reduction's allreduce; its members' exchanges are those of their schedule."""
 
     def __init__(self, Comm comm, Reduction reduction):
         cdef Py_ssize_t space

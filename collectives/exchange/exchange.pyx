@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""One allreduce in flight: the mean of its members' vectors, by the fastest way there is."""
+"""One allreduce in progress: the mean of its members' vectors, by the fastest algorithm."""
 
 from mpi4py.MPI cimport Comm
 
@@ -14,9 +14,9 @@ cdef class Exchange:
     """The engine's allreduce of vectors of one layout.
 
     Args:
-        wire_dtype: see `Reduction`; what is compressed goes in slices only, so that it is rounded
-            once on its way and once as a mean.
-        by_messages: whether vectors ever go by messages, rather than in shared memory.
+        wire_dtype: see `Reduction`; compressed vectors use slices only, so that they are rounded
+            once when sent and once as a mean.
+        by_messages: whether vectors are ever sent by messages, rather than in shared memory.
     """
 
     def __init__(self, Comm comm, Layout layout, wire_dtype, bint by_messages=True):

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What one allreduce averages, and where its mean goes; the passes over memory that this takes."""
+"""The sources and destinations of one allreduce, and its passes over memory."""
 
 from libc.stdlib cimport calloc, free
 from mpi4py.libmpi cimport MPI_STATUSES_IGNORE, MPI_SUCCESS, MPI_Request, MPI_Testall
@@ -21,8 +21,8 @@ cdef class Reduction:
 
     Args:
         layout: of the vectors.
-        wire_dtype: "float16" or "bfloat16" to send wider numbers as: then their difference from
-            `reference` travels, which all ranks must have alike; None to send them as they are.
+        wire_dtype: "float16" or "bfloat16", to send wider numbers in this dtype, as differences
+            from `reference`, which must be equal on all ranks; None: in their own dtype.
     """
 
     def __init__(self, Layout layout, wire_dtype):

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""An allreduce among ranks of one node, whose vectors all of them see.
+"""An allreduce among ranks of one node, in shared memory.
 
-Members that have come average the vector block by block, straight from the snapshots of all to
-where each wants its mean. A member that computes is not needed for that: see `protocols.claims`.
-A member that is there until the end may have its blocks in a ring of few instead, which stays in
+Members that have arrived average the vector block by block, directly from the snapshots of all to
+the destination of each one's mean. A member that computes is not needed: see `protocols.claims`.
+A member that is present until the end may have its blocks in a short ring instead, which stays in
 cache.
 """
 
@@ -44,8 +44,8 @@ cdef class Shared:
     """This rank's part in the exchanges of its node, and its help in those of others.
 
     Args:
-        groups: who is in which exchange, used for the groups of other ranks, too; None where
-            members know that only of their own, and all are there for each.
+        groups: the members of each exchange, used for the groups of other ranks, too; None if
+            members know only their own, and all are present for each.
         rank, size: this rank, and number of ranks.
         vectors: whether to have a snapshot and a result vector.
         rings: whether to have a ring.
@@ -117,7 +117,7 @@ cdef class Shared:
             return False
         if not self.everywhere:
             for i in range(size):
-                if self.memory.memory[members[i]] == NULL:
+                if self.parts[members[i]] == NULL:
                     return False
         return True
 
@@ -300,7 +300,7 @@ cdef class Shared:
         In a ring there is no room for that: the arrays `kept` go on in their place. NULL: they do.
         """
         if self.given and self.parts[self.rank].ringed:
-            if kept != NULL:
+            if kept != NULL and kept != self.user:
                 self.layout.copy(kept, self.user)
                 self.user = kept
             return
@@ -311,7 +311,7 @@ cdef class Shared:
         self.user = NULL
 
     cdef bint uses(self) noexcept nogil:
-        """Whether an exchange under way still writes to the result vector beside the mean."""
+        """Whether an exchange in progress still writes to the result vector besides the mean."""
         return self.parts[self.rank].saves and (
             self.entry != CLOSED or self.reached() == self.number)
 

@@ -14,7 +14,6 @@ cdef class SharedMemory:
     cdef int rank
     cdef Py_ssize_t begin_of_ring
     # By rank, NULL on other nodes.
-    cdef char **memory
     cdef Part **parts
     cdef unsigned long long **words
     cdef char **vectors

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Memory that all ranks of a node see: words, and the vectors that they are about.
+"""Memory shared by all ranks of a node: words, and the vectors that they describe.
 
-Words, and what each rank says of its part, are in the host's memory. So are vectors, unless they
-are on devices, whose drivers let other processes map them.
+Words, and each rank's description of its part, are in host memory. So are vectors, unless they are
+on devices, whose drivers let other processes map them.
 """
 
 from libc.stdlib cimport calloc, free
@@ -26,7 +26,7 @@ cdef class SharedMemory:
         ring: bytes of the ring; 0: none.
 
     Raises:
-        AttributeError, OSError, CudaError: the system has no memory that others can map.
+        AttributeError, OSError, CudaError: the system provides no memory that others can map.
     """
 
     def __init__(
@@ -36,12 +36,11 @@ cdef class SharedMemory:
         self.layout = layout
         self.rank = rank
         self.begin_of_ring = 2 * layout.size if vectors else 0
-        self.memory = <char **>calloc(4 * size, sizeof(char *))
-        if self.memory == NULL:
+        self.vectors = <char **>calloc(3 * size, sizeof(char *))
+        if self.vectors == NULL:
             raise MemoryError
-        self.parts = <Part **>(self.memory + size)
-        self.words = <unsigned long long **>(self.memory + 2 * size)
-        self.vectors = self.memory + 3 * size
+        self.parts = <Part **>(self.vectors + size)
+        self.words = <unsigned long long **>(self.vectors + 2 * size)
         self.segments, self.mapped = [], []
         if layout.space.deferred:
             self.segment = Segment(begin)
@@ -52,10 +51,9 @@ cdef class SharedMemory:
             self._place(rank, self.segment, self.segment.address + begin)
 
     def __dealloc__(self):
-        free(self.memory)
+        free(self.vectors)
 
     cdef _place(self, int rank, Segment segment, char *vectors):
-        self.memory[rank] = segment.address
         self.parts[rank] = <Part *>(segment.address + PARTS)
         self.words[rank] = <unsigned long long *>(segment.address + WORDS)
         self.vectors[rank] = vectors
@@ -89,9 +87,9 @@ cdef class SharedMemory:
         self.segment.close()
 
     def unmap(self):
-        """Let go of the others' vectors, which nothing uses any longer, before theirs are freed.
+        """Unmap the others' vectors, which are no longer used, before they are freed.
 
-        A device's driver counts on that; what is in host memory stays as long as anybody has it.
+        A device's driver requires that; host memory exists as long as any process maps it.
         """
         self.mapped = []
 

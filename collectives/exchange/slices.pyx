@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """An allreduce by reduce-scatter and allgather, for long vectors.
 
-The messages of one block travel while another is averaged, and no more than `DEPTH` blocks are
-under way, so that they stay in cache and a stopped member is not sent more than that. Where they
-can, messages are from and to the application's memory while it is in its call; none is before all
-members have come. Passes over memory may be deferred, as on a device: no message is sent before the
-pass is over that writes it.
+The messages of one block are sent while another is averaged. At most `DEPTH` blocks are in
+progress, so that they stay in cache and a stopped member is not sent more than that. If possible, messages
+are sent from and received in the application's memory while it is in its call, but not before all
+members have arrived. Passes over memory may be deferred, as on a device: no message is sent before
+the pass that writes it is complete.
 """
 
 from libc.stdlib cimport calloc, free

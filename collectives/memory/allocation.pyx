@@ -42,14 +42,14 @@ cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil:
 
 
 cdef class Memory:
-    """Memory for vectors, of no particular values, which is given back when this object goes."""
+    """Uninitialized memory for vectors, freed with this object."""
 
     def __dealloc__(self):
         free(self.address)
 
 
 cdef class Segment:
-    """Zeroed memory that other processes can map, and that ends with the last of them.
+    """Zeroed memory that other processes can map, freed with the last of them.
 
     It has no name in any file system, so nothing is left behind however they end; they find it by
     the process and descriptor of the one that made it, and know it by its first bytes, a token.

@@ -29,7 +29,7 @@ cdef class DeviceQueue:
 
     A pass is begun between `enter` and `leave`, by any thread; nothing waits for the device. A
     ticket is an event behind all passes so far. An error of the driver stays: passes are left out
-    from then on, and all tickets are over, so that nobody waits for what does not come; who has
+    from then on, and all tickets are over, so that no caller waits forever; one that has
     waited asks for `error`, or by `check`.
 
     Args:

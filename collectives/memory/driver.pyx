@@ -130,7 +130,7 @@ cdef int device_of(Address address) except? -1:
 
 
 cdef class Context:
-    """A device's primary context, which applications use as well; kept as long as the process."""
+    """A device's primary context, which applications use as well; kept until the process ends."""
 
 
 cdef Context context_of(int device):
@@ -177,7 +177,7 @@ cdef int create_event(Handle *event) except -1:
 
 
 cdef class PinnedMemory:
-    """Host memory that a device copies from and to by itself; it lends itself as a buffer.
+    """Pinned host memory, for asynchronous copies from and to a device; it exports a buffer.
 
     Args:
         size: bytes, of no particular values.

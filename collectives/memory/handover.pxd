@@ -27,8 +27,6 @@ cdef class Handover:
     cdef readonly int finite
     # The first error of a query.
     cdef readonly int error
-    # Whether to see, of what is given back, that no change of it can be too large; see `bounded`.
-    cdef bint bounds
     # The device's kernels, or None and why it has none.
     cdef DeviceKernels kernels
     cdef readonly str why_unchecked

@@ -42,7 +42,7 @@ cdef double BETWEEN_QUERIES = 1e-4
 
 
 cdef class Handover:
-    """What vectors of one layout go through, one after the other.
+    """Hands vectors of one layout to the engine and back, one after the other.
 
     `point_to` says where one is, and `fetch` gives it to the engine, which may begin once it is
     `checked`, and use what it `has`. `give_back` makes it the application's again, or `withdraw`,
@@ -268,8 +268,11 @@ cdef class Handover:
     cdef void return_until(self, Py_ssize_t end) noexcept nogil:
         """The vector is up to this byte what the application gets; an error is left to `give_back`."""
 
-    def give_back(self):
+    def give_back(self, bint bounds=False):
         """Make the vector the application's again: what it puts into its stream now comes after us.
+
+        Args:
+            bounds: whether to have the device say if it is `bounded`.
 
         Raises:
             CudaError: a function of the driver fails, or has failed.

@@ -39,7 +39,7 @@ cdef class InPlace(Handover):
             cu.StreamWaitEvent(self.stream, self.was_checked, 0)
             leave(mode)
 
-    def give_back(self):
+    def give_back(self, bint bounds=False):
         cdef int mode
         self.check()
         self.queue.check()

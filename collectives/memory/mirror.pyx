@@ -22,10 +22,10 @@ cdef extern from "<unistd.h>" nogil:
 
 
 cdef class Mirror(Handover):
-    """By way of the host: `arrays` are its numpy arrays, as of a `Layout`.
+    """Copies on the host: `arrays` are its numpy arrays, as of a `Layout`.
 
-    Copies are in blocks, so that the first can be averaged, and given back, while the last are
-    under way.
+    Vectors are copied in blocks, so that the first can be averaged, and copied back, while the last
+    are in progress.
 
     Args:
         layout, addresses: see `Handover`.
@@ -128,7 +128,7 @@ cdef class Mirror(Handover):
             leave(mode)
         self.error = result
 
-    def give_back(self):
+    def give_back(self, bint bounds=False):
         """Begin to copy back what is left of the vector."""
         cdef int mode
         self.check()
@@ -138,7 +138,7 @@ cdef class Mirror(Handover):
                 if self.fetching:  # a call that has not used all of it
                     cu.StreamWaitEvent(self.back, self.fetched[self.blocks - 1], 0)
                 check(b"cuMemcpyHtoDAsync", self._copy_back(self.layout.size))
-                if self.bounds and self.flag != NULL:
+                if bounds and self.flag != NULL:
                     self._check_bounded(self.back)
                 self._return(self.back)
         finally:

@@ -1,9 +1,9 @@
-"""The passes over vectors on devices, compiled by NVRTC for the one that there is.
+"""The passes over vectors on devices, compiled by NVRTC for the device at hand.
 
 NVRTC is a library that comes with the CUDA toolkit, with PyTorch for CUDA, or alone (`pip install
 nvidia-cuda-nvrtc`). It is loaded when something is compiled, and needs neither a GPU nor a driver.
-What it makes is machine code for exactly one kind of device, not PTX, which a driver older than
-NVRTC refuses; and it is kept, so that ranks and later jobs find it.
+It makes machine code for exactly one kind of device, not PTX, which a driver older than NVRTC
+refuses; the code is cached for other ranks and later jobs.
 """
 
 from __future__ import annotations

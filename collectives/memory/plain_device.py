@@ -1,7 +1,7 @@
-"""A CUDA device by the driver alone, through ctypes: for what need not be fast.
+"""A CUDA device by the driver alone, through ctypes, for uses that need not be fast.
 
-Neither the engine's binding nor a library of CUDA's is loaded: only libcuda.so.1, or what
-WAGMA_CUDA_LIBRARY names.
+Neither the engine's binding nor a CUDA library is loaded, only libcuda.so.1 or the library named by
+WAGMA_CUDA_LIBRARY.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
+from typing import Any
 
 from collectives.errors import CudaError
 
@@ -59,7 +61,7 @@ class PlainDevice:
         self.check("cuDevicePrimaryCtxRetain", retained)
 
     @contextlib.contextmanager
-    def current(self):
+    def current(self) -> Iterator[None]:
         """Let this thread's calls be about the device, for a block."""
         self.check("cuCtxPushCurrent", self.driver.cuCtxPushCurrent_v2(self.context))
         try:
@@ -67,12 +69,12 @@ class PlainDevice:
         finally:
             self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
-    def call(self, name: str, *arguments):
+    def call(self, name: str, *arguments: Any) -> None:
         """Call a function of the driver in the device's context."""
         with self.current():
             self.check(name, getattr(self.driver, name)(*arguments))
 
-    def check(self, name: str, result: int):
+    def check(self, name: str, result: int) -> None:
         """Raise where a function has not returned success."""
         if result:
             text = ctypes.c_char_p()
@@ -89,25 +91,25 @@ class PlainDevice:
         """Return the address of pinned host memory, until it is freed by cuMemFreeHost."""
         address = ctypes.c_void_p()
         self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
-        return address.value
+        return address.value  # type: ignore[return-value]
 
     def stream(self, flags: int = NON_BLOCKING) -> int:
         """Return a new stream."""
         stream = ctypes.c_void_p()
         self.call("cuStreamCreate", ctypes.byref(stream), flags)
-        return stream.value
+        return stream.value  # type: ignore[return-value]
 
-    def to_host(self, host: int, address: int, size: int, stream: int | None):
+    def to_host(self, host: int, address: int, size: int, stream: int | None) -> None:
         """Queue a copy to the host's memory."""
         sizes = ctypes.c_size_t(size), ctypes.c_void_p(stream)
         self.call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(host), Address(address), *sizes)
 
-    def to_device(self, address: int, host: int, size: int, stream: int | None):
+    def to_device(self, address: int, host: int, size: int, stream: int | None) -> None:
         """Queue a copy from the host's memory."""
         sizes = ctypes.c_size_t(size), ctypes.c_void_p(stream)
         self.call("cuMemcpyHtoDAsync_v2", Address(address), ctypes.c_void_p(host), *sizes)
 
-    def synchronize(self, stream: int | None = None):
+    def synchronize(self, stream: int | None = None) -> None:
         """Wait until a stream has done what it was given."""
         self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
 

@@ -1,9 +1,9 @@
-"""Device memory that an MPI is tried with, by the CUDA driver alone.
+"""Device memory to test an MPI with, by the CUDA driver alone.
 
     python -m collectives.memory.probe PLACE
 
-sends such memory from a job of one process to itself, and prints what comes of that: an MPI that
-crashes or hangs over it does so there.
+sends such memory from a job of one process to itself, and prints the result: an MPI that crashes or
+hangs does so in this process.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def exchange(comm, device: Device, size: int, limit: float, hold: float = 0.0):
     device.busy = False
     early = event is not None and not device.has_ended(event)
     if device.read(device.received, size) != _message(source, size):
-        return f"of {size} bytes not all arrive as they were sent", early
+        return f"not all of {size} bytes arrive as sent", early
     return None, early
 
 

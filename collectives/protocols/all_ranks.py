@@ -1,9 +1,9 @@
-"""What all ranks do together, as one of them sees it: they agree, meet, average, fail and close.
+"""Operations of all ranks, as one of them sees them: agreement, averages, failures and closing.
 
-A synchronous operation first agrees on what all ranks are about to do; data moves only after that.
-What ranks do beside these operations, and must have done before one, subclasses say.
+A synchronous operation first agrees on the operation of all ranks; data moves only after that.
+Subclasses define what ranks do outside these operations, and must have completed before one.
 
-Source: WAGMA-SGD, section III-A and Algorithm 2, has the periodic synchronization alone; agreement,
+Source: WAGMA-SGD, section III-A and Algorithm 2, has the periodic synchronization only; agreement,
 the other operations, failures and closing go beyond the paper.
 """
 
@@ -29,7 +29,7 @@ LEAVING = 4
 
 
 class TreePort:
-    """What sends a rank's messages along the control tree: over MPI, or in a test."""
+    """Sends a rank's messages along the control tree: over MPI, or in a test."""
 
     def send_failure(self, dimension, rank):
         """This rank has failed."""
@@ -108,7 +108,7 @@ class AllRanksProtocol:
             self.fin_due &= ~(1 << dimension)
             self.port.send_fin(dimension)
 
-    # What subclasses do beside the operations
+    # What subclasses do besides the operations
 
     def run(self):
         """An operation has come further: do what can be done now."""
@@ -163,7 +163,7 @@ class AllRanksProtocol:
         If all are the same it begins. Ranks that have joined take part in any average of the
         others, unless they had made more calls, and once all have joined, all finish. If all close,
         what anybody has started is carried out, FIN is sent, and nothing is forwarded any more.
-        Otherwise whoever is not closing is broken, and who is closes anew.
+        Otherwise ranks that are not closing are broken, and those that are close anew.
         """
         r: cython.int
         kind: cython.int

@@ -1,18 +1,19 @@
-"""Who begins whose part in an exchange, where the ranks of a node share their memory.
+"""Which rank begins whose part in an exchange, if the ranks of a node share memory.
 
-Each rank has words that all others see. The first says which exchange is the rank's next, and who
-may begin the rank's part in it: while it is OPEN, any member that needs it, with what the rank last
-published, so that a rank that computes need not even look. Members that have come hand out the
-blocks of the vector to each other, one at a time, as far as all have published theirs; whoever
-ends the last block ends the exchange, for all. The words that count blocks are those of the
-exchange's first member. The exchanges that a rank takes part in have growing numbers.
+Each rank has words that all others see. The first holds the number of the rank's next exchange, and
+whether others may begin the rank's part in it: while it is OPEN, any member that needs the part may
+begin it, with the rank's last snapshot, so that a rank that computes need not do anything. Members
+that have arrived divide the blocks of the vector among each other, one at a time, up to the last
+snapshot published by all; the member that completes the last block completes the exchange, for all.
+The words that count blocks are those of the exchange's first member. The numbers of a rank's
+exchanges increase.
 
-No step waits for another rank, and each changes one word at a time, by comparing and swapping.
+No step waits for another rank, and each changes one word at a time, by compare-and-swap.
 """
 
 import cython
 
-# What stands in the first word beside the number.
+# What the first word holds besides the number.
 CLOSED = 0  # only the rank itself may begin
 OPEN = 1  # anybody may
 TAKEN = 2  # begun; when the exchange ends, the next number is OPEN
@@ -97,7 +98,7 @@ class ClaimsProtocol:
     # This rank's own part
 
     def set(self, rank, number, state):
-        """Open one's own part, or begin it: it is closed, so nobody else changes it."""
+        """Open one's own part, or begin it: it is closed, so no other rank changes it."""
         old: cython.ulonglong = self.load(rank, PART)
         self.swap(rank, PART, old, word_of(number, state))
 

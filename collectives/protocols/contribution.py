@@ -1,21 +1,21 @@
 # cython: boundscheck=False, wraparound=False
-"""What a rank contributes to averages, and what it gets back: the late rules of a rank's snapshot.
+"""A rank's contributions to averages, and its results: the late rules of a rank's snapshot.
 
-A rank has up to four vectors, which only the driver touches: the application's X, while it is in a
+A rank has up to four vectors, which only the driver accesses: the application's X, while it is in a
 call or operation; the SNAPSHOT, which the rank contributes also while its application computes; the
-RESULT; and the SCRATCH, for averages that are not published. What happens to them is said here, by
-verbs of a port and in attributes that tell the driver of an exchange where its mean belongs.
+RESULT; and the SCRATCH, for averages that are not published. This module decides what happens to
+them, by calls of a port and attributes that tell the driver of an exchange where its mean belongs.
 
 Under the "paper" rule a publication replaces the snapshot, the mean of a version is in the result,
-and a late call returns it with the application's vector added in. Under the "conserving" rule a
-publication adds to the snapshot what the application has changed since its last call, a mean
-replaces the snapshot, which calls return, and the result keeps the *base*: what the application has
-gone on from, once that is no longer in the snapshot. So no update is lost, and none counts twice.
+and a late call returns it merged with the application's vector. Under the "conserving" rule a
+publication adds the application's change since its last call to the snapshot, a mean replaces the
+snapshot, which calls return, and the result keeps the *base*: the vector that the application
+continued from, once that is no longer in the snapshot. So no update is lost or counted twice.
 
-With weights w and snapshots s, an average leaves Σ w s as it is, whichever ranks it is of: all its
-members have its mean then, and each its own weight. A publication of the change δ, by a rank that
-weighs w' from then on, makes w' (s + δ) of the rank's w s. After an average over all ranks all s
-are its mean, which is Σ w s / Σ w.
+With weights w and snapshots s, an average leaves Σ w s unchanged, whichever ranks it includes: then
+all its members have its mean, and each its own weight. A publication of the change δ, by a rank
+that has weight w' from then on, turns the rank's w s into w' (s + δ). After an average over all
+ranks every s is its mean, Σ w s / Σ w.
 
 Source: WAGMA-SGD, section III-A and Algorithm 2 (paper); the conserving rule is our own. Weights by
 work: WP-SGD, Eq. 6.
@@ -52,7 +52,7 @@ BASELESS = 3
 
 
 class Vectors:
-    """What can be done with a rank's vectors: in the engine's memory, in a test or in numbers."""
+    """Operations on a rank's vectors: in the engine's memory, in a test or with numbers."""
 
     def copy(self, to, source):
         """to = source"""
@@ -97,7 +97,7 @@ class ContributionProtocol:
         target, copy, saved: where its mean belongs, where that is to be as well, and where to save
             what was in the target; NOWHERE: not.
         total: the weight of the last mean; 0: there was nothing to average.
-        weightless: whether nobody's vector had weight, and all that are finite count alike now.
+        weightless: whether no vector had a weight, so that all finite ones have the same now.
         work: of the calls since the last average over all ranks, where weights are by work.
     """
 
@@ -420,7 +420,7 @@ class SnapshotProtocol(ContributionProtocol):
             self.snapshot_weight = 0
 
     def count_once(self):
-        """Where nobody is passive what has been averaged counts no more, but for who has joined."""
+        """If no rank is passive, averaged vectors count no more, except those of joined ranks."""
         if not (self.versioning.passive or self.ranks.joined):
             self.snapshot_weight = 0
 
@@ -449,7 +449,7 @@ class SnapshotProtocol(ContributionProtocol):
     def bypasses_snapshot(self):
         """Whether a version goes from the application's memory back there, and no copy is kept.
 
-        Where nobody is passive none is needed, unless an exception ends the call meanwhile.
+        If no rank is passive none is needed, unless an exception ends the call meanwhile.
         """
         return self.lent and self.calling and not self.versioning.passive
 

@@ -1,9 +1,9 @@
 # cython: boundscheck=False, wraparound=False
-"""Groups that anything may form: the record of one, and what a protocol that forms them can do.
+"""Groups formed by any rule: the record of a group, and the port of protocols that form groups.
 
-A protocol says which ranks average together, in which order, and when a call returns; its driver
-carries that out, over MPI, in a test or in simulated time. Ranks tell each other short lists of
-integers, which come from one rank to another in the order in which they were sent.
+A protocol decides which ranks average together, in which order, and when a call returns; its driver
+executes that, over MPI, in a test or in simulated time. Ranks send each other short lists of
+integers, which arrive in the order in which they were sent, for each pair of ranks.
 """
 
 import array
@@ -13,7 +13,7 @@ import cython
 
 from collectives.settings import LARGEST_WEIGHT
 
-# The integers of a record beside those of its members: number, size, and whether weights are equal.
+# A record's integers besides those of its members: number, size, and whether weights are equal.
 RECORD = 3
 
 
@@ -137,9 +137,9 @@ def checked_number(number):
 def checked_rank(rank, number):
     """Return a member of a group, or raise."""
     if isinstance(rank, bool) or not hasattr(rank, "__index__"):
-        raise TypeError(f"group {number} has the member {rank!r}, which is no rank")
+        raise TypeError(f"group {number} has the member {rank!r}, which is not a rank")
     if rank < 0:
-        raise ValueError(f"group {number} has the member {rank}, which is no rank")
+        raise ValueError(f"group {number} has the member {rank}, which is not a rank")
     return int(rank)
 
 
@@ -160,7 +160,7 @@ def checked_weights(number, members, weights):
                 f"not from 0 to {LARGEST_WEIGHT:g}"
             )
     if members and not math.fsum(weights) > 0:
-        raise ValueError(f"no member of group {number} has weight: the mean would be of nothing")
+        raise ValueError(f"no member of group {number} has a weight")
     return weights
 
 
@@ -204,7 +204,7 @@ class GroupProtocol:
         calls: how many calls of the application have returned.
         calling: whether the application is in a call, which ends with `GroupPort.return_model`.
         leaving: whether the application makes no more calls; messages are still answered.
-        sync_every: in every so-manieth call a rank averages; between them it returns at once. Set
+        sync_every: calls from one average of a rank to its next; others return at once. Set
             before `begin`, to the same on all ranks.
         passive: whether this rank averages its model while its application computes. What the
             application has changed meanwhile is added to that in its next call. It takes memory for
@@ -286,5 +286,5 @@ class GroupProtocol:
         return not self.calling
 
     def waits_for(self, rank):
-        """Whether the application waits for a rank now, beside the members of its group."""
+        """Whether the application waits for a rank now, besides the members of its group."""
         return False

@@ -1,14 +1,14 @@
 # cython: boundscheck=False, wraparound=False
-"""Ripples' ranks, whose groups one rank's group generator forms when they ask for one.
+"""Ripples' ranks, whose groups are formed by a group generator on one rank, on request.
 
-A call asks the generator, on the rank that controls. It carries out the groups with its rank that
-the generator has formed, in their order: all of them up to the one that its own request has made
-(random), or the oldest one (smart), of which it may have been told before, so that it need not wait
-for an answer. Those that are left wait for the next call.
+A call sends a request to the generator, and executes the groups with its rank that the generator
+has formed, in their order: all of them up to that of its own request (random), or the oldest one
+(smart), which it may have learned of before, so that it need not wait for an answer. The remaining
+ones wait for the next call.
 
-A rank that pauses says so, and until the controller has answered it takes part in the groups that
-it was put into at once, outside of a call, where it gives nothing. It does the same where another
-member has waited too long for its next call, which may never come.
+A rank that pauses tells the controller, and until that has answered it takes part at once, outside
+a call and without weight, in the groups that it was put into. It does the same if another member
+has waited too long for its next call, which may never come.
 """
 
 import array
@@ -27,8 +27,8 @@ NOBODY = 3
 PAUSED = 4
 AWAITED = 5
 
-# The integers of a group's message beside its members: its kind, the rank whose request it answers,
-# or ANY for that of each member, and the record's own.
+# A group's message has, besides its members: its kind, the rank whose request it answers, or ANY
+# for that of each member, and the record's own integers.
 HEADER = 2
 ANY = -1
 OTHERS = HEADER + 3
@@ -46,7 +46,7 @@ class GeneratedGroupProtocol(GroupProtocol):
         controller: the rank that controls.
 
     Attributes:
-        alone: how many calls were in no group, as there was nobody else for one.
+        alone: how many calls were in no group, because there was no other rank for one.
     """
 
     def __init__(self, port, rank, size, generator, controller):

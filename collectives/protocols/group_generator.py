@@ -1,29 +1,30 @@
 # cython: boundscheck=False, wraparound=False
-"""The group generator of Ripples: which ranks average with each other, said for each request.
+"""The group generator of Ripples: forms groups at the ranks' requests.
 
-Every group has a number, and whoever is in several carries them out in the order of these. So of
-groups that share a rank one runs after the other, while others run beside them, and nobody waits in
-a circle: all that the members of the oldest group wait for is each other's requests. The paper's
-lock vector, queue of pending groups and acknowledgements (section 4.1) are not needed for that.
+Groups are numbered, and each rank executes its groups in this order. So groups that share a rank
+run one after the other, others at the same time, and no cycle of waiting ranks can arise: the
+members of the oldest group wait for each other's requests only. The paper's lock vector, queue of
+pending groups and acknowledgements (section 4.1) are not needed.
 
-- Random: every request makes a group of the requester and others, drawn uniformly among those that
-  make calls, also if they are in groups already. (Section 4.1; Figure 7, Step 3.)
-- Smart: a request gets the oldest group that its rank was put into and has not asked for (the group
-  buffer). If there is none, all idle ranks are divided into disjoint groups at once (the global
-  division, section 5.1). A rank is idle if it has asked for every group of its, and so have the
-  other members of the last one. It is left out if it is behind the requester by the threshold or
-  more requests (C_thres, section 5.3). Where there are several nodes there are two divisions
+- Random: every request makes a group of the requester and others, drawn uniformly from the ranks
+  that make calls, even if they are in groups already. (Section 4.1; Figure 7, Step 3.)
+- Smart: a request gets the oldest group with its rank that the rank has not requested yet (the
+  group buffer). If there is none, all idle ranks are divided into disjoint groups at once (the
+  global division, section 5.1). A rank is idle if it has requested all its groups, and the other
+  members of the last one have as well. It is left out if it is behind the requester by the
+  threshold or more requests (C_thres, section 5.3). On several nodes there are two divisions
   (Inter-Intra, section 5.2): first one rank of each node, drawn anew, averages in groups of these
-  heads, and the others of a node in groups of their own; then all idle ranks of a node, but for
+  heads, and the others of a node in groups of their own; then all idle ranks of a node, except
   those that are behind.
 
-Requests are counted since all ranks have last met. Beyond the paper, those that the fastest rank
-makes while a rank waits for others count for that one, too: else who has waited for a slow rank
-would itself be taken for slow by all others, and go on with the slow one for good.
+Requests are counted since all ranks last met. Beyond the paper, a rank that waits for others is
+credited with the requests of the fastest rank meanwhile: otherwise a rank that has waited for a
+slow rank would itself count as slow, and would always be grouped with the slow one.
 
-A division makes as few groups as it can of at most the group size, as equal as they can be; of an
-odd number of ranks one pair has three. So nobody is left over. Where a node has one rank beside
-its head, that one goes into the head's group. A requester for which there is nobody is told so.
+A division makes as few groups as possible of at most the group size, as equal as possible; with
+pairs and an odd number of ranks, one group has three. So no rank is left over. If a node has one
+rank in addition to its head, that rank joins the head's group. A requester without any possible
+partner is told so.
 
 Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019.
 """
@@ -115,7 +116,7 @@ class GroupGenerator:
 
         Returns:
             How many groups that makes, of which it and others must be told; BUFFERED if it has been
-            told of its group; ALONE if there is nobody for it.
+            told of its group; ALONE if there is no rank for it.
         """
         i: cython.int
         if pauses > self.back:
@@ -147,7 +148,7 @@ class GroupGenerator:
         return self.formed
 
     def pause(self, rank, pauses, leaving):
-        """A rank makes no requests, for the so-manieth time, or for good; nobody waits for one."""
+        """A rank pauses, for the n-th time, or leaves: no rank waits for its requests."""
         self.away[rank] = pauses
         self.left[rank] = self.left[rank] or leaving
         while self.untaken[rank] > 0:
@@ -213,7 +214,7 @@ class GroupGenerator:
             self.divide_nodes()
 
     def sort_by_node(self, count):
-        """Put ranks of one node beside each other, and leave their order as it is."""
+        """Put ranks of one node next to each other, and keep their order."""
         i: cython.int
         node: cython.int
         for node in range(self.nodes + 2):

@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False
 """D-PSGD's average of neighbors: x_{k+1} = Σ_j W_ij x_k^j + change.
 
-Every rank sends its model when it has it, while its application computes the change, and waits in
-its call only for the models of the ranks that it has edges from.
+Every rank sends its model as soon as it has it, while its application computes the change; a call
+waits only for the models of the ranks with edges to this one.
 
 Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017,
 Algorithm 1. With the `global_clock` a call waits for all ranks, as in WAGMA-SGD's comparison.

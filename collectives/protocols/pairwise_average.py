@@ -1,14 +1,15 @@
 # cython: boundscheck=False, wraparound=False
 """AD-PSGD's average of pairs: a rank and a random neighbor both get the mean of their models.
 
-The averages go on beside the applications, and no call waits for one. A rank asks a neighbor; one
-that is free grants it, with its model, and then takes part in nothing else until it has got back
-half of the difference, which it adds, and the other one subtracts. Changes by the applications may
-come in between: they are added to either model, and lost to none.
+The averages run in the background, and no call waits for one. A rank asks a neighbor; a neighbor
+that is free grants the average, with its model, and takes part in no other until it has received
+half of the difference, which it adds and the first rank subtracts. The applications' changes may
+come in between: they are added to either model, and none is lost.
 
-Nothing waits in a circle, on any graph: a rank that is asked while it asks itself lets lower ranks
-wait and refuses higher ones, so whoever waits, waits for a higher rank, or for one that has been
-granted an average and needs nobody. Who was refused asks another neighbor.
+No cycle of waiting ranks can arise, on any graph: a rank that is asked while it asks itself lets
+lower ranks wait and refuses higher ones. So each waiting rank waits for a higher one, or for one
+that has been granted an average and waits for no rank. A rank that was refused asks another
+neighbor.
 
 Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018,
 Algorithm 1, which avoids deadlocks by allowing bipartite graphs only (its appendix).
@@ -99,7 +100,7 @@ class PairwiseAverageProtocol(PeerProtocol):
                 self.missed += 1
 
     def proceed(self):
-        """Grant an average to whoever has waited longest, or ask for one."""
+        """Grant an average to the rank that has waited longest, or ask for one."""
         if self.state != FREE:
             return
         if self.count_waiting > 0:

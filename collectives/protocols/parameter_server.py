@@ -1,14 +1,14 @@
 # cython: boundscheck=False, wraparound=False
-"""The parameter server: one rank holds the model, all send it their changes and get it back.
+"""The parameter server: one rank holds the model; all send it their changes and receive it.
 
-What a change counts is 1/P, so that a round of all ranks is one step with their mean. The modes:
+A change has weight 1/P, so that a round of all ranks is one step with their mean. The modes:
 
-- BSP: a round ends when all ranks' changes are there, and then all get the model.
-- BACKUP: a round ends when all but b are there; one that comes later is dropped, and its rank gets
-  the model at once. A change counts 1/(P − b).
-- ASP: each change is added, and answered, when it comes.
-- HETE: the same, but one that was made on an old model counts less: 1/(P·s), where s is one plus
-  the number of whole rounds' worth of changes that the model has taken in meanwhile.
+- BSP: a round ends when all ranks' changes have arrived; then all receive the model.
+- BACKUP: a round ends when all but b have arrived; a later one is dropped, and its rank receives
+  the model at once. A change has weight 1/(P − b).
+- ASP: each change is added, and answered, when it arrives.
+- HETE: the same, but a change made on an old model has less weight: 1/(P·s), where s is one plus
+  the number of complete rounds of changes added to the model meanwhile.
 
 A rank that has left, or is about to average with all, is not waited for. The server's own
 application is one of the ranks.

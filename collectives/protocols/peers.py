@@ -1,9 +1,9 @@
 # cython: boundscheck=False, wraparound=False
-"""What the methods have in common in which ranks send each other vectors, one rank to another.
+"""The base class of methods in which ranks send vectors to each other.
 
-Each rank has a model X, which its application changes between two calls and gets in each. A
-protocol is told of calls and messages, and says by its port's methods what becomes of the model and
-what is sent. Messages from one rank to another come in the order in which they were sent.
+Each rank has a model X, which its application changes between two calls and receives in each. A
+protocol is told of calls and messages, and decides by its port's methods what becomes of the model
+and what is sent. Messages from one rank to another arrive in the order in which they were sent.
 """
 
 import array

@@ -1,12 +1,12 @@
 # cython: boundscheck=False, wraparound=False
-"""Push-sum, the average on directed graphs under stochastic gradient push (SGP).
+"""Push-sum, the average on directed graphs of stochastic gradient push (SGP).
 
-Each rank has a numerator X and a weight w. In a call it splits both among itself and the ranks that
-it has edges to at this time, and adds up what those send that have an edge to it; X / w tends to
-ΣX / Σw, on any graph that is connected over time, and the two sums never change.
+Each rank has a numerator X and a weight w. A call divides both among the rank itself and the ranks
+that it has edges to at this time, and adds the shares received; X / w tends to ΣX / Σw, on any
+graph that is connected over time, and the two sums never change.
 
-Source: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019,
-Algorithm 1; the graphs that change with the call are those of its appendix A.
+Source: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019, Algorithm
+1; the graphs that change with the call are those of its appendix A.
 """
 
 import array

@@ -244,7 +244,7 @@ class PartialReduceController:
                     return True
                 self.home = component
                 members += 1
-        # Ranks that have met nobody lately freeze nothing.
+        # Ranks that have not met any other lately freeze nothing.
         if members == 0:
             return True
         for i in range(count, self.waiting):
@@ -298,7 +298,7 @@ class PartialReduceController:
         return rank
 
     def component_of(self, rank):
-        """Return which component of the graph a rank is in, −1 if it has met nobody in it."""
+        """Return the component of the graph that contains a rank, −1 if it has met no other."""
         return self.root_of(rank) if self.linked[rank] else -1
 
     def holds_for(self, rank):

@@ -1,9 +1,9 @@
 # cython: boundscheck=False, wraparound=False
-"""Partial Reduce: who is ready first averages with whoever else is, in groups of P' ranks.
+"""Partial Reduce: ranks that are ready first average, in groups of P' ranks.
 
-A rank that calls sends a ready signal, with its iteration number, to one rank's controller
-(`ready_controller`), and waits for the group that this puts it into. The members learn who they
-are, what each counts, and the newest one's iteration number, which is all of theirs from then on.
+A call sends a ready signal, with the rank's iteration number, to one rank's controller
+(`ready_controller`), and waits for the group that this forms. The members learn the group, their
+weights, and the newest member's iteration number, which becomes that of all.
 
 Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce,
 SIGMOD 2021, Algorithm 2 and section 3.3.3.

@@ -1,7 +1,7 @@
-"""The allreduce of a long vector: who averages which slice of it.
+"""The allreduce of a long vector, as a reduce-scatter and an allgather.
 
-The vector goes through in blocks, of which each member owns one slice: the others send it theirs
-(reduce-scatter), it averages them, and sends the mean to all (allgather). So every number travels
+The vector is processed in blocks, of which each member owns one slice: the others send it theirs
+(reduce-scatter), it averages them, and sends the mean to all (allgather). So every number is sent
 once to its owner and once back, in groups of any size, and is rounded once.
 """
 

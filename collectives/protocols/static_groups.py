@@ -1,14 +1,14 @@
 # cython: boundscheck=False, wraparound=False
-"""Ripples' ranks with a static schedule: who averages with whom is known, and when is not.
+"""Ripples' ranks with a static schedule, which fixes the groups but not their time.
 
 In its t-th call a rank averages with its group of iteration t. The group's first member, its
-leader, decides when: members tell it that they have come to iteration t, and it tells them who is
-in once all have come or are out. Those that make no calls for a while, or have left, are out; one
-that comes to that iteration later is told that the group is over, and goes on alone. So nobody
-waits for a rank that waits for all others.
+leader, decides when: members tell it that they have reached iteration t, and it tells them the
+members that take part once all have arrived or are out. Ranks that make no calls for a while, or
+have left, are out; a rank that reaches that iteration later is told that the group is over, and
+continues alone. So no rank waits for a rank that waits for all others.
 
 Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019, section
-4.2, where all ranks take part in all groups of theirs.
+4.2, where all ranks take part in all their groups.
 """
 
 import array
@@ -25,7 +25,7 @@ OUT = 1
 GROUP = 2
 OVER = 3
 
-# The integers of a group's message beside its members: its kind, and the record's own.
+# The integers of a group's message besides its members: its kind, and the record's own.
 OTHERS = 1 + 3
 
 

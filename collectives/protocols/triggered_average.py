@@ -1,12 +1,12 @@
 # cython: boundscheck=False, wraparound=False
 """Averages over all ranks that any rank may start: local SGD with ranks of unequal speed.
 
-A rank's call is a step of its own. The first rank that has made τ of them since the last average
-starts the next one, and tells all others along the control tree; each takes part in it in its next
-call. So a rank is waited for until the end of the step that it is in, not of its τ-th step.
+A call ends a step of its rank. The first rank that has made τ of them since the last average starts
+the next one, and tells all others along the control tree; each takes part in its next call. So a
+rank is waited for until the end of its current step, not of its τ-th step.
 
-Source: local SGD (Stich, ICLR 2019); that the fastest rank starts an average, and that ranks then
-have done unequal work, is WP-SGD's setting (Cheng et al., Algorithm 5).
+Source: local SGD (Stich, ICLR 2019); averages that the fastest rank starts, of ranks that have done
+unequal work, are WP-SGD's setting (Cheng et al., Algorithm 5).
 """
 
 import cython
@@ -118,7 +118,7 @@ class HeldContribution(ContributionProtocol):
         )
 
     def is_lending(self):
-        """Whether others average, and this rank only gives what it has."""
+        """Whether others average, and this rank only contributes its vector."""
         return self.ranks.joined and self.ranks.operation == AVERAGE
 
     def begin_average(self):

@@ -1,12 +1,12 @@
 """The wait-avoiding collective, as one rank sees it.
 
-Any rank may start a version; it then reaches all others along the activation tree, and each takes
-part with what its application last published, wherever that application is. Versions are executed
+Any rank may start a version. Its activation reaches all others along the activation tree, and each
+takes part with its application's last snapshot, wherever that application is. Versions are executed
 one at a time and in order, and none crosses a synchronous operation of all ranks.
 
 Source: WAGMA-SGD, section III-A (activation, versions, asynchronous execution) and Algorithm 2.
-Versions that one rank starts, drawn for each: eager-SGD (Li et al., PPoPP 2020), majority
-collectives; what happens when that rank does not come goes beyond it.
+Versions started by a rank that is drawn for each: eager-SGD (Li et al., PPoPP 2020), majority
+collectives; what happens if that rank does not arrive goes beyond it.
 """
 
 import cython
@@ -16,7 +16,7 @@ from collectives.protocols.all_ranks import AllRanksProtocol
 if not cython.compiled:  # else the .pxd declares them
     from collectives.protocols.all_ranks import AVERAGE, LEAVING, NONE, OUTSIDE, SYNC
 
-# Who has the vectors (snapshot and result): nobody, the application, or the running version; or
+# The owner of the vectors (snapshot and result): none, the application, or the running version; or
 # they are open to other ranks, which execute versions for this one (see `claims`).
 IDLE = 0
 HELD = 1
@@ -143,7 +143,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         self.run()
 
     def run(self):
-        """Start the next version if it may be executed now; or leave that to whoever needs it."""
+        """Start the next version if it may be executed now; or let a rank that needs it do so."""
         if self.shares and self.vectors == IDLE and self.stage == OUTSIDE and not self.waiting:
             self.vectors = SHARED
         else:
@@ -153,7 +153,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         """Start the next version here, if it may be executed now.
 
         A version is held back until this rank has completed every operation that came before it,
-        so that no contribution crosses a synchronization. Where nobody is passive it also waits
+        so that no contribution crosses a synchronization. If no rank is passive it also waits
         for the application's call, unless that will never come.
         """
         if self.vectors != IDLE or self.next > self.told or self.told_ops > self.ops:
@@ -201,9 +201,9 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     def call(self):
         """The application arrives at its version.
 
-        Timely: nobody has started it here. The application holds the vectors while it publishes,
+        Timely: it has not been started here. The application holds the vectors while it publishes,
         and `published` hands them to the version. Late: it holds them as soon as no version runs,
-        and publishes and takes the newest result in one go.
+        and publishes and takes the newest result at once.
         """
         self.timely = self.next == self.version and self.vectors == IDLE
         if self.timely:
@@ -230,7 +230,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
             self.told_ops = self.ops
 
     def awaited(self):
-        """Return the version that the application has called and nobody has started; else −1.
+        """Return the version that the application has called and no rank has started; else −1.
 
         An interrupted call has been made, though `version` is beyond it.
         """
@@ -241,7 +241,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         """Versions after so many operations are free, as came in on this dimension.
 
         (−1: since this rank is in the next operation itself.) It is forwarded as an activation is.
-        What is heard later of fewer operations is of use to nobody: all ranks have been in those.
+        Later messages about fewer operations are dropped: all ranks have been in those.
         """
         j: cython.int
         if self.fin_at >= 0 or ops < self.freed:

@@ -1,0 +1,17 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+class Layout:
+    def __init__(
+        self,
+        dtypes: Sequence[str],
+        lengths: Sequence[int],
+        single: bool,
+        make_space: Callable[..., Any] | None = None,
+    ) -> None: ...
+
+class DeviceVector:
+    def __init__(self, addresses: list[int]) -> None: ...
+
+class UserVector:
+    def __init__(self, vector: Any, layout: Layout, flags: int) -> None: ...
