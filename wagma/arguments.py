@@ -1,4 +1,4 @@
-"""What the command line's words are converted to, and refused for."""
+"""Converters of the command line's values, which also check them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Once(argparse.Action):
-    """Collect (key, value) pairs in a dictionary, and refuse a key's second one."""
+    """Collect (key, value) pairs in a dictionary, in which no key may repeat."""
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
         key, value = values
@@ -22,12 +22,12 @@ class Once(argparse.Action):
 
 
 def whole(lowest: int) -> Callable[[str], int]:
-    """Return a converter of whole numbers from ``lowest`` on."""
+    """Return a converter of integers of at least ``lowest``."""
 
     def convert(text: str) -> int:
         if not re.fullmatch("-?[0-9]+", text) or int(text) < lowest:
             raise argparse.ArgumentTypeError(
-                f"must be a whole number from {lowest} on, not {text!r}"
+                f"must be an integer of at least {lowest}, not {text!r}"
             )
         return int(text)
 
@@ -35,7 +35,7 @@ def whole(lowest: int) -> Callable[[str], int]:
 
 
 def number(condition: str, holds: Callable[[float], bool]) -> Callable[[str], float]:
-    """Return a converter of finite numbers for which ``holds``; ``condition`` says so in words."""
+    """Return a converter of finite numbers for which ``holds``; ``condition`` describes them."""
 
     def convert(text: str) -> float:
         try:
@@ -49,7 +49,7 @@ def number(condition: str, holds: Callable[[float], bool]) -> Callable[[str], fl
     return convert
 
 
-not_negative = number("from 0 on", lambda value: value >= 0)
+not_negative = number("of at least 0", lambda value: value >= 0)
 
 
 def run_name(text: str) -> str:
@@ -63,9 +63,9 @@ def slow_rank(text: str) -> tuple[int, float]:
     """Convert "R:FACTOR" to the two numbers."""
     rank, _, factor = text.partition(":")
     try:
-        return whole(0)(rank), number("from 1 on", lambda value: value >= 1)(factor)
+        return whole(0)(rank), number("of at least 1", lambda value: value >= 1)(factor)
     except argparse.ArgumentTypeError as error:
-        message = f"must be R:FACTOR, a rank and a number from 1 on, not {text!r}"
+        message = f"must be R:FACTOR, a rank and a number of at least 1, not {text!r}"
         raise argparse.ArgumentTypeError(message) from error
 
 
@@ -75,7 +75,7 @@ def separated(convert: Callable[[str], Any]) -> Callable[[str], list]:
     def convert_all(text: str) -> list:
         values = [convert(part.strip()) for part in text.split(",")]
         if len(set(values)) < len(values):
-            raise argparse.ArgumentTypeError(f"names something twice: {text!r}")
+            raise argparse.ArgumentTypeError(f"repeats a value: {text!r}")
         return values
 
     return convert_all
@@ -93,7 +93,7 @@ def one_of(names: Collection[str]) -> Callable[[str], str]:
 
 
 def assignment(names: Collection[str]) -> Callable[[str], tuple[str, float]]:
-    """Return a converter of "NAME=VALUE", for one of these names and a number from 0 on."""
+    """Return a converter of "NAME=VALUE", for one of these names and a number of at least 0."""
 
     def convert(text: str) -> tuple[str, float]:
         name, _, text = text.partition("=")

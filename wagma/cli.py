@@ -1,7 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command ``wagma``: what it is asked to do, and where the mistakes in that are caught.
+"""The command ``wagma``.
 
-Whatever can be found wrong before MPI is up is found here, by each rank alone; rank 0 says it.
+Each rank checks the command line before MPI is initialized; rank 0 reports the error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wagma import job, logs
 from wagma.commands import compare, info, simulate, svm, train
 from wagma.parsing import EXIT_STATUSES, Parser
 
-DESCRIPTION = "Train on all ranks of an MPI job, without waiting for those that are late."
+DESCRIPTION = "Data-parallel training on the ranks of an MPI job, without waiting for stragglers."
 EXAMPLES = """\
 examples:
   mpiexec -n 4 wagma train
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complete(parser: Parser) -> None:
-    """Answer a shell that asks how a command line can go on, where argcomplete is installed."""
+    """Complete a command line for the shell, if argcomplete is installed."""
     if "_ARGCOMPLETE" in os.environ and importlib.util.find_spec("argcomplete"):
         import argcomplete
 
@@ -67,7 +67,7 @@ def complete(parser: Parser) -> None:
 
 
 def log_level(settings: argparse.Namespace) -> str:
-    """Return the level that the option, else the variable, else nobody asks for."""
+    """Return the log level of the option, else of the variable, else the default."""
     level = settings.log_level or os.environ.get(logs.VARIABLE, "").lower() or logs.DEFAULT_LEVEL
     if level not in logs.LEVELS:
         settings.parser.error(

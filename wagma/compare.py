@@ -32,10 +32,10 @@ def compare(
     comm: MPI.Comm,
     signals: Signals,
 ) -> int:
-    """Train by all algorithms, print and draw how they did, and return the exit status; collective.
+    """Train with all algorithms, print and plot the results, return the exit status; collective.
 
-    All algorithms are trained with a seed before the next seed's turn, so that whatever changes
-    on the machine changes for all alike.
+    All algorithms are trained with one seed before the next, so that changes of the machine's load
+    affect all of them.
 
     Args:
         settings: The command line's; `compared` holds each algorithm's own options by its label.
@@ -45,7 +45,7 @@ def compare(
         signals: What may end the comparison early.
 
     Raises:
-        UsageError: An algorithm cannot be made with its options for so many ranks.
+        UsageError: An algorithm's options are invalid for so many ranks.
     """
     for label in settings.compared:
         try_to_make(settings_of(settings, label, settings.seed), label, comm)
@@ -64,7 +64,7 @@ def compare(
             except UsageError:
                 raise
             except Exception as error:
-                raise RuntimeError(f"training by {label} with seed {seed} has failed") from error
+                raise RuntimeError(f"training with {label} and seed {seed} failed") from error
             if status != OK:
                 break
             if comm.rank == 0:
@@ -81,7 +81,7 @@ def compare(
 
 
 def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> None:
-    """Raise UsageError where the settings are none for the algorithm; collective."""
+    """Raise UsageError if the algorithm's settings are invalid; collective."""
     model = torch.nn.Linear(1, 1, device=settings.device)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
@@ -92,7 +92,7 @@ def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> Non
 
 
 def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
-    """Make the first steps of a run, so that no run alone pays for what torch does once."""
+    """Make the first steps of a run, so that torch's initialization is in none of the runs."""
     torch.set_num_threads(fair_threads(comm))
     length = {"steps": WARM_UP, "seconds": None, "evaluate_every_seconds": None}
     trainer = Trainer(argparse.Namespace(**vars(settings) | length), task, comm)
@@ -102,7 +102,7 @@ def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -
 
 
 def settings_of(settings: argparse.Namespace, label: str, seed: int) -> argparse.Namespace:
-    """Return what one run's command line for `wagma train` would have said."""
+    """Return the settings of `wagma train` for one run."""
     given = vars(settings) | {"seed": seed}
     given |= {"algorithm": label, "options": settings.compared[label]}
     for name in ("algorithms", "compared", "seeds", "target"):
@@ -111,14 +111,14 @@ def settings_of(settings: argparse.Namespace, label: str, seed: int) -> argparse
 
 
 def directory_name(label: str) -> str:
-    """Return the name of an algorithm's directory; a colon would be trouble in paths."""
+    """Return the name of an algorithm's directory, without colons."""
     return label.replace(":", ",")
 
 
 def report(
     settings: argparse.Namespace, directory: Path, ranks: int, summaries: dict[str, list[dict]]
 ) -> None:
-    """Write, draw and print what the runs have shown so far."""
+    """Write, plot and print the results so far."""
     summaries = {label: of for label, of in summaries.items() if of}
     if not summaries:
         return
@@ -149,7 +149,7 @@ def report(
 
 
 def figures(of: list[dict], first: list[dict], target: float | None) -> dict[str, Any]:
-    """Return what an algorithm's runs say.
+    """Return the figures of an algorithm's runs.
 
     Args:
         of: The summary of each of its runs, one for each seed.

@@ -68,7 +68,7 @@ def shard(
         alpha: For "dirichlet", the concentration: the smaller, the less alike the shards.
     """
     if size > len(labels):
-        raise ValueError(f"{len(labels)} training images cannot be shared out to {size} ranks")
+        raise ValueError(f"{len(labels)} training images cannot be divided among {size} ranks")
     shuffled = np.random.default_rng([seed, SHARDS_STREAM]).permutation(len(labels))
     if kind == "iid":
         return shuffled[rank::size]

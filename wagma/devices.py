@@ -59,8 +59,8 @@ def choose(asked: str, comm: MPI.Comm) -> torch.device:
         raise UsageError(f"argument --device: no CUDA: {list_values(lacking)}")
     if lacking and found:
         raise UsageError(
-            f"argument --device: {list_values(lacking)}, and others see one: say whether all train "
-            "on the CPU (--device cpu), or start ranks only where there are GPUs"
+            f"argument --device: {list_values(lacking)}, and others see one: train on the CPU "
+            "(--device cpu), or start ranks only on nodes with GPUs"
         )
     if kind is None:
         return torch.device("cpu")

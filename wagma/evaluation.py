@@ -1,7 +1,7 @@
-"""How good the ranks' averaged model is: at the end, and on the way there.
+"""Evaluation of the averaged model, at the end of a training and during it.
 
-What is to be evaluated on the way is only copied there, and averaged and tested when the training
-is over: it takes nothing of the training's time, and nobody waits for it.
+During a training models are only copied; they are averaged and tested when it is over, so that
+evaluations take none of its time and no rank waits for them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ State = dict[str, torch.Tensor]
 
 
 class Kept(NamedTuple):
-    """A rank's model as it was during the training.
+    """A rank's model at some time of the training.
 
     Args:
-        steps: How many steps the rank had made.
-        elapsed_s: How long that took it, or the time at which it had made so many.
+        steps: Number of steps that the rank had made.
+        elapsed_s: Seconds since the training began, without evaluations.
         state: A copy of the model's state.
     """
 

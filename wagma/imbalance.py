@@ -1,6 +1,6 @@
 """Injected stragglers: which ranks are slow at a step, and by how much.
 
-Every rank works out the same draw from the job's seed, without a message.
+Every rank computes the same draw from the job's seed, without communication.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 KINDS = {
-    "none": "nobody is delayed",
+    "none": "no rank is delayed",
     "cloud": "two ranks, drawn anew at every step, take 320 ms longer",
     "random": "each rank takes six times as long with probability 1/ranks, drawn at every step",
 }

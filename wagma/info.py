@@ -1,6 +1,6 @@
-"""``wagma info``: what a job runs on: its MPI, its nodes, the engine, the versions.
+"""``wagma info``: the environment of a job: its MPI, its nodes, the engine, the versions.
 
-It needs no more than MPI and numpy: whatever else is not installed, it says so.
+It needs only MPI and numpy, and tells which other packages are not installed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PACKAGES = ("mpi4py", "numpy", "torch", "scikit-learn", "pillow", "matplotlib", 
 CUPY_NAMES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
 NOT_INSTALLED = "not installed"
 THREAD_LEVELS = {
-    "MULTIPLE": "several collectives may be open, beside any MPI calls of the program",
+    "MULTIPLE": "several collectives may be open, and the program may make MPI calls",
     "SERIALIZED": "one collective, and no other MPI calls while it is open",
-    "FUNNELED": "enough for WAGMA_ENGINE=none alone",
+    "FUNNELED": "sufficient for WAGMA_ENGINE=none only",
     "SINGLE": "too low for any engine mode",
 }
 
@@ -36,7 +36,7 @@ def version(package: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a run may depend on, MPI's library among them."""
+    """Return the versions of all packages that a run may depend on, and of the MPI library."""
     return {
         "wagma": wagma.__version__,
         "python": platform.python_version(),
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 
 
 def mpi_library() -> str:
-    """Return the first line of what MPI says about itself."""
+    """Return the first line of the MPI library's version."""
     from mpi4py import MPI
 
     from collectives.process import library_name
@@ -64,7 +64,7 @@ def thread_level() -> str:
 
 
 def engine_mode() -> str:
-    """Return how progress threads will idle, and what says so."""
+    """Return the engine's mode, and what sets it."""
     from collectives.settings import CHOICES, VARIABLES
 
     variable, default = VARIABLES["engine"]
@@ -77,7 +77,7 @@ def engine_mode() -> str:
 
 
 def native_engine() -> str:
-    """Return whether the compiled extension can be loaded, and why not."""
+    """Return whether the compiled extension can be loaded, or why not."""
     from collectives import process
 
     try:
@@ -88,7 +88,7 @@ def native_engine() -> str:
 
 
 def cuda_awareness(comm) -> str:
-    """Return whether MPI may be given device memory, and why so; collective.
+    """Return whether MPI takes device memory, and the reason; collective.
 
     Args:
         comm: An mpi4py communicator.
@@ -103,7 +103,7 @@ def cuda_awareness(comm) -> str:
 
 
 def device_sharing(comm) -> str:
-    """Return whether ranks of this node use each other's memory on devices; collective.
+    """Return whether ranks of this node can use each other's device memory; collective.
 
     Args:
         comm: An mpi4py communicator.
@@ -113,13 +113,13 @@ def device_sharing(comm) -> str:
     from collectives import cuda_ipc
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    reason = cuda_ipc.ask(node)
+    reason = cuda_ipc.why_not(node)
     node.Free()
     return "yes: all bytes arrive" if reason is None else f"no: {reason}"
 
 
 def device() -> tuple[str, str]:
-    """Return where models are trained by default, and what is known of it; loads torch."""
+    """Return the default device and its description; loads torch."""
     try:
         from wagma import devices
     except ImportError:
@@ -129,7 +129,7 @@ def device() -> tuple[str, str]:
 
 
 def path_of(kind: str, is_aware: bool = False, shares: bool = False) -> tuple[str, str]:
-    """Return how ranks average models on a kind of device, and why so.
+    """Return how ranks average models on a kind of device, and the reason.
 
     Args:
         kind: "cpu" or "cuda".
@@ -140,7 +140,7 @@ def path_of(kind: str, is_aware: bool = False, shares: bool = False) -> tuple[st
         return "host", "models are in host memory"
     if is_aware or shares:
         why = "ranks use each other's device memory" if shares else "MPI takes device memory"
-        return "direct", f"{why}; methods of peers are staged"
+        return "direct", f"{why}; peer-to-peer methods are staged"
     return "staged", "through pinned host memory"
 
 
@@ -177,14 +177,14 @@ def transport(comm, one_node: bool) -> str:
         with GroupAllreduce(comm, np.zeros(1), group_size=1) as allreduce:
             shares = allreduce.transport == "shared"
     except (ImportError, RuntimeError, ValueError) as error:  # the same on all ranks
-        return f"cannot be had: {error}"
+        return f"unavailable: {error}"
     if shares and not one_node:
         return "shared within nodes, messages between"
     return "shared" if shares else "messages"
 
 
 def by_rank(values: Sequence[str]) -> str:
-    """Return the ranks' common value, or every value with the ranks that have it."""
+    """Return the ranks' common value, or each value with its ranks."""
     from collectives.agreement import by_value, list_values
 
     ranks = by_value(values)
@@ -259,7 +259,7 @@ def show(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def info(comm) -> None:
-    """Print what the job runs on, once; collective.
+    """Print the job's environment, on rank 0; collective.
 
     Args:
         comm: An mpi4py communicator.

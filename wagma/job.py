@@ -1,7 +1,7 @@
-"""What makes many processes behave as one command: their errors, signals and exit statuses.
+"""Errors, signals and exit statuses of a job whose ranks behave as one command.
 
-Importing this module loads no MPI. ``run`` does, before anything else, because a rank that fails
-before MPI is up cannot end the others, which would wait for it there.
+Importing this module does not load MPI. ``run`` loads it before anything else, because a rank that
+fails before MPI is initialized cannot end the others, which would wait for it there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TypeVar
 
 OK, FAILED, USAGE = 0, 1, 2
 EXIT_STATUSES = {
-    OK: "the command has done what it was asked",
+    OK: "success",
     FAILED: "an error: the traceback is on standard error",
-    USAGE: "a mistake on the command line, or in what it names: one line says which",
+    USAGE: "an error on the command line, or in a file that it names: one line says which",
     128 + signal.SIGINT: "ended by SIGINT (Ctrl-C)",
     128 + signal.SIGUSR1: "ended by SIGUSR1",
     128 + signal.SIGTERM: "ended by SIGTERM",
@@ -37,7 +37,7 @@ COUNT_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class UsageError(Exception):
-    """What the user asked for cannot be done: every rank raises it, rank 0 says it in one line."""
+    """The command cannot be executed: every rank raises it, and rank 0 prints it in one line."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -79,11 +79,11 @@ def complain(message: str) -> None:
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGUSR1, held back except inside ``raising()``.
+    """SIGINT, SIGTERM and SIGUSR1, deferred except inside ``raising()``.
 
-    Held back, because a rank that left the job's set-up or its end half-way would leave the others
-    waiting for it. A second SIGINT kills the process. The other two are what batch systems send,
-    often twice, and are ignored for `CLOSING` seconds after a first signal, then kill as well.
+    They are deferred because a rank that left the job's set-up or its end half-way would leave the
+    others waiting for it. A second SIGINT kills the process. Batch systems send the other two,
+    often twice; they are ignored for `CLOSING` seconds after a first signal, and then kill as well.
     """
 
     def __init__(self) -> None:

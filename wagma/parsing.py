@@ -1,4 +1,4 @@
-"""The parser of the command line: of a job's ranks only one speaks, and errors take one line."""
+"""The parser of the command line: only rank 0 of a job prints, and errors take one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_STATUSES = "exit status:\n" + "".join(
 
 
 def help_formatter() -> type[argparse.HelpFormatter]:
-    """Return what lays help out: in color on a terminal, where rich-argparse is installed."""
+    """Return the formatter of help: with color on a terminal if rich-argparse is installed."""
     output = progress.terminal()
     if output is None or importlib.util.find_spec("rich_argparse") is None:
         return argparse.RawDescriptionHelpFormatter
@@ -40,7 +40,7 @@ def help_formatter() -> type[argparse.HelpFormatter]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of which only the job's rank 0 prints, and errors take one line."""
+    """A parser that prints on the job's rank 0 only, and errors in one line."""
 
     def __init__(self, description: str, **options) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         return settings
 
     def refuse(self, unknown: list[str]) -> NoReturn:
-        """Say which arguments are none of this parser's, and which option is nearest to them."""
+        """Exit with the unknown arguments and the most similar option."""
         known = {
             option.lstrip("-"): option for each in self._actions for option in each.option_strings
         }
@@ -70,7 +70,9 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             written = methods.example(word.replace("-", "_"))
             if chooses and written and word.replace("_", "-") not in known:
-                self.error(f"argument --{word}: it is a method's own: write {chooses} {written}")
+                self.error(
+                    f"argument --{word}: an algorithm's own option: write {chooses} {written}"
+                )
         nearest = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
         meant = "".join(f", did you mean {known[match]}?" for match in nearest[:1])
         self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")

@@ -1,4 +1,4 @@
-"""What runs, comparisons and simulations leave as pictures, where matplotlib is installed."""
+"""Plots of runs, comparisons and simulations, if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def draw_simulation(directory: Path, results: dict[str, Sequence[Result]], title
 def draw_over_ranks(throughput: Axes, idle: Axes, results: dict[str, Sequence[Result]]) -> None:
     """Draw the algorithms' throughput ÷ the ideal, and their idle share, against ranks."""
     drawn = styles(results)
-    throughput.axhline(100, color="0.5", linestyle="--", label="ideal: nobody waits")
+    throughput.axhline(100, color="0.5", linestyle="--", label="ideal: no rank waits")
     for name in sorted(results, key=lambda name: -results[name][-1].idle_share):
         of = results[name]
         ranks = [each.ranks for each in of]

@@ -1,4 +1,4 @@
-"""How far the job is, on rank 0: a bar where there is a terminal, else a line now and then."""
+"""The job's progress, on rank 0: a bar on a terminal, else a line at intervals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _process(pid: int) -> tuple[str, int, int]:
 
 
 class Silent:
-    """What ranks other than 0 show: nothing."""
+    """The progress of ranks other than 0: nothing is shown."""
 
     def update(self, step: int, elapsed_s: float, loss: float, samples_per_s: float) -> None:
         """Show that ``step`` steps are done, after so many seconds."""

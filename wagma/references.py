@@ -1,8 +1,8 @@
-"""torch's own methods, with the interface that a `Trainer` needs: outside references.
+"""torch's own methods with the interface that a `Trainer` needs: outside references.
 
-Only `wagma compare` offers them. They are torch's, over gloo, or nccl where each rank has a GPU of
-its own, with what goes with that: who is slow is waited for, a rank that ends early is not, and
-nothing of `Averaging`'s is promised.
+Only `wagma compare` offers them. They communicate by gloo, or by nccl if each rank has a GPU of its
+own, and have torch's properties: stragglers are waited for, a rank that ends early is not, and none
+of the guarantees of `Averaging` holds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Outcome(NamedTuple):
-    """What a step says of itself, as a collective's `Result` does."""
+    """The result of a step, like a collective's `Result`."""
 
     version: int
     synchronized: bool
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What is known of `collectives.statistics.Statistics`: waiting has the exchange in it."""
+    """The known part of `collectives.statistics.Statistics`; waiting includes the exchange."""
 
     waiting: float
     communicating: float = 0.0
@@ -59,7 +59,7 @@ class Reference:
     """An optimizer of torch's that averages over all ranks, on a process group of its own.
 
     Attributes:
-        module: what the loss is to be computed with.
+        module: the module to compute the loss with.
         result, results: of the last step, as in `Averaging`.
         settings: the method's, by name.
     """
@@ -129,7 +129,7 @@ class Reference:
         return bool(votes > 0)
 
     def fail(self, error: Exception) -> None:
-        """Tell nobody: torch has no way to."""
+        """Do nothing: torch has no way to tell other ranks."""
 
     def close(self) -> None:
         """Leave the process group; ranks that still wait in it raise ClosedError."""

@@ -1,4 +1,4 @@
-"""A run's directory, the metrics in it, and what the job makes of them in the end."""
+"""The directory of a run, its metrics, and their summary."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def write_json(path: Path, value: dict) -> None:
 
 
 class JsonLines:
-    """A file of one JSON object a line, written out once a second and when it is closed."""
+    """A file with one JSON object per line, flushed once a second and when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -114,12 +114,12 @@ class Curve:
     """A rank's loss over its steps, thinned to about `POINTS` means.
 
     Args:
-        steps: How many steps there will be; None where that is not known.
-        seconds: How long it will be.
+        steps: Number of steps of the run; None if unknown.
+        seconds: Length of the run.
 
     Attributes:
-        points: (step, elapsed seconds, loss) each; step, counted from 1, and time are those of the
-            last step that the mean is over.
+        points: tuples (step, elapsed seconds, loss); step, counted from 1, and time are those of
+            the last step in the mean.
     """
 
     def __init__(self, steps: int | None, seconds: float | None = None) -> None:
@@ -145,16 +145,16 @@ class Curve:
 
 
 class Tally:
-    """What one rank adds up over its steps.
+    """The sums over one rank's steps.
 
     Args:
-        steps, seconds: How many steps there will be, or how long they will take.
+        steps, seconds: Number of steps of the run, or its length.
 
     Attributes:
-        step_seconds: What each step has taken this rank itself: compute and injected delay.
-        samples, steps_in_time: What the steps have learnt from that were over in these seconds, and
-            how many they were.
-        report: What the method says of the run, see `interfaces.AveragingOptimizer`.
+        step_seconds: Time of each step on this rank itself: compute and injected delay.
+        samples, steps_in_time: Number of samples in the steps that were completed in these seconds,
+            and number of these steps.
+        report: The method's report on the run, see `interfaces.AveragingOptimizer`.
     """
 
     def __init__(self, steps: int | None, seconds: float | None = None) -> None:

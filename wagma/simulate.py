@@ -1,4 +1,4 @@
-"""``wagma simulate``: methods side by side in simulated time, on as many ranks as one likes."""
+"""``wagma simulate``: compare methods in simulated time, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
         signals: What may end the simulation early.
 
     Raises:
-        UsageError: What the settings ask for cannot be simulated.
+        UsageError: The settings cannot be simulated.
     """
     machine = machine_of(settings)
     trace = read_trace(settings)
@@ -45,7 +45,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
             for ranks in sorted(settings.ranks):
                 simulate_all(settings, machine, trace, ranks, results)
     except Interrupted:
-        complain(f"stopped: what is there is in {directory}")
+        complain(f"stopped: partial results are in {directory}")
     except UsageError as caught:
         error = caught
     record = {
@@ -171,7 +171,9 @@ def step_times_of(settings: argparse.Namespace, trace: np.ndarray | None, ranks:
         if (total >= settings.seconds).all():
             return made
         if not total.all():
-            raise ValueError(f"the steps of rank {total.argmin()} take no time: they have no end")
+            raise ValueError(
+                f"the steps of rank {total.argmin()} take no time: the simulation would not end"
+            )
         count = max(2 * count, math.ceil(count * 1.1 * settings.seconds / total.min()))
 
 
@@ -213,10 +215,11 @@ def header(width: int) -> str:
 
 
 def line(name: str, width: int, result: Result, first: Result) -> str:
-    """Return a result as a line of the table, beside the first algorithm's on as many ranks."""
-    ratio = result.throughput / first.throughput
+    """Return a line of the table: a result, with its ratio to the first algorithm's."""
+    # The time limit may have ended the first algorithm before its first step.
+    ratio = f"{result.throughput / first.throughput:.2f}" if first.throughput else "–"
     text = f"{result.ranks:7} {name:<{width}}{result.wall:10.2f}{result.throughput:11.2f}"
-    text += f"{ratio:7.2f}{result.idle_share:7.1%}"
+    text += f"{ratio:>7}{result.idle_share:7.1%}"
     if not result.staleness.any():
         return text  # there are no group averages
     mean, high, most = staleness(result)

@@ -1,4 +1,4 @@
-"""What a training step spends its time on."""
+"""The parts of a training step's time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Stopwatch:
-    """What a step spends its time on, in seconds; a sleep counts for as long as it really took.
+    """The parts of a training step's time, in seconds; a sleep counts with its actual duration.
 
     The local optimizer's own step counts as compute: hooks on it tell where averaging, which may
-    be before it as well, ends and begins.
+    also be before it, ends and begins.
     """
 
     def __init__(self, local_optimizer: torch.optim.Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""``wagma svm``: WP-SGD and what it is compared with, on ranks or on simulated nodes."""
+"""``wagma svm``: WP-SGD and the methods that it is compared with, on ranks or simulated nodes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Outcome:
-    """What a method has come to.
+    """The results of a method.
 
     Attributes:
-        runs: for each seed an array of shape (points, 4): what a `Point` has.
-        model: of the last seed.
-        accuracy: of that, on the test samples.
-        updates: of all seeds and nodes.
+        runs: for each seed an array of shape (points, 4), the fields of its `Point`s.
+        model: the model of the last seed.
+        accuracy: its accuracy on the test samples.
+        updates: sums over all seeds and nodes.
     """
 
     runs: list[np.ndarray] = field(default_factory=list)
@@ -89,7 +89,7 @@ def train_on_ranks(settings: argparse.Namespace, comm, signals: Signals) -> int:
     from_rank_0(lambda: report(settings, directory, where, outcomes, everything[-1]), comm)
     received = next(filter(None, comm.allgather(signals.received)), 0)
     if received and comm.rank == 0:
-        complain(f"stopped: what is there is in {directory}")
+        complain(f"stopped: partial results are in {directory}")
     return 128 + received if received else OK
 
 
@@ -120,7 +120,7 @@ def train_simulated(settings: argparse.Namespace, signals: Signals) -> int:
     where = f"{counted(nodes, 'simulated node')}, {settings.machine}"
     report(settings, directory, where, outcomes, test)
     if signals.received:
-        complain(f"stopped: what is there is in {directory}")
+        complain(f"stopped: partial results are in {directory}")
     return 128 + signals.received if signals.received else OK
 
 
@@ -149,22 +149,22 @@ def load(settings: argparse.Namespace, nodes: int) -> tuple[Samples, Samples]:
 
 
 def warn(settings: argparse.Namespace, train: Samples) -> None:
-    """Log which of the paper's conditions do not hold."""
+    """Log the paper's conditions that do not hold."""
     most = 1 - settings.lr * settings.l2
     if settings.rate is not None and settings.rate > most:
-        log.warning("r is %g, but at most 1 - lr * l2 = %g by the paper", settings.rate, most)
+        log.warning("r is %g; the paper's bound is 1 - lr * l2 = %g", settings.rate, most)
     delays = any(METHODS[name].delayed for name in settings.methods)
     square, delay = train.largest_square(), settings.workers - 1
     if delays and not delay_contracts(settings.lr, settings.l2, square, 1.0, delay):
         log.warning(
-            "late updates may diverge: of samples as long as %.3g, lr * l2 + lr * %.3g is above "
+            "late updates may diverge: for samples of norm %.3g, lr * l2 + lr * %.3g is above "
             "(1 - lr * l2)^%d (Lemma 4)",
             *(square**0.5, square, delay),
         )
 
 
 def share_out(everything: list[Samples], seed: int, comm) -> Samples:
-    """Return this rank's shard of what rank 0 has; collective."""
+    """Return this rank's shard of rank 0's samples; collective."""
     from mpi4py.util import pkl5  # its messages may be longer than 2 GiB
 
     large = pkl5.Intracomm(comm)
@@ -239,7 +239,7 @@ def report(
     outcomes: dict[str, Outcome],
     test: Samples,
 ) -> None:
-    """Write, draw and print what the methods have come to."""
+    """Write, plot and print the methods' results."""
     if not outcomes:
         return
     results = {}

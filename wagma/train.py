@@ -1,6 +1,6 @@
-"""``wagma train``: all ranks of a job learn one task.
+"""``wagma train``: train one model on all ranks of a job.
 
-Importing it loads torch and MPI; `train` is what the command line runs on every rank.
+Importing it loads torch and MPI; the command line calls `train` on every rank.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from wagma.optim.interfaces import AveragingOptimizer
 
 SILENCE = 20.0  # seconds that rank 0 waits in silence for others to stop
-ALMOST = 1 - 1e-9  # so that no time differs from another by rounding alone
+ALMOST = 1 - 1e-9  # tolerance for rounding
 
 log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One rank's model, optimizer and data, as the settings say; making it is collective."""
+    """One rank's model, optimizer and data; its construction is collective."""
 
     def __init__(self, settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
         self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
@@ -72,7 +72,7 @@ class Trainer:
         self.kept: list[Kept] = []
 
     def make_local(self) -> tuple[torch.optim.Optimizer, Any]:
-        """Return what makes this rank's own steps, and what changes its learning rate."""
+        """Return this rank's local optimizer and its learning-rate scheduler."""
         optimizer = local.make(self.settings, self.task, self.model)
         return optimizer, local.make_scheduler(self.task, optimizer)
 
@@ -328,7 +328,9 @@ def make_run(
     finished = all(comm.allgather(trained is not None))
     if finished:
         if not any(comm.allgather(tally.steps_in_time)):
-            raise UsageError(f"argument --seconds: no step was over in {settings.seconds:g} s")
+            raise UsageError(
+                f"argument --seconds: no step was completed within {settings.seconds:g} s"
+            )
         state, measured = trained
         evaluations = evaluate_kept(trainer, comm, signals)
         measured, tallies = comm.gather(measured), comm.gather(tally)
@@ -355,7 +357,7 @@ def make_run(
 
 @contextmanager
 def keeping_own(model: torch.nn.Module, run: Path, rank: int) -> Iterator[None]:
-    """Save rank 0's model before the other ranks are waited for, and say so where that is long."""
+    """Save rank 0's model before waiting for the other ranks, and report a long wait."""
     if rank != 0:
         yield
         return
@@ -374,7 +376,7 @@ def keeping_own(model: torch.nn.Module, run: Path, rank: int) -> Iterator[None]:
 def fair_threads(comm: MPI.Comm) -> int:
     """Return how many of the cores that this rank may run on are its share; collective.
 
-    Ranks that are bound to cores of their own share them with nobody.
+    A rank that is bound to cores of its own does not share them.
     """
     cores = os.sched_getaffinity(0)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -384,7 +386,7 @@ def fair_threads(comm: MPI.Comm) -> int:
 
 
 def log_beginning(trainer: Trainer) -> None:
-    """Leave in every rank's log what it is about to do, and where."""
+    """Log this rank's place and the settings of the algorithm."""
     log.info(
         "rank %d of %d on %s, process %d, %s, %d threads: %s",
         *(trainer.rank, trainer.size, MPI.Get_processor_name(), os.getpid()),
@@ -395,7 +397,7 @@ def log_beginning(trainer: Trainer) -> None:
 
 
 def log_end(tally: Tally, ranks: int) -> None:
-    """Leave in this rank's log how many steps it has made, and in how many it was timely."""
+    """Log how many steps this rank made, and how many of its averages were timely."""
     log.info("made %d steps in %.1f s", tally.steps, tally.elapsed_s)
     if tally.timely_calls < tally.group_calls:
         log.info(
@@ -476,5 +478,5 @@ def farewell(received: list[int], tally: Tally, run: Path) -> str:
     where = f" on rank {ranks[0]}" if len(ranks) == 1 < len(received) else ""
     return (
         f"stopped by {' and '.join(names)}{where} after {tally.steps} steps: "
-        f"the model, averaged as it was, is in {run}"
+        f"the average of the current models is in {run}"
     )

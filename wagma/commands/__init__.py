@@ -1,1 +1,1 @@
-"""The commands of ``wagma``, a module each: its options, their checks, and what runs it."""
+"""The commands of ``wagma``, one per module: its options, their checks, and its function."""

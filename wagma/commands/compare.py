@@ -1,4 +1,4 @@
-"""``wagma compare``: train by several algorithms, one after another."""
+"""``wagma compare``: train with several algorithms, one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wagma.commands.training import add_evaluation_options, add_training_options
 from wagma.methods import METHODS, REFERENCES
 from wagma.parsing import EXIT_STATUSES
 
-EVALUATIONS = 20  # of a run of `wagma compare`; said in --help, too
+EVALUATIONS = 20  # of a run of `wagma compare`; --help has the same number
 COMPARE_EXAMPLES = """\
 examples:
   mpiexec -n 4 wagma compare --step-time 20 --imbalance cloud --imbalance-scale 0.0625
@@ -34,62 +34,62 @@ def add(commands) -> None:
     """Add the command ``compare``."""
     parser = commands.add_parser(
         "compare",
-        help="train by several algorithms one after another, and compare them",
-        description="Train by several algorithms one after another, on the same data, seeds and "
-        "delays: a table and a plot of throughput, waiting and the averaged model's accuracy over "
-        "time. What is trained, and how, is said as for `wagma train`.",
+        help="train with several algorithms one after another, and compare them",
+        description="Train with several algorithms one after another, on the same data, seeds and "
+        "delays, and compare throughput, waiting time and the averaged model's accuracy over time "
+        "in a table and a plot. The task and the training have the options of `wagma train`.",
         epilog=f"algorithms, by what they average:\n{listed(METHODS)}\n"
         f"outside references, for comparisons:\n{listed(REFERENCES)}\n"
         f"{COMPARE_EXAMPLES}\n{EXIT_STATUSES}",
     )
     parser.set_defaults(parser=parser, command=run, check=check, run=job.run)
-    add_comparison_options(parser.add_argument_group("what is compared"))
-    add_task_options(parser.add_argument_group("what is trained"))
-    group = parser.add_argument_group("training, by each algorithm")
+    add_comparison_options(parser.add_argument_group("comparison"))
+    add_task_options(parser.add_argument_group("task"))
+    group = parser.add_argument_group("training with each algorithm")
     add_training_options(group)
     add_device(group)
     add_evaluation_options(group, "twenty times")
-    add_shared_options(parser.add_argument_group("averaging, by those that have use for it"))
+    add_shared_options(parser.add_argument_group("averaging, for algorithms that take these"))
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
-    add_run_options(parser.add_argument_group("the comparison's files"))
+    add_run_options(parser.add_argument_group("output"))
     add_log_level(parser)
 
 
 def add_comparison_options(group) -> None:
-    """Add what says which algorithms are compared, and how."""
+    """Add the options of the comparison itself."""
     add = group.add_argument
     add(
         "--algorithms",
         type=all_chosen(METHODS | REFERENCES),
         default=",".join(sorted(METHODS, key=lambda name: name != "allreduce")),
         metavar="NAME,…",
-        help="of those below, each with options of its own, such as wagma:group_size=2 or "
-        "wagma:late=paper:overlap; ratios are to the first (default: all but the outside "
-        "references, allreduce first)",
+        help="algorithms listed below, each with options of its own, such as wagma:group_size=2 or "
+        "wagma:late=paper:overlap; ratios are relative to the first (default: all except the "
+        "outside references, allreduce first)",
     ).completer = completer(METHODS | REFERENCES, several=True)
     add(
         "--seeds",
         type=whole(1),
         default=1,
         metavar="N",
-        help="train with so many seeds, from --seed on (default: %(default)s)",
+        help="number of seeds to train with, counted from --seed (default: %(default)s)",
     )
     add(
         "--target",
         type=number("above 0", lambda value: value > 0),
         metavar="VALUE",
-        help="also say how long it takes to this accuracy, a share such as 0.95; where there is "
-        "none, until the loss is this low",
+        help="also report the time to this accuracy, a share such as 0.95, or to this loss if the "
+        "task has no accuracy",
     )
 
 
 def check(settings: argparse.Namespace) -> list[str]:
-    """Refuse options that no algorithm has use for, and return the modules that are needed.
+    """Refuse options that no algorithm takes, and return the modules that are needed.
 
-    It gives the settings `compared`: each algorithm's options, defaults resolved, by its label.
+    Sets `settings.compared`: each algorithm's options with their defaults, by its label.
     """
     methods = settings.algorithms
-    resolve(settings, methods, "none of the algorithms has use for it")
+    resolve(settings, methods, "none of the algorithms takes it")
     settings.algorithms = [each.label for each in methods]
     check_length(settings)
     if settings.evaluate_every is None and settings.evaluate_every_seconds is None:
@@ -101,7 +101,7 @@ def check(settings: argparse.Namespace) -> list[str]:
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
-    """Check what only the running job knows, and compare."""
+    """Check what depends on the running job, and compare."""
     task, directory = prepare(settings, comm)
     from wagma.compare import compare  # not at the top: it loads torch
 

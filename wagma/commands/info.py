@@ -1,4 +1,4 @@
-"""``wagma info``: what a job runs with."""
+"""``wagma info``: the environment of a job."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def add(commands) -> None:
     parser = commands.add_parser(
         "info",
         help="show the MPI, nodes, engine and versions that a job runs with",
-        description="Show what a job that is started like this one runs with: the MPI library, "
-        "its thread level, the ranks on each node, the engine's mode, whether MPI takes GPU "
-        "memory, and versions.",
+        description="Show the environment of a job that is started in the same way: the MPI "
+        "library, its thread level, the ranks on each node, the engine's mode, whether MPI is "
+        "CUDA-aware, and versions.",
         epilog=f"{INFO_EXAMPLES}\n{EXIT_STATUSES}",
     )
     parser.set_defaults(parser=parser, command=run, check=lambda settings: [], run=job.run)
@@ -31,7 +31,7 @@ def add(commands) -> None:
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
-    """Print what the job runs with."""
+    """Print the job's environment."""
     from wagma.info import info
 
     logs.start(settings.log_level, comm.rank)

@@ -1,4 +1,4 @@
-"""Options that choose methods, and methods' own: "NAME:option=value:option"."""
+"""Options that select methods and set their options: "NAME:option=value:option"."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from wagma.methods import Method
 from wagma.methods.method import on_or_off
 from wagma.methods.shared import SHARED
 
-# What `wagma simulate` called what is an option now.
+# Names of `wagma simulate` that have become options.
 RENAMED = {"eager-sgd-solo": "eager-sgd", "eager-sgd-majority": "eager-sgd:trigger=majority"}
-WIDTH = 59  # characters of help beside a method's name
+WIDTH = 59  # characters of help next to a method's name
 
 
 class Chosen(NamedTuple):
-    """A method as a command line chooses it: what it was called, and the options given there."""
+    """A method selected on the command line: its label there, and the options given with it."""
 
     label: str
     method: Method
@@ -48,7 +48,7 @@ def all_chosen(methods: Mapping[str, Method]) -> Callable[[str], list[Chosen]]:
 
 
 def add_shared_options(group, simulated: bool = False) -> None:
-    """Add the options that several methods have, for all methods that take them."""
+    """Add the options that several methods share, each for all methods that take it."""
     for option in SHARED:
         if simulated and not option.simulated:
             continue
@@ -62,10 +62,10 @@ def add_shared_options(group, simulated: bool = False) -> None:
 
 
 def resolve(settings: argparse.Namespace, methods: Collection[Chosen], refusal: str) -> None:
-    """Give the settings `compared`: each method's options, by what it was called.
+    """Set `settings.compared`: each method's options, by its label.
 
-    Shared options that none of the methods takes are refused; of the others, the settings keep
-    none. ``refusal`` is why.
+    The shared options are removed from the settings. If none of the methods takes one that was
+    given, it is refused with the message ``refusal``.
     """
     common = {}
     for option in SHARED:
@@ -80,7 +80,7 @@ def resolve(settings: argparse.Namespace, methods: Collection[Chosen], refusal: 
 
 
 def listed(methods: Mapping[str, Method], simulated: bool = False) -> str:
-    """Return lines that say what each method does, and which options it takes."""
+    """Return lines that describe each method and its options."""
     lines = []
     for name, method in methods.items():
         options = [each for each in method.options if each.simulated or not simulated]
@@ -97,12 +97,12 @@ def listed(methods: Mapping[str, Method], simulated: bool = False) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return the text in lines, in which no word is broken."""
+    """Return the text in lines, without breaking words."""
     return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def completer(methods: Mapping[str, Method], several: bool) -> Callable[..., list[str]]:
-    """Return what argcomplete asks for the words that "NAME:option=value" can go on with."""
+    """Return a function that completes "NAME:option=value", for argcomplete."""
 
     def complete(prefix: str, **_: Any) -> list[str]:
         before, comma, last = prefix.rpartition(",") if several else ("", "", prefix)

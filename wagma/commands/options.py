@@ -15,17 +15,17 @@ DEFAULT_IMAGE_SIZE = 32
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:
-    """Add what is common to all commands."""
+    """Add the option that all commands have."""
     parser.add_argument(
         "--log-level",
         choices=logs.LEVELS,
-        help=f"which of rank 0's messages appear on standard error; a run's log files have those "
-        f"of all ranks, from info on (default: {logs.VARIABLE}, else {logs.DEFAULT_LEVEL})",
+        help="lowest level of rank 0's messages on standard error; a run's log files have those "
+        f"of all ranks, from info up (default: {logs.VARIABLE}, else {logs.DEFAULT_LEVEL})",
     )
 
 
 def add_task_options(group) -> None:
-    """Add what says which model learns from which data."""
+    """Add the options that select the model and the data."""
     task = group.add_mutually_exclusive_group()
     task.add_argument(
         "--script",
@@ -37,71 +37,71 @@ def add_task_options(group) -> None:
         "--images",
         type=Path,
         metavar="DIR",
-        help="folders of images, DIR/train/CLASS and DIR/test/CLASS (or DIR/val/CLASS); without "
-        "a folder to test with, a fifth of each class is held out",
+        help="folders of images, DIR/train/CLASS and DIR/test/CLASS (or DIR/val/CLASS); without a "
+        "test folder, a fifth of each class is held out",
     )
     group.add_argument(
         "--image-size",
         type=whole(8),
         metavar="PIXELS",
-        help="side of the squares that the images of --images are cropped and resized to "
+        help="side of the squares to which the images of --images are cropped and resized "
         f"(default: {DEFAULT_IMAGE_SIZE})",
     )
     group.add_argument(
         "--shards",
         choices=("iid", "label-sorted", "dirichlet"),
-        help="which part of the digits or images a rank has: a random one, few of the classes, or "
-        f"of each class what a Dirichlet draw gives it (default: {DEFAULT_SHARDS})",
+        help="how the digits or images are divided among the ranks: at random, by label, or with "
+        f"class shares drawn from a Dirichlet distribution (default: {DEFAULT_SHARDS})",
     )
     group.add_argument(
         "--dirichlet-alpha",
         type=number("from 0.001 to 1000", lambda value: 0.001 <= value <= 1000),
         metavar="ALPHA",
-        help="the smaller, the less alike the shards of --shards dirichlet "
+        help="the smaller, the more the shards of --shards dirichlet differ "
         f"(default: {DEFAULT_ALPHA})",
     )
 
 
 def add_device(group) -> None:
-    """Add where models are trained."""
+    """Add the option that selects the device."""
     group.add_argument(
         "--device",
         choices=("auto", "cuda", "cpu"),
         default="auto",
-        help="where models are trained: cuda, the ranks of a node on its GPUs in turn, or cpu; "
-        "auto: cuda where torch sees a GPU, else cpu (default: %(default)s)",
+        help="where to train: cuda (assigns the GPUs of a node to its ranks in turn) or cpu; "
+        "auto is cuda if torch finds a GPU, else cpu (default: %(default)s)",
     )
 
 
 def add_imbalance_options(group) -> None:
-    """Add what makes steps longer than they are."""
+    """Add the options that make steps longer."""
     group.add_argument(
         "--step-time",
         dest="step_time_ms",
         type=not_negative,
         default=0.0,
         metavar="MS",
-        help="sleep in every step that stands for an accelerator's work (default: %(default)s)",
+        help="sleep in every step, in place of an accelerator's work (default: %(default)s)",
     )
     add_delay_options(group)
 
 
 def add_delay_options(group) -> None:
-    """Add the papers' injected delays."""
+    """Add the options of the papers' injected delays."""
     add = group.add_argument
     add(
         "--imbalance",
         choices=("none", "cloud", "random"),
         default="none",
-        help="cloud: two ranks, drawn anew at every step, take 320 ms longer; random: each rank "
-        "takes six times as long with probability 1/ranks (default: %(default)s)",
+        help="cloud: at every step two random ranks are delayed by 320 ms; random: each step of "
+        "each rank takes six times as long with probability 1/ranks (default: %(default)s)",
     )
     add(
         "--imbalance-scale",
         type=not_negative,
         default=1.0,
         metavar="FACTOR",
-        help="makes that delay shorter or longer (default: %(default)s)",
+        help="factor for these delays (default: %(default)s)",
     )
     add(
         "--slow-rank",
@@ -109,24 +109,24 @@ def add_delay_options(group) -> None:
         action=Once,
         default={},
         metavar="R:FACTOR",
-        help="rank R takes FACTOR times as long for its steps; may be given for several ranks",
+        help="steps of rank R take FACTOR times as long; may be given for several ranks",
     )
 
 
 def add_run_options(group) -> None:
-    """Add where the results go."""
+    """Add the options of the output directory."""
     add = group.add_argument
     add(
         "--name",
         type=run_name,
-        help="name of the run (default: the date and time, and the numbers of Slurm's job)",
+        help="name of the run (default: the date and time, and the IDs of Slurm's job)",
     )
     add(
         "--runs-dir",
         type=Path,
         default=Path("runs"),
         metavar="DIR",
-        help="the run's files are in DIR/NAME, which must be new (default: %(default)s)",
+        help="write the run's files to DIR/NAME, which must be new (default: %(default)s)",
     )
 
 

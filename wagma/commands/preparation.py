@@ -1,4 +1,4 @@
-"""What `wagma train` and `wagma compare` do before they train: what only the running job knows."""
+"""What `wagma train` and `wagma compare` prepare and check in the running job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from wagma.tasks import local
 
 
 def prepare(settings: argparse.Namespace, comm):
-    """Return the task and the directory, where every rank's log is then; collective.
+    """Return the task and the run's directory, after starting the logs in it; collective.
 
     Raises:
-        UsageError: The job cannot do what it was asked.
+        UsageError: The job does not support these settings.
     """
     from wagma import runs  # not at the top: --help needs no numpy
 
@@ -25,7 +25,7 @@ def prepare(settings: argparse.Namespace, comm):
     device = devices.choose(settings.device, comm)
     settings.device = device.type
     if comm.size == 1:
-        print("one process trains alone: start more of them with mpiexec or srun", flush=True)
+        print("training on 1 rank: start more of them with mpiexec or srun", flush=True)
     found = find_data(settings, comm)
     run = runs.make_directory(settings.runs_dir, settings.name, comm)
     logs.to_file(run, comm.rank)
@@ -35,7 +35,7 @@ def prepare(settings: argparse.Namespace, comm):
 
 
 def check_ranks(settings: argparse.Namespace, size: int) -> None:
-    """Raise UsageError for options that a job of so many ranks cannot have."""
+    """Raise UsageError for options that are invalid for so many ranks."""
     compared = getattr(settings, "compared", None) or {settings.algorithm: settings.options}
     for label, options in compared.items():
         problem = named(label).problem(options, size)
@@ -52,10 +52,10 @@ def ranks(size: int) -> str:
 
 
 def find_data(settings: argparse.Namespace, comm):
-    """Return the `folders.Folders` of --images, None without; collective.
+    """Return the `folders.Folders` of --images, None without the option; collective.
 
     Raises:
-        UsageError: What is to be trained is not there, or is too little.
+        UsageError: There are no data, or too few.
     """
     from wagma import data
     from wagma.tasks import folders
@@ -73,7 +73,7 @@ def find_data(settings: argparse.Namespace, comm):
 
 
 def check_file(path: Path) -> None:
-    """Raise UsageError where a script cannot be read."""
+    """Raise UsageError if a script cannot be read."""
     try:
         path.open().close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``wagma simulate``: methods in simulated time."""
+"""``wagma simulate``: run the methods in simulated time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wagma.parsing import EXIT_STATUSES
 NAMES = sorted(METHODS, key=lambda name: name != "allreduce")
 SIMULATED = ",".join([*NAMES, "eager-sgd:trigger=majority"])
 DEFAULT_STEPS = 100
-# What `wagma.simulation` has: --help loads neither it nor numpy.
+# Those of `wagma.simulation`, which --help does not load.
 MACHINES = ("10gbe", "aries", "hdr")
 MACHINE_VALUES = (
     "latency",
@@ -49,32 +49,32 @@ def add(commands) -> None:
         "simulate",
         help="predict throughput and waiting at other numbers of ranks",
         description="Run the methods' protocols in simulated time, on a machine described by "
-        "LogGP's parameters, and compare throughput, idle time and staleness. One process; "
-        "no MPI job.",
+        "LogGP's parameters, and compare throughput, idle time and staleness. It runs in one "
+        "process, without MPI.",
         epilog=f"algorithms:\n{listed(METHODS, simulated=True)}\n{SIMULATE_EXAMPLES}\n"
         f"{EXIT_STATUSES}",
     )
     parser.set_defaults(parser=parser, command=run, check=check, run=job.run_alone)
-    add_simulation_options(parser.add_argument_group("what is simulated"))
-    group = parser.add_argument_group("averaging, by those that have use for it")
+    add_simulation_options(parser.add_argument_group("simulation"))
+    group = parser.add_argument_group("averaging, for algorithms that take these")
     add_shared_options(group, simulated=True)
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
     add_delay_options(group)
-    add_run_options(parser.add_argument_group("the results' files"))
+    add_run_options(parser.add_argument_group("output"))
     add_log_level(parser)
 
 
 def add_simulation_options(group) -> None:
-    """Add what says which methods run where, and for how long."""
+    """Add the options of the methods, the machine and the length."""
     add = group.add_argument
     add(
         "--algorithms",
         type=all_chosen(METHODS),
         default=SIMULATED,
         metavar="NAME,…",
-        help="of those below, each with options of its own, such as wagma:wait=group; ratios are "
-        "to the first (default: all of them)",
+        help="algorithms listed below, each with options of its own, such as wagma:wait=group; "
+        "ratios are relative to the first (default: all)",
     ).completer = completer(METHODS, several=True)
     add(
         "--ranks",
@@ -89,14 +89,14 @@ def add_simulation_options(group) -> None:
         type=whole(1),
         default=25_559_081,
         metavar="N",
-        help="the model's parameters (default: ResNet-50's, %(default)s)",
+        help="number of the model's parameters (default: ResNet-50's, %(default)s)",
     )
     add(
         "--itemsize",
         type=whole(1),
         default=4,
         metavar="BYTES",
-        help="bytes of a parameter (default: %(default)s)",
+        help="bytes per parameter (default: %(default)s)",
     )
     add(
         "--machine",
@@ -110,55 +110,55 @@ def add_simulation_options(group) -> None:
         action=Once,
         default={},
         metavar="NAME=VALUE",
-        help=f"another value of the machine, in seconds or bytes per second; may be given "
-        f"several times, for {', '.join(MACHINE_VALUES)}",
+        help=f"change a value of the machine, in seconds or bytes per second; may be given several "
+        f"times, for {', '.join(MACHINE_VALUES)}",
     )
     add(
         "--seed",
         type=whole(0),
         default=0,
         metavar="N",
-        help="seed of the steps' lengths and of the imbalance (default: %(default)s)",
+        help="seed of the step times and of the imbalance (default: %(default)s)",
     )
 
 
 def add_step_time_options(group) -> None:
-    """Add how long a simulated step takes."""
+    """Add the options of the step times."""
     add = group.add_argument
     times = group.add_mutually_exclusive_group()
     times.add_argument(
         "--step-times",
         choices=("constant", "log-normal", "long-tailed"),
         default="log-normal",
-        help="all alike; log-normal; or like reinforcement learning's, from 1.7 s to 43.5 s "
-        "(default: %(default)s)",
+        help="distribution of step times; long-tailed: from 1.7 s to 43.5 s, as in reinforcement "
+        "learning (default: %(default)s)",
     )
     times.add_argument(
         "--trace",
         type=Path,
         metavar="PATH",
-        help="as they were recorded: a directory of `wagma train`, or a text file of seconds with "
-        "one step a line and one column a rank",
+        help="use recorded step times: a directory of `wagma train`, or a text file of seconds "
+        "with one line per step and one column per rank",
     )
     add(
         "--step-time",
         dest="step_time_ms",
         type=not_negative,
         metavar="MS",
-        help="the median of constant or log-normal steps (default: 500)",
+        help="median of constant or log-normal step times (default: 500)",
     )
     add(
         "--sigma",
         type=not_negative,
         metavar="S",
-        help="standard deviation of log-normal steps' logarithm (default: 0.05)",
+        help="standard deviation of the logarithm of log-normal step times (default: 0.05)",
     )
 
 
 def check(settings: argparse.Namespace) -> list[str]:
-    """Refuse options that do not go together, or that no simulated number of ranks has use for."""
+    """Refuse options that conflict, or do not fit any of the numbers of ranks."""
     parser, methods = settings.parser, settings.algorithms
-    resolve(settings, methods, "none of the algorithms has use for it")
+    resolve(settings, methods, "none of the algorithms takes it")
     settings.algorithms = [each.label for each in methods]
     resolve_length(settings, DEFAULT_STEPS)
     drawn = "--trace" if settings.trace else f"--step-times {settings.step_times}"

@@ -1,4 +1,4 @@
-"""``wagma svm``: a linear model by WP-SGD, and by what it is compared with."""
+"""``wagma svm``: train a linear model by WP-SGD and the methods that it is compared with."""
 
 from __future__ import annotations
 
@@ -34,50 +34,51 @@ def add(commands) -> None:
     parser = commands.add_parser(
         "svm",
         help="train a linear SVM on ranks of different speeds (WP-SGD)",
-        description="Train a linear model of two classes on sparse samples, by WP-SGD's methods: "
-        "by each rank at its own speed, until the fastest has consumed its samples, or by "
-        "simulated nodes. The objective on test samples is drawn against time and against samples.",
+        description="Train a linear classifier for two classes on sparse samples by WP-SGD's "
+        "methods, either on MPI ranks, each at its own speed until the fastest has consumed its "
+        "samples, or on simulated nodes. The objective on the test samples is plotted over time "
+        "and over samples.",
         epilog=f"methods:\n{listed}\n{SVM_EXAMPLES}\n{EXIT_STATUSES}",
     )
     parser.set_defaults(parser=parser, command=run, check=check, run=job.run)
-    add_data_options(parser.add_argument_group("what is trained"))
-    add_method_options(parser.add_argument_group("by which methods"))
+    add_data_options(parser.add_argument_group("task"))
+    add_method_options(parser.add_argument_group("methods"))
     add_node_options(parser.add_argument_group("nodes"))
-    add_run_options(parser.add_argument_group("the run's files"))
+    add_run_options(parser.add_argument_group("output"))
     add_log_level(parser)
 
 
 def preset_default(name: str) -> str:
-    """Return "(default: the preset's: 0.1 of small, …)"."""
-    values = ", ".join(f"{getattr(each, name):,.10g} of {of}" for of, each in PRESETS.items())
+    """Return "(default: the preset's: 0.1 for small, …)"."""
+    values = ", ".join(f"{getattr(each, name):,.10g} for {of}" for of, each in PRESETS.items())
     return f"(default: the preset's: {values})"
 
 
 def add_data_options(group) -> None:
-    """Add what says which model learns from which samples."""
+    """Add the options of the model and the samples."""
     add = group.add_argument
     add(
         "--preset",
         choices=PRESETS,
         default=DEFAULT_PRESET,
-        help="settings, and the shape of the data that are generated without --data: real-sim's "
+        help="default settings, and the shape of the data generated without --data: real-sim's "
         "scaled down, or the paper's for real-sim or KDD Cup 2010 (default: %(default)s)",
     )
     add(
         "--data",
         type=Path,
         metavar="FILE",
-        help="samples in the format of libsvm, with labels 0 and 1, or -1 and 1; 1000 of them, "
-        "or a fifth, are held out to test with",
+        help="samples in libsvm's format, with labels 0 and 1, or -1 and 1; 1000 of them, or a "
+        "fifth if that is less, are held out for testing",
     )
-    add("--test", type=Path, metavar="FILE", help="test with these instead")
+    add("--test", type=Path, metavar="FILE", help="samples for testing instead")
     add(
         "--features",
         type=whole(1),
         metavar="N",
-        help="parameters of the model (default: as many as the samples of --data have, else "
-        f"{', '.join(f'{each.features:,} of {name}' for name, each in PRESETS.items())}; KDD Cup "
-        f"2010 has {KDD_FEATURES:,}, of which each simulated node takes 0.16 GB)",
+        help="number of the model's parameters (default: as many as the samples of --data have, "
+        f"else {', '.join(f'{each.features:,} for {name}' for name, each in PRESETS.items())}; "
+        f"KDD Cup 2010 has {KDD_FEATURES:,}, which take 0.16 GB per simulated node)",
     )
     add("--loss", choices=("hinge", "logistic"), default="hinge", help="(default: %(default)s)")
     add("--lr", type=positive, metavar="RATE", help=f"learning rate η {preset_default('lr')}")
@@ -91,13 +92,13 @@ def add_data_options(group) -> None:
         "--start",
         type=number("that is finite", lambda value: True),
         metavar="W",
-        help=f"what all parameters are at first {preset_default('start')}",
+        help=f"initial value of all parameters {preset_default('start')}",
     )
     add(
         "--samples",
         type=whole(1),
         metavar="N",
-        help=f"what the fastest node consumes {preset_default('samples')}",
+        help=f"samples that the fastest node consumes {preset_default('samples')}",
     )
     add(
         "--evaluate-every",
@@ -106,18 +107,18 @@ def add_data_options(group) -> None:
         metavar="N",
         help=f"samples of the fastest node between evaluations {preset_default('every')}",
     )
-    add("--seed", type=whole(0), default=0, metavar="N", help="of all draws (default: %(default)s)")
+    add("--seed", type=whole(0), default=0, metavar="N", help="random seed (default: %(default)s)")
     add(
         "--seeds",
         type=whole(1),
         metavar="N",
-        help="train with so many orders of the samples, from --seed on, and draw the means "
+        help="number of seeds, from --seed up, that order the samples; the means are plotted "
         f"{preset_default('seeds')}",
     )
 
 
 def add_method_options(group) -> None:
-    """Add what says how models become one."""
+    """Add the options of the methods."""
     add = group.add_argument
     add(
         "--method",
@@ -131,7 +132,7 @@ def add_method_options(group) -> None:
         "--rate",
         type=share,
         metavar="R",
-        help="contraction rate r of the weights r^T; at most 1 - RATE·LAMBDA by the paper, which "
+        help="contraction rate r of the weights r^T; the paper's bound is 1 - RATE·LAMBDA, which "
         "is the default",
     )
     add(
@@ -145,20 +146,20 @@ def add_method_options(group) -> None:
         type=whole(1),
         default=DEFAULT_WORKERS,
         metavar="N",
-        help="of a node of delay and delay-wp (default: %(default)s)",
+        help="workers per node, for delay and delay-wp (default: %(default)s)",
     )
     add(
         "--check",
         dest="acceptance",
         choices=("none", "paper"),
         default="none",
-        help="which of their late updates are made: all, or those that the paper's Algorithm 4 "
-        "accepts, which are few (default: %(default)s)",
+        help="late updates of delay and delay-wp that are applied: all, or only those that the "
+        "paper's Algorithm 4 accepts, which are few (default: %(default)s)",
     )
 
 
 def add_node_options(group) -> None:
-    """Add what says how fast nodes are."""
+    """Add the options of the nodes' speeds."""
     add = group.add_argument
     add(
         "--slow-rank",
@@ -166,15 +167,15 @@ def add_node_options(group) -> None:
         action=Once,
         default={},
         metavar="R:FACTOR",
-        help="rank R takes FACTOR times as long, or has this share of its speed if below 1; may be "
-        "given for several ranks",
+        help="rank R takes FACTOR times as long per sample, or below 1 has that share of its "
+        "speed; may be given for several ranks",
     )
     add(
         "--cluster",
         type=speeds,
         metavar="SPEEDS",
-        help="simulate nodes of these speeds in one process, such as 1,1,0.5, or the paper's 20, "
-        "7 of them at 0.5 to 0.7: paper",
+        help="simulate nodes of these speeds in one process, such as 1,1,0.5; or paper: its 20 "
+        "nodes, 7 of them at 0.5 to 0.7",
     )
     add(
         "--machine",
@@ -186,8 +187,8 @@ def add_node_options(group) -> None:
         dest="sample_time_us",
         type=positive,
         metavar="US",
-        help="microseconds that a sample takes a simulated node of speed 1 "
-        f"(default: {SAMPLE_TIME_US:g}), or a rank at least",
+        help="microseconds per sample of a simulated node of speed 1 (default: "
+        f"{SAMPLE_TIME_US:g}), or the least of a rank",
     )
 
 
@@ -210,9 +211,9 @@ def speeds(text: str) -> list[float]:
 
 
 def check(settings: argparse.Namespace) -> list[str]:
-    """Refuse options that do not go together, and return the modules that are needed.
+    """Refuse options that conflict, and return the modules that are needed.
 
-    What is not given is then the preset's.
+    Options that are not given get the preset's values.
     """
     parser, preset = settings.parser, PRESETS[settings.preset]
     if settings.test and not settings.data:

@@ -1,4 +1,4 @@
-"""``wagma train``: train a model by one algorithm."""
+"""``wagma train``: train a model with one algorithm."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ CONTRACT = """\
 a script defines:
   model()             returns the torch.nn.Module to train
   data(rank, size, batch_size, seed)
-                      returns two iterables of batches: this rank's to train on,
-                      started again when exhausted, and those to test with
+                      returns two iterables of batches: this rank's training
+                      data, restarted when exhausted, and the test data
   loss(model, batch)  returns the mean loss, a scalar tensor
 and may define:
   metrics(model, batch)
-                      returns what to report of a test batch, numbers by name;
-                      without it that is the loss
+                      returns a dictionary of numbers to report for a test batch;
+                      without this function the loss is reported
   optimizer(parameters)
-                      returns the torch.optim.Optimizer of a rank's own steps, of
-                      one group of parameters or several; without it --optimizer
+                      returns the torch.optim.Optimizer of a rank's own steps,
+                      with one parameter group or several; replaces --optimizer
   scheduler(optimizer)
-                      returns what changes its learning rate, which makes a step
-                      after every training step
+                      returns its learning-rate scheduler, stepped after every
+                      training step
 """
 TRAIN_EXAMPLES = """\
 examples:
@@ -53,15 +53,15 @@ def add(commands) -> None:
     """Add the command ``train``."""
     parser = commands.add_parser(
         "train",
-        help="train a model: on digits, on folders of images, or your own",
+        help="train a model: on digits, on folders of images, or by your own script",
         description="Train a model, each rank on its own part of the data, and test the average "
-        "of all ranks' models. Without --images or --script, that is a small convolutional "
-        "network on scikit-learn's digits.",
+        "of all ranks' models. The default task is a small convolutional network on scikit-learn's "
+        "digits.",
         epilog=f"algorithms, by what they average:\n{listed(METHODS)}\n{CONTRACT}\n"
         f"{TRAIN_EXAMPLES}\n{EXIT_STATUSES}",
     )
     parser.set_defaults(parser=parser, command=run, check=check, run=job.run)
-    add_task_options(parser.add_argument_group("what is trained"))
+    add_task_options(parser.add_argument_group("task"))
     group = parser.add_argument_group("training")
     add_training_options(group)
     add_device(group)
@@ -72,17 +72,17 @@ def add(commands) -> None:
         type=chosen(METHODS),
         default=DEFAULT,
         metavar="NAME",
-        help="one of those listed below, with options of its own, such as wagma:late=paper:overlap "
+        help="an algorithm listed below, with options of its own, such as wagma:late=paper:overlap "
         "(default: %(default)s)",
     ).completer = completer(METHODS, several=False)
     add_shared_options(group)
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
-    add_run_options(parser.add_argument_group("the run's files"))
+    add_run_options(parser.add_argument_group("output"))
     add_log_level(parser)
 
 
 def check(settings: argparse.Namespace) -> list[str]:
-    """Refuse options that do not go together, and return the modules that training needs."""
+    """Refuse options that conflict, and return the modules that training needs."""
     algorithm = settings.algorithm
     resolve(settings, [algorithm], f"not allowed with argument --algorithm {algorithm.label}")
     settings.algorithm = algorithm.label
@@ -93,7 +93,7 @@ def check(settings: argparse.Namespace) -> list[str]:
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
-    """Check what only the running job knows, and train."""
+    """Check what depends on the running job, and train."""
     task, directory = prepare(settings, comm)
     from wagma.train import train  # not at the top: it loads torch
 

@@ -1,4 +1,4 @@
-"""Options of a training: what a rank's steps are, whatever is averaged."""
+"""Options of the training that do not depend on the algorithm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ positive = number("above 0", lambda value: value > 0)
 
 
 def add_training_options(group) -> None:
-    """Add what a training without averaging would have as well."""
+    """Add the options of each rank's own training."""
     add = group.add_argument
     add_length_options(group, DEFAULT_STEPS)
     add(
@@ -18,12 +18,12 @@ def add_training_options(group) -> None:
         type=whole(1),
         default=32,
         metavar="N",
-        help="samples that a rank draws at each step (default: %(default)s)",
+        help="samples per rank and batch (default: %(default)s)",
     )
     add(
         "--optimizer",
         choices=local.OPTIMIZERS,
-        help="what makes a rank's own steps, unless a script defines optimizer() "
+        help="optimizer of a rank's own steps, unless a script defines optimizer() "
         f"(default: {local.DEFAULT})",
     )
     add(
@@ -36,7 +36,7 @@ def add_training_options(group) -> None:
         "--momentum",
         type=number("from 0 to below 1", lambda value: 0 <= value < 1),
         metavar="M",
-        help=f"momentum, which stays on its rank (default: {defaults_of('momentum')})",
+        help=f"momentum, which is not averaged (default: {defaults_of('momentum')})",
     )
     add(
         "--weight-decay",
@@ -48,15 +48,15 @@ def add_training_options(group) -> None:
         "--clip-norm",
         type=positive,
         metavar="NORM",
-        help="scale the gradient that a step uses down to this norm, where it is longer; that is "
-        "the averaged one, where gradients are averaged (default: leave it)",
+        help="clip the gradient of a step to this norm, after averaging if the algorithm averages "
+        "gradients (default: no clipping)",
     )
     add(
         "--accumulate",
         type=whole(1),
         default=1,
         metavar="N",
-        help="batches whose mean gradient a step uses (default: %(default)s)",
+        help="batches per step, which uses their mean gradient (default: %(default)s)",
     )
     add(
         "--seed",
@@ -69,57 +69,57 @@ def add_training_options(group) -> None:
 
 
 def add_length_options(group, default: int) -> None:
-    """Add when ranks end: after so many steps, or after a time; `resolve_length` has the default.
+    """Add the options that end a training, or a simulated one: a number of steps, or a time.
 
-    Whether ranks train in a job or in simulated time makes no difference.
+    `resolve_length` sets the default.
     """
     add = group.add_mutually_exclusive_group().add_argument
     add(
         "--steps",
         type=whole(1),
         metavar="N",
-        help=f"steps that every rank makes (default: {default})",
+        help=f"steps of every rank (default: {default})",
     )
     add(
         "--seconds",
         type=positive,
         metavar="S",
-        help="instead: for how long every rank makes steps, of which fast ranks make more; "
-        "a comparison with a rank that is always slow says something only so",
+        help="end by time instead, after which fast ranks have made more steps; needed to compare "
+        "algorithms with a rank that is always slow",
     )
 
 
 def resolve_length(settings, default: int) -> None:
-    """Let ranks make so many steps where the command line says neither that nor a time."""
+    """Set the number of steps if the command line has neither that nor a time."""
     if settings.steps is None and settings.seconds is None:
         settings.steps = default
 
 
 def add_evaluation_options(group, default: str) -> None:
-    """Add when a model is evaluated; ``default`` says so in words where it is not given."""
+    """Add the options that select when to evaluate; ``default`` is the default in words."""
     add = group.add_mutually_exclusive_group().add_argument
     add(
         "--evaluate-every",
         type=whole(1),
         metavar="STEPS",
-        help="test the average of all ranks' models also as they were after every so many steps: "
-        "ranks keep copies, which are tested after the training, outside of its time "
+        help="also evaluate the average of all ranks' models as they were after every STEPS steps: "
+        "ranks keep copies, which are evaluated after the training and outside its time "
         f"(default: {default})",
     )
     add(
         "--evaluate-every-seconds",
         type=positive,
         metavar="S",
-        help="the same, as all ranks' models were at the same time, every so many seconds",
+        help="the same for the models as they were at the same time on all ranks, every S seconds",
     )
 
 
 def check_length(settings) -> None:
-    """Refuse an evaluation after steps of which ranks make different numbers; set the default."""
+    """Refuse --evaluate-every with --seconds, and set the default length."""
     resolve_length(settings, DEFAULT_STEPS)
     if settings.seconds is not None and settings.evaluate_every is not None:
         settings.parser.error(
-            "argument --evaluate-every: not allowed with argument --seconds, in which ranks make "
+            "argument --evaluate-every: not allowed with argument --seconds, as ranks make "
             "different numbers of steps: use --evaluate-every-seconds"
         )
 

@@ -1,7 +1,7 @@
 """The methods that a job can train by, each declared in a module of its own as its `METHOD`.
 
-`METHODS` has them by the names that the command line has for them, `REFERENCES` those of torch's
-own, which are there for comparisons.
+`METHODS` maps their names on the command line to them, `REFERENCES` those of torch's own methods,
+for comparisons.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ REFERENCES: dict[str, Method] = {
 
 
 def named(name: str) -> Method:
-    """Return the method or reference of this name, also where options follow it."""
+    """Return the method or reference of this name, which options may follow."""
     name = name.partition(":")[0]
     return METHODS.get(name) or REFERENCES[name]
 
 
 def example(name: str) -> str | None:
-    """Return how an option of this name is written, None where no method has it."""
+    """Return the usage of the option of this name, None if no method has it."""
     for method in METHODS.values():
         option = method.option(name)
         if option is not None:

@@ -10,7 +10,7 @@ from wagma.methods.shared import SHARED
 
 
 def table() -> str:
-    """Return Markdown: a line for each method, followed by those of its own options."""
+    """Return Markdown: a line for each method, followed by lines for its own options."""
     lines = ["| `--algorithm` | what it is | default |", "| --- | --- | --- |"]
     for name, method in (METHODS | REFERENCES).items():
         shared = ", ".join(f"`{option.flag}`" for option in method.options if option in SHARED)

@@ -7,7 +7,7 @@ from wagma.methods.shared import GRAPH, TRANSPORT
 
 METHOD = Method(
     "ad-psgd",
-    "models of random pairs, while they compute; nobody waits",
+    "models of random pairs, in the background; no rank waits",
     optimizer="wagma.optim.ADPSGD",
     simulated="wagma.simulation.peers.ad_psgd",
     options=(replace(GRAPH, otherwise="any two ranks may meet"), TRANSPORT),

@@ -14,7 +14,7 @@ METHOD = Method(
         replace(GRAPH, default="ring"),
         Option(
             "clock",
-            "whom a step waits for: the neighbors, or all ranks",
+            "ranks that a step waits for: its neighbors, or all",
             "neighbors",
             choices=("neighbors", "global"),
         ),

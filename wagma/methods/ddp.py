@@ -4,7 +4,7 @@ from wagma.methods.method import Method
 
 METHOD = Method(
     "ddp",
-    "torch's DistributedDataParallel, over gloo or nccl: gradients, in every step",
+    "torch's DistributedDataParallel, over gloo or nccl: gradients, at every step",
     optimizer="wagma.references.DDP",
     simulated="wagma.simulation.methods.allreduce",
     color="#777777",

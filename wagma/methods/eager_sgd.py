@@ -5,13 +5,14 @@ from wagma.methods.shared import SYNC_PERIOD, TRANSPORT
 
 METHOD = Method(
     "eager-sgd",
-    "gradients, over all ranks as its trigger says; models, every --sync-period steps",
+    "gradients over all ranks, at every step, without waiting for stragglers; models, every "
+    "--sync-period steps",
     optimizer="wagma.optim.EagerSGD",
     simulated="wagma.simulation.methods.eager_sgd",
     options=(
         Option(
             "trigger",
-            "whom an average waits for: the first rank, or one drawn for each",
+            "what starts an average: the first rank that calls, or one drawn at random",
             "solo",
             choices=("solo", "majority"),
         ),

@@ -13,17 +13,17 @@ from wagma.methods.shared import GRAPH, TRANSPORT
 
 
 def gap(text: str) -> int | None:
-    """Convert a number of iterations from 1 on, or none."""
+    """Convert a positive number of iterations, or none."""
     if text.lower() == "none":
         return None
     try:
         return whole(1)(text)
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, nor none") from None
+        raise argparse.ArgumentTypeError(f"{error}; or none") from None
 
 
 def no_such_setting(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Say why the options do not go together, or not on their graph with so many ranks."""
+    """Return the conflict of the options with each other, the graph or the number of ranks."""
     from collectives.graphs import edges_of  # not at the top: they load numpy
     from collectives.queued_neighbor_average import checked_settings
 
@@ -38,55 +38,56 @@ def no_such_setting(options: Mapping[str, Any], ranks: int) -> str | None:
 SETTINGS = (
     Option(
         "max_gap",
-        "iterations that a rank may be ahead of those that average its model; none: any number",
+        "most iterations that a rank may be ahead of ranks that average its model; none: no limit",
         5,
         convert=gap,
         metavar="N|none",
     ),
     Option(
         "backup",
-        "models that an average does without",
+        "neighbors' models that an average may omit",
         0,
         convert=whole(0),
         metavar="B",
     ),
     Option(
         "staleness",
-        "iterations by which a neighbor's model may be older",
+        "iterations by which a neighbor's model may be older than the rank's own",
         convert=whole(0),
         metavar="S",
         otherwise="all are of the same iteration",
     ),
     Option(
         "max_skip",
-        "iterations that a rank which is behind goes on by at a time, at most",
+        "most iterations that a rank skips at once when it has fallen behind",
         0,
         convert=whole(0),
         metavar="N",
     ),
     Option(
         "skip_trigger",
-        "a rank is behind if it is so by more iterations than these, to all that average its model",
+        "a rank has fallen behind if it is more iterations than this behind all that average its "
+        "model",
         1,
         convert=whole(0),
         metavar="N",
     ),
     Option(
         "mode",
-        "who is ahead waits for tokens, or until each of its models has been averaged",
+        "a rank that is ahead waits for tokens, or until its last model has been averaged by all",
         "standard",
         choices=("standard", "notify-ack"),
     ),
     Option(
         "order",
-        "a model is sent before the step that is added to its average, or with it",
+        "a model is sent before the step that is added to its average, or after it",
         "parallel",
         choices=("parallel", "serial"),
     ),
 )
 METHOD = Method(
     "hop",
-    "models with the neighbors in a graph, some of whom may be late or several steps behind",
+    "models with the neighbors in a graph, of which some may be late or several steps behind",
     optimizer="wagma.optim.Hop",
     simulated="wagma.simulation.peers.hop",
     options=(

@@ -12,8 +12,8 @@ METHOD = Method(
         SYNC_PERIOD,
         Option(
             "trigger",
-            "when all average: after so many steps of each rank, or of the first, for which the "
-            "others end the step that they are in",
+            "when all ranks average: after --sync-period steps of each rank, or of the fastest, at "
+            "the end of the others' current steps",
             "count",
             choices=("count", "solo"),
         ),

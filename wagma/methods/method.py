@@ -1,6 +1,6 @@
-"""What a method of training is to the command, its checks and the documentation.
+"""How a training method is declared, for the command line, its checks and the documentation.
 
-Importing this module, and methods' own, loads neither torch nor MPI nor numpy: --help does not.
+Importing it, or a method's module, loads neither torch nor MPI nor numpy, for a fast --help.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from wagma.optim.interfaces import AveragingOptimizer
+    from wagma.simulation import Result
 
 __all__ = ["Method", "Option", "load", "on_or_off"]
 
 
 def on_or_off(text: str) -> bool:
-    """Convert what an option that is on or off is written as."""
+    """Convert the text of a Boolean option."""
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
     return text.lower() == "true"
 
 
 def never(value: Any, ranks: int) -> str | None:
-    """Every job can have it."""
+    """Accept any value."""
     return None
 
 
 def any_options(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Every job can have them together."""
+    """Accept any combination."""
     return None
 
 
@@ -43,15 +44,15 @@ class Option:
     """An option of a method, written NAME:option=value, or NAME:option to switch it on.
 
     Attributes:
-        name: the argument of the optimizer's class, and of the simulated method's settings.
-        help: what it is, without its default.
-        default: its value where it is not given.
-        choices: the words that it is one of; () where others are allowed.
-        convert: makes its value of a word, or raises `argparse.ArgumentTypeError`.
-        metavar: what stands for its value in --help, where there are no choices.
-        otherwise: the default in words, where the value does not say it.
-        simulated: whether the simulated method has it too.
-        problem: says why a job of so many ranks cannot have a value, None where it can.
+        name: the optimizer's keyword argument, and a name in the simulated method's settings.
+        help: its description, without the default.
+        default: its value if it is not given.
+        choices: its allowed values; () if others are allowed.
+        convert: converts text to its value, or raises `argparse.ArgumentTypeError`.
+        metavar: the placeholder of its value in --help, if it has no choices.
+        otherwise: the default in words, if the value does not tell.
+        simulated: whether the simulated method takes it as well.
+        problem: returns why a value is invalid for a number of ranks, None if it is valid.
     """
 
     name: str
@@ -66,37 +67,45 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """What a command calls it, where it has it for all methods at once."""
+        """The command's option that sets it for all methods at once."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def usage(self) -> str:
-        """What can be written: "option=a|b", "option=N" or "option"."""
+        """How it is written: "option=a|b", "option=N" or "option"."""
         if self.convert is on_or_off:
             return self.name
         return f"{self.name}={'|'.join(self.choices) or self.metavar}"
 
     def words(self) -> list[str]:
-        """Return what it can be written as, as far as that is known."""
+        """Return the ways to write it, as far as they are known."""
         if self.convert is on_or_off:
             return [self.name]
         return [f"{self.name}={choice}" for choice in self.choices or ("",)]
 
     @property
     def help_with_default(self) -> str:
-        """What it is, and its default."""
+        """Its description and its default."""
         if self.convert is on_or_off:
             return self.help
         return f"{self.help} (default: {self.otherwise or self.default})"
 
     def value_of(self, text: str) -> Any:
-        """Return the value of a word, or raise `argparse.ArgumentTypeError`."""
+        """Return the value of `text`.
+
+        Raises:
+            argparse.ArgumentTypeError: it is invalid.
+        """
         if self.choices and text not in self.choices:
             raise argparse.ArgumentTypeError(f"must be {' or '.join(self.choices)}, not {text!r}")
         return self.convert(text)
 
     def checked(self, value: Any) -> Any:
-        """Return a value that a program gives, or raise ValueError."""
+        """Return `value`, given in Python, converted.
+
+        Raises:
+            ValueError: it is invalid.
+        """
         if value == self.default:
             return value
         try:
@@ -107,19 +116,19 @@ class Option:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of training, declared once: everything that lists methods reads it here.
+    """A training method, declared once: all lists of methods are made from these declarations.
 
     Attributes:
-        name: what the command line calls it.
-        help: what it averages, with whom, in one line.
+        name: its name on the command line.
+        help: what it averages and with which ranks, in one line.
         optimizer: the dotted name of the optimizer's class.
-        simulated: the dotted name of what returns its `wagma.simulation.core.Method`, from
-            `wagma.simulation.Settings` and the number of ranks.
-        options: those that it takes.
-        color: of its curves in plots.
-        seeded: whether it draws something, and the class takes the job's seed.
-        conflict: says why a job of so many ranks cannot have these options together, where each
-            alone has no problem; None where it can.
+        simulated: the dotted name of a function that returns its `wagma.simulation.core.Method`
+            for `wagma.simulation.Settings` and a number of ranks.
+        options: its options.
+        color: the color of its curves in plots.
+        seeded: whether the optimizer's class takes the job's seed.
+        conflict: returns why options that are valid alone are invalid together, for a number of
+            ranks; None if they are valid.
     """
 
     name: str
@@ -132,14 +141,14 @@ class Method:
     conflict: Callable[[Mapping[str, Any], int], str | None] = any_options
 
     def option(self, name: str) -> Option | None:
-        """Return its option of this name, None where it has none."""
+        """Return its option of this name, None if it has none."""
         return next((option for option in self.options if option.name == name), None)
 
     def given(self, words: Iterable[str]) -> dict[str, Any]:
-        """Return the values of options that are written as "option=value" or "option".
+        """Return the values of options by name, from `words` such as "option=value" or "option".
 
         Raises:
-            argparse.ArgumentTypeError: it has no such option, or not with this value.
+            argparse.ArgumentTypeError: it has no such option, or the value is invalid.
         """
         values = {}
         for word in words:
@@ -161,27 +170,38 @@ class Method:
         return values
 
     def resolved(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all its options: these values of them, and the defaults of the others."""
+        """Return all its options: `values` of some by name, and the defaults of the others."""
         return {option.name: values.get(option.name, option.default) for option in self.options}
 
     def problem(self, options: Mapping[str, Any], ranks: int) -> str | None:
-        """Return why a job of so many ranks cannot have these options; None: it can."""
+        """Return why a job of so many `ranks` cannot have these `options`; None: it can."""
         found = (option.problem(options[option.name], ranks) for option in self.options)
         return next(filter(None, found), None) or self.conflict(options, ranks)
 
     def idle_rank(self, options: Mapping[str, Any]) -> int | None:
-        """Return the rank that makes no steps with these options; None: all make some."""
+        """Return the rank that makes no steps with these `options`; None: all make some."""
         return options["controller_rank"] if options.get("controller_only") else None
 
     def make(
         self,
         local: torch.optim.Optimizer,
         model: torch.nn.Module,
-        comm: MPI.Comm,
+        comm: MPI.Intracomm,
         options: Mapping[str, Any],
         seed: int,
     ) -> AveragingOptimizer:
-        """Make its optimizer around a local one; collective."""
+        """Make its optimizer around a local one; collective.
+
+        Args:
+            local: the optimizer of a rank's own steps.
+            model: whose parameters these change.
+            comm: mpi4py intracommunicator of the ranks that train together.
+            options: by name, as `resolved` returns them.
+            seed: of what the method draws, the same on all ranks.
+
+        Returns:
+            The optimizer, which is to be closed.
+        """
         seeded = {"seed": seed} if self.seeded else {}
         return load(self.optimizer)(local, model, comm=comm, **options, **seeded)
 
@@ -195,10 +215,16 @@ class Method:
         return self._simulate_free(seconds, options, None).wall
 
     def bound_of_steps(self, seconds: np.ndarray, options: Mapping[str, Any], limit: float) -> int:
-        """Return how many steps all ranks would make in so many seconds, as `bound` does."""
+        """Return how many steps all ranks would make within `limit` seconds, as `bound` does.
+
+        Args:
+            seconds, options: those of `bound`.
+        """
         return int(self._simulate_free(seconds, options, limit).made.sum())
 
-    def _simulate_free(self, seconds, options, limit):
+    def _simulate_free(
+        self, seconds: np.ndarray, options: Mapping[str, Any], limit: float | None
+    ) -> Result:
         from wagma.simulation import FREE, Settings, simulate  # not at the top: it loads numpy
 
         known = {name: options[name] for name in self.simulated_options if name in options}

@@ -8,22 +8,22 @@ from wagma.methods.shared import TRANSPORT
 
 
 def none_left(backups: int, ranks: int) -> str | None:
-    """Say why a round of such a job cannot do without so many ranks."""
+    """Return why a round of such a job cannot omit so many ranks."""
     if backups >= ranks:
-        return f"{backups} backups in a job of {ranks} ranks: one must be left"
+        return f"{backups} backups in a job of {ranks} ranks: at most {ranks - 1} are possible"
     return None
 
 
 METHOD = Method(
     "parameter-server",
-    "one model on rank 0, to which all send updates, as its mode says",
+    "updates, into one model on rank 0",
     optimizer="wagma.optim.ParameterServer",
     simulated="wagma.simulation.peers.parameter_server",
     options=(
         Option(
             "mode",
-            "whom the server waits for: all ranks; all but the backups; nobody; nobody, and "
-            "updates to old models count less",
+            "ranks that the server waits for: all; all but the backups; none; none, with less "
+            "weight for updates to old models",
             "bsp",
             choices=("bsp", "backup", "asp", "hete"),
         ),

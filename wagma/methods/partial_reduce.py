@@ -11,37 +11,39 @@ from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, S
 
 
 def no_groups(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Say why there are no such groups in a job of so many ranks."""
+    """Return why there are no such groups in a job of so many ranks."""
     ranks -= options["controller_only"]
     if options["group_size"] is not None and options["group_size"] > ranks:
         return f"groups of {options['group_size']} of the {ranks} ranks that train"
     group_size = min(options["group_size"] or 3, ranks)
     if group_size < 2 and ranks > 1:
-        return "groups of 1, which average nothing: they must be of 2 or more"
+        return "groups of 1 rank: at least 2 are needed to average"
     least = -(-(ranks - 1) // max(group_size - 1, 1))
     if options["history"] is not None and options["history"] < least:
         return (
-            f"a history of {options['history']} groups, but it takes {least} to connect all ranks"
+            f"a history of {options['history']} groups: at least {least} are needed to connect all "
+            "ranks"
         )
     return None
 
 
 METHOD = Method(
     "partial-reduce",
-    "models in groups, of 3 if not given, of the ranks that are ready first",
+    "models in groups of the ranks that are ready first",
     optimizer="wagma.optim.PartialReduce",
     simulated="wagma.simulation.partial_reduce.partial_reduce",
     options=(
         Option(
             "weights",
-            "all members of a group count alike, or less the older their models are",
+            "weights of a group's models: equal, or lower for older ones",
             "constant",
             choices=("constant", "dynamic"),
             simulated=False,
         ),
         Option(
             "alpha",
-            "how much models count with weights=dynamic that are one iteration older",
+            "with weights=dynamic, the factor by which one iteration of age reduces a model's "
+            "weight",
             0.5,
             convert=number("from 0 to below 1", lambda value: 0 <= value < 1),
             metavar="A",
@@ -49,16 +51,16 @@ METHOD = Method(
         ),
         Option(
             "missing",
-            "for what iterations count with weights=dynamic that no member has: for the nearest "
-            "that one has, or for the initial model",
+            "with weights=dynamic, what gets the weight of an iteration that no member has: the "
+            "nearest one that a member has, or the initial model",
             "nearest",
             choices=("nearest", "initial"),
             simulated=False,
         ),
         Option(
             "history",
-            "groups in which the controller looks at who has met whom, lest ranks stay among "
-            "themselves",
+            "recent groups that must connect all ranks; otherwise the controller forms a group "
+            "that does",
             convert=whole(1),
             metavar="T",
             otherwise="enough to connect N ranks: (N / S) (ln N + 3)",

@@ -11,39 +11,38 @@ from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, S
 
 
 def no_controller(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Say why these options leave nothing to do for a controller."""
+    """Return why these options leave a controller nothing to do."""
     if options["controller_only"] and options["groups"] == "static":
-        return "a controller only, but groups=static needs none"
+        return "--controller-only, but groups=static needs no controller"
     return None
 
 
 METHOD = Method(
     "ripples",
-    "models in groups, of 3 if not given, that a generator makes when a rank asks for one; only "
-    "members wait for each other",
+    "models in groups that a generator makes at a rank's request; only members wait for each other",
     optimizer="wagma.optim.Ripples",
     simulated="wagma.simulation.ripples.ripples",
     options=(
         Option(
             "groups",
-            "how they are made: a new random one for every step; of all ranks that wait for "
-            "nobody at once, without those that are too slow; by a schedule",
+            "how groups are made: a random one for each request; by dividing all ranks that are "
+            "not waiting, except those too far behind; by a schedule",
             "smart",
             choices=("random", "smart", "static"),
         ),
         Option(
             "threshold",
-            "steps by which a rank is too slow for groups=smart",
+            "steps behind from which groups=smart leaves a rank out",
             4,
             convert=whole(1),
             metavar="C",
         ),
         Option(
             "ranks_per_node",
-            "ranks that count as a node for groups=smart and static",
+            "ranks per node, for groups=smart and groups=static",
             convert=whole(1),
             metavar="N",
-            otherwise="MPI's",
+            otherwise="as MPI reports",
         ),
         GROUP_SIZE,
         SYNC_EVERY,

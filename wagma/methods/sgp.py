@@ -8,7 +8,7 @@ from wagma.methods.shared import TRANSPORT
 
 
 def too_many(neighbors: int, ranks: int) -> str | None:
-    """Say why ranks of such a job cannot push to so many others."""
+    """Return why ranks of such a job cannot push to so many others."""
     hops = max(1, (ranks - 1).bit_length())
     if neighbors > hops:
         return (
@@ -20,7 +20,7 @@ def too_many(neighbors: int, ranks: int) -> str | None:
 
 METHOD = Method(
     "sgp",
-    "shares of models pushed to some ranks, other ones in every step",
+    "shares of models, pushed to different ranks at every step",
     optimizer="wagma.optim.SGP",
     simulated="wagma.simulation.peers.sgp",
     options=(

@@ -1,4 +1,4 @@
-"""Options that several methods have; a command has them for all its methods at once, too."""
+"""Options that several methods have; commands also accept them for all methods at once."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from wagma.methods.method import Option, on_or_off
 
 
 def larger_than_the_job(group_size: int | None, ranks: int) -> str | None:
-    """Say why a job of so many ranks has no groups of this size."""
+    """Return why a job of so many ranks has no groups of this size."""
     if group_size is not None and group_size > ranks:
         return f"groups of {group_size} in a job of {ranks} ranks"
     return None
 
 
 def outside_the_job(controller_rank: int, ranks: int) -> str | None:
-    """Say why a job of so many ranks has no such controller."""
+    """Return why a job of so many ranks has no such controller."""
     if controller_rank >= ranks:
         return f"a controller on rank {controller_rank} in a job of {ranks} ranks"
     return None
 
 
 def nobody_left(controller_only: bool, ranks: int) -> str | None:
-    """Say why a job of so many ranks has no rank for a controller only."""
-    return "a controller only, and nobody who trains" if controller_only and ranks == 1 else None
+    """Return why a job of so many ranks cannot spare one for the controller."""
+    return "--controller-only leaves no rank to train" if controller_only and ranks == 1 else None
 
 
 def fraction(text: str) -> float:
@@ -49,7 +49,7 @@ def graph_name(text: str) -> str:
 
 
 def no_such_graph(name: str | None, ranks: int) -> str | None:
-    """Say why so many ranks have no graph of this name."""
+    """Return why so many ranks have no graph of this name."""
     from collectives.graphs import edges_of
 
     try:
@@ -61,15 +61,15 @@ def no_such_graph(name: str | None, ranks: int) -> str | None:
 
 GROUP_SIZE = Option(
     "group_size",
-    "ranks that average with each other at a step",
+    "ranks per group",
     convert=whole(1),
     metavar="S",
-    otherwise="3; of wagma the square root of the number of ranks, rounded up to a power of two",
+    otherwise="3; for wagma the square root of the number of ranks, rounded up to a power of two",
     problem=larger_than_the_job,
 )
 CONTROLLER_RANK = Option(
     "controller_rank",
-    "the rank whose engine says which ranks average",
+    "rank whose engine forms the groups",
     0,
     convert=whole(0),
     metavar="R",
@@ -78,7 +78,7 @@ CONTROLLER_RANK = Option(
 )
 CONTROLLER_ONLY = Option(
     "controller_only",
-    "that rank makes no steps of its own",
+    "do not train on the controller rank",
     False,
     convert=on_or_off,
     simulated=False,
@@ -86,7 +86,7 @@ CONTROLLER_ONLY = Option(
 )
 SYNC_EVERY = Option(
     "sync_every",
-    "steps from one average of a rank's to its next",
+    "steps from one average of a rank to its next",
     1,
     convert=whole(1),
     metavar="STEPS",
@@ -100,38 +100,38 @@ SYNC_PERIOD = Option(
 )
 WIRE_DTYPE = Option(
     "wire_dtype",
-    "send wider numbers as these",
+    "send wider numbers in this data type",
     choices=("float16", "bfloat16"),
-    otherwise="as they are",
+    otherwise="their own",
     simulated=False,
 )
 TRANSPORT = Option(
     "transport",
-    "how the ranks of a node exchange models: in memory that they share, or by messages",
+    "how the ranks of a node exchange models: in shared memory, or by messages",
     choices=("shared", "messages"),
-    otherwise="shared where it can be",
+    otherwise="shared where possible",
     simulated=False,
 )
-# The name is the same in several methods, the default is not: it is each one's own.
+# Several methods have it, each with a default of its own.
 GRAPH = Option(
     "graph",
-    "the graph of the ranks: ring, ring-based, double-ring, or hierarchical-4+2+2 of machines with "
-    "so many ranks, where -gateways-2 may follow",
+    "graph of the ranks: ring, ring-based, double-ring, or hierarchical-4+2+2 for machines with "
+    "4, 2 and 2 ranks; -gateways-2 may follow",
     convert=graph_name,
     metavar="NAME",
     problem=no_such_graph,
 )
 WEIGHTS = Option(
     "weights",
-    "what a rank's model weighs in an average: what its step gave, or by its work since the last "
-    "average over all ranks: the sum of that, or WP-SGD's weight",
+    "weight of a rank's model: the one given to its last step, the sum of these since the last "
+    "average over all ranks, or WP-SGD's weight for that sum",
     "given",
     choices=("given", "work", "wp"),
     simulated=False,
 )
 CONTRACTION = Option(
     "contraction",
-    "by which factor a step brings a model closer to the optimum, for WP-SGD's weights",
+    "factor by which a step brings a model closer to the optimum, for weights=wp",
     0.9,
     convert=fraction,
     metavar="R",

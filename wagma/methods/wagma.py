@@ -12,7 +12,8 @@ from wagma.methods.shared import (
 
 METHOD = Method(
     "wagma",
-    "models in changing groups that wait for nobody, all of them every --sync-period",
+    "models in changing groups, without waiting for stragglers; over all ranks every --sync-period "
+    "steps",
     optimizer="wagma.optim.WAGMA",
     simulated="wagma.simulation.methods.wagma",
     options=(
@@ -20,21 +21,26 @@ METHOD = Method(
         SYNC_PERIOD,
         Option(
             "groups",
-            "new ones at every step, or always the same",
+            "new groups at every step, or always the same",
             "changing",
             choices=("changing", "fixed"),
         ),
-        Option("wait", "whom a step waits for", "nobody", choices=("nobody", "group")),
+        Option(
+            "wait",
+            "ranks that a step waits for: none, or its group",
+            "nobody",
+            choices=("nobody", "group"),
+        ),
         Option(
             "late",
-            "how the model of a rank that came late is merged",
+            "how a late rank's model is merged",
             choices=("paper", "conserving"),
             otherwise="conserving",
             simulated=False,
         ),
         Option(
             "overlap",
-            "compute the next gradient while the model is averaged: gradients are one step staler",
+            "compute the next gradient while the model is averaged; gradients are one step staler",
             False,
             convert=on_or_off,
         ),

@@ -1,4 +1,4 @@
-"""Optimizers that average models or gradients between ranks while they train (they need torch)."""
+"""Optimizers that average models or gradients between ranks during training. They need torch."""
 
 from wagma.optim.adpsgd import ADPSGD
 from wagma.optim.allreduce import Allreduce

@@ -1,4 +1,4 @@
-"""AD-PSGD: random pairs average their models, nobody waits (Lian et al., ICML 2018)."""
+"""AD-PSGD: random pairs average their models; no rank waits (Lian et al., ICML 2018)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ if TYPE_CHECKING:  # importing it initializes MPI
 class ADPSGD(PeerAveraging):
     """Average the model with a random neighbor's while the next gradient is computed.
 
-    A step adds the local optimizer's update to this rank's model, takes it as others' averages have
-    left it, and begins an average with a random neighbor; it waits for nobody.
+    A step adds the local optimizer's update to this rank's model, returns the model with the
+    averages made meanwhile, and begins an average with a random neighbor; it waits for no rank.
 
     Example:
         >>> optimizer = ADPSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
     Attributes:
         collective: the `collectives.PairwiseAverage` that averages.
+
+    Source: that of `collectives.PairwiseAverage`.
     """
+
+    collective: collectives.PairwiseAverage
 
     def __init__(
         self,
@@ -46,8 +50,8 @@ class ADPSGD(PeerAveraging):
         Args:
             optimizer, model, comm: as for `Averaging`.
             graph: connected networkx graph of the ranks, bipartite or not, or the name of one
-                (`collectives.graphs.NAMES`); None: all may meet.
-            seed: of the neighbors drawn.
+                (`collectives.graphs.NAMES`); None: any two ranks may meet.
+            seed: seed of the neighbors drawn.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
@@ -65,7 +69,9 @@ class ADPSGD(PeerAveraging):
             log_level=log_level,
         )
 
-    def _make_collective(self, comm, *, graph, seed, **options):
+    def _make_collective(
+        self, comm: MPI.Intracomm, *, graph: networkx.Graph | str | None, seed: int, **options: Any
+    ) -> collectives.PairwiseAverage:
         self._seed = seed
         return collectives.PairwiseAverage(
             comm, self.flat.vectors, graph=graph, seed=seed, **options

@@ -1,4 +1,4 @@
-"""Allreduce-SGD: synchronous data parallelism, the baseline of all methods."""
+"""Allreduce-SGD: synchronous data parallelism, the baseline."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
 
 class Allreduce(GradientAveraging):
-    """Average the gradients over all ranks in every step, before the local optimizer's.
+    """Average the gradients over all ranks at every step, before the local optimizer's step.
 
-    All ranks wait for each other, take the same step, and have the same parameters, bit for bit:
-    to rounding, those that one process has which trains on all ranks' batches. What holds for
-    all methods that average gradients is said in `GradientAveraging` and `Averaging`.
+    All ranks wait for each other, take the same step, and have the same parameters, bit for bit; up
+    to rounding, these are the parameters of one process that trains on all ranks' batches.
+    `GradientAveraging` and `Averaging` describe what all methods that average gradients share.
 
     Example:
         >>> optimizer = Allreduce(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    Source: Allreduce-SGD, a baseline of WAGMA-SGD (Li et al., TPDS 2021).
     """
+
+    collective: collectives.GroupAllreduce
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Allreduce(GradientAveraging):
             log_level=log_level,
         )
 
-    def _make_collective(self, comm, **options):
+    def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> collectives.GroupAllreduce:
         self._gradients = FlatGradients(self.flat)
         return collectives.GroupAllreduce(
             comm,

@@ -1,4 +1,4 @@
-"""What all methods of this package share: an optimizer that averages between ranks."""
+"""The base class of all methods: an optimizer that averages between ranks."""
 
 from __future__ import annotations
 
@@ -23,22 +23,25 @@ from wagma.optim.wrapper import Wrapper
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Self
+
+    from collectives.result import Result
 
 _made: weakref.WeakSet[Averaging] = weakref.WeakSet()
 
 
 class _JoinBlocks(threading.local):
-    """The `join` blocks that a thread is in, and what it has begun to join in the inner ones.
+    """The `join` blocks that a thread is in, and the joins begun in the inner ones.
 
-    It waits for other ranks only at the end of the outermost: these may need it in the steps of
-    any other optimizer until then.
+    It waits for other ranks only at the end of the outermost block; until then they may need this
+    rank in the steps of any other optimizer.
     """
 
     begun: ExitStack | None = None
 
     @contextmanager
     def enter(self) -> Iterator[ExitStack]:
-        """Return what waits, in its end, for all that is begun in the blocks."""
+        """Return a block that waits, at its end, for the joins begun in it."""
         if self.begun is not None:
             yield self.begun
             return
@@ -53,32 +56,33 @@ _join_blocks = _JoinBlocks()
 
 
 class Averaging(Wrapper):
-    """An optimizer around the user's, whose steps average models or gradients between ranks.
+    """A wrapper of an optimizer whose steps average models or gradients between ranks.
 
-    The model's parameters and floating-point buffers become parts of one vector for each dtype
-    (`FlatModel` says which) and start from rank 0's values on every rank, integer buffers too. The
-    parameter objects stay the same, so the wrapped optimizer and schedulers go on working; `close`
-    gives them memory of their own again. All ranks make the same number of steps, unless they
-    `join`; one that a `GradScaler` skips on some rank for its infinite gradients counts there too.
+    The model's parameters and floating-point buffers become parts of one vector per dtype (see
+    `FlatModel`), and start from rank 0's values on every rank, integer buffers as well. The
+    parameter objects stay the same, so the wrapped optimizer and schedulers continue to work;
+    `close` gives them memory of their own again. All ranks make the same number of steps, unless
+    they `join`; a step that a `GradScaler` skips on some rank because of infinite gradients counts
+    as well.
 
-    Step hooks, here or on the wrapped optimizer, run around its step. A parameter that was frozen
-    when the model was wrapped can be trained later. One that is new to the model cannot, nor is a
-    new persistent floating-point buffer averaged: all methods but `step` that do something with the
-    model raise RuntimeError for them. Where DataLoader workers are spawned, not forked, they import
-    the main script: it must import `mpi4py.MPI`, if it does, inside `if __name__ == "__main__"` or
-    a function.
+    Step hooks, of this optimizer or the wrapped one, run around the wrapped step. A parameter that
+    was frozen when the model was wrapped can be trained later. A new parameter of the model cannot,
+    and a new persistent floating-point buffer is not averaged: all methods except `step` that use
+    the model raise RuntimeError for them. DataLoader workers that are spawned, not forked, import
+    the main script: import `mpi4py.MPI` there only inside `if __name__ == "__main__"` or a
+    function.
 
-    A method is a subclass with `_make_collective` and `_take_step`; a collective is what
-    `interfaces.Collective` says.
+    A method is a subclass with `_make_collective` and `_take_step`; `interfaces.Collective`
+    describes a collective.
 
     Attributes:
-        optimizer: the wrapped optimizer, which holds the parameter groups and the state.
-        collective: what averages.
+        optimizer: the wrapped optimizer, with the parameter groups and the state.
+        collective: the collective that averages.
         comm: the communicator of the ranks that train together, as given.
         flat: the `FlatModel` that is trained.
-        result: what `collective` returned in the call that was completed last; None before the
+        result: the result of the `collective`'s call that was completed last; None before the
             first.
-        results: list of those of all calls completed since the last step began.
+        results: list of the results of all calls completed since the last step began.
     """
 
     def __init__(
@@ -98,17 +102,17 @@ class Averaging(Wrapper):
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters.
-            model: `torch.nn.Module`, its parameters and floating-point buffers on the CPU, or on
-                one CUDA device, dense, of float16, bfloat16, float32 or float64, and of the same
-                shapes on every rank.
-            arguments: the method's own, by name; `_check_settings` and `_make_collective` get them.
-            comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated for use.
+            model: `torch.nn.Module`, with dense parameters and floating-point buffers on the CPU or
+                on one CUDA device, of float16, bfloat16, float32 or float64, and of the same shapes
+                on every rank.
+            arguments: the method's own, by name, for `_check_settings` and `_make_collective`.
+            comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
-            TypeError, ValueError: a model that cannot be averaged (the message names the
-                parameter), or models, methods, settings or kinds of devices that differ between
-                ranks (it names the ranks); the same on every rank.
+            TypeError, ValueError: the model cannot be averaged (the message names the parameter),
+                or models, methods, settings or kinds of devices differ between ranks (it names the
+                ranks); the same on every rank.
             collectives.CudaError: the model is on a device, and there is no CUDA driver.
         """
         from mpi4py import MPI  # here, because it initializes MPI
@@ -118,7 +122,8 @@ class Averaging(Wrapper):
         check_comm(comm)
         name = f"the constructor of {type(self).__name__}"
         meet(comm, name, *limits(stall, abort))
-        own = error = None
+        own: dict[str, Any] = {}
+        error: Exception | None = None
         try:
             own = self._check_settings(optimizer, **arguments)
         except (TypeError, ValueError) as problem:
@@ -139,18 +144,18 @@ class Averaging(Wrapper):
             "log_level": log_level,
         }
         try:
-            self.collective = self._make_collective(comm, **arguments, **options)
+            self.collective: Any = self._make_collective(comm, **arguments, **options)
         except BaseException:
             self.flat.release()
             raise
         super().__init__(optimizer)
-        self.result = None
-        self.results = []
+        self.result: Result | None = None
+        self.results: list[Result] = []
         self._inside_average = self._inside_join = self._has_joined = False
         _made.add(self)
 
     def __repr__(self) -> str:
-        """Say what it is in a line; `repr(optimizer.optimizer)` lists the parameter groups."""
+        """Return a line of text; `repr(optimizer.optimizer)` lists the parameter groups."""
         count = self.collective.size
         parts = [type(self.optimizer).__name__, f"{count} rank{'s' * (count != 1)}"]
         parts += [f"{name}={value!r}" for name, value in self.settings.items()]
@@ -163,8 +168,8 @@ class Averaging(Wrapper):
         """Return the settings that must not differ between ranks and that no collective compares.
 
         Raises:
-            TypeError, ValueError: one of them is wrong here, or the optimizer is none for the
-                method.
+            TypeError, ValueError: a setting is invalid on this rank, or the method does not support
+                the optimizer.
         """
         return {}
 
@@ -173,48 +178,48 @@ class Averaging(Wrapper):
         raise NotImplementedError
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Do what the method does in one step, and return the wrapped optimizer's loss."""
+        """Take one step of the method, and return the wrapped optimizer's loss."""
         raise NotImplementedError
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The method's settings by name, defaults resolved, for a record of what was run."""
+        """The method's settings by name, with defaults resolved, for a record of the run."""
         return {}
 
     @property
     def _steps(self) -> int:
-        """How many steps this rank has made."""
+        """The number of steps of this rank."""
         return self.collective.version
 
     @property
     def _model_vectors(self) -> list[np.ndarray | DeviceVector]:
-        """The model as the collective's `average`, `synchronize`, `load` and `join` take it."""
+        """The model's vectors for the collective's `average`, `synchronize`, `load` and `join`."""
         return self.flat.vectors
 
     # What a user calls
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called: the wrapped optimizer may then be stepped on its own."""
+        """Whether `close` was called; the wrapped optimizer may then be used by itself."""
         return self.collective.closed
 
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
-        """Take one step of the method, which has one of the wrapped optimizer in it.
+        """Take one step of the method, including a step of the wrapped optimizer.
 
         Args:
-            closure: function that evaluates the model and returns the loss, for the optimizers
-                that want one.
-            weight: how much this rank counts beside others of weight 1, such as its batch's size
-                divided by the mean size; finite, at least 0.
+            closure: function that evaluates the model and returns the loss, for optimizers that
+                need one.
+            weight: weight of this rank relative to 1, such as its batch size divided by the mean
+                size; finite, at least 0.
 
         Returns:
-            What the wrapped optimizer's step returned; None where a `GradScaler` skips it.
+            The return value of the wrapped optimizer's step; None if a `GradScaler` skips it.
 
         Raises:
-            RuntimeError: a parameter's memory was replaced after wrapping, this is inside
-                `averaged()`, or a closure was passed by way of a `GradScaler`.
-            TypeError, ValueError: another weight, or a trainable parameter in a group that was
-                not in the model when that was wrapped.
+            RuntimeError: a parameter's memory was replaced after wrapping, the call is inside
+                `averaged()`, or a `GradScaler` passed a closure.
+            TypeError, ValueError: the weight is invalid, or a group has a trainable parameter that
+                was not in the model when it was wrapped.
             collectives.RankFailedError: another rank has failed.
             collectives.ClosedError: after `close`.
         """
@@ -226,10 +231,15 @@ class Averaging(Wrapper):
         return self._take_step(closure, weight)
 
     def complete(self) -> None:
-        """Wait for what the last step has left outstanding: nothing, unless a method overlaps."""
+        """Wait for what the last step left outstanding: nothing, unless the method overlaps."""
 
     def synchronize(self) -> None:
-        """Set every rank's model to the average over all ranks now; collective, not a step."""
+        """Set every rank's model to the average over all ranks now; collective, not a step.
+
+        Raises:
+            RuntimeError: inside `averaged()`, or after its own `join` block inside another one.
+            collectives.ClosedError: after `close`.
+        """
         self._check_usable()
         self.complete()
         self.flat.check()
@@ -240,8 +250,12 @@ class Averaging(Wrapper):
     def averaged(self) -> Iterator[None]:
         """Hold the average over all ranks in the model, to evaluate or save it; collective.
 
-        Afterwards each rank has its own model again, bit for bit, integer buffers included, and
-        training goes on as if nothing had been. `step` and `synchronize` raise inside.
+        At the end of the block each rank has its own model again, bit for bit, including integer
+        buffers, and the training is unaffected.
+
+        Raises:
+            RuntimeError: inside `averaged()`, or after its own `join` block inside another one.
+            collectives.ClosedError: after `close`.
         """
         self._check_usable()
         self.flat.check()
@@ -259,12 +273,16 @@ class Averaging(Wrapper):
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """Let ranks make different numbers of steps inside; collective.
+        """Let ranks make different numbers of steps inside the block; collective.
 
-        A rank that leaves the block takes part in what the others do until all have left it, so
-        that nobody waits for it in vain and what it did is not lost. Afterwards all ranks have the
-        same model, and the same number of steps. Of nested blocks, of several optimizers, that is
-        so after the outermost; an optimizer cannot be used between its block's end and that.
+        A rank that leaves the block takes part in the others' operations until all ranks have left
+        it, so that no rank waits for it and its updates are not lost. Then all ranks have the same
+        model and the same number of steps. For nested blocks of several optimizers this holds after
+        the outermost one; an optimizer cannot be used between the end of its block and that.
+
+        Raises:
+            RuntimeError: inside `averaged()`, or after its own `join` block inside another one.
+            collectives.ClosedError: after `close`.
 
         Example:
             >>> with generator.join(), discriminator.join():
@@ -290,7 +308,7 @@ class Averaging(Wrapper):
 
     @contextmanager
     def _joined(self) -> Iterator[None]:
-        """Begin to take part in the others' steps, and at the end of the block wait for them."""
+        """Begin to take part in the others' steps; wait for the others at the end of the block."""
         self._has_joined = True
         try:
             with self._taking_part():
@@ -304,25 +322,25 @@ class Averaging(Wrapper):
         self.collective.synchronize(self._model_vectors)
 
     def _go_on_from(self, version: int) -> None:
-        """Let the next step have this version, and begin with the model as it is now."""
+        """Continue with this version, from the model as it is now."""
         self.collective.load(self._model_vectors, version)
 
     @contextmanager
     def _taking_part(self) -> Iterator[None]:
-        """Make no more steps, but take part in the others'; wait for them in the block's end."""
+        """Make no more steps, and take part in the others'; wait at the end of the block."""
         with self.collective.joining(self._model_vectors):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, and the averaging's counter beside it.
+        """Return the wrapped optimizer's state, and the averaging's counter.
 
-        Its key "averaging" holds {"version": steps made}. Each rank's model and local state are its
-        own: save them on every rank to go on without losing anything, or one rank's inside
-        `averaged()`. It completes what a method has left outstanding: call it, as
-        `model_state_dict` does, before you copy the model's state.
+        The key "averaging" holds {"version": steps made}. Models and local states differ between
+        ranks: save them on every rank to continue exactly, or one rank's inside `averaged()`. It
+        completes outstanding averages, as `model_state_dict` does; call it before you copy the
+        model's state.
 
         Raises:
-            RuntimeError: a part of the model is not averaged, as it is new or was replaced.
+            RuntimeError: a part of the model is not averaged, because it is new or was replaced.
         """
         self.complete()
         self.flat.check()
@@ -330,28 +348,31 @@ class Averaging(Wrapper):
         return {**state, "averaging": {"version": self.collective.version}}
 
     def model_state_dict(self) -> dict[str, Any]:
-        """Return the model's `state_dict()` with a copy of each tensor, to save it or go on from.
+        """Return the model's `state_dict()` with a copy of each tensor, to save or continue from.
 
-        It is this rank's model, or the average inside `averaged()`, and later steps do not change
-        it. What a method has left outstanding is completed first. Tied tensors stay tied; what is
-        no tensor (a module's extra state) is not copied. Memory: one more model.
+        It is this rank's model, or the average inside `averaged()`; later steps do not change it.
+        Outstanding averages are completed first. Tied tensors stay tied; values that are not
+        tensors (a module's extra state) are not copied. Memory: one more model.
 
         Raises:
-            RuntimeError: a part of the model is not averaged, as it is new or was replaced.
+            RuntimeError: a part of the model is not averaged, because it is new or was replaced.
         """
         self.complete()
         self.flat.check()
         return self.flat.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, and go on from the model as it is now; collective.
+        """Load the result of `state_dict`, and continue from the model as it is now; collective.
 
-        Load the model's state first. What a method has left outstanding is dropped.
+        Load the model's state first. Outstanding averages are dropped.
 
         Args:
-            state_dict: this rank's; one of the wrapped optimizer alone counts as of this version.
+            state_dict: this rank's; the state of a wrapped optimizer alone keeps the current
+                version.
 
         Raises:
+            RuntimeError: inside `averaged()`, or after its own `join` block inside another one.
+            collectives.ClosedError: after `close`.
             collectives.DisagreementError: the ranks load different versions.
         """
         self._check_usable()
@@ -363,11 +384,14 @@ class Averaging(Wrapper):
         self._go_on_from(averaging["version"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the wrapped optimizer.
+        """Add a parameter group to the wrapped optimizer: `torch.optim.Optimizer.add_param_group`.
+
+        Args:
+            param_group: dict of the parameters, "params", and of options of this group.
 
         Raises:
-            ValueError: it has a parameter that was not in the model when that was wrapped, or
-                that is not averaged because it was frozen and not finite then.
+            ValueError: it has a parameter that was not in the model when it was wrapped, or that is
+                not averaged because it was frozen and not finite then.
         """
         before = len(self.param_groups)
         self.optimizer.add_param_group(param_group)
@@ -378,21 +402,21 @@ class Averaging(Wrapper):
             raise
 
     def close(self) -> None:
-        """Leave the collective, once every step that any rank began is done; collective.
+        """Leave the collective when all steps that any rank began are complete; collective.
 
-        The model keeps this rank's values, in memory of its own again. Closing twice does nothing.
+        The model keeps this rank's values, in memory of its own again. Closing twice has no effect.
         """
         try:
             self.collective.close()
         finally:
             self._release()
 
-    def __enter__(self) -> Averaging:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: Any) -> bool | None:
+    def __exit__(self, *exception: Any) -> None:
         try:
-            return self.collective.__exit__(*exception)
+            self.collective.__exit__(*exception)
         finally:
             try:
                 self._release()
@@ -403,7 +427,7 @@ class Averaging(Wrapper):
     # What methods are made of
 
     def _average_model(self, **weight: float) -> None:
-        """Call the collective with the model, which becomes what that returns."""
+        """Call the collective with the model, which is overwritten by the result."""
         self.flat.check_places()
         self._note(self.collective(self.flat.vectors, **weight))
         self.flat.mark_changed()
@@ -424,7 +448,7 @@ class Averaging(Wrapper):
             )
 
     def _release(self) -> None:
-        """Put what closing has completed into the model, whose memory is then its own again."""
+        """Put the result of closing into the model, and give it memory of its own again."""
         if self.closed and not self._inside_average:
             try:
                 self._keep_last_average()
@@ -448,7 +472,7 @@ class Averaging(Wrapper):
 
 
 def weights_of(collective: Any) -> dict[str, Any]:
-    """Return the settings by which a collective weighs models, as far as they have an effect."""
+    """Return the settings of the models' weights, as far as they have an effect."""
     weights = {"weights": collective.weights}
     if collective.weights == "wp":
         weights["contraction"] = collective.contraction
@@ -456,7 +480,7 @@ def weights_of(collective: Any) -> dict[str, Any]:
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[Tensor]:
-    """Return the tensors, unless they or the optimizer are in the hands of another one already."""
+    """Return the tensors; raise if they or the optimizer belong to another wrapper already."""
     if isinstance(optimizer, Wrapper):
         kind = type(optimizer).__name__
         raise TypeError(f"optimizer is a {kind} optimizer already: pass the one that it wraps")

@@ -12,21 +12,26 @@ from wagma.optim.peers import PeerAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
     import networkx
+    import numpy.typing as npt
     from mpi4py import MPI
 
 
 class DPSGD(PeerAveraging):
-    """Average the model with the neighbors' in a graph in every step: x_{k+1} = x_k W + update.
+    """Average the model with the neighbors' in a graph at every step: x_{k+1} = x_k W + update.
 
-    The update is the local optimizer's, of the gradient at x_k, while the neighbors' models x_k
-    are on their way: a step waits only for neighbors that are a step behind.
+    The update is the local optimizer's, with the gradient at x_k, which is computed while the
+    models x_k are sent: a step waits only for neighbors that are a step behind.
 
     Example:
         >>> optimizer = DPSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
     Attributes:
         collective: the `collectives.NeighborAverage` that averages.
+
+    Source: that of `collectives.NeighborAverage`.
     """
+
+    collective: collectives.NeighborAverage
 
     def __init__(
         self,
@@ -49,8 +54,8 @@ class DPSGD(PeerAveraging):
             optimizer, model, comm: as for `Averaging`.
             graph: networkx graph of the ranks, (strongly) connected, or the name of one
                 (`collectives.graphs.NAMES`); None: the ring.
-            mixing: W, doubly stochastic, of shape (P, P); None: Metropolis's weights, on the ring
-                1/3 each.
+            mixing: W, doubly stochastic float64 array of shape (P, P); None: Metropolis's weights,
+                on the ring 1/3 each.
             clock: "neighbors", or "global" to wait for all ranks in every step.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
@@ -69,7 +74,15 @@ class DPSGD(PeerAveraging):
             log_level=log_level,
         )
 
-    def _make_collective(self, comm, *, graph, mixing, clock, **options):
+    def _make_collective(
+        self,
+        comm: MPI.Intracomm,
+        *,
+        graph: networkx.Graph | str | None,
+        mixing: npt.ArrayLike | None,
+        clock: str,
+        **options: Any,
+    ) -> collectives.NeighborAverage:
         self._clock = clock
         return collectives.NeighborAverage(
             comm, self.flat.vectors, graph=graph, mixing=mixing, clock=clock, **options

@@ -1,4 +1,4 @@
-"""Eager-SGD: gradients averaged over all ranks without waiting for late ones (Li et al., 2020)."""
+"""Eager-SGD: averages gradients without waiting for stragglers (Li et al., PPoPP 2020)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
 
 class EagerSGD(GradientAveraging):
-    """Put the gradient in, and take a step with what all ranks' have come to since the last one.
+    """Contribute the gradient, and take a step with the contributions averaged since the last one.
 
-    A rank that is late gets the newest average, and its gradient goes in with the next; none is
-    lost, and none counts twice. Where nothing new has come the gradient is 0. After every τ-th step
-    all gradients have come in, and all ranks have the average of their models. A weight multiplies
-    the gradient. The local optimizer's state stays each rank's own. What holds for all methods that
-    average gradients is said in `GradientAveraging` and `Averaging`.
+    A late rank receives the newest average, and its gradient is in the next; no gradient is lost or
+    counted twice. If nothing is new the gradient is 0. After every τ-th step all gradients have
+    been applied, and all ranks have the average of their models. A weight multiplies the gradient.
+    The local optimizer's state is not averaged. `GradientAveraging` and `Averaging` describe what
+    all methods that average gradients share.
 
-    A checkpoint is exact after a τ-th step: gradients that others have not yet got are not in it.
+    A checkpoint is exact after a τ-th step: it lacks gradients that other ranks have not received
+    yet.
 
     Example:
         >>> optimizer = EagerSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -34,8 +35,10 @@ class EagerSGD(GradientAveraging):
         collective: the `collectives.PartialAllreduce` that averages.
 
     Source: Taming unbalanced training workloads in deep learning with partial collective
-    operations, PPoPP 2020; as WAGMA-SGD has it, models are averaged periodically.
+    operations, PPoPP 2020; the periodic average of models is WAGMA-SGD's.
     """
+
+    collective: collectives.PartialAllreduce
 
     def __init__(
         self,
@@ -56,8 +59,8 @@ class EagerSGD(GradientAveraging):
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
             model, comm: as for `Averaging`.
-            trigger: "solo": an average begins when the first rank comes; "majority": when one does
-                that is drawn for it, so that half of them are there on average.
+            trigger: "solo": an average begins when the first rank arrives. "majority": when a rank
+                arrives that is drawn for it, so half of the ranks have arrived on average.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
@@ -76,7 +79,7 @@ class EagerSGD(GradientAveraging):
             log_level=log_level,
         )
 
-    def _make_collective(self, comm, **options):
+    def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> collectives.PartialAllreduce:
         self._gradients = FlatGradients(self.flat)
         return collectives.PartialAllreduce(comm, self._gradients.vectors, **options)
 
@@ -86,24 +89,25 @@ class EagerSGD(GradientAveraging):
         return {"trigger": self.collective.trigger, "sync_period": self.collective.sync_period}
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Put the gradient in, and take a step of the wrapped optimizer with what has come."""
+        """Contribute the gradient, and take a step of the wrapped optimizer with the average."""
         loss = self._compute_gradients(closure)
         own = np.array(self._gradients.own)  # nothing is where gradients are not finite
         if weight != 1:
             self._gradients.multiply(weight)
-        self._note(self.collective(self._gradients.vectors))
+        result = self.collective(self._gradients.vectors)
+        self._note(result)
         returned = self._step_with_what_has_come(own)
-        if self.result.synchronized:
+        if result.synchronized:
             self._average_now()
             self.flat.mark_changed()
         return returned if closure is None else loss
 
     def _average_now(self) -> None:
-        """Set every rank's model to the average over all; what was put in comes out as before."""
+        """Set every rank's model to the average over all; contributions are unaffected."""
         self.collective.average(self._model_vectors)
 
     def _go_on_from(self, version: int) -> None:
-        """Let the next step have this version, and forget what has not come."""
+        """Continue with this version, without outstanding contributions."""
         self.collective.load(version)
 
     @contextmanager

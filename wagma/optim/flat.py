@@ -1,8 +1,8 @@
-"""A model as one vector per dtype: what every method of this package averages.
+"""A model as one vector per dtype, which all methods of this package average.
 
-The steps, in this order: `survey` lists a model's tensors and refuses what cannot be averaged,
-`agree` makes every rank refuse it alike, `broadcast` gives every rank the first rank's values,
-and `FlatModel` moves the tensors into contiguous vectors that they become parts of.
+The steps, in this order: `survey` lists a model's tensors and refuses those that cannot be
+averaged, `agree` makes every rank refuse them alike, `broadcast` copies rank 0's values to every
+rank, and `FlatModel` moves the tensors into contiguous vectors.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Ten
 
 def named_tensors(model: torch.nn.Module) -> Iterable[Tensor]:
     """Yield every parameter and buffer once, with all its homes."""
-    found = {}
+    found: dict[int, Tensor] = {}
     for prefix, module in model.named_modules():
         named = [("parameter", *item) for item in module.named_parameters(recurse=False)]
         named += [("buffer", *item) for item in module.named_buffers(recurse=False)]
@@ -163,8 +163,9 @@ def check_any_parameter(tensors: list[Tensor]) -> None:
 
 
 def check_no_aliases(tensors: list[Tensor]) -> None:
-    """Raise for distinct tensors with a byte in common: as views of the buffer they would part."""
-    cluster, end = [], 0  # tensors whose ranges of addresses overlap; they may still interleave
+    """Raise for distinct tensors that share a byte: as views of the vector they would not."""
+    cluster: list[Tensor] = []
+    end = 0  # tensors whose ranges of addresses overlap; they may still interleave
     for tensor in sorted(tensors, key=lambda tensor: tensor.value.data_ptr()):
         if not tensor.value.numel():
             continue
@@ -201,7 +202,7 @@ def sharer(cluster: list[Tensor]) -> Tensor | None:
     return next((other for other in others if bytes_of(other.value).any()), None)
 
 
-def check_members(tensors: list[Tensor], param_groups: list[dict]) -> None:
+def check_members(tensors: list[Tensor], param_groups: list[dict[str, Any]]) -> None:
     """Raise ValueError for a parameter in the groups that is not among the tensors."""
     members = {id(tensor.value) for tensor in tensors}
     for number, index, parameter in numbered(param_groups):
@@ -212,7 +213,7 @@ def check_members(tensors: list[Tensor], param_groups: list[dict]) -> None:
             )
 
 
-def numbered(param_groups: list[dict]) -> Iterator[tuple[int, int, torch.Tensor]]:
+def numbered(param_groups: list[dict[str, Any]]) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yield each parameter of the groups after its group's number and its index there."""
     for number, group in enumerate(param_groups):
         for index, parameter in enumerate(group["params"]):
@@ -226,28 +227,29 @@ def place(number: int, index: int, parameter: torch.Tensor) -> str:
     return f"parameter {index} of group {number}, {shape},"
 
 
-def agree(comm: MPI.Intracomm, find: Callable[[], list]) -> list:
+def agree(comm: MPI.Intracomm, find: Callable[[], list[Any]]) -> list[Any]:
     """Return `find()` if it succeeds and prints the same on every rank; else raise everywhere.
 
     Args:
         comm: mpi4py communicator; collective.
-        find: function of no arguments that returns a list, such as a survey, whose elements'
-            `str` must not differ between ranks. It may raise.
+        find: function without arguments that returns a list, such as a survey; the `str` of its
+            elements must not differ between ranks. It may raise.
 
     Raises:
-        TypeError, ValueError: the same on every rank, naming the ranks that raised or that
-            differ from rank 0, and what differs.
-        RuntimeError: for what else `find` raised, the same on every rank.
+        TypeError, ValueError: the same on every rank; it names the ranks that raised or that differ
+            from rank 0, and the difference.
+        RuntimeError: for other errors of `find`, the same on every rank.
     """
-    found = error = None
+    found: list[Any] = []
+    error: Exception | None = None
     try:
         found = find()
     except (TypeError, ValueError) as problem:
         error = problem
     except Exception as problem:  # the other ranks wait to hear of any
         error = RuntimeError(f"{type(problem).__name__}: {problem}")
-    mine = None if error else [str(item) for item in found]
-    reference = comm.bcast(mine, root=0)
+    mine = [str(item) for item in found]
+    reference = comm.bcast(None if error else mine, root=0)
     if error is None and reference is not None and mine != reference:
         error = ValueError(difference(reference, mine))
     raise_collectively(comm, error)
@@ -262,7 +264,7 @@ def difference(reference: list[str], mine: list[str]) -> str:
 
 
 def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
-    """Give every tensor, those of integers too, rank 0's value on every rank (collective)."""
+    """Copy rank 0's value of every tensor, including integers, to every rank (collective)."""
     for tensor in tensors:
         value = tensor.value.detach()
         dense = value.contiguous().cpu()
@@ -273,22 +275,22 @@ def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
 class FlatModel:
     """A model whose averaged tensors are parts of one contiguous vector for each dtype.
 
-    Averaged are all floating-point parameters, the frozen ones included (so that they can join
-    the optimizer later), and all floating-point buffers, such as BatchNorm's running statistics.
-    Not averaged are integer tensors, and buffers and frozen parameters that hold a non-finite
-    value: an attention mask of -inf is a constant, and would make every average non-finite.
+    Averaged are all floating-point parameters, including frozen ones (so that they can join the
+    optimizer later), and all floating-point buffers, such as BatchNorm's running statistics. Not
+    averaged are integer tensors, and buffers and frozen parameters with a non-finite value: an
+    attention mask of -inf is a constant, and would make every average non-finite.
 
-    Each tensor has a storage of its own, which is its part of the vector: saving or copying some
-    of them takes no memory of the others. `release` gives them memory of their own.
+    Each tensor has a storage of its own, which is its part of the vector, so that saving or copying
+    some of them does not include the others. `release` gives them memory of their own.
 
     Attributes:
         model: the `torch.nn.Module`.
         averaged, constant: lists of the tensors that are averaged and of those that are not.
         device: the `torch.device` that the averaged tensors are on; the others stay where they are.
         vectors: list of 1-D arrays for collectives, one for each dtype of the averaged tensors
-            (float16, bfloat16, float32, float64), that share the tensors' memory: numpy's, with
-            bfloat16 from ml_dtypes, or on a CUDA device `DeviceVector`s. Each tensor starts at a
-            multiple of 64 bytes; the gaps hold zeros. Empty after `release`.
+            (float16, bfloat16, float32, float64), that share the tensors' memory: numpy arrays,
+            with bfloat16 from ml_dtypes, or `DeviceVector`s on a CUDA device. Each tensor starts at
+            a multiple of 64 bytes; the gaps hold zeros. Empty after `release`.
         memory: list of the same vectors as 1-D tensors.
         dtypes: list of the vectors' `torch.dtype`s.
     """
@@ -303,7 +305,7 @@ class FlatModel:
         self.averaged = [tensor for tensor in tensors if is_averaged(tensor)]
         self.constant = [tensor for tensor in tensors if not is_averaged(tensor)]
         if not any(tensor.value.numel() for tensor in self.averaged):
-            raise ValueError("nothing to average: what the model has is frozen and not finite")
+            raise ValueError("nothing to average: all of the model is frozen and not finite")
         self.dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
         self.device = self.averaged[0].value.device
         self.memory = [flatten([t.value for t in self.of(dtype)]) for dtype in self.dtypes]
@@ -345,7 +347,7 @@ class FlatModel:
                     "so it cannot be averaged: change it in place, or wrap the model afterwards"
                 )
 
-    def check_members(self, param_groups: list[dict]) -> None:
+    def check_members(self, param_groups: list[dict[str, Any]]) -> None:
         """Raise ValueError for a parameter in the groups that could be trained but not averaged."""
         for number, index, parameter in numbered(param_groups):
             if id(parameter) in self._ids or not parameter.requires_grad:
@@ -359,7 +361,7 @@ class FlatModel:
             )
 
     def mark_changed(self) -> None:
-        """Let autograd refuse a graph that was built with the parameters before they changed."""
+        """Make autograd refuse a graph built with the parameters before they changed."""
         for tensor in self.averaged:
             if tensor.value.requires_grad:
                 torch.autograd.graph.increment_version(tensor.value)
@@ -392,8 +394,8 @@ class FlatModel:
     def release(self) -> None:
         """Give every averaged tensor memory of its own, with the same strides and values.
 
-        Tensors that have been replaced stay as they are. Memory: beside the model, the vector of
-        one dtype at a time.
+        Tensors that have been replaced are unchanged. Memory: in addition to the model, the vector
+        of one dtype at a time.
         """
         for dtype in self.dtypes:
             for _, _, tensor, address in self._places:
@@ -425,7 +427,7 @@ def is_averaged(tensor: Tensor) -> bool:
 
 
 def is_new_part(tensor: Tensor) -> bool:
-    """Return whether a tensor that is new to the model makes it another one: see `check`."""
+    """Return whether a tensor that is new to the model must be averaged: see `check`."""
     module, attribute = tensor.homes[0]
     if tensor.kind == "buffer":
         persistent = attribute not in module._non_persistent_buffers_set

@@ -1,4 +1,4 @@
-"""What methods share that average gradients, before a step of the local optimizer."""
+"""The base class of methods that average gradients before a step of the local optimizer."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ import torch
 
 from wagma.optim.averaging import Averaging
 from wagma.optim.flat import FlatModel
-from wagma.optim.interfaces import Collective
 from wagma.optim.vectors import DeviceVector, for_collective, new_vector
 
 
 class FlatGradients:
     """The gradients of a flat model's parameters, as vectors in that model's layout.
 
-    They cover all its parameters, also those that have no gradient so far: a parameter without one
-    counts as one of zeros, and a last vector says how many ranks have one. The places of buffers
-    hold zeros, so that a collective that averages gradients can average the model as well.
+    They cover all parameters: one without a gradient counts as zeros, and the last vector tells how
+    many ranks have one. The places of buffers hold zeros, so that a collective that averages
+    gradients can average the model as well.
 
     Attributes:
         vectors: list of 1-D arrays for collectives: one for each of `FlatModel.vectors`, of its
             dtype and length, and one of float32 with an element for each parameter: 1 if it has a
-            gradient here, else 0; after averaging, the share of ranks that have one.
-        own: list of whether each parameter has a gradient here, that counts.
+            gradient on this rank, else 0; after averaging, the share of ranks that have one.
+        own: list of whether each parameter has a gradient on this rank that counts.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, gradients are copied into them later
@@ -73,7 +72,7 @@ class FlatGradients:
         self._present.copy_(self._flags)
 
     def spoil(self) -> None:
-        """Make the vectors ones that a collective leaves out, as it does infinite gradients."""
+        """Make the vectors non-finite, so that the collective excludes them."""
         self._present.fill_(torch.nan)
         self.own = [False] * len(self.own)
 
@@ -88,21 +87,21 @@ class FlatGradients:
             vector.zero_()
 
     def with_model(self, flat: FlatModel) -> list[np.ndarray | DeviceVector]:
-        """The model in this layout; nothing is where it says how many gradients there are."""
+        """The model's vectors in this layout, with nothing in the place of the counts."""
         return [*flat.vectors, for_collective(torch.zeros_like(self._present))]
 
-    def shares(self, collective: Collective) -> np.ndarray:
-        """The share of ranks that have a gradient for each parameter, once they are averaged.
+    def shares(self, collective: Any) -> np.ndarray:
+        """The share of ranks that have a gradient for each parameter, after averaging.
 
-        They are read where the collective has them on the host: nobody waits for a device. Where
-        they are on the device they come with the average, for which the step waits anyway.
+        It is read on the host if the collective averages there, without waiting for a device. On a
+        device it arrives with the average, for which the step waits anyway.
         """
         if collective.path == "direct":
             return self._present.cpu().numpy()
         return getattr(collective, "on_host", self.vectors)[-1]
 
     @torch.no_grad()
-    def write_back(self, present: Iterable) -> None:
+    def write_back(self, present: Iterable[Any]) -> None:
         """Put the vectors into `.grad` of the parameters of which `present` is not 0."""
         for (tensor, view), is_present in zip(self._parameters, present, strict=True):
             value = tensor.value
@@ -123,20 +122,21 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 class GradientAveraging(Averaging):
     """Average gradients between ranks, then take a step of the local optimizer with the mean.
 
-    A parameter that has no gradient here gets the mean if any rank has one for it, and is left
-    alone if none has, so that models which are the same on all ranks stay so. BatchNorm's
-    statistics stay each rank's own, and are averaged in `averaged()` and `synchronize()`.
+    A parameter without a gradient on this rank gets the mean if any rank has a gradient for it, and
+    is unchanged otherwise, so that equal models stay equal. BatchNorm's statistics differ between
+    ranks, and are averaged in `averaged()` and `synchronize()`.
 
     A closure is called once, before the gradients are averaged; the wrapped optimizer's step is
-    taken without it. An optimizer that evaluates it several times a step is refused.
+    taken without it. An optimizer that evaluates it several times per step is refused.
 
-    A rank whose gradients are not finite, which a `GradScaler` finds or not, is left out of the
-    mean, and takes the others' like every rank; where no rank's are finite nobody takes a step.
+    A rank whose gradients are not finite, whether or not a `GradScaler` finds that, is excluded
+    from the mean, and uses the others' like every rank; if no rank's are finite, no rank takes a
+    step.
     """
 
     _gradients: FlatGradients
 
-    def _check_settings(self, optimizer, **settings):
+    def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
         if isinstance(optimizer, torch.optim.Optimizer) and needs_closure(optimizer):
             raise TypeError(
                 f"{type(optimizer).__name__} evaluates a closure several times in a step, between "
@@ -153,8 +153,8 @@ class GradientAveraging(Averaging):
     def join(self) -> Iterator[None]:
         """Let ranks make different numbers of steps inside, as `Averaging.join` does; collective.
 
-        With the model, the ranks that made fewer steps get the state and the settings of the local
-        optimizer of one that made the most: who takes the same steps needs the same momentum.
+        In addition to the model, ranks that made fewer steps get the state and settings of the
+        local optimizer of a rank that made the most, since equal steps need equal momentum.
 
         Raises:
             RuntimeError: MPI was initialized without the thread level MULTIPLE.
@@ -178,14 +178,14 @@ class GradientAveraging(Averaging):
 
     @contextmanager
     def _joining_collective(self) -> Iterator[None]:
-        """Take part in the others' averages, and then take the model of who made the most steps."""
+        """Take part in the others' averages, then take the model of a rank with the most steps."""
         with super()._taking_part():
             yield
 
     def _compute_gradients(self, closure: Callable[[], Any] | None) -> Any:
         """Call the closure, if there is one, and collect the gradients; return the closure's loss.
 
-        Gradients that a GradScaler found to be infinite are spoilt, the others are unscaled.
+        Gradients that a GradScaler found to be infinite are marked as such, the others unscaled.
         """
         self._check_closure(closure)
         loss = None

@@ -17,12 +17,12 @@ if TYPE_CHECKING:  # importing it initializes MPI
 class Hop(PeerAveraging):
     """Average the model with the neighbors' in a graph, some of which may be stragglers.
 
-    Without more a step is D-PSGD's: x_{k+1} = Σ_j W_ij x_k^j + update, of which the update is the
-    local optimizer's, of the gradient at x_k. With backup workers a step goes without the slowest
-    of the neighbors' models; with a staleness it takes the newest there are, the newer the more
-    they count. Ranks are at most `max_gap` iterations apart from neighbors. One that is slower for
-    good may skip iterations, and then makes fewer steps: let it train until `collective.version` is
-    the same on all ranks, not for as many steps.
+    By default a step is D-PSGD's: x_{k+1} = Σ_j W_ij x_k^j + update, where the update is the local
+    optimizer's, with the gradient at x_k. With backup workers a step omits the slowest neighbors'
+    models; with staleness it uses the newest models that have arrived, with more weight for newer
+    ones. Iterations of neighbors differ by at most `max_gap`. A rank that is always slow may skip
+    iterations, and then makes fewer steps: end its training by `collective.version`, not by the
+    number of steps.
 
     Example:
         >>> optimizer = Hop(torch.optim.SGD(model.parameters(), lr=0.1), model, backup=1)
@@ -32,8 +32,12 @@ class Hop(PeerAveraging):
 
     Attributes:
         collective: the `collectives.QueuedNeighborAverage` that averages; its `version` is the
-            iteration, its `skipped` how many were skipped.
+            iteration, its `skipped` the number of iterations skipped.
+
+    Source: that of `collectives.QueuedNeighborAverage`.
     """
+
+    collective: collectives.QueuedNeighborAverage
 
     def __init__(
         self,
@@ -61,17 +65,18 @@ class Hop(PeerAveraging):
             optimizer, model, comm: as for `Averaging`.
             graph: the name of a graph of the ranks (`collectives.graphs.NAMES`), or a networkx
                 graph, (strongly) connected.
-            max_gap: the most iterations that a rank is ahead of one that averages its model; None:
-                no such limit, for which there must be no backups.
-            backup: of how many neighbors a step may go without the models.
-            staleness: iterations that the models in a step may be older than it; None: 0, and none
-                is newer. The paper has 5.
-            max_skip: how many iterations a rank that is behind goes further in a step, at most, as
-                the paper counts them, which has 2 and 10; 0 or 1: it skips none.
-            skip_trigger: iterations that it must be behind by, and more, to skip any; None: 1.
-            mode: "standard", or "notify-ack": a model is sent once all have used the last one.
-            order: "parallel": models travel while the gradient is computed; "serial": a step sends
-                the model with its update, and waits for those of the neighbors.
+            max_gap: the largest number of iterations that a rank may be ahead of one that averages
+                its model; None: no limit, which backups do not allow.
+            backup: number of neighbors whose models a step may omit.
+            staleness: number of iterations by which models may be older than the step; None: 0, and
+                none is newer. The paper has 5.
+            max_skip: the largest number of iterations, as the paper counts them, by which a rank
+                that is behind advances in a step; the paper has 2 and 10. 0 or 1: none is skipped.
+            skip_trigger: a rank skips if it is more than this many iterations behind; None: 1.
+            mode: "standard", or "notify-ack": a model is sent once all receivers have used the last
+                one.
+            order: "parallel": models are sent while the gradient is computed. "serial": a step
+                sends the model with its update, and waits for those of the neighbors.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
@@ -98,11 +103,13 @@ class Hop(PeerAveraging):
             log_level=log_level,
         )
 
-    def _check_settings(self, optimizer, **settings):
+    def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
         self._settings = dict(settings)
         return {}
 
-    def _make_collective(self, comm, **settings):
+    def _make_collective(
+        self, comm: MPI.Intracomm, **settings: Any
+    ) -> collectives.QueuedNeighborAverage:
         return collectives.QueuedNeighborAverage(comm, self.flat.vectors, **settings)
 
     @property

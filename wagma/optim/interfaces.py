@@ -1,32 +1,41 @@
-"""What an optimizer asks of a collective, and a trainer of an optimizer."""
+"""The interfaces of collectives for optimizers, and of optimizers for trainers."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from types import TracebackType
 
 __all__ = ["AveragingOptimizer", "Collective"]
 
 
 @runtime_checkable
 class Collective(Protocol):
-    """What `Averaging` asks of a collective; what it means is said in `GroupAllreduce`."""
+    """What `Averaging` requires of a collective; `GroupAllreduce` documents the methods."""
 
     size: int
-    version: int
-    closed: bool
 
-    def average(self, vectors: list) -> None:
+    @property
+    def version(self) -> int:
+        """How many calls this rank has made."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+
+    def average(self, vectors: list[Any], /) -> None:
         """Overwrite the vectors by all ranks' averages, and change nothing else; collective."""
 
-    def synchronize(self, vectors: list) -> None:
+    def synchronize(self, vectors: list[Any], /) -> None:
         """Average over all ranks, which go on from there; collective."""
 
-    def load(self, vectors: list, version: int) -> None:
-        """Let all ranks go on from these vectors and this version; collective."""
+    def load(self, vectors: list[Any], version: int, /) -> None:
+        """Let all ranks continue from these vectors and this version; collective."""
 
-    def joining(self, vectors: list) -> AbstractContextManager:
-        """Take part in what the others do until all have left a block; collective."""
+    def joining(self, vectors: list[Any], /) -> AbstractContextManager[None]:
+        """Take part in the others' operations until all have left a block; collective."""
 
     def statistics(self) -> Any:
         """Return the `collectives.statistics.Statistics` of this rank so far."""
@@ -37,38 +46,46 @@ class Collective(Protocol):
     def close(self) -> None:
         """Leave; collective."""
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Leave a block, and tell all ranks of the error that ends it, if one does."""
 
 
 @runtime_checkable
 class AveragingOptimizer(Protocol):
-    """What `wagma train` asks of an optimizer that averages between ranks.
+    """What `wagma train` requires of an optimizer that averages between ranks.
 
     Attributes:
         optimizer: the wrapped one, which makes the rank's own steps.
-        collective: what averages: at least `statistics` and `fail` of a `Collective`.
-        settings: the method's settings by name, defaults resolved.
-        result, results: of the last call that was completed, and of those that the last step has
-            completed: what has `version`, `timely`, `source`, `synchronized` and `group`.
+        collective: the collective that averages: at least `statistics` and `fail` of a
+            `Collective`.
+        result, results: of the call that was completed last, and of those that the last step
+            completed: objects with `version`, `timely`, `source`, `synchronized` and `group`.
 
-    It may have a `module`, with which the loss is to be computed; `backward(loss)`, which computes
-    the gradients and returns for how many seconds others were waited for; and `any_goes_on(own)`,
-    where all ranks make as many steps inside `join` as well: whether any rank would go on. Where
-    ranks may skip iterations its `collective` has `skipped`, how many this rank has so far: a
-    training that does not end by time ends by iterations.
+    Optional: a `module` to compute the loss with; `backward(loss)`, which computes the gradients
+    and returns the seconds spent waiting for other ranks; and `any_goes_on(own)`, which returns
+    whether any rank continues, if all ranks make the same number of steps inside `join` as well. If
+    ranks may skip iterations, the `collective` has `skipped`, the number that this rank has
+    skipped; a training that does not end by time then ends by iterations.
 
-    What it says of a run beside its statistics is a dict that `report()` returns, asked for after
-    `averaged`. Of a name that ends in "_of_rank" all ranks' values are put together; of "met", whom
-    a rank's groups were with, the run's ρ is computed; any other is of the one rank that knows it,
-    and None elsewhere.
+    `report()`, optional, returns a dict for the run's summary, and is called after `averaged`.
+    Values of names that end in "_of_rank" are collected from all ranks; from "met", the ranks that
+    a rank's groups were with, the run's ρ is computed; any other value is that of the one rank that
+    knows it, and None elsewhere.
     """
 
     optimizer: Any
     collective: Any
-    settings: dict[str, Any]
     result: Any
-    results: list
+    results: list[Any]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's settings by name, defaults resolved."""
 
     def zero_grad(self) -> None:
         """Reset the gradients."""
@@ -77,12 +94,12 @@ class AveragingOptimizer(Protocol):
         """Make a step, and average as the method does."""
 
     def complete(self) -> Any:
-        """Complete what the last step has only started."""
+        """Complete the average that the last step started."""
 
-    def averaged(self) -> AbstractContextManager:
+    def averaged(self) -> AbstractContextManager[None]:
         """Hold the average of all ranks' models in the model; collective."""
 
-    def join(self) -> AbstractContextManager:
+    def join(self) -> AbstractContextManager[None]:
         """Let ranks make different numbers of steps inside; collective."""
 
     def close(self) -> None:

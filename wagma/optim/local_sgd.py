@@ -1,4 +1,4 @@
-"""Local SGD: ranks train alone and average their models now and then (Stich, ICLR 2019)."""
+"""Local SGD: ranks train alone and average their models periodically (Stich, ICLR 2019)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ if TYPE_CHECKING:  # importing it initializes MPI
 class LocalSGD(Averaging):
     """Average the model over all ranks after every τ-th step of a local optimizer.
 
-    In between each rank trains alone; after the average, for which all wait, all have the same
-    model, bit for bit. What holds for all methods is said in `Averaging`. The local optimizer's
-    state, such as its momentum, stays each rank's own. A model that is not finite is left out of
-    an average, and gets it. What a rank that has left `join` did before is in the next average.
+    Between averages each rank trains alone; all ranks wait for an average, and then have the same
+    model, bit for bit. `Averaging` describes what all methods share. The local optimizer's state,
+    such as its momentum, is not averaged. A model that is not finite is excluded from an average,
+    and is replaced by it. The steps that a rank made before it left `join` are in the next average.
 
     With `trigger="solo"` the first rank that has made τ steps since the last average starts the
-    next one; the others take part as soon as they have ended the step that they are in. Slow ranks
-    then make fewer steps: let weights be by work. Ranks make different numbers of steps in all:
-    `averaged` and `synchronize` wait for the ranks that still make some, and average all, and
-    neither can be used inside `join`. A `state_dict` counts averages, not steps.
+    next one; the others take part when they have completed their current step. Slow ranks then make
+    fewer steps: use weights by work. Ranks make different numbers of steps in all: `averaged` and
+    `synchronize` wait for ranks that still make steps, and average all; neither can be used inside
+    `join`. A `state_dict` counts averages, not steps.
 
     Example:
         >>> optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, sync_period=8)
 
     Attributes:
-        collective: the `collectives.GroupAllreduce` that averages; of trigger "solo" the
+        collective: the `collectives.GroupAllreduce` that averages; with trigger "solo" the
             `collectives.TriggeredAverage`.
         trigger: as given.
 
-    Source: Stich, Local SGD converges fast and communicates little, ICLR 2019. Weights by work, of
+    Source: Stich, Local SGD converges fast and communicates little, ICLR 2019. Weights by work, for
     ranks that are not equally fast: WP-SGD (Cheng et al.), Eq. 6 and Algorithm 5.
     """
+
+    collective: collectives.GroupAllreduce | collectives.TriggeredAverage
 
     def __init__(
         self,
@@ -63,9 +65,10 @@ class LocalSGD(Averaging):
         Args:
             optimizer, model, comm: as for `Averaging`.
             sync_period: τ, steps from one average to the next, at least 1.
-            trigger: "count": all average after τ steps of each. "solo": after τ steps of the first.
-            weights, contraction: as for `collectives.GroupAllreduce`: whether a model weighs what
-                its last step gave, or by the rank's work since the last average.
+            trigger: "count": all ranks average after τ steps of each. "solo": after τ steps of the
+                first.
+            weights, contraction: as for `collectives.GroupAllreduce`: the weight of a model is the
+                one given to its last step, or depends on the rank's work since the last average.
             wire_dtype, engine, transport, stall, abort, log_level: as for
                 `collectives.GroupAllreduce`.
 
@@ -91,12 +94,16 @@ class LocalSGD(Averaging):
         )
         self.trigger = trigger
 
-    def _check_settings(self, optimizer, *, trigger, **settings):
+    def _check_settings(
+        self, optimizer: torch.optim.Optimizer, *, trigger: str, **settings: Any
+    ) -> dict[str, Any]:
         if trigger not in ("count", "solo"):
             raise ValueError(f"trigger is {trigger!r}, not one of count, solo")
         return {"trigger": trigger}
 
-    def _make_collective(self, comm, *, trigger, **options):
+    def _make_collective(
+        self, comm: MPI.Intracomm, *, trigger: str, **options: Any
+    ) -> collectives.GroupAllreduce | collectives.TriggeredAverage:
         if trigger == "solo":
             return collectives.TriggeredAverage(comm, self.flat.vectors, **options)
         return collectives.GroupAllreduce(
@@ -105,7 +112,7 @@ class LocalSGD(Averaging):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """τ, who starts an average, and what models weigh."""
+        """τ, the trigger, and the weights."""
         return {
             "sync_period": self.collective.sync_period,
             "trigger": self.trigger,
@@ -114,7 +121,10 @@ class LocalSGD(Averaging):
 
     @property
     def _steps(self) -> int:
-        return self.collective.calls if self.trigger == "solo" else self.collective.version
+        averaging = self.collective
+        if isinstance(averaging, collectives.TriggeredAverage):
+            return averaging.calls
+        return averaging.version
 
     def synchronize(self) -> None:
         """Set every rank's model to the average over all ranks now; collective, not a step.
@@ -122,7 +132,8 @@ class LocalSGD(Averaging):
         With trigger "solo" it waits for ranks that still make steps, and averages with them.
 
         Raises:
-            RuntimeError: with trigger "solo", inside `join`.
+            RuntimeError: as `Averaging.synchronize`; with trigger "solo" inside `join`, too.
+            collectives.ClosedError: after `close`.
         """
         self._check_outside_join("synchronize()")
         super().synchronize()
@@ -131,11 +142,12 @@ class LocalSGD(Averaging):
     def averaged(self) -> Iterator[None]:
         """Hold the average over all ranks in the model, to evaluate or save it; collective.
 
-        As `Averaging.averaged`; with trigger "solo", whose ranks are not at the same step, they
-        average and go on from there, as in `synchronize`.
+        As `Averaging.averaged`. With trigger "solo", when ranks are not at the same step, they
+        average and continue from there, as in `synchronize`.
 
         Raises:
-            RuntimeError: with trigger "solo", inside `join`.
+            RuntimeError: as `Averaging.averaged`; with trigger "solo" inside `join`, too.
+            collectives.ClosedError: after `close`.
         """
         self._check_outside_join("averaged()")
         if self.trigger == "solo":
@@ -153,7 +165,7 @@ class LocalSGD(Averaging):
             )
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Take a step of the wrapped optimizer, then average the model if it is time to."""
+        """Take a step of the wrapped optimizer, then average the model if it is due."""
         loss = self._local_step(closure)
         self._average_model(weight=weight)  # alone but for the call in which all average
         return loss

@@ -1,4 +1,4 @@
-"""An average that is under way while the application computes with the model."""
+"""An average in progress while the application computes with the model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from wagma.optim.vectors import for_collective, let_wait
 
 if TYPE_CHECKING:
     from collectives import GroupAllreduce
+    from collectives.engine.calls import Call
+    from collectives.result import Result
 
 
 class Overlap:
     """At most one call of a collective, which averages a copy of the model.
 
-    When the average arrives it replaces the trained parameters, which nobody may have changed
+    When the average arrives it replaces the trained parameters, which must not have changed
     meanwhile. Buffers, such as BatchNorm's statistics, and frozen parameters become the average
-    plus what they have changed meanwhile. Memory: a copy of the model, and one more of the latter.
+    plus their changes meanwhile. Memory: a copy of the model, and one more of buffers and frozen
+    parameters.
 
     Attributes:
-        call: handle of the call whose average is not in the model yet, None where there is none.
+        call: handle of the call whose average is not in the model yet, None if there is none.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, averages are copied from it later
@@ -29,7 +32,7 @@ class Overlap:
         self._flat, self._collective = flat, collective
         self._average = [torch.zeros_like(vector) for vector in flat.memory]
         self._vectors = list(map(for_collective, self._average))
-        self.call = None
+        self.call: Call | None = None
 
     def start(self, weight: float) -> None:
         """Begin to average the model as it is now."""
@@ -43,7 +46,7 @@ class Overlap:
         self._stream = torch.get_device_module(device).current_stream(device)
         self.resume(self._collective.start(self._vectors, weight=weight))
 
-    def resume(self, call) -> None:
+    def resume(self, call: Call | None) -> None:
         """Let `take` put this call's average into the model, which is as it was at its start."""
         self.call = call
         if call is not None:
@@ -54,12 +57,13 @@ class Overlap:
         pairs = zip(self._trained, self._versions, strict=True)
         return next((t for t, version in pairs if t.value._version != version), None)
 
-    def drop(self):
+    def drop(self) -> Result:
         """Wait for the call, leave the model as it is, and return the `Result`."""
         call, self.call = self.call, None
+        assert call is not None
         return call.wait()
 
-    def take(self):
+    def take(self) -> Result:
         """Wait for the call, put the average into the model, and return the `Result`."""
         try:
             return self.drop()

@@ -14,11 +14,11 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
 
 class ParameterServer(PeerAveraging):
-    """Send every step's update to one rank, which keeps the model, and get the model from there.
+    """Send every step's update to one rank, which keeps the model, and receive the model.
 
-    The update is the local optimizer's, so that its state, such as its momentum, is each rank's
-    own; with plain SGD that is as if gradients were sent. What holds for all methods is said in
-    `Averaging`; `averaged()` holds the server's model.
+    The update is the local optimizer's, whose state, such as its momentum, is not averaged; with
+    plain SGD this is equivalent to sending gradients. `Averaging` describes what all methods share;
+    `averaged()` holds the server's model.
 
     Example:
         >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -26,7 +26,11 @@ class ParameterServer(PeerAveraging):
 
     Attributes:
         collective: the `collectives.ParameterServer` that keeps the model.
+
+    Source: that of `collectives.ParameterServer`.
     """
+
+    collective: collectives.ParameterServer
 
     def __init__(
         self,
@@ -48,8 +52,8 @@ class ParameterServer(PeerAveraging):
         Args:
             optimizer, model, comm: as for `Averaging`.
             mode: "bsp": a step waits for all ranks' updates. "backup": for those of all but
-                `backups` ranks, the others' are dropped. "asp": for nobody's. "hete": for nobody's,
-                and an update counts less the more the model has changed since.
+                `backups` ranks, whose updates are dropped. "asp": for none. "hete": for none, and
+                an update has less weight the more the model has changed since.
             backups: of the mode "backup", 0 to P − 1.
             server: the rank that keeps the model, and trains as well.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
@@ -69,8 +73,10 @@ class ParameterServer(PeerAveraging):
             log_level=log_level,
         )
 
-    def _make_collective(self, comm, *, mode, backups, server, **options):
-        self._settings = {"mode": mode, "backups": backups, "server": server}
+    def _make_collective(
+        self, comm: MPI.Intracomm, *, mode: str, backups: int, server: int, **options: Any
+    ) -> collectives.ParameterServer:
+        self._settings: dict[str, Any] = {"mode": mode, "backups": backups, "server": server}
         return collectives.ParameterServer(comm, self.flat.vectors, **self._settings, **options)
 
     @property

@@ -1,4 +1,4 @@
-"""Partial Reduce: groups of who is ready first average models (Miao et al., SIGMOD 2021)."""
+"""Partial Reduce: groups of the ranks that are ready first average (Miao et al., SIGMOD 2021)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
 
 class PartialReduce(PeerAveraging):
-    """Average the model with those of the first ranks that are ready, too.
+    """Average the model in a group of the ranks that are ready first.
 
-    A step waits until `group_size` ranks have made theirs, whoever they are, and so for no slow
-    one. What holds for all methods is said in `Averaging`; a model that is not finite is left out
-    of an average, and gets it.
+    A step waits until `group_size` ranks are ready, and so for no straggler. `Averaging` describes
+    what all methods share. A model that is not finite is excluded from an average, and is replaced
+    by it.
 
     Example:
         >>> optimizer = PartialReduce(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
     Attributes:
         collective: the `collectives.ReadyGroupAllreduce` that averages.
+
+    Source: that of `collectives.ReadyGroupAllreduce`.
     """
+
+    collective: collectives.ReadyGroupAllreduce
 
     def __init__(
         self,
@@ -51,18 +55,22 @@ class PartialReduce(PeerAveraging):
 
         Args:
             optimizer, model, comm: as for `Averaging`.
-            group_size: P', how many ranks average, from 2 on; None: 3, or all if they are fewer.
-            weights: "constant": all members of a group count alike. "dynamic": the less the older
-                their models are.
-            alpha: α of "dynamic": from 0 to less than 1, the smaller the less older models count.
-            missing: of "dynamic": what iterations count that no member has. "nearest": for the
-                nearest that one has. "initial": for the initial model, of which each rank keeps a
-                copy; `collective.initial_share` says how much.
-            history: T, of how many groups is looked at who has met whom; None: enough.
+            group_size: P', number of ranks in a group, at least 2; None: 3, or all if there are
+                fewer.
+            weights: "constant": all members of a group have the same weight. "dynamic": older
+                models have less.
+            alpha: α of "dynamic", from 0 to less than 1: the smaller, the lower the weight of older
+                models.
+            missing: of "dynamic": the model that gets the weight of iterations that no member has.
+                "nearest": the nearest that a member has. "initial": the initial model, of which
+                each rank keeps a copy; `collective.initial_share` is its share.
+            history: T, number of recent groups in which the controller checks which ranks have met;
+                None: enough.
             sync_every: steps from one average of a rank to its next.
             controller_rank: the rank whose engine forms groups.
-            controller_only: whether that rank makes no steps: it calls what else is collective, and
-                its model does not count. Let it `join()`; `collective.participates` says who steps.
+            controller_only: whether that rank makes no steps. It takes part in the other collective
+                methods, without weight: let it `join()`. `collective.participates` tells which
+                ranks make steps.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
@@ -89,7 +97,9 @@ class PartialReduce(PeerAveraging):
             log_level=log_level,
         )
 
-    def _make_collective(self, comm, **options):
+    def _make_collective(
+        self, comm: MPI.Intracomm, **options: Any
+    ) -> collectives.ReadyGroupAllreduce:
         return collectives.ReadyGroupAllreduce(comm, self.flat.vectors, **options)
 
     def report(self) -> dict[str, Any]:
@@ -104,7 +114,15 @@ class PartialReduce(PeerAveraging):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its arguments, those that were not given as they were chosen."""
-        names = ("group_size", "weights", "alpha", "missing", "history")
-        names += ("sync_every", "controller_rank", "controller_only")
+        """The arguments, with defaults resolved."""
+        names = (
+            "group_size",
+            "weights",
+            "alpha",
+            "missing",
+            "history",
+            "sync_every",
+            "controller_rank",
+            "controller_only",
+        )
         return {name: getattr(self.collective, name) for name in names}

@@ -16,18 +16,22 @@ GROUP_SIZE = 3  # the paper's (section 7.1.3)
 
 
 class Ripples(PeerAveraging):
-    """Average the model with those of a few others after every step, which waits for these alone.
+    """Average the model in a group made by a generator after every step, which waits for the group.
 
-    Who they are is said by a group generator, which leaves out ranks that are too slow for the
-    others, or by a schedule. What holds for all methods is said in `Averaging`.
+    The generator leaves out ranks that are too slow for the others; a schedule can be used instead.
+    `Averaging` describes what all methods share.
 
     Example:
         >>> optimizer = Ripples(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
     Attributes:
         collective: the `collectives.GeneratedGroupAllreduce` that averages; its `alone` counts the
-            steps in which this rank averaged with nobody.
+            steps in which this rank averaged with no other.
+
+    Source: that of `collectives.GeneratedGroupAllreduce`.
     """
+
+    collective: collectives.GeneratedGroupAllreduce
 
     def __init__(
         self,
@@ -53,16 +57,16 @@ class Ripples(PeerAveraging):
 
         Args:
             optimizer, model, comm: as for `Averaging`.
-            groups: "smart": all ranks that wait for nobody are divided into groups at once. The
-                generator of the paper that is best with slow ranks, and without. "random": every
-                step makes a group of random ranks. "static": a schedule.
-            group_size: ranks of a group, 2 or more; None: 3.
-            threshold: C_thres of "smart": a rank that is so many steps behind is left out.
-            ranks_per_node: of "smart" and "static"; None: as MPI has it.
+            groups: "smart": all ranks that are not waiting are divided into groups; the paper's
+                best generator, with slow ranks and without. "random": every step makes a group of
+                random ranks. "static": a schedule.
+            group_size: ranks per group, at least 2; None: 3.
+            threshold: C_thres of "smart": a rank that is this many steps behind is left out.
+            ranks_per_node: of "smart" and "static"; None: as MPI reports.
             sync_every: steps from one average of a rank to its next.
             controller_rank: the rank whose engine generates groups.
-            controller_only: whether that rank makes no steps, as of `PartialReduce`.
-            seed: of the groups drawn.
+            controller_only: whether that rank makes no steps, as in `PartialReduce`.
+            seed: seed of the groups drawn.
             engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
 
         Raises:
@@ -89,18 +93,27 @@ class Ripples(PeerAveraging):
             log_level=log_level,
         )
 
-    def _make_collective(self, comm, *, seed, **options):
+    def _make_collective(
+        self, comm: MPI.Intracomm, *, seed: int, **options: Any
+    ) -> collectives.GeneratedGroupAllreduce:
         self._seed = seed
         return collectives.GeneratedGroupAllreduce(comm, self.flat.vectors, seed=seed, **options)
 
     def report(self) -> dict[str, Any]:
-        """Return how many of this rank's steps have averaged with nobody, and whom it has met."""
+        """Return how many steps averaged with no other rank, and which ranks this one has met."""
         met = self.collective.met if self.collective.participates else None
         return {"alone_of_rank": self.collective.alone, "met": met}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How groups are made, and the seed; the ranks of a node as MPI has them, if not given."""
-        names = ("groups", "group_size", "threshold", "ranks_per_node")
-        names += ("sync_every", "controller_rank", "controller_only")
+        """How groups are made, the seed, and the ranks per node."""
+        names = (
+            "groups",
+            "group_size",
+            "threshold",
+            "ranks_per_node",
+            "sync_every",
+            "controller_rank",
+            "controller_only",
+        )
         return {**{name: getattr(self.collective, name) for name in names}, "seed": self._seed}

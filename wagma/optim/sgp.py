@@ -16,16 +16,20 @@ if TYPE_CHECKING:  # importing it initializes MPI
 class SGP(PeerAveraging):
     """Push shares of the model along a directed exponential graph after every step.
 
-    The model that a rank has is the de-biased one, numerator ÷ push-sum weight: the gradient is
-    computed at it, the local optimizer's update is added to the numerator, and `averaged()` holds
-    Σ numerators ÷ Σ weights. A step waits for the same step of the ranks that send to this one.
+    A rank's model is the de-biased one, numerator ÷ push-sum weight: the gradient is computed at
+    it, the local optimizer's update is added to the numerator, and `averaged()` holds Σ numerators
+    ÷ Σ weights. A step waits for the same step of the ranks that send to this one.
 
     Example:
         >>> optimizer = SGP(torch.optim.SGD(model.parameters(), lr=0.1), model, neighbors=2)
 
     Attributes:
         collective: the `collectives.PushSum` that averages; its `weight` is this rank's.
+
+    Source: that of `collectives.PushSum`.
     """
+
+    collective: collectives.PushSum
 
     def __init__(
         self,
@@ -64,7 +68,9 @@ class SGP(PeerAveraging):
             log_level=log_level,
         )
 
-    def _make_collective(self, comm, *, neighbors, **options):
+    def _make_collective(
+        self, comm: MPI.Intracomm, *, neighbors: int, **options: Any
+    ) -> collectives.PushSum:
         self._neighbors = neighbors
         return collectives.PushSum(comm, self.flat.vectors, neighbors=neighbors, **options)
 

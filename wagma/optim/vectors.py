@@ -1,4 +1,4 @@
-"""Vectors that tensors of one dtype are parts of: as torch and as a collective know them."""
+"""Vectors that tensors of one dtype are parts of, for torch and for a collective."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DeviceVector:
 
 
 def let_wait(device: torch.device, stream: Any) -> None:
-    """Let torch's current stream on a device go on only after another; on the CPU all is done."""
+    """Let torch's current stream on a device wait for another; on the CPU this is not needed."""
     if device.type != "cpu":
         current = torch.get_device_module(device).current_stream(device)
         if current != stream:
@@ -56,7 +56,7 @@ def current_stream(device: torch.device) -> int:
 def new_vector(values: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return a vector of zeros for tensors of one dtype and device, and its part for each.
 
-    A part's storage is its own, and no more: what saves or copies it takes no memory of others.
+    A part has a storage of its own, so that saving or copying it does not include other parts.
     """
     dtype, device = values[0].dtype, values[0].device
     unit = ALIGNMENT // dtype.itemsize
@@ -76,11 +76,11 @@ def new_vector(values: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Ten
 
 def with_storage(part: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose storage is a part of a vector."""
-    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(part))
+    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(part))  # type: ignore[attr-defined]
 
 
 def for_collective(vector: torch.Tensor) -> np.ndarray | DeviceVector:
-    """Return what shares a vector's memory and is taken by collectives."""
+    """Return an object that shares a vector's memory and that collectives accept."""
     if vector.device.type != "cpu":
         return DeviceVector(vector)
     if vector.dtype is not torch.bfloat16:

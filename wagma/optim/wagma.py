@@ -16,30 +16,30 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
 
 class WAGMA(Averaging):
-    """Average the model with a changing group of ranks after every step of a local optimizer.
+    """Average the model within a changing group of ranks after every step of a local optimizer.
 
-    Algorithm 2 of the paper: each rank applies its local optimizer to its own batch's gradient,
-    then averages the resulting model in this iteration's group without waiting for ranks that
-    are late, whose last models stand in for them; every `sync_period` steps all ranks average.
-    What holds for all methods is said in `Averaging`.
+    Algorithm 2 of the paper: each rank applies its local optimizer to the gradient of its own
+    batch, then averages the resulting model with this iteration's group, without waiting for
+    stragglers, which take part with their last snapshots; every `sync_period` steps all ranks
+    average. `Averaging` describes what all methods share.
 
-    A step that a `GradScaler` skips on some rank for its infinite gradients is one there too: that
-    rank averages the model that it has. Under the conserving rule a rank that has left `join` has
-    weight 0 from the next average over all ranks on, so that no update is lost. With
-    `wait="group"`, or saved right after an average over all ranks, training continues from a
-    `state_dict` as if it had not stopped; else it does from each rank's own model, without what
-    only others' averages had of it.
+    A step that a `GradScaler` skips on some rank because of infinite gradients is a step there as
+    well: that rank averages its unchanged model. Under the conserving rule a rank that has left
+    `join` has weight 0 from the next average over all ranks on, so that no update is lost. With
+    `wait="group"`, or if it was saved right after an average over all ranks, a `state_dict`
+    continues the training exactly; otherwise training continues from each rank's own model, without
+    the updates that only other ranks' averages contained.
 
-    With `overlap`, which goes beyond the paper, `step` returns while its average is under way, and
-    the next gradient is computed meanwhile. The next step waits for the average, puts it into the
-    model and takes the local optimizer's step from there: a gradient is then of the model as it
-    was before its last average, one step staler. At most one call is outstanding; whatever else
-    needs the average completes it, and the average over all ranks every `sync_period` steps is
-    waited for as ever. A closure's gradients are of the model with the average: nothing overlaps
-    them. In between, parameters change in `step` and its hooks only: an in-place change elsewhere
-    raises `RuntimeError`, one of `.data`, which cannot be seen, would be lost. `result` is then of
-    the step before, usually, and `results` has that one unless it was complete, and the step's own
-    if all ranks averaged.
+    With `overlap`, which goes beyond the paper, `step` returns while its average is in progress,
+    and the next gradient is computed meanwhile. The next step waits for the average, puts it into
+    the model, and takes the local optimizer's step from there; its gradient is that of the model
+    before its last average, one step staler. At most one call is outstanding. Other methods that
+    need the average complete it first, and the average over all ranks every `sync_period` steps is
+    always waited for. A closure computes its gradients with the average in the model, so it does
+    not overlap. Change parameters only in `step` and its hooks: an in-place change elsewhere raises
+    `RuntimeError`; a change of `.data` cannot be detected, and would be lost. `result` is usually
+    that of the previous step, and `results` has it unless it was complete before, and that of the
+    step itself if all ranks averaged.
 
     Example:
         >>> optimizer = WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -52,7 +52,12 @@ class WAGMA(Averaging):
     Attributes:
         collective: the `collectives.GroupAllreduce` that averages.
         overlap: whether the next gradient is computed while the model is averaged.
+
+    Source: Li et al., Breaking (Global) Barriers in Parallel Stochastic Optimization with
+    Wait-Avoiding Group Averaging, TPDS 2021, Algorithm 2.
     """
+
+    collective: collectives.GroupAllreduce
 
     def __init__(
         self,
@@ -79,18 +84,19 @@ class WAGMA(Averaging):
 
         Args:
             optimizer, model, comm: as for `Averaging`.
-            group_size: S, ranks per group, 1 to the number of ranks P; by default the paper's
-                √P, rounded up to a power of two.
+            group_size: S, ranks per group, 1 to the number of ranks P; by default the paper's √P,
+                rounded up to a power of two.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
             groups: "changing" with every step, or "fixed", for comparison.
-            wait: "nobody", or "group" to wait in every step for the group's members, which makes
-                runs repeatable bit for bit.
+            wait: "nobody", or "group": each step waits for the group's members, and runs are
+                reproducible bit for bit.
             late: how a late rank's model is merged, "paper" or "conserving"; by default
                 `collectives.DEFAULT_LATE`.
-            weights, contraction: as for `collectives.GroupAllreduce`: whether a model weighs what
-                its step gave, or by the rank's work since the last average over all ranks.
-            overlap: whether to compute the next gradient while the model is averaged; takes the
-                memory of one more model, and of its buffers and frozen parameters once more.
+            weights, contraction: as for `collectives.GroupAllreduce`: the weight of a model is the
+                one given to its last step, or depends on the rank's work since the last average
+                over all ranks.
+            overlap: whether to compute the next gradient while the model is averaged; needs memory
+                for one more model, and once more for its buffers and frozen parameters.
             wire_dtype, engine, transport, stall, abort, log_level: as for
                 `collectives.GroupAllreduce`.
 
@@ -119,19 +125,23 @@ class WAGMA(Averaging):
             log_level=log_level,
         )
         self.overlap = overlap
-        self._overlap = Overlap(self.flat, self.collective) if overlap else None
+        self._overlap: Any = Overlap(self.flat, self.collective) if overlap else None
 
-    def _check_settings(self, optimizer, *, overlap, **settings):
+    def _check_settings(
+        self, optimizer: torch.optim.Optimizer, *, overlap: bool, **settings: Any
+    ) -> dict[str, Any]:
         if not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True or False, not {overlap!r}")
         return {"overlap": overlap}
 
-    def _make_collective(self, comm, *, overlap, **options):
+    def _make_collective(
+        self, comm: MPI.Intracomm, *, overlap: bool, **options: Any
+    ) -> collectives.GroupAllreduce:
         return collectives.GroupAllreduce(comm, self.flat.vectors, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """S, τ, which groups, whom a step waits for, the late rule, weights, and overlap."""
+        """S, τ, the groups, which ranks a step waits for, the late rule, weights, and overlap."""
         names = ("group_size", "sync_period", "groups", "wait", "late")
         values = {name: getattr(self.collective, name) for name in names}
         return {**values, **weights_of(self.collective), "overlap": self.overlap}
@@ -149,10 +159,10 @@ class WAGMA(Averaging):
     # Overlap
 
     def complete(self) -> None:
-        """Wait for the last step's average, where `overlap` has left it outstanding, and take it.
+        """Wait for the average that `overlap` left outstanding, and put it into the model.
 
-        The model holds that average then, as it would after a step without `overlap`. Whatever
-        needs it does this first; do it before you change parameters, or copy them to save them.
+        The model then holds the average, as after a step without `overlap`. Methods that need it do
+        this first; call it before you change parameters, or copy them to save them.
 
         Raises:
             RuntimeError: a parameter was changed since the step.

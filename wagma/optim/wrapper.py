@@ -1,4 +1,4 @@
-"""An optimizer around the user's optimizer, for methods that add communication to it."""
+"""A wrapper of the user's optimizer, for methods that add communication to it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 class Wrapper(torch.optim.Optimizer):
-    """The wrapped optimizer seen through an object whose `step` a method replaces.
+    """The wrapped optimizer as seen through an object with another `step`.
 
-    Parameter groups, state, defaults and hooks *are* the wrapped optimizer's, not copies, so that
-    learning-rate schedulers and checkpoints work with either object. Only this one makes steps,
+    Parameter groups, state, defaults and hooks *are* the wrapped optimizer's, not copies, so
+    learning-rate schedulers and checkpoints work with either object. Only this object makes steps,
     also for `GradScaler.step`: until it is closed, the wrapped optimizer's own `step` raises.
 
     Attributes:
@@ -45,7 +45,7 @@ class Wrapper(torch.optim.Optimizer):
     defaults = property(lambda self: self.optimizer.defaults)
 
     def __getattr__(self, name: str) -> Any:
-        """What else an optimizer has, such as its hooks, is the wrapped one's."""
+        """Return other attributes, such as hooks, of the wrapped optimizer."""
         if name == "optimizer":  # not yet set: looking it up would recurse
             raise AttributeError(name)
         return getattr(self.optimizer, name)
@@ -58,29 +58,29 @@ class Wrapper(torch.optim.Optimizer):
         )
 
     def _local_step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the wrapped optimizer's step, unless a GradScaler says that it must be skipped.
+        """Take the wrapped optimizer's step, unless a GradScaler requests to skip it.
 
         Gradients that the GradScaler has not unscaled yet are unscaled first, in place.
 
         Args:
-            closure: for the wrapped optimizer's `step`; none beside a GradScaler.
+            closure: for the wrapped optimizer's `step`; not possible with a GradScaler.
 
         Returns:
-            What that `step` returned, None where it was skipped.
+            The result of that `step`, None if it was skipped.
 
         Raises:
-            RuntimeError: a closure beside a GradScaler, which cannot see its gradients.
+            RuntimeError: a closure with a GradScaler, which cannot see its gradients.
         """
         self._check_closure(closure)
         return self._bare_step(closure) if self._unscale_gradients() else None
 
     def _check_closure(self, closure: Callable[[], Any] | None) -> None:
-        """Raise RuntimeError for a closure beside a GradScaler, which cannot see its gradients."""
+        """Raise RuntimeError for a closure with a GradScaler, which cannot see its gradients."""
         if closure is not None and "found_inf" in vars(self):
             raise RuntimeError("GradScaler does not support closures")
 
     def _unscale_gradients(self) -> bool:
-        """Unscale what a GradScaler has scaled; return False where it found an infinite one."""
+        """Unscale gradients scaled by a GradScaler; return False if one is infinite."""
         if bool(vars(self).get("found_inf")):
             return False
         scale = vars(self).get("grad_scale")
@@ -89,7 +89,7 @@ class Wrapper(torch.optim.Optimizer):
         return True
 
     def _bare_step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the wrapped optimizer's step as it is, and return what that returns."""
+        """Take the wrapped optimizer's step unchanged, and return its result."""
         self._stepping = True
         try:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
@@ -97,7 +97,7 @@ class Wrapper(torch.optim.Optimizer):
             self._stepping = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients: `torch.optim.Optimizer.zero_grad`."""
+        """Reset the gradients, to None or by `set_to_none=False` to 0."""
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,16 +105,16 @@ class Wrapper(torch.optim.Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state, as returned by `state_dict`."""
+        """Load the wrapped optimizer's state: what the method `state_dict` returned."""
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the wrapped optimizer."""
+        """Add the parameter group `param_group` to the wrapped optimizer."""
         self.optimizer.add_param_group(param_group)
 
 
 def refuse_alone(optimizer: torch.optim.Optimizer, wrapper: weakref.ref[Wrapper]) -> None:
-    """Make the optimizer's step raise where its wrapper, while open, does not take it."""
+    """Make the optimizer's own step raise while its wrapper is open."""
 
     def refuse(*_: Any) -> None:
         outside = wrapper()

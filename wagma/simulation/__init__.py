@@ -1,7 +1,7 @@
 """Methods of distributed training in simulated time, at any number of ranks.
 
-The protocols are those that the engine runs; a discrete-event driver tells them when what happens,
-on a machine of which LogGP's parameters are known. ``wagma simulate`` is the command for it.
+The protocols are those that the engine runs; a discrete-event driver delivers their events, on a
+machine described by LogGP's parameters. ``wagma simulate`` is the command for it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ __all__ = ["FREE", "MACHINES", "Machine", "Result", "Settings", "simulate"]
 
 @dataclass(frozen=True)
 class Result:
-    """What a simulation says.
+    """The results of a simulation.
 
     Attributes:
-        ranks: how many there were.
-        made: int64 array of shape (ranks,): how many steps each rank made.
-        reached: int64 array of shape (ranks,): its iteration number then: the same, unless it has
+        ranks: number of ranks.
+        made: int64 array of shape (ranks,): number of steps that each rank made.
+        reached: int64 array of shape (ranks,): its iteration number at the end: the same, unless it
             skipped iterations.
-        wall: seconds until the last rank's last step was over, or the simulation.
+        wall: seconds until the end of the last rank's last step, or of the simulation.
         ideal_wall: seconds in which ranks that never wait make as many steps.
         compute: float64 array of shape (ranks,): seconds of the rank's own steps.
         waited: float64 array of shape (ranks,): seconds that its calls took.
-        staleness: see `core.Method`.
-        timely_share: the share of the group averages that a rank's vector was in; 1 without any.
-        updates: averages of several ranks that were completed, of methods that count them; else
-            None.
-        events, messages: how many were simulated.
+        staleness: int64 array of shape (ages,): see `core.Method`.
+        timely_share: the share of the group averages that contained a rank's current vector; 1
+            without any.
+        updates: number of averages of several ranks that were completed, for methods that count
+            them; else None.
+        events, messages: number of simulated events and messages.
     """
 
     ranks: int
@@ -78,8 +79,11 @@ def simulate(
         step_times: float64 array of shape (steps, ranks): seconds, see `wagma.simulation.steps`.
         machine: what the ranks run on.
         settings: the job's.
-        seconds: how long all ranks train; the steps of each must take as long. None: until all have
-            made all steps, or have skipped iterations instead.
+        seconds: for how many seconds all ranks train; the steps of each must take as long. None:
+            until all have made all steps, or have skipped iterations instead.
+
+    Returns:
+        A `Result`.
 
     Raises:
         ValueError: an argument is out of range.

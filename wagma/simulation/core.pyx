@@ -281,7 +281,7 @@ cdef class Method:
     from what it let happen later; each call must be answered by `Simulation.returns` once.
 
     Attributes:
-        staleness: int64 array, empty where nobody takes part with an older vector: how many times a
+        staleness: int64 array, empty if no rank takes part with an older vector: how many times a
             rank took part in a group's average with a vector of so many calls before; the last
             entry counts all from there on.
         calls, timely: calls that average in a group, and those whose vector was in its average.

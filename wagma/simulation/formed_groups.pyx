@@ -76,7 +76,7 @@ cdef class FormedGroupMethod(Method):
     Args:
         make: returns the protocol of a (port, rank, size).
         nbytes: length of the vector, in bytes.
-        sync_every: in every so-manieth call a rank averages.
+        sync_every: calls from one average of a rank to its next.
 
     Attributes:
         most: how many groups were under way at a time, at most.

@@ -1,4 +1,4 @@
-"""The machines that ranks run on in simulated time: LogGP, with values from the literature."""
+"""Machines in simulated time: LogGP, with values from the literature."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ __all__ = ["FREE", "MACHINES", "Machine"]
 
 @dataclass(frozen=True)
 class Machine:
-    """A network, as LogGP describes it, and the nodes that it connects.
+    """A network, described by LogGP's parameters, and the nodes that it connects.
 
-    A message of k bytes takes o + (k − 1)·G + L + o from one engine to the other. Long exchanges
-    of the ranks of one node share the node's injection limit equally. Nodes are numbered as their
-    ranks are, `ranks_per_node` one after the other.
+    A message of k bytes takes o + (k − 1)·G + L + o from one engine to the other. Long exchanges of
+    the ranks of one node share the node's injection limit equally. Nodes have consecutive ranks,
+    `ranks_per_node` each.
 
     Attributes:
-        latency: L, seconds that a message is under way.
+        latency: L, seconds that a message travels.
         overhead: o, seconds that a message costs each of the two engines.
         gap: g, seconds from one message of an engine to its next one.
         byte_gap: G, seconds per byte of one rank's long messages.
         injection: bytes per second that a node can send in all.
         memory: bytes per second at which a rank copies a vector, or adds one to another.
-        staging: bytes per second between an accelerator and the host memory that averages are
-            made in; infinite where the model is there already.
-        response: seconds until the engine of a computing rank looks after a message, also if its
+        staging: bytes per second between an accelerator and the host memory that averages are made
+            in; infinite if the model is in host memory.
+        response: seconds until the engine of a computing rank handles a message, also if its
             application calls meanwhile.
         ranks_per_node: ranks that share a node.
-        node_sizes: how many ranks each node has, where they differ; a job has as many as all have.
+        node_sizes: number of ranks of each node, if they differ; a job has their sum.
+
+    Raises:
+        ValueError: a value is out of range.
 
     Source: Alexandrov, Ionescu, Schauser and Scheiman, LogGP, SPAA 1995.
     """
@@ -57,10 +60,10 @@ class Machine:
             elif not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be 0 or more, not {value}")
         if not float(self.ranks_per_node).is_integer():
-            raise ValueError(f"ranks_per_node must be a whole number, not {self.ranks_per_node}")
+            raise ValueError(f"ranks_per_node must be an integer, not {self.ranks_per_node}")
 
     def for_job(self, ranks: int) -> Machine:
-        """Return the machine as a job of so many ranks meets it: none shares with more.
+        """Return the machine as a job of so many `ranks` meets it: none shares with more.
 
         Raises:
             ValueError: its nodes' sizes are those of another number of ranks.
@@ -72,7 +75,7 @@ class Machine:
         return replace(self, ranks_per_node=int(shared), injection=limit)
 
     def node_of(self, ranks: int) -> np.ndarray:
-        """Return the node of each of so many ranks: int32 array of shape (ranks,)."""
+        """Return the node of each of so many `ranks`: int32 array of shape (ranks,)."""
         if not self.node_sizes:
             return (np.arange(ranks) // self.ranks_per_node).astype(np.intc)
         return np.repeat(np.arange(len(self.node_sizes)), self.node_sizes).astype(np.intc)
@@ -84,7 +87,7 @@ class Machine:
 
 
 # L + 2o and G are measured by others: half the round trip, and the bandwidth, of MPI messages. How
-# L + 2o is divided is chosen, for nobody has measured o.
+# L + 2o is divided is chosen: no measurement of o is known.
 #
 # aries: half round trip 1.15 to 2.2 µs, 9.6 GB/s, 1.77 million messages per second and process:
 # Piz Daint's reference values in CSCS's ReFrame tests (osu_tests.py, 2016 to 2020); Pritchard, Open

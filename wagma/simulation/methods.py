@@ -1,8 +1,8 @@
-"""What is simulated for the methods that `wagma.methods` declares, and the settings of a job."""
+"""The simulations of the methods that `wagma.methods` declares, and the settings of a job."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives.topology import default_group_size
 from wagma.methods import METHODS, Option
@@ -14,16 +14,16 @@ __all__ = ["Settings", "Synchronous", "allreduce", "eager_sgd", "local_sgd", "wa
 
 
 class Settings:
-    """What a method may need to know of a job.
+    """The settings of a simulated job.
 
     Args:
         nbytes: length of the model, and of its gradient, in bytes.
-        doubling: whether group averages go by recursive doubling, whatever the model's length.
-        seed: of the neighbors that AD-PSGD draws.
-        options: those of methods, as they are declared, such as group_size, sync_period or mode.
+        doubling: whether group averages use recursive doubling for models of any length.
+        seed: seed of the neighbors that AD-PSGD draws.
+        options: options of methods, as declared, such as group_size, sync_period or mode.
 
-    Its attributes are these, and every other option that a simulated method has, with its default;
-    None where methods have different ones.
+    Its attributes are these, and every other option of a simulated method with its default; None if
+    the methods' defaults differ.
 
     Raises:
         TypeError: no simulated method has such an option.
@@ -41,6 +41,10 @@ class Settings:
             check_option(known[name], value)
         vars(self).update({name: default_of(known[name]) for name in known} | options)
 
+    if TYPE_CHECKING:  # options are attributes, too
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"Settings({values})"
@@ -48,7 +52,7 @@ class Settings:
 
 def simulated_options() -> dict[str, set[Option]]:
     """Return the options that simulated methods have, by name: methods may have different ones."""
-    found = {}
+    found: dict[str, set[Option]] = {}
     for method in METHODS.values():
         for option in method.options:
             if option.simulated:
@@ -77,7 +81,7 @@ def default_of(options: set[Option]) -> Any:
 class Synchronous(Method):
     """All ranks average with MPI_Allreduce every `period` steps, and wait for each other.
 
-    Allreduce-SGD is this with a period of 1, local SGD with one of τ.
+    Allreduce-SGD has a period of 1, local SGD one of τ.
     """
 
     def __init__(self, period: int, nbytes: int):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from collectives.protocols.ready_controller import PartialReduceController
 from collectives.protocols.ready_groups import ReadyGroupProtocol
 from collectives.ready_groups import checked_group_size, checked_history
@@ -20,7 +22,7 @@ def partial_reduce(settings: Settings, ranks: int) -> FormedGroupMethod:
     group_size = checked_group_size(settings.group_size if ranks > 1 else None, ranks)
     history = checked_history(settings.history, ranks, group_size)
 
-    def make(port, rank, size):
+    def make(port: Any, rank: int, size: int) -> Any:
         controller = None
         if rank == 0:
             controller = PartialReduceController(size, group_size, history, False, 0.5, True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from collectives.generated_groups import check, generated, scheduled
 from wagma.simulation.formed_groups import FormedGroupMethod
 from wagma.simulation.methods import Settings
@@ -21,9 +24,9 @@ def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
     if ranks == 1:
         group_size = GROUP_SIZE  # not more than the ranks there are, as the command has it
     check(ranks, groups, group_size, settings.threshold, settings.ranks_per_node, settings.seed, 0)
-    makers = []
+    makers: list[Callable[..., Any]] = []
 
-    def make(port, rank, size):
+    def make(port: Any, rank: int, size: int) -> Any:
         if not makers:
             per_node = settings.ranks_per_node or method.simulation.machine.ranks_per_node
             if groups == "static":

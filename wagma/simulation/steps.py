@@ -1,6 +1,6 @@
-"""How long the ranks' steps take: constant, drawn from a distribution, or recorded.
+"""Times of the ranks' steps: constant, drawn from a distribution, or recorded.
 
-All return float64 arrays of shape (steps, ranks), in seconds, and the same for the same seed.
+All functions return float64 arrays of shape (steps, ranks), in seconds, the same for the same seed.
 """
 
 from __future__ import annotations

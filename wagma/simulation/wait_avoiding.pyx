@@ -234,7 +234,7 @@ cdef class GroupAveraging(Method):
     ):
         """Let a call publish, and return once its version has run.
 
-        A late one publishes and takes the newest result in one go. The mean of a timely one is
+        A late one publishes and takes the newest result at once. The mean of a timely one is
         written to where the application wants it.
         """
         self.copying[rank] = True

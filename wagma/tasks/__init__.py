@@ -1,4 +1,4 @@
-"""What `wagma train` can learn: the digits, folders of images, and a user's own script.
+"""The tasks of `wagma train`: the digits, folders of images, and a user's own script.
 
-Each is a `contract.Task`, three functions that the training calls; there is no other way in.
+Each is a `contract.Task`, which holds the functions that the training calls.
 """

@@ -43,16 +43,18 @@ log = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
-    """What is trained.
+    """A training task.
 
     Args:
-        name: What messages call it: the script's file name, for instance.
+        name: Its name in messages, for instance the script's file name.
         model: Returns the model; all ranks start from rank 0's values.
         data: Takes rank, size, batch size and seed, and returns two iterables of batches.
         loss: Takes the model and a batch, and returns the mean loss, a scalar tensor.
         metrics: Takes the model and a test batch, and returns numbers that are means over it.
-        optimizer: Takes the model's parameters, a list, and returns what makes a rank's own steps.
-        scheduler: Takes that, and returns what changes its learning rate after every step.
+        optimizer: Takes the list of the model's parameters, and returns the optimizer of a rank's
+            own steps.
+        scheduler: Takes the optimizer, and returns its learning-rate scheduler, stepped after every
+            training step.
     """
 
     name: str
@@ -74,8 +76,8 @@ class Prepared(NamedTuple):
     """A task on one rank, ready to be trained.
 
     Args:
-        model: The model, where the task has put it.
-        batches: Training batches without end.
+        model: The model, on its device.
+        batches: Endless training batches.
         test: Test batches.
     """
 
@@ -224,7 +226,7 @@ def samples(batch: Any) -> int | None:
 
 
 class Means:
-    """The means of what is measured of test batches, each weighted by its number of samples."""
+    """The means of the metrics of test batches, each weighted by its number of samples."""
 
     def __init__(self) -> None:
         self.samples = 0

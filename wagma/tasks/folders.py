@@ -18,10 +18,10 @@ SPLIT_SEED = 1797
 
 
 class Files(NamedTuple):
-    """Image files and what is on them.
+    """Image files and their labels.
 
     Args:
-        paths: Where they are.
+        paths: Their paths.
         labels: Each one's index in the list of classes, int64, shape (len(paths),).
     """
 
@@ -34,8 +34,8 @@ class Folders(NamedTuple):
 
     Args:
         classes: Their names, sorted.
-        train: What is trained on.
-        test: What is tested with; no file is in both.
+        train: The training files.
+        test: The test files; no file is in both.
     """
 
     classes: list[str]

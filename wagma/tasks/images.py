@@ -26,10 +26,10 @@ class ImageError(UsageError):
 
 
 class Pictures(Dataset):
-    """Images, decoded when they are asked for.
+    """Images, decoded on access.
 
     Args:
-        files: Where they are, and their labels.
+        files: The files and their labels.
         image_size: Pixels of a side.
     """
 
@@ -69,7 +69,7 @@ def decode(path: Path, image_size: int) -> torch.Tensor:
 
 
 class BatchIndices:
-    """A rank's batches of indices without end, for a DataLoader's ``batch_sampler``."""
+    """A rank's endless batches of indices, for a DataLoader's ``batch_sampler``."""
 
     def __init__(self, shard: np.ndarray, batch_size: int, rank: int, seed: int) -> None:
         self.arguments = shard, batch_size, rank, seed

@@ -1,4 +1,4 @@
-"""The local optimizer of a run: the script's own, or the one that the command line says."""
+"""The local optimizer of a run: the script's own, or that of the command line."""
 
 from __future__ import annotations
 

@@ -5,6 +5,16 @@ system*, Journal of Parallel and Distributed Computing, 2020. `wagma svm` is the
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wagma.wpsgd.acceptance import check as check
+    from wagma.wpsgd.rates import averages_help as averages_help
+    from wagma.wpsgd.rates import beats_fastest as beats_fastest
+    from wagma.wpsgd.rates import bound_ratio as bound_ratio
+    from wagma.wpsgd.rates import contraction_rate as contraction_rate
+    from wagma.wpsgd.rates import delay_contracts as delay_contracts
+    from wagma.wpsgd.rates import weights as weights
 
 _MODULES = {
     "check": "acceptance",
@@ -18,7 +28,7 @@ _MODULES = {
 __all__ = list(_MODULES)
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     """Load what needs numpy when it is asked for: `wagma.wpsgd.methods` does without."""
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""When a delayed update is accepted, on whole vectors: what `Steps` does on rows of a matrix."""
+"""The acceptance check of delayed updates on whole vectors; `Steps` has it for rows of a matrix."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def check(
     learning_rate: float,
     regularization: float,
 ) -> bool:
-    """Return whether delayed SGD may make this update.
+    """Return whether delayed SGD may apply this update.
 
-    For each of the iterates w_{j−1−τ} … w_j, of which ι = x·w and w⊥ = w − (ι/‖x‖²)·x, all of
-    which have two before them: ι_k lies between ι_min = (ι_{k−1} − rate·ι_{k−2}) / (1 − rate) and
-    ι_{k−1}, and ‖w_{k−2}⊥‖ ≥ ‖w_{k−1}⊥‖, with rate = (λη + |L'|·η·‖x‖²)^{1/τ}. A rate of 1 or
-    more rejects; a delay of 0 accepts. Those with fewer iterates before them are left out.
+    For each of the iterates w_{j−1−τ} … w_j that has two predecessors, with ι = x·w and w⊥ = w −
+    (ι/‖x‖²)·x: ι_k lies between ι_min = (ι_{k−1} − rate·ι_{k−2}) / (1 − rate) and ι_{k−1}, and
+    ‖w_{k−2}⊥‖ ≥ ‖w_{k−1}⊥‖, with rate = (λη + |L'|·η·‖x‖²)^{1/τ}. A rate of 1 or more rejects; a
+    delay of 0 accepts.
 
-    The printed algorithm rejects a quotient above 1, and has ι/√β in place of ι/β²: both
-    contradict its Lemma 4's proof.
+    The printed algorithm rejects a quotient above 1, and has ι/√β in place of ι/β²: both contradict
+    its Lemma 4's proof.
 
     Args:
-        iterates: the last ones, w_j of the update last: of shape (features,); those of which the
-            first is w_0, or τ + 4 of them.
-        x: the update's sample, of shape (features,).
+        iterates: the last ones, up to w_j of the last update: float64 arrays of shape (features,);
+            all from w_0 on, or τ + 4 of them.
+        x: the update's sample, float64 array of shape (features,).
         slope: L' of the sample at w_{j−1−τ}, where it was pulled.
         delay: τ.
         learning_rate, regularization: η and λ.

@@ -1,4 +1,4 @@
-"""The picture of a comparison: the objective against time and samples, and Corollary 4."""
+"""The plot of a comparison: the objective over time and samples, and Corollary 4."""
 
 from __future__ import annotations
 

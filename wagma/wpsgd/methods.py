@@ -1,6 +1,6 @@
 """The methods that train a linear model on unbalanced nodes, and the paper's settings.
 
-A method is what it says here; `wagma.wpsgd.training` runs all of them alike. This module needs
+A method is a set of properties; `wagma.wpsgd.training` runs all of them alike. This module needs
 neither numpy nor MPI, which the command's help would load.
 """
 
@@ -13,15 +13,16 @@ STEP, SPAN = "step", "span"
 
 @dataclass(frozen=True)
 class Method:
-    """What nodes do, and how their models become one.
+    """How nodes train, and how their models are combined.
 
     Attributes:
         help: one line.
-        source: in the paper.
+        source: its source in the paper.
         color: of its curves; Okabe and Ito's, which the color-blind can tell apart.
-        averages: all nodes go on from their average after every "step", or after every "span" of
-            the fastest node; None: there is one average, of the models at the end.
-        weighted: whether a node that is behind weighs less, by Equation 6; else all alike.
+        averages: all nodes continue from their average after every "step", or after every "span" of
+            the fastest node; None: there is one average, of the final models.
+        weighted: whether nodes that are behind have less weight, by Equation 6; else all have the
+            same.
         waits: whether all nodes consume as many samples as the fastest.
         delayed: whether a node has several workers, whose updates are late.
         alone: whether one node trains, with all samples.
@@ -39,7 +40,7 @@ class Method:
 
 METHODS = {
     "wp": Method(
-        "nodes train alone; in the average of their models those that are behind weigh less",
+        "nodes train alone, and their models are averaged, with less weight for slower nodes",
         "Algorithm 1",
         "#D55E00",
         weighted=True,
@@ -51,14 +52,14 @@ METHODS = {
         waits=True,
     ),
     "delay": Method(
-        "as wp, and each node has workers whose updates are late",
+        "like wp, and each node has workers whose updates are late",
         "Algorithms 3 and 4",
         "#CC79A7",
         weighted=True,
         delayed=True,
     ),
     "delay-wp": Method(
-        "as delay, and nodes go on from the weighted average after every span",
+        "like delay, and nodes continue from the weighted average after every span",
         "Algorithm 5",
         "#009E73",
         averages=SPAN,
@@ -66,17 +67,17 @@ METHODS = {
         delayed=True,
     ),
     "minibatch": Method(
-        "nodes average after every sample, so that all wait for the slowest",
+        "nodes average after every sample, so all wait for the slowest",
         "section 6.2.4",
         "#E69F00",
         averages=STEP,
         waits=True,
     ),
     "sequential": Method(
-        "one node of the fastest's speed, with all samples", "section 6.2.5", "#000000", alone=True
+        "one node, as fast as the fastest, with all samples", "section 6.2.5", "#000000", alone=True
     ),
     "direct": Method(
-        "as wp, but all models count alike, however many samples they have seen",
+        "like wp, but all models have the same weight",
         "section 6.2.6",
         "#999999",
     ),
@@ -89,11 +90,11 @@ class Preset:
 
     Attributes:
         lr, l2: η and λ.
-        start: what all parameters are at first.
+        start: initial value of all parameters.
         span: samples of the fastest node between averages.
-        samples: what the fastest node consumes.
+        samples: samples that the fastest node consumes.
         every: samples of the fastest node between evaluations.
-        seeds: orders of the samples, of which results are means.
+        seeds: number of orders of the samples; results are means over these.
         features, rows, nonzeros: of generated data.
     """
 

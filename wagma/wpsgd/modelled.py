@@ -19,20 +19,20 @@ SAMPLE_SECONDS = 10e-6
 class Modelled:
     """All nodes of a run.
 
-    Each has a shard of the samples that does not depend on the method, nor does the order in which
-    it consumes them; one that trains alone has all.
+    Each node has a shard of the samples; neither the shard nor the order of its samples depends on
+    the method. A node that trains alone has all samples.
 
     Args:
         method, problem: what is trained.
-        speeds: of the nodes; only their ratios count for who is behind.
-        machine: what the nodes are connected by.
-        sample_seconds: that a node of speed 1 takes for a sample.
-        seed: of the shards and orders.
-        asked_to_stop: what says so.
+        speeds: of the nodes; only their ratios determine which nodes are behind.
+        machine: the network between the nodes.
+        sample_seconds: seconds per sample of a node of speed 1.
+        seed: seed of the shards and orders.
+        asked_to_stop: function that returns whether to stop.
 
     Attributes:
         seconds: the modelled time.
-        nodes: the `Steps` of each node; of a method that averages after every step, of all.
+        nodes: the `Steps` of each node; for a method that averages after every step, of all.
         stopped: whether the process was asked to stop.
     """
 

@@ -22,24 +22,24 @@ SHORTEST = 1e-3  # seconds that a rank sleeps at least; it makes up for what it 
 
 
 class Ranks:
-    """This rank's node, among those of all ranks; making and closing it is collective.
+    """This rank's node, among those of all ranks; constructing and closing it is collective.
 
-    A rank that is the first to have consumed what was asked for tells all others, which stop after
-    the samples that they are at. It is the same with one that is asked to stop. The workers of a
-    node that has several are threads.
+    The first rank that has consumed its samples tells all others, which stop after their current
+    samples. A rank that is asked to stop does the same. If a node has several workers, they are
+    threads.
 
-    No collective's thread speaks MPI here, so that a job may have any thread level but SINGLE.
+    No collective's thread calls MPI here, so a job may have any thread level except SINGLE.
 
     Args:
         method: what is trained; the same on all ranks.
-        problem: with this rank's shard to train on, or all samples where it trains alone. Rank 0
-            alone evaluates.
+        problem: with this rank's shard to train on, or all samples if it trains alone. Only rank 0
+            evaluates.
         comm: mpi4py intracommunicator, which is duplicated.
-        factor: how many times as long as it takes this rank's samples are made to take.
-        sample_seconds: what a sample takes at least, times the factor.
-        seed: of the order.
-        trains: whether this rank does, of a method that one node runs alone.
-        asked_to_stop: what says so.
+        factor: factor by which this rank's samples take longer.
+        sample_seconds: least seconds per sample, times the factor.
+        seed: seed of the order.
+        trains: whether this rank trains, if only one node does.
+        asked_to_stop: function that returns whether to stop.
 
     Attributes:
         seconds: since the beginning, without evaluations.
@@ -140,7 +140,7 @@ class Ranks:
     def _consume(self, samples: int, tells: bool, asleep: bool = True) -> None:
         """Consume up to so many samples in all; less where another rank has, and tells.
 
-        Whoever is done waits for the others, `asleep` where that may be long.
+        A rank that is done waits for the others, `asleep` if that may be long.
         """
         comm = self._comm
         others = [rank for rank in range(comm.size) if rank != comm.rank]

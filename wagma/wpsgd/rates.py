@@ -1,4 +1,4 @@
-"""Weights of models that have seen different numbers of samples, and when they help."""
+"""Weights of models trained on different numbers of samples, and when they help."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ REFINEMENTS = 60  # of the interval of the exponent, by the golden section
 def weights(delays: Sequence[int] | np.ndarray, r: float) -> np.ndarray:
     """Return q_i = r^{T_i} / Σ_j r^{T_j}.
 
-    They are computed from the differences to the smallest delay, so that none is lost however long
-    all delays are: the largest weight is never below 1/k.
+    They are computed from the differences to the smallest delay, so that none underflows because
+    all delays are long: the largest weight is never below 1/k.
 
     Args:
-        delays: T_i: how many samples each of k nodes is behind the fastest, from 0 on.
-        r: the contraction rate, 0 ≤ r ≤ 1. With 1 all count alike, with 0 only the fastest.
+        delays: T_i, int array of shape (k,): number of samples by which each of k nodes is behind
+            the fastest, at least 0.
+        r: the contraction rate, 0 ≤ r ≤ 1. With 1 all have equal weights, with 0 only the fastest
+            has weight.
 
     Returns:
         float64 array of shape (k,), of sum 1.
@@ -46,8 +48,8 @@ def bound_ratio(delays: Sequence[int] | np.ndarray, r: float) -> float:
 def beats_fastest(delays: Sequence[int] | np.ndarray, r: float) -> bool:
     """Return whether the bound of the weighted average is below that of the fastest node alone.
 
-    That is 2 Σ r^{T_i} > √k + k. It compares bounds, and is no prediction: on the way from a start
-    that is far from the minimum the fastest node alone is better all the same.
+    That is 2 Σ r^{T_i} > √k + k. It compares bounds, and is not a prediction: from a start far from
+    the minimum the fastest node alone is better at first in any case.
 
     Args, Raises: those of `weights`.
 
@@ -57,7 +59,7 @@ def beats_fastest(delays: Sequence[int] | np.ndarray, r: float) -> bool:
 
 
 def averages_help(delays: Sequence[int] | np.ndarray, r: float) -> bool:
-    """Return whether Σ r^{T_i} > √k, so that averaging again and again reduces the deviation.
+    """Return whether Σ r^{T_i} > √k, so that repeated averaging reduces the deviation.
 
     Args, Raises: those of `weights`; the delays are those of one span.
 
@@ -76,7 +78,7 @@ def delay_contracts(
         learning_rate, regularization: η and λ.
         square: β²_max, the largest ‖x‖² of a sample.
         slope: c*, the largest |∂L/∂ŷ|: 1 for the hinge loss.
-        delay: τ_max, how many updates come between a model's use and the update made of it.
+        delay: τ_max, number of updates between a model's use and the update computed from it.
 
     Source: WP-SGD, Lemma 4, which also needs `check` to accept all updates.
     """
@@ -85,13 +87,13 @@ def delay_contracts(
 
 
 def contraction_rate(losses: Sequence[float] | np.ndarray, every: int = 1) -> float:
-    """Return the r for which floor + A·r^n is nearest to an objective's decrease.
+    """Return the r for which floor + A·r^n fits an objective's decrease best.
 
     Least squares: for each r the best floor and A are a linear problem.
 
     Args:
-        losses: at least 4 values of the objective, evenly spaced.
-        every: how many samples are between two of them, so that r is per sample.
+        losses: float array of shape (n,), n ≥ 4: values of the objective, evenly spaced.
+        every: number of samples between two of them, so that r is per sample.
 
     Raises:
         ValueError: there are too few, one is not finite, or they do not decrease to a floor.
@@ -105,7 +107,7 @@ def contraction_rate(losses: Sequence[float] | np.ndarray, every: int = 1) -> fl
         raise ValueError(f"every must be 1 or more, not {every}")
     scale = np.ptp(values)
     if scale == 0:
-        raise ValueError("the losses are all the same: there is no rate to fit")
+        raise ValueError("the losses are all equal: there is no rate to fit")
     scaled, places = (values - values[-1]) / scale, np.linspace(0, 1, len(values))
     grid = np.geomspace(SLOWEST, FASTEST * len(values), GRID)
     best = int(np.argmin([_fit(exponent, places, scaled)[0] for exponent in grid]))
@@ -121,7 +123,7 @@ def _powers(delays: Sequence[int] | np.ndarray, r: float) -> np.ndarray:
     if behind.ndim != 1 or not behind.size:
         raise ValueError("delays must be a sequence of one number or more")
     if not (np.isfinite(behind) & (behind >= 0)).all():
-        raise ValueError("delays must be numbers from 0 on")
+        raise ValueError("delays must be numbers of at least 0")
     if not 0 <= r <= 1:
         raise ValueError(f"r must be from 0 to 1, not {r}")
     return np.power(float(r), behind - behind.min())

@@ -1,4 +1,4 @@
-"""Samples of two classes with sparse features: generated, or read, and shared out to nodes."""
+"""Samples of two classes with sparse features: generated, or read, and divided among nodes."""
 
 from __future__ import annotations
 
@@ -133,11 +133,11 @@ def epochs(rows: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndar
 
 
 class Order:
-    """The order in which a node consumes its rows, shuffled anew in every epoch.
+    """The order in which a node consumes its rows, shuffled in every epoch.
 
     Args:
         rows: int64 array, not empty.
-        seed: what a generator of numpy's is made of.
+        seed: seed of a numpy generator.
     """
 
     def __init__(self, rows: np.ndarray, seed) -> None:

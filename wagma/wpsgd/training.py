@@ -1,4 +1,4 @@
-"""One run of a method: what all nodes do, whatever time they do it in."""
+"""One run of a method, independent of how time is measured."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from wagma.wpsgd.steps import LATEST, Steps
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained, and how.
+    """The training problem.
 
     Attributes:
-        train, test: samples of the same features; where ranks are nodes, a rank's own shard.
-        start: what all parameters are at first.
+        train, test: samples of the same features; if ranks are nodes, a rank's own shard.
+        start: initial value of all parameters.
         lr, l2: η and λ.
         rate: r of the weights; None: 1 − ηλ.
         span: samples of the fastest node between averages.
-        workers: of a node of a delayed method.
+        workers: number of workers per node of a delayed method.
         check: whether these abandon updates that `wagma.wpsgd.check` rejects.
         logistic: as for `Steps`.
     """

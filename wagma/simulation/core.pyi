@@ -1,0 +1,43 @@
+import numpy as np
+import numpy.typing as npt
+
+from wagma.simulation.machine import Machine
+
+class Method:
+    simulation: Simulation
+    staleness: npt.NDArray[np.int64]
+    calls: int
+    timely: int
+    updates: int
+    def begin(self) -> None: ...
+    def arrives(self, rank: int) -> None: ...
+    def happens(self, kind: int, rank: int, a: int, b: int) -> None: ...
+
+class Simulation:
+    method: Method
+    machine: Machine
+    now: float
+    ranks: int
+    iterations: int
+    made: npt.NDArray[np.int64]
+    reached: npt.NDArray[np.int64]
+    waited: npt.NDArray[np.float64]
+    ended: npt.NDArray[np.float64]
+    events: int
+    messages: int
+    def __init__(
+        self,
+        method: Method,
+        machine: Machine,
+        step_times: npt.NDArray[np.float64],
+        seconds: float | None = None,
+    ) -> None: ...
+    def run(self) -> None: ...
+    def later(self, delay: float, kind: int, rank: int, a: int = 0, b: int = 0) -> None: ...
+    def send(
+        self, source: int, destination: int, nbytes: int, kind: int, a: int = 0, b: int = 0
+    ) -> None: ...
+    def returns(self, rank: int, delay: float = 0.0, iterations: int = 1) -> None: ...
+
+def allreduce_time(machine: Machine, size: int, nbytes: int, doubling: bool = False) -> float: ...
+def mpi_allreduce_time(machine: Machine, size: int, nbytes: int) -> float: ...

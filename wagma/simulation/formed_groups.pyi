@@ -1,0 +1,9 @@
+from collections.abc import Callable
+from typing import Any
+
+from wagma.simulation.core import Method
+
+class FormedGroupMethod(Method):
+    most: int
+    def __init__(self, make: Callable[..., Any], nbytes: int, sync_every: int = 1) -> None: ...
+    def protocol(self, rank: int) -> Any: ...
