@@ -17,7 +17,7 @@ import warnings
 from common import memory as memory_of
 from common import ratio, take_turns, time_calls
 from cuda_driver import Array, Work
-from gpu_paths import MIB, Way, answer_of, collective_with, paths
+from gpu_paths import MIB, Way, answer_of, collective_with, paths, staged_way
 
 BLOCKS = {f"blocks of {mib} MiB": mib * MIB for mib in (1, 4, 16)}
 CADENCE = 0.010
@@ -132,11 +132,10 @@ def staged_times(comm, device, size, arguments):
         device.to_device(array.address, host, size, stream)
         device.synchronize(stream)
 
-    staged_way = paths(comm, device)["staged"]
     with contextlib.ExitStack() as stack:
         variants = {"copies": timing(comm, both_copies)}
         for blocks, block in BLOCKS.items():
-            average = collective_with(staged_way, comm, array, block=block, **options)
+            average = collective_with(staged_way(), comm, array, block=block, **options)
             variants[blocks] = calls_of(comm, device, stack.enter_context(average), array)
         on_host = stack.enter_context(collective_with(Way(), comm, vector, **options))
         variants["numpy"] = timing(comm, lambda: on_host(vector))
@@ -170,9 +169,7 @@ def direct(comm, device, arguments):
         measured = list(variants)[1:]
         if not measured:
             return results, {}
-        average = stack.enter_context(
-            collective_with(paths(comm, device)["staged"], comm, array, **options)
-        )
+        average = stack.enter_context(collective_with(staged_way(), comm, array, **options))
         variants["staged"] = calls_of(comm, device, average, array)
         times = take_turns(comm, variants, arguments.rounds, arguments.seconds)
     if comm.rank:

@@ -25,21 +25,26 @@ def answer_of(comm):
     return _answers[0]
 
 
+def staged_way():
+    """Return the `Way` by the host, which there always is."""
+    from collectives.cuda_aware import Answer
+
+    return Way(Answer(False, "for comparison"))
+
+
 def paths(comm, device):
     """Return {path: its `Way`}, of those that there are here; collective."""
     from mpi4py import MPI
 
     from collectives import cuda_ipc
-    from collectives.cuda_aware import Answer
 
-    unaware = Answer(False, "for comparison")
     answer = answer_of(comm)
-    ways = {"staged": Way(unaware)}
+    ways = {"staged": staged_way()}
     if answer.aware:
         ways["direct"] = Way(answer)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     if 1 < node.size == comm.size and cuda_ipc.why_not(node, device.ordinal) is None:
-        ways["direct, shared"] = Way(unaware, "shared")
+        ways["direct, shared"] = staged_way()._replace(transport="shared")
     node.Free()
     return ways
 

@@ -1,11 +1,13 @@
-"""The README and the pages of docs/: their blocks, headings and links."""
+"""The README, the pages beside it and those of docs/: their blocks, headings and links."""
 
 import re
+import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+BESIDE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [README, *BESIDE, *sorted((ROOT / "docs").glob("*.md"))]
 INLINE = r"`((?:[^`\n]|\n(?! *\n))*)`"
 
 
@@ -24,6 +26,13 @@ def blocks(page):
     found = re.findall(r"^ *```(.*)\n((?:.*\n)*?) *```$", page.read_text(), re.MULTILINE)
     assert 2 * len(found) == page.read_text().count("```"), f"{page} has a block without its end"
     return found
+
+
+def command_lines(page):
+    """Return the words of each command line in a page's blocks."""
+    text = "".join(text for language, text in blocks(page) if language == "sh")
+    lines = text.replace("\\\n", "").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def task_scripts():

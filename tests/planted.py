@@ -243,6 +243,22 @@ def environment(bug: str | None, module: str) -> dict[str, str]:
     return {PLANTED: str(number), COPY: build(module)}
 
 
+def cases(modules: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return all bugs of these modules, with the module's name first."""
+    return [(module, bug) for module in modules for bug in OF_MODULES[module]]
+
+
+def check_found(ended, module: str, bug: str):
+    """Fail unless a process, or a job, ended because the stand-in has seen the bug.
+
+    Args:
+        ended: what has `returncode` and `stderr`.
+    """
+    words = OF_MODULES[module][bug].words
+    assert ended.returncode != 0, ended
+    assert re.search(rf"^stand-in\[\d+\]: .*{words}", ended.stderr, re.M), ended
+
+
 def load(module: str):
     """Take the copy for the module, before anything else has imported that."""
     package = importlib.import_module(f"collectives.{PACKAGES.get(module, 'memory')}")

@@ -2,10 +2,10 @@
 
 Tests of torch's test device are in processes of their own, where it then stays. --brief leaves only
 what another MPI is most likely to break: the tests of four ranks. --extra runs what takes too long
-for the rest: bugs planted into what devices do, and the benchmark of GPUs. --cuda-mpi leaves only
-the MPI tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in for its driver. Other
-arguments go to every pytest. Each part must pass, and must run something unless the arguments
-select tests; the exit status is 0 only then.
+for the rest: long explorations, bugs planted into what devices do, and the benchmark of GPUs.
+--cuda-mpi leaves only the MPI tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in
+for its driver. Other arguments go to every pytest. Each part must pass, and must run something
+unless the arguments select tests; the exit status is 0 only then.
 """
 
 import os

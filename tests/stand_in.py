@@ -32,9 +32,8 @@ DISORDER, HOST_ACCESS, MISUSE = 86, 87, 88
 # The environment's: a driver to run tests on instead.
 INSTEAD = "TEST_CUDA_LIBRARY"
 # Functions that it has beside the driver's.
-OWN = [f"stand_in_{name}" for name in ("capture", "counts", "fail", "hold", "hold_copies", "open")]
-OWN += ["stand_in_enable_ipc"]
-OWN += ["stand_in_open_memory", "stand_in_report_to", "stand_in_sleep"]
+OWN = ("capture", "counts", "enable_ipc", "fail", "hold", "hold_copies", "open", "open_memory")
+OWN = [f"stand_in_{name}" for name in (*OWN, "report_to", "sleep")]
 LEGACY = 1
 ILLEGAL_ADDRESS = 700
 

@@ -75,7 +75,7 @@ def test_random_runs_meet_all_that_can_happen():
     }
 
 
-EVERY_INTERLEAVING = {
+SEARCHED = {
     "one of two calls": Scenario(2, 2, ((CALL,), ()), length=2),
     "both call": Scenario(2, 2, ((CALL,), (CALL,)), length=2),
     "one calls, the other publishes": Scenario(2, 2, ((CALL,), (PUBLISH,)), length=1),
@@ -92,10 +92,10 @@ EVERY_INTERLEAVING = {
 }
 
 
-@pytest.mark.parametrize("scenario", EVERY_INTERLEAVING.values(), ids=EVERY_INTERLEAVING)
-def test_every_interleaving_with_one_interruption_keeps_every_invariant(scenario):
-    """A rank is taken off between two steps once, and others go on as far as they can."""
-    assert explore(scenario, most=2500, switches=1) > 1000
+@pytest.mark.parametrize("scenario", SEARCHED.values(), ids=SEARCHED)
+def test_the_first_interleavings_with_one_preemption_keep_every_invariant(scenario):
+    """A rank is preempted between two steps once; the search ends before it has all states."""
+    assert explore(scenario, most=2500, switches=1) == 2500
 
 
 class OpensAsItWas(Rank):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pages
 import pytest
@@ -27,9 +28,9 @@ MISTAKES = {
     "--sync-period? (see wagma compare --help)",
     "simulate 3 --rank 3": "unrecognized arguments: 3 --rank 3, did you mean --ranks? (see wagma s",
     "train --steps": "argument --steps: expected one argument",
-    "train --steps 0": "argument --steps: must be a whole number from 1 on, not '0'",
-    "train --steps 1e3": "argument --steps: must be a whole number from 1 on, not '1e3'",
-    "train --batch-size -1": "argument --batch-size: must be a whole number from 1 on, not '-1'",
+    "train --steps 0": "argument --steps: must be an integer of at least 1, not '0'",
+    "train --steps 1e3": "argument --steps: must be an integer of at least 1, not '1e3'",
+    "train --batch-size -1": "argument --batch-size: must be an integer of at least 1, not '-1'",
     "train --lr -1": "argument --lr: must be a number above 0, not '-1'",
     "train --lr fast": "argument --lr: must be a number above 0, not 'fast'",
     "train --lr nan": "argument --lr: must be a number above 0, not 'nan'",
@@ -37,13 +38,13 @@ MISTAKES = {
     "train --optimizer adam": "argument --optimizer: invalid choice: 'adam'",
     "train --optimizer adamw --momentum 0.5": "argument --momentum: not allowed with argument "
     "--optimizer adamw",
-    "train --weight-decay -1": "argument --weight-decay: must be a number from 0 on, not '-1'",
+    "train --weight-decay -1": "argument --weight-decay: must be a number of at least 0, not '-1'",
     "train --clip-norm 0": "argument --clip-norm: must be a number above 0, not '0'",
-    "train --accumulate 0": "argument --accumulate: must be a whole number from 1 on, not '0'",
+    "train --accumulate 0": "argument --accumulate: must be an integer of at least 1, not '0'",
     "train --shards mine": "argument --shards: invalid choice: 'mine'",
-    "train --seed -1": "argument --seed: must be a whole number from 0 on, not '-1'",
-    "train --group-size 0": "argument --group-size: must be a whole number from 1 on, not '0'",
-    "train --sync-period 0": "argument --sync-period: must be a whole number from 1 on, not '0'",
+    "train --seed -1": "argument --seed: must be an integer of at least 0, not '-1'",
+    "train --group-size 0": "argument --group-size: must be an integer of at least 1, not '0'",
+    "train --sync-period 0": "argument --sync-period: must be an integer of at least 1, not '0'",
     "train --algorithm wagma:wait=all": "argument --algorithm: wagma:wait=all: wait must be nobody "
     "or group, not 'all'",
     "train --algorithm wagma:late": "argument --algorithm: wagma:late: late needs a value: "
@@ -52,24 +53,24 @@ MISTAKES = {
     "must be true or false, not 'maybe'",
     "train --algorithm sgp:neighbors=2:neighbors=1": "argument --algorithm: sgp:neighbors=2:"
     "neighbors=1: neighbors is given twice",
-    "train --late paper": "argument --late: it is a method's own: write --algorithm "
+    "train --late paper": "argument --late: an algorithm's own option: write --algorithm "
     "wagma:late=paper|conserving",
-    "train --overlap --seed 3": "argument --overlap: it is a method's own: write --algorithm "
+    "train --overlap --seed 3": "argument --overlap: an algorithm's own option: write --algorithm "
     "wagma:overlap (see wagma train --help)",
-    "compare --mode=asp": "argument --mode: it is a method's own: write --algorithms "
+    "compare --mode=asp": "argument --mode: an algorithm's own option: write --algorithms "
     "parameter-server:mode=bsp|backup|asp|hete",
-    "simulate --neighbors 2": "argument --neighbors: it is a method's own: write --algorithms "
+    "simulate --neighbors 2": "argument --neighbors: an algorithm's own option: write --algorithms "
     "sgp:neighbors=N",
-    "train --step-time inf": "argument --step-time: must be a number from 0 on, not 'inf'",
+    "train --step-time inf": "argument --step-time: must be a number of at least 0, not 'inf'",
     "train --imbalance sun": "argument --imbalance: invalid choice: 'sun'",
-    "train --imbalance-scale -1": "argument --imbalance-scale: must be a number from 0 on",
+    "train --imbalance-scale -1": "argument --imbalance-scale: must be a number of at least 0",
     "train --slow-rank 3": "argument --slow-rank: must be R:FACTOR",
     "train --slow-rank 3:0.5": "argument --slow-rank: must be R:FACTOR",
     "train --slow-rank x:2": "argument --slow-rank: must be R:FACTOR",
     "train --slow-rank 3:2 --slow-rank 3:4": "argument --slow-rank: rank 3 is given twice",
     "train --name a/b": "argument --name: must be the name of one directory, not 'a/b'",
     "train --name ..": "argument --name: must be the name of one directory, not '..'",
-    "train --image-size 7": "argument --image-size: must be a whole number from 8 on, not '7'",
+    "train --image-size 7": "argument --image-size: must be an integer of at least 8, not '7'",
     "train --image-size 64": "argument --image-size: not allowed without argument --images",
     "train --script a.py --images b": "argument --images: not allowed with argument --script",
     "train --script a.py --shards iid": "argument --shards: not allowed with argument --script",
@@ -84,10 +85,10 @@ MISTAKES = {
     "argument --algorithm allreduce",
     "train --algorithm local-sgd:overlap": "argument --algorithm: local-sgd:overlap: local-sgd has "
     "no option 'overlap': it has sync_period, trigger, weights, contraction, wire_dtype, transport",
-    "train --evaluate-every 0": "argument --evaluate-every: must be a whole number from 1 on",
+    "train --evaluate-every 0": "argument --evaluate-every: must be an integer of at least 1",
     "train --algorithm ddp": "argument --algorithm: must be one of wagma, allreduce, ",
     "compare --algorithms hope": "argument --algorithms: must be one of wagma, allreduce, ",
-    "compare --algorithms wagma,wagma": "argument --algorithms: names something twice",
+    "compare --algorithms wagma,wagma": "argument --algorithms: repeats a value",
     "compare --algorithms wagma:speed=3": "argument --algorithms: wagma:speed=3: wagma has no "
     "option 'speed': it has group_size, ",
     "compare --algorithms allreduce:group-size=2": "argument --algorithms: allreduce:group-size=2: "
@@ -99,7 +100,7 @@ MISTAKES = {
     "needs a value: group_size=S",
     "compare --algorithms allreduce,ddp --group-size 2": "argument --group-size: none of the ",
     "simulate --algorithms sgp --sync-period 2": "argument --sync-period: none of the algorithms",
-    "compare --seeds 0": "argument --seeds: must be a whole number from 1 on, not '0'",
+    "compare --seeds 0": "argument --seeds: must be an integer of at least 1, not '0'",
     "compare --target 0": "argument --target: must be a number above 0, not '0'",
     "compare --script a.py --shards iid": "argument --shards: not allowed with argument --script",
     "train --log-level loud": "argument --log-level: invalid choice: 'loud'",
@@ -108,16 +109,16 @@ MISTAKES = {
     "partial-reduce, ripples, hop, not 'hope'",
     "simulate --algorithms hop:graph=wheel": "argument --algorithms: hop:graph=wheel: graph must "
     "be ring, ring-based, double-ring or hierarchical-A+B+",
-    "train --algorithm hop:max_gap=0": "argument --algorithm: hop:max_gap=0: max_gap must be a "
-    "whole number from 1 on, not '0', nor none",
+    "train --algorithm hop:max_gap=0": "argument --algorithm: hop:max_gap=0: max_gap must be an "
+    "integer of at least 1, not '0'; or none",
     "simulate --algorithms wagma,eager-sgd-majority": "argument --algorithms: eager-sgd-majority "
     "is written eager-sgd:trigger=majority",
-    "simulate --algorithms wagma,wagma": "argument --algorithms: names something twice",
-    "simulate --ranks 4,0": "argument --ranks: must be a whole number from 1 on, not '0'",
+    "simulate --algorithms wagma,wagma": "argument --algorithms: repeats a value",
+    "simulate --ranks 4,0": "argument --ranks: must be an integer of at least 1, not '0'",
     "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",
     "simulate --set speed=1": "argument --set: must be one of latency, overhead, gap, byte_gap, ",
-    "simulate --set latency=-1": "argument --set: must be a number from 0 on, not '-1'",
-    "simulate --set latency": "argument --set: must be a number from 0 on, not ''",
+    "simulate --set latency=-1": "argument --set: must be a number of at least 0, not '-1'",
+    "simulate --set latency": "argument --set: must be a number of at least 0, not ''",
     "simulate --set gap=1 --set gap=2": "argument --set: gap is given twice",
     "simulate --trace a --step-time 5": "argument --step-time: not allowed with argument --trace",
     "simulate --step-times long-tailed --step-time 5": "argument --step-time: not allowed with "
@@ -127,12 +128,12 @@ MISTAKES = {
     "simulate --ranks 2,4 --slow-rank 4:2": "argument --slow-rank: no rank 4 in a job of 4 ranks",
     "simulate --trace a --step-times constant": "argument --step-times: not allowed with argument",
     "svm --method wp,median": "argument --method: must be one of wp, simuparallel, delay, ",
-    "svm --method wp,wp": "argument --method: names something twice",
+    "svm --method wp,wp": "argument --method: repeats a value",
     "svm --preset mnist": "argument --preset: invalid choice: 'mnist'",
     "svm --lr 0": "argument --lr: must be a number above 0, not '0'",
     "svm --l2 10": "argument --l2: must be below 1 / RATE",
     "svm --rate 1.5": "argument --rate: must be a number from 0 to 1, not '1.5'",
-    "svm --workers 0": "argument --workers: must be a whole number from 1 on, not '0'",
+    "svm --workers 0": "argument --workers: must be an integer of at least 1, not '0'",
     "svm --check mine": "argument --check: invalid choice: 'mine'",
     "svm --start inf": "argument --start: must be a number that is finite, not 'inf'",
     "svm --slow-rank 1": "argument --slow-rank: must be R:FACTOR, a rank and a number above 0, ",
@@ -392,6 +393,14 @@ def test_the_version_is_the_distribution_s(capsys):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"wagma {wagma.__version__}\n"
     assert metadata.version("wagma") == wagma.__version__
+
+
+def test_the_files_beside_the_readme_name_the_version():
+    root = Path(wagma.__file__).parents[1]
+    newest = re.search(r"^## (\S+) – (\S+)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = (root / "CITATION.cff").read_text()
+    assert newest[1] == wagma.__version__
+    assert f'\nversion: {newest[1]}\ndate-released: "{newest[2]}"\n' in citation
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,6 @@ sys.exit(cli.main(sys.argv[1:]))
     ended = mpirun(RANKS, script, "compare", *options, timeout=100)
     assert ended.returncode == 1
     assert "MemoryError: no batch fits" in ended.stderr
-    assert "training by local-sgd with seed 0 has failed" in ended.stderr
+    assert "training with local-sgd and seed 0 failed" in ended.stderr
     assert ended.stderr.count("Traceback") == 2  # the error's and its cause's
     assert ended.stderr.count("wagma: rank 1 of 2 failed:") == 1

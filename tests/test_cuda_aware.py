@@ -70,7 +70,7 @@ def test_an_mpi_that_says_no_is_not_tried(device, child):
     if cuda_aware.query() is None:
         pytest.skip("this MPI may be CUDA-aware")
     child(None)
-    expected = Answer(False, "this MPI says that it is built without CUDA")
+    expected = Answer(False, "this MPI reports that it was built without CUDA")
     assert cuda_aware.ask(MPI.COMM_SELF) == expected
 
 
@@ -114,7 +114,7 @@ def test_cray_s_mpi_needs_its_variable_and_its_library(monkeypatch):
 @pytest.mark.parametrize(
     ("program", "wrong"),
     [
-        (verdict("of 4096 bytes not all arrive as they were sent"), "of 4096 bytes not all arrive"),
+        (verdict("not all of 4096 bytes arrive as sent"), "not all of 4096 bytes arrive"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it was ended by SIGSEGV"),
         (verdict(probe.FINE) + "; import os; os.abort()", "it was ended by SIGABRT"),
         ("raise SystemExit(3)", "it ended with status 3"),
@@ -214,7 +214,7 @@ def test_bytes_that_arrive_are_all_right(device, probed, size):
 
 def test_bytes_that_do_not_arrive_are_seen(device, probed):
     wrong, _ = probe.exchange(Comm(device, probed, None), probed, SIZE, 1)
-    assert wrong == "of 4096 bytes not all arrive as they were sent"
+    assert wrong == "not all of 4096 bytes arrive as sent"
 
 
 def test_a_message_that_is_lost_keeps_its_memory(device, probed):
@@ -253,7 +253,7 @@ def test_an_mpi_that_waits_for_nothing_is_aware(device, monkeypatch):
     before = device.counts().device_bytes
     (aware, reason), holds = inquire(monkeypatch, device, NON_BLOCKING)
     assert aware, reason
-    assert reason == "device memory arrives, whatever else the device has to do"
+    assert reason == "device memory arrives, even while the device has other work"
     assert holds[:4] == [0.0] * 4
     assert device.counts().device_bytes == before
 
@@ -266,7 +266,7 @@ def test_an_mpi_that_waits_for_the_default_stream_is_not(device, monkeypatch):
 
 def test_an_mpi_that_sends_anything_is_not(device, monkeypatch):
     answer, holds = inquire(monkeypatch, device, None)
-    assert answer.reason == "between ranks: of 4096 bytes not all arrive as they were sent"
+    assert answer.reason == "between ranks: not all of 4096 bytes arrive as sent"
     assert holds == [0.0]
 
 

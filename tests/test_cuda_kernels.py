@@ -33,6 +33,7 @@ def library():
         pytest.skip(str(error))
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("capability", CAPABILITIES, ids="sm_{0[0]}{0[1]}".format)
 def test_every_kernel_compiles_for_every_device(library, monkeypatch, tmp_path, capability):
     monkeypatch.setenv("WAGMA_CACHE_DIR", str(tmp_path))

@@ -95,7 +95,7 @@ def test_iid_shards_have_all_digits_and_depend_on_the_seed():
 
 
 def test_more_ranks_than_images_are_refused():
-    with pytest.raises(ValueError, match="500 training images cannot be shared out to 501 ranks"):
+    with pytest.raises(ValueError, match="500 training images cannot be divided among 501 ranks"):
         data.shard(LABELS, 0, 501, "iid", seed=0)
 
 

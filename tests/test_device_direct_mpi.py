@@ -76,8 +76,9 @@ def test_where_device_memory_cannot_be_mapped_the_host_s_is_shared(comm, direct,
 def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
     comm, direct, stream, transport, case
 ):
-    size = 2**23
-    ring, messages = 2**23 + 2**21, 6 * comm.size * (2**18 + 64)
+    size = 2**21
+    ring = 2 * size if case == "group" else size  # of longer vectors at most 10 MiB
+    messages = 6 * comm.size * (2**18 + 64)
     blocks = 2**16 + (ring if transport == "shared" else messages)
     copies, exchanges = {"group": (3, 1), "triggered": (1, 1), "ready": (2, 2)}[case]
     vector = direct.array(np.full(size // 4, float(comm.rank), np.float32), stream)

@@ -104,7 +104,7 @@ def test_a_rank_whose_device_is_behind_is_averaged_as_it_was(comm, device):
                 call.start()
                 compute_until(comm, False)
                 assert (call.is_alive(), average.version) == (True, 1)
-                waits = "call 1, whose vector its device has not given yet,"
+                waits = "call 1, whose vector the device has not provided yet,"
                 assert average.native._waits_in_call() == (waits, [])
             call.join()
             assert average.statistics().passive > before

@@ -36,7 +36,7 @@ def test_memory_is_mapped_where_all_ranks_find_the_others_bytes(comm, direct, mo
     why_not = cuda_ipc.why_not(comm, 0)
     words = {
         "variable": "WAGMA_CUDA_IPC is 0",
-        "bytes": "other bytes",
+        "bytes": "different content",
         "error": "cuIpcOpenMemHandle returned CUDA_ERROR_INVALID_CONTEXT",
     }
     assert same_everywhere(comm, why_not)

@@ -254,7 +254,7 @@ def test_training_on_a_device_gives_the_bits_of_the_cpu(mpirun, tmp_path):
     here, there = (json.loads((runs[name] / "config.json").read_text()) for name in runs)
     assert (here["device"], here["path"]) == ("cpu", "host")
     assert (there["device"], there["path"]) == ("standin", "staged")
-    why = ("is built without CUDA", "averages on the host")
+    why = ("was built without CUDA", "averages on the host")
     assert there["path_reason"].endswith(why)
     assert there["device_of_rank"] == 2 * ["standin:0"]
     (summary,) = json.loads((tmp_path / "runs/there/comparison.json").read_text())["runs"][method]

@@ -14,10 +14,11 @@ from collectives import errors
 from wagma import cli, optim
 from wagma.commands import compare, train
 from wagma.commands.preparation import check_ranks
+from wagma.methods import METHODS
 from wagma.methods.__main__ import table
 
 KINDS = {"diff", "python", "sh", "text"}  # text: what a command prints
-MOST_LINES = 250  # of the README, which is read first
+MOST_LINES = 180  # of the README, which is read first
 MODULES = ("collectives", "wagma")
 COMMON = {"comm", "transport", "engine", "stall", "abort", "log_level"}
 
@@ -47,6 +48,17 @@ def test_the_api_pages_show_every_public_object():
 def test_the_readme_is_short_and_leads_to_every_page():
     assert len(pages.README.read_text().splitlines()) <= MOST_LINES
     assert {pages.name(page) for page in pages.PAGES[1:]} <= set(pages.links(pages.README))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_has_a_page_that_begins_alike(name):
+    page = pages.ROOT / "docs" / f"{name}.md"
+    text = page.read_text()
+    rows = re.findall(r"^\| (\w[\w ]*) \| .+ \|$", text.partition("\n    ")[0], re.MULTILINE)
+    assert rows[:3] == ["averaged", "who waits", "in the code"] and rows[3] in ("paper", "papers")
+    assert f"`--algorithm {name}`" in text
+    assert {"## When to use it", "## Options"} <= {*text.splitlines()}
+    assert f"{name}.md" in pages.links(pages.ROOT / "docs" / "methods.md")
 
 
 DEAD = ["gone.md", "gone.png", "#gone", "other.md#gone", "other.md#not-a-heading", "#a-b-2"]
@@ -213,11 +225,9 @@ def test_the_table_of_methods_is_what_they_declare():
 
 
 def command_lines(page):
-    """Return the words of each command line of a page."""
-    blocks = [text for language, text in pages.blocks(page) if language == "sh"]
-    lines = "".join(blocks).replace("\\\n", "").splitlines()
-    lines += [code for code in pages.inline(page) if re.match(r"wagma \w+ --(?!help)", code)]
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    """Return the words of each command line of a page, also of those in its text."""
+    inline = [code for code in pages.inline(page) if re.match(r"wagma \w+ --(?!help)", code)]
+    return [*pages.command_lines(page), *map(shlex.split, inline)]
 
 
 COMMANDS = [

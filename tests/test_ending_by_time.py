@@ -342,7 +342,10 @@ def test_methods_and_references_end_by_time_and_are_compared(mpirun, tmp_path):
 def test_a_time_in_which_nobody_ends_a_step_is_named(tmp_path):
     ended = train(tmp_path, "short", "--seconds", 0.01, "--step-time", 50, ranks=1)
     assert ended.returncode == 2
-    assert ended.complaints == "wagma: error: argument --seconds: no step was over in 0.01 s\n"
+    assert (
+        ended.complaints
+        == "wagma: error: argument --seconds: no step was completed within 0.01 s\n"
+    )
 
 
 @pytest.mark.launch

@@ -120,7 +120,7 @@ def test_an_exception_on_one_rank_is_printed_and_ends_the_job(job, where):
     )
     assert result.returncode != 0
     assert "the dataset is gone" in result.stderr
-    reason = "rank 1 failed, so only close() is left here: KeyError: 'the dataset is gone'"
+    reason = "rank 1 failed, so only close() is allowed here: KeyError: 'the dataset is gone'"
     assert f"RankFailedError: {reason}" in result.stderr
     assert result.seconds < 20
 
@@ -248,7 +248,7 @@ def test_a_rank_that_closes_one_collective_is_not_waited_for_in_another(job, end
         assert "ClosedError: rank 0 waits in" in result.stderr
         assert "rank 1 entered close() after 2 calls" in result.stderr
     else:
-        assert "RankFailedError: rank 1 failed, so only close() is left here" in result.stderr
+        assert "RankFailedError: rank 1 failed, so only close() is allowed here" in result.stderr
 
 
 @pytest.mark.parametrize("where", ["with", "without"])
@@ -270,7 +270,7 @@ def test_sys_exit_on_one_rank_fails_the_job(job, where):
     assert result.returncode != 0  # which of the ranks' it is is up to mpiexec
     if where == "with":
         assert "rank 1 is closing because of SystemExit: 3\n" in result.stderr
-        assert "RankFailedError: rank 1 failed, so only close() is left here" in result.stderr
+        assert "RankFailedError: rank 1 failed, so only close() is allowed here" in result.stderr
     else:
         assert "rank 1 entered close() after 0 calls" in result.stderr
 
@@ -313,7 +313,9 @@ def test_ctrl_c_interrupts_a_waiting_call_and_the_job_ends(job, number, to):
     assert result.returncode != 0
     assert "KeyboardInterrupt" in result.stderr
     if to == 2:
-        told = "RankFailedError: rank 2 failed, so only close() is left here: KeyboardInterrupt\n"
+        told = (
+            "RankFailedError: rank 2 failed, so only close() is allowed here: KeyboardInterrupt\n"
+        )
         assert told in result.stderr
 
 

@@ -143,10 +143,10 @@ def test_a_wrong_vector_in_any_method_ends_what_the_others_wait_in(comm, name):
         if comm.rank == failing:
             with pytest.raises(ValueError, match="has 4 elements, the collective's have 3"):
                 use(average, name, wrong)
-            with pytest.raises(ClosedError, match="this rank failed .*: only close.. is left"):
+            with pytest.raises(ClosedError, match="this rank failed .*: only close.. is allowed"):
                 use(average, name, mine)
         else:
-            told = f"rank {failing} failed, so only close.. is left here: ValueError: the vector"
+            told = f"rank {failing} failed, so only close.. is allowed here: ValueError: the vector"
             with pytest.raises(RankFailedError, match=told):
                 if comm.rank == 0:
                     until_it_raises(average, mine)
@@ -226,7 +226,7 @@ class Mute(Exception):
 def test_others_are_told_what_a_rank_failed_by(comm, error, text):
     """In 240 bytes: a longer text ends there, but never within a character."""
     mine = np.zeros(3)
-    message = f"^rank 1 failed, so only close\\(\\) is left here: {text}$"
+    message = f"^rank 1 failed, so only close\\(\\) is allowed here: {text}$"
     with GroupAllreduce(comm, mine, group_size=1, sync_period=NEVER) as average:
         if comm.rank == 1:
             average.fail(error)
@@ -415,7 +415,7 @@ def test_a_forked_child_can_neither_use_nor_disturb_a_collective(comm):
         said = in_a_fork(try_all).splitlines()
         owner = f"this collective belongs to process {os.getpid()}: a forked child cannot use it"
         assert said[:-1] == [f"{name}: {owner}" for name in uses if name != "make"]
-        assert "was forked after MPI had been started, and cannot use it" in said[-1]
+        assert "was forked after MPI was initialized, and cannot use it" in said[-1]
         handle.wait()
         average(mine)
         assert not average.closed

@@ -58,12 +58,14 @@ SMALL = {
 }
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("program", SMALL.values(), ids=SMALL)
 @pytest.mark.parametrize("kind", makers(1))
 def test_everybody_comes_to_an_end_in_every_order(kind, program):
     assert Programs(program, makers(2)[kind], change).explore() > 20
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("kind", makers(1))
 def test_three_ranks_come_to_an_end_in_every_order(kind):
     assert Programs([[CALL], [CALL], []], makers(3)[kind], change).explore() > 40
@@ -76,7 +78,7 @@ BARRIERS = {
 }
 
 
-@pytest.mark.parametrize("spurious", [0, 1])
+@pytest.mark.parametrize("spurious", [0, pytest.param(1, marks=pytest.mark.extra)])
 @pytest.mark.parametrize("program", BARRIERS.values(), ids=BARRIERS)
 @pytest.mark.parametrize("kind", ["random", "smart", "smart, on nodes"])
 def test_nobody_waits_for_one_that_waits_elsewhere_in_every_order(kind, program, spurious):

@@ -436,7 +436,9 @@ def test_groups_larger_than_the_job_are_of_all(comm):
 def test_a_schedule_needs_nodes_with_equally_many_ranks(comm, monkeypatch):
     module = "collectives.generated_groups.nodes_of"
     monkeypatch.setattr(module, lambda comm: [0, 1, 1, 1])
-    with pytest.raises(ValueError, match=r"equally many .*: rank 0; ranks 1-3; give ranks_per_nod"):
+    with pytest.raises(
+        ValueError, match=r"different numbers .*: rank 0; ranks 1-3; give ranks_per_"
+    ):
         GeneratedGroupAllreduce(comm, np.zeros(3), groups="static")
     mine = np.full(SHORT, float(comm.rank))
     with GeneratedGroupAllreduce(comm, mine, groups="smart") as collective:

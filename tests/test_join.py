@@ -285,7 +285,7 @@ def test_ranks_that_wait_in_a_circle_of_joins_say_so_and_nobody_hangs(comm):
     said = comm.allgather(str(raised.value))
     assert any(
         " waits in a periodic synchronization after 14 calls for rank 0, which waits in join() of "
-        "another one for this rank: join both at once (collectives.join, or `with" in text
+        "another collective for this rank: join both at once (collectives.join, or `with" in text
         for text in said
     )
     for collective in made:

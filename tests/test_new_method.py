@@ -212,7 +212,9 @@ def test_arguments_of_ones_own_are_checked_as_the_command_checks_them():
 
     method = METHODS["parameter-server"]
     assert method.given(["mode=backup", "backups=2"]) == {"mode": "backup", "backups": 2}
-    with pytest.raises(argparse.ArgumentTypeError, match="backups must be a whole number from 0"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="backups must be an integer of at least 0"
+    ):
         method.given(["backups=-1"])
     assert method.problem(method.resolved({"backups": 4}), 4).startswith("4 backups in a job of 4")
     assert method.problem(method.resolved({"backups": 3}), 4) is None
@@ -222,7 +224,10 @@ def test_arguments_of_ones_own_are_checked_as_the_command_checks_them():
     for words, problem in (
         (["backup=4"], "backup is 4, not between 0 and 3"),
         (["backup=1", "max_gap=none"], "backup needs tokens"),
-        (["staleness=2", "mode=notify-ack"], "notify-ack goes with no backup, staleness"),
+        (
+            ["staleness=2", "mode=notify-ack"],
+            "notify-ack cannot be combined with backup, staleness",
+        ),
         (["backup=3", "max_skip=2"], None),
     ):
         found = hop.problem(hop.resolved(hop.given(words)), 8)

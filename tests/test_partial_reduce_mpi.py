@@ -114,7 +114,7 @@ def test_its_settings_are_said_as_they_were_chosen(comm):
             "controller_rank": 0,
             "controller_only": False,
         }
-        with pytest.raises(ValueError, match="weight is 2, but all ranks count the same"):
+        with pytest.raises(ValueError, match="weight is 2, but all ranks have the same weight"):
             optimizer.step(weight=2)
     with pytest.raises(ValueError, match="group_size is 1, not between 2 and 4"):
         wrap(comm, group_size=1)

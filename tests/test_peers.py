@@ -572,7 +572,7 @@ BAD = {
         PairwiseAverage,
         {"graph": "hierarchical-4+2"},
         ValueError,
-        "is one of 6 ranks, not of 4",
+        "has 6 ranks, not 4",
     ),
     "in parts": (
         NeighborAverage,

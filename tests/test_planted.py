@@ -1,7 +1,5 @@
 """Bugs planted into the mirror of vectors on devices: the stand-in for the driver catches each."""
 
-import re
-
 import planted
 import pytest
 import stand_in
@@ -98,7 +96,7 @@ def job(mpirun_text):
 
 
 MODULES = ("handover", "mirror", "peer_vectors", "in_place")
-CASES = [(module, bug) for module in MODULES for bug in planted.OF_MODULES[module]]
+CASES = planted.cases(MODULES)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -108,10 +106,7 @@ def test_no_bug_is_found_where_there_is_none(job, module):
 
 @pytest.mark.parametrize(("module", "bug"), CASES)
 def test_a_planted_bug_is_found(job, module, bug):
-    result = job(bug, module)
-    words = planted.OF_MODULES[module][bug].words
-    assert result.returncode != 0, result
-    assert re.search(rf"^stand-in\[\d+\]: .*{words}", result.stderr, re.M), result
+    planted.check_found(job(bug, module), module, bug)
 
 
 def test_lines_that_are_not_in_the_source_cannot_be_planted():

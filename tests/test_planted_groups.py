@@ -1,7 +1,5 @@
 """Bugs planted into formed groups of vectors on devices: the driver's stand-in catches each."""
 
-import re
-
 import planted
 import pytest
 import stand_in
@@ -9,7 +7,7 @@ import stand_in
 pytestmark = [pytest.mark.extra, pytest.mark.launch]
 
 MODULES = "formed_groups", "group_averages"
-CASES = [(module, bug) for module in MODULES for bug in planted.OF_MODULES[module]]
+CASES = planted.cases(MODULES)
 JOB = """
 import signal
 import sys
@@ -77,7 +75,4 @@ def test_no_bug_is_found_where_there_is_none(job):
 
 @pytest.mark.parametrize(("module", "bug"), CASES)
 def test_a_planted_bug_is_found(job, module, bug):
-    result = job(bug, module)
-    words = planted.OF_MODULES[module][bug].words
-    assert result.returncode != 0, result
-    assert re.search(rf"^stand-in\[\d+\]: .*{words}", result.stderr, re.M), result
+    planted.check_found(job(bug, module), module, bug)

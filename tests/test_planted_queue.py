@@ -1,7 +1,5 @@
 """Bugs planted into what queues passes on devices: the stand-in for the driver catches each."""
 
-import re
-
 import device_passes
 import planted
 import pytest
@@ -46,7 +44,7 @@ for t in range(4):
     device.write(x, np.full(x.size, t), stream)
 """
 MODULES = ("device_queue", "device_space")
-CASES = [(module, bug) for module in MODULES for bug in planted.OF_MODULES[module]]
+CASES = planted.cases(MODULES)
 
 
 def run(module, bug):
@@ -62,7 +60,4 @@ def test_no_bug_is_found_where_there_is_none(module):
 
 @pytest.mark.parametrize(("module", "bug"), CASES)
 def test_a_planted_bug_is_found(module, bug):
-    ended = run(module, bug)
-    words = planted.OF_MODULES[module][bug].words
-    assert ended.returncode != 0, ended
-    assert re.search(rf"^stand-in\[\d+\]: .*{words}", ended.stderr, re.M), ended.stderr
+    planted.check_found(run(module, bug), module, bug)

@@ -1,7 +1,5 @@
 """Bugs planted into device memory that ranks share: the stand-in for the driver catches each."""
 
-import re
-
 import planted
 import pytest
 import stand_in
@@ -64,7 +62,7 @@ for wait in ("nobody", "group"):
         average.synchronize(vector)
 """
 MODULES = ("shared", "shared_memory", "snapshots")
-CASES = [(module, bug) for module in MODULES for bug in planted.OF_MODULES[module]]
+CASES = planted.cases(MODULES)
 
 
 @pytest.fixture
@@ -86,7 +84,4 @@ def test_no_bug_is_found_where_there_is_none(job):
 
 @pytest.mark.parametrize(("module", "bug"), CASES)
 def test_a_planted_bug_is_found(job, module, bug):
-    result = job(bug, module)
-    words = planted.OF_MODULES[module][bug].words
-    assert result.returncode != 0, result
-    assert re.search(rf"^stand-in\[\d+\]: .*{words}", result.stderr, re.M), result
+    planted.check_found(job(bug, module), module, bug)

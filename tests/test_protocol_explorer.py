@@ -86,12 +86,20 @@ LONGER = {
 }
 
 
-@pytest.mark.parametrize("arguments, states", COMPLETELY.items(), ids=str)
+def large(arguments, states):
+    """Return a case as a parameter, which is left to `make test-extra` where it takes long."""
+    return pytest.param(arguments, states, marks=[pytest.mark.extra] * (sum(states) > 5000))
+
+
+@pytest.mark.parametrize(
+    "arguments, states", [large(*item) for item in COMPLETELY.items()], ids=str
+)
 def test_versions_and_a_synchronization_keep_every_invariant(arguments, states):
     explored = explore_completely(case(*arguments))
     assert tuple(len(explorer.seen) for explorer in explored) == states
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("arguments, states", LONGER.items(), ids=str)
 def test_more_versions_and_a_synchronization_keep_every_invariant(arguments, states):
     assert len(explored(case(*arguments), symmetric=True).seen) == states
@@ -211,6 +219,7 @@ def test_every_interleaving_keeps_every_invariant(name):
     assert len(explored(LOOKED_UP[name], reduced=False).seen) == ALL_STATES[name]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("name", NAIVELY)
 def test_every_interleaving_of_loads_and_failures_keeps_every_invariant(name):
     states, _ = explore_naively(EVERY_INTERLEAVING[name])
@@ -257,6 +266,7 @@ def test_drawn_starts_of_more_ranks_keep_every_invariant(name):
 # What is left out
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("name", COMPARED)
 def test_steps_that_are_looked_up_lead_where_those_that_are_made_do(name):
     states, ends = explore_naively(LOOKED_UP[name])
@@ -270,6 +280,7 @@ def test_steps_that_are_looked_up_lead_where_those_that_are_made_do(name):
 SMALL = ((2, 2, (0, 1), 3), (3, 2, (0,), 3), (3, 3, (0, 1), 1), (4, 2, (0,), 2), (4, 4, (0,), 1))
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("arguments", SMALL, ids=str)
 def test_nothing_is_missed_where_each_rank_lags_in_turn(arguments):
     scenario = case(*arguments)
@@ -285,6 +296,7 @@ def test_nothing_is_missed_where_each_rank_lags_in_turn(arguments):
 SYMMETRIC = ((2, 2, (0, 1), 3), (4, 2, (0, 3), 2), (4, 4, (0, 1, 2, 3), 0))
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("arguments", SYMMETRIC, ids=str)
 def test_of_states_that_differ_in_the_ranks_numbers_one_is_explored(arguments):
     scenario = case(*arguments)

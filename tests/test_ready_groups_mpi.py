@@ -363,7 +363,7 @@ def test_the_controllers_rank_may_do_nothing_else(comm, make):
 @pytest.mark.ranks(3)
 def test_the_controllers_own_rank_is_told_to_make_no_calls(comm):
     mine = np.zeros(SHORT)
-    text = "rank 1 makes no calls: it is the controller's alone"
+    text = "rank 1 makes no calls: it only runs the controller"
     with (
         pytest.raises(RuntimeError if comm.rank == 1 else RankFailedError, match=text),
         ReadyGroupAllreduce(comm, mine, controller_rank=1, controller_only=True) as allreduce,

@@ -52,9 +52,9 @@ def test_an_averaging_matrix_is_the_mean_of_its_groups():
 
 WRONG = {
     "no group": (averaging_matrix, ([], 3), "there is no group"),
-    "twice": (averaging_matrix, ([(0, 1, 0)], 3), "no group"),
-    "empty": (averaging_matrix, ([()], 3), "no group"),
-    "no rank": (averaging_matrix, ([(0, 3)], 3), "rank 3 is not one of a world of 3"),
+    "twice": (averaging_matrix, ([(0, 1, 0)], 3), "not a group"),
+    "empty": (averaging_matrix, ([()], 3), "not a group"),
+    "no rank": (averaging_matrix, ([(0, 3)], 3), "rank 3 is not in a world of 3"),
     "not square": (rho, (np.ones((2, 3)),), r"shape \(2, 3\)"),
     "not symmetric": (rho, ([[0.5, 0.5], [0.4, 0.6]],), "not symmetric"),
     "no average": (rho, (2 * np.eye(2),), "does not sum to 1"),

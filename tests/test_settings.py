@@ -128,7 +128,7 @@ def test_collectives_of_one_process_have_one_engine_mode(comm, monkeypatch, how)
         if how == "variable":
             monkeypatch.setenv("WAGMA_ENGINE", "adaptive")
         with pytest.raises(
-            ValueError, match="engine is 'adaptive', but the open collectives .* is 'none'"
+            ValueError, match="engine is 'adaptive', but the open collectives .* use 'none'"
         ):
             make(comm, engine="adaptive" if how == "argument" else None)
         with make(comm, engine="none") as another:
@@ -146,10 +146,10 @@ def test_collectives_of_one_process_have_one_engine_mode(comm, monkeypatch, how)
     [
         ("engine", "WAGMA_ENGINE", "fast", "'fast', not one of adaptive, dedicated, none"),
         ("transport", "WAGMA_TRANSPORT", "pigeons", "'pigeons', not one of shared, messages"),
-        ("stall", "WAGMA_STALL", "-1", "-1.0, not a number of seconds from 0"),
-        ("stall", "WAGMA_STALL", "soon", "'soon', not a number of seconds from 0"),
-        ("abort", "WAGMA_ABORT", "inf", "inf, not a number of seconds from 0"),
-        ("abort", "WAGMA_ABORT", "nan", "nan, not a number of seconds from 0"),
+        ("stall", "WAGMA_STALL", "-1", "-1.0, not a number of seconds of at least 0"),
+        ("stall", "WAGMA_STALL", "soon", "'soon', not a number of seconds of at least 0"),
+        ("abort", "WAGMA_ABORT", "inf", "inf, not a number of seconds of at least 0"),
+        ("abort", "WAGMA_ABORT", "nan", "nan, not a number of seconds of at least 0"),
         ("log_level", "WAGMA_LOG_LEVEL", "loud", "'loud', not one of debug, info"),
     ],
 )
@@ -316,7 +316,7 @@ def test_a_collective_and_its_calls_say_in_a_line_what_they_are(comm):
     with GroupAllreduce(comm, mine, wait="group") as average:
         call = average.start(mine)
         assert repr(call) == "<Call of version 0, not complete>"
-        with pytest.raises(TypeError, match="a call that has been started cannot be copied"):
+        with pytest.raises(TypeError, match="a call in progress cannot be copied"):
             copy.copy(call)
         result = call.wait()
         assert repr(call) == f"<Call that is complete: {result}>"

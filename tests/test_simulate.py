@@ -3,7 +3,9 @@
 import json
 import signal
 from importlib.util import find_spec
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from launch import Signal
 
@@ -45,6 +47,24 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
         assert bool(sum(result["staleness"])) == stale and len(line) == (10 if stale else 6)
         assert not stale or line[6] == f"{result['timely_share']:.1%}"
     assert (run / "simulation.png").exists() == (find_spec("matplotlib") is not None)
+
+
+def test_where_the_first_algorithm_makes_no_step_there_is_no_ratio():
+    none, some = (
+        SimpleNamespace(
+            ranks=4, wall=0.5, throughput=made, idle_share=0.25, staleness=np.zeros(1, int)
+        )
+        for made in (0.0, 8.0)
+    )
+    assert simulate.line("wagma", 9, some, none).split() == [
+        "4",
+        "wagma",
+        "0.50",
+        "8.00",
+        "–",
+        "25.0%",
+    ]
+    assert simulate.line("wagma", 9, some, some).split()[4] == "1.00"
 
 
 def words(*options):
@@ -89,11 +109,11 @@ def test_the_machine_and_the_steps_are_said_in_words_and_units():
         ),
         (
             ("--algorithms", "parameter-server:backups=4"),
-            "cannot simulate 4 ranks: 4 backups in a job of 4 ranks: one must be left",
+            "cannot simulate 4 ranks: 4 backups in a job of 4 ranks: at most 3 are possible",
         ),
         (("--parameters", "9" * 25), "cannot simulate 4 ranks: Python int too large"),
         (("--set", "injection=0"), "argument --set: injection must be above 0, not 0"),
-        (("--set", "ranks_per_node=1.5"), "argument --set: ranks_per_node must be a whole number"),
+        (("--set", "ranks_per_node=1.5"), "argument --set: ranks_per_node must be an integer"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, options, message):
@@ -123,7 +143,7 @@ def test_ctrl_c_ends_it_and_leaves_what_there_is(mpirun, tmp_path):
     at = Signal(signal.SIGINT, "   4096 allreduce")
     ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path, signals=[at])
     assert ended.returncode == 130
-    assert ended.stderr == "wagma: stopped: what is there is in runs/mine\n"
+    assert ended.stderr == "wagma: stopped: partial results are in runs/mine\n"
     results = json.loads((tmp_path / "runs" / "mine" / "simulation.json").read_text())["results"]
     assert [each["ranks"] for each in results["wagma"]] == [4]
     assert [each["ranks"] for each in results["allreduce"]] == [4, 4096]

@@ -851,14 +851,14 @@ def test_a_group_must_fit_into_the_job(group_size):
     "changes, message",
     (
         ({"nbytes": 0}, "nbytes must be 1 or more, not 0"),
-        ({"sync_period": -6}, "sync_period must be a whole number from 1 on, not '-6'"),
-        ({"group_size": 0}, "group_size must be a whole number from 1 on, not '0'"),
+        ({"sync_period": -6}, "sync_period must be an integer of at least 1, not '-6'"),
+        ({"group_size": 0}, "group_size must be an integer of at least 1, not '0'"),
         ({"groups": "none"}, "groups must be changing or fixed, not 'none'"),
         ({"wait": "everybody"}, "wait must be nobody or group, not 'everybody'"),
         ({"clock": "none"}, "clock must be neighbors or global, not 'none'"),
         ({"mode": "sync"}, "mode must be bsp or backup or asp or hete, not 'sync'"),
-        ({"neighbors": 0}, "neighbors must be a whole number from 1 on, not '0'"),
-        ({"backups": -1}, "backups must be a whole number from 0 on, not '-1'"),
+        ({"neighbors": 0}, "neighbors must be an integer of at least 1, not '0'"),
+        ({"backups": -1}, "backups must be an integer of at least 0, not '-1'"),
     ),
 )
 def test_settings_that_cannot_be_are_refused(changes, message):
@@ -883,7 +883,7 @@ def test_what_takes_for_ever_is_refused():
         ({"latency": -1.0}, "latency must be 0 or more, not -1"),
         ({"byte_gap": math.nan}, "byte_gap must be 0 or more, not nan"),
         ({"injection": 0.0}, "injection must be above 0, not 0"),
-        ({"ranks_per_node": 1.5}, "ranks_per_node must be a whole number, not 1.5"),
+        ({"ranks_per_node": 1.5}, "ranks_per_node must be an integer, not 1.5"),
     ),
 )
 def test_a_machine_that_cannot_be_is_refused(changes, message):

@@ -328,6 +328,6 @@ def test_the_abort_limit_ends_the_job(job, where):
     )
     assert result.returncode != 0
     assert f"has waited 1 s in {where} for rank 2: still computing (0 calls" in result.stderr
-    assert "that is the limit that abort (WAGMA_ABORT) sets: it ends the job" in result.stderr
+    assert "this is the limit set by abort (WAGMA_ABORT): ending the job" in result.stderr
     assert ("the dataset is gone" in result.stderr) == where.startswith("close")
     assert result.seconds < 20

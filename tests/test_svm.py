@@ -155,7 +155,7 @@ def test_ctrl_c_ends_it_and_leaves_what_there_is(mpirun, tmp_path, data):
     words = ("-c", PROGRAM, *COMMAND[2:], *options)
     ended = mpirun(2, *words, timeout=60, cwd=tmp_path, signals=[at])
     assert ended.returncode == 130
-    assert ended.complaints == "wagma: stopped: what is there is in runs/mine\n"
+    assert ended.complaints == "wagma: stopped: partial results are in runs/mine\n"
     results = json.loads((tmp_path / "runs" / "mine" / "svm.json").read_text())["results"]
     assert list(results) == ["wp"] and len(results["wp"]["points"]) >= 3
     assert (tmp_path / "runs" / "mine" / "wp.npz").exists()

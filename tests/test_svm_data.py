@@ -203,8 +203,8 @@ def test_conditions_of_the_paper_that_do_not_hold_are_logged(write, caplog):
     options = ("--data", path, "--test", path, "--method", "delay", "--rate", 0.99999)
     load(1, *options)
     rate, late = (record.message for record in caplog.records)
-    assert rate == "r is 0.99999, but at most 1 - lr * l2 = 0.9999 by the paper"
-    assert late.startswith("late updates may diverge: of samples as long as 12.7, lr * l2 + lr * 1")
+    assert rate == "r is 0.99999; the paper's bound is 1 - lr * l2 = 0.9999"
+    assert late.startswith("late updates may diverge: for samples of norm 12.7, lr * l2 + lr * 1")
     caplog.clear()
     load(1, *options[:-2], "--lr", 0.001)
     load(1, "--data", path, "--test", path, "--method", "wp")

@@ -128,7 +128,7 @@ def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
     flags = ["--steps", "30", "--imbalance", "cloud", "--imbalance-scale", "0.01"]
     arguments = ["-m", "wagma", "train", *flags, "--runs-dir", tmp_path]
     ended = mpirun(1, *arguments, timeout=TIMEOUT).check()
-    assert ended.stdout.count("one process trains alone: start more of them with mpiexec") == 1
+    assert ended.stdout.count("training on 1 rank: start more of them with mpiexec") == 1
     (run,) = tmp_path.iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
     assert [one["group"] for one in metrics(run, 0)] == [[0]] * 30
@@ -157,7 +157,7 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpirun, tmp_pa
     assert ended.stderr.count("Traceback") == 1
     assert ended.stderr.count("\nRuntimeError: no batch fits\n") == 1
     lines = [line for line in ended.stderr.splitlines() if line.startswith("wagma: rank ")]
-    told = "rank 1 failed, so only close() is left here: RuntimeError: no batch fits"
+    told = "rank 1 failed, so only close() is allowed here: RuntimeError: no batch fits"
     assert sorted(lines) == [f"wagma: rank 0 of 2: {told}", "wagma: rank 1 of 2 failed:"]
 
 
@@ -213,7 +213,7 @@ def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, sta
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("wagma: ")]
     where = " on rank 1" if to == 1 else ""
     assert line.startswith(f"wagma: stopped by {number.name}{where} after ")
-    assert line.endswith(f" steps: the model, averaged as it was, is in {tmp_path / 'stopped'}")
+    assert line.endswith(f" steps: the average of the current models is in {tmp_path / 'stopped'}")
     assert len(torch.load(tmp_path / "stopped" / "model.pt")) > 4
     for rank in range(2):
         assert 40 <= len(metrics(tmp_path / "stopped", rank)) < 250
