@@ -19,7 +19,8 @@ class Statistics(NamedTuple):
             same call.
         staleness: number of group averages executed with a contribution of age 0, 1, …, in
             versions; age 1,000 includes all older contributions.
-        nonfinite: vectors of this rank that were excluded because they were not finite.
+        nonfinite: vectors of this rank that were excluded: those that were not finite, and changes
+            since a call that an exception interrupted, if the vector before them is unknown.
         bytes_sent: bytes of vectors sent.
         waiting: time that calls spent waiting for other ranks.
         communicating: the rest of the time in calls: moving and averaging data.

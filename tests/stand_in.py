@@ -234,6 +234,11 @@ class Device(PlainDevice):
         self.require_stand_in()
         self.driver.stand_in_fail(error)
 
+    def limit(self, size):
+        """Let devices have no more memory than this many bytes; 0: any."""
+        self.require_stand_in()
+        self.driver.stand_in_limit(ctypes.c_longlong(size))
+
     @contextlib.contextmanager
     def capturing(self, stream):
         """A graph is being captured on the stream."""

@@ -17,7 +17,7 @@ from test_device_mpi import LONG, STARTED, check_bits, counts_around, settled_co
 from together import Interrupted, compute_until
 
 import collectives
-from collectives import CudaError, GroupAllreduce
+from collectives import CudaError, GroupAllreduce, RankFailedError
 
 pytestmark = pytest.mark.mpi
 
@@ -80,12 +80,17 @@ def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
     ring = 2 * size if case == "group" else size  # of longer vectors at most 10 MiB
     messages = 6 * comm.size * (2**18 + 64)
     blocks = 2**16 + (ring if transport == "shared" else messages)
-    copies, exchanges = {"group": (3, 1), "triggered": (1, 1), "ready": (2, 2)}[case]
+    copies, exchanges = {"group": (2, 1), "triggered": (1, 1), "ready": (2, 2)}[case]
     vector = direct.array(np.full(size // 4, float(comm.rank), np.float32), stream)
     before = settled_counts(direct, stream)
     with make(CASES[case]).make(comm, vector) as collective:
         begun, ended = counts_around(2, direct, stream, collective, vector)
         collective.synchronize(vector)
+        assert direct.counts().device_bytes == ended.device_bytes
+        for _ in range(2):
+            collective.average(vector)
+        later = direct.counts().device_bytes - ended.device_bytes
+    assert size <= later <= size + 2**13 if case == "group" else later == 0
     if not stand_in.is_mpi_s_driver():  # which Open MPI waits in
         assert (ended.blocking, ended.pageable) == (begun.blocking, begun.pageable)
     assert ended.pinned_bytes - before.pinned_bytes < 2**17
@@ -205,6 +210,61 @@ def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, direct, 
     else:
         hear_that_rank_1_failed(average, vector)
     close_after_failure(comm, direct, average)
+
+
+@pytest.mark.parametrize("case", ["not finite", "joined", "interrupted"])
+def test_averages_that_do_not_read_the_vector_itself_get_the_bits_of_the_host(
+    comm, direct, stream, case
+):
+    """Rank 1's part in average() is nothing, its snapshot, or what an exception has left."""
+
+    def average_of(vector, write):
+        with GroupAllreduce(comm, vector, wait="group") as average:
+            average(vector)
+            if comm.rank == 1 and case == "joined":
+                average.join(vector)
+                return np.zeros(5000)
+            finite = (comm.rank, case) != (1, "not finite")
+            write(np.full(5000, float(comm.rank) if finite else np.nan))
+            if comm.rank == 1 and case == "interrupted":
+                with interrupted_after(0.2), pytest.raises(Interrupted):
+                    average.average(vector)
+                comm.Barrier()
+                write(np.full(5000, 7.0))
+                assert average.version == 1
+            else:
+                if case == "interrupted":
+                    comm.Barrier()
+                average.average(vector)
+            copy = vector.get() if hasattr(vector, "get") else vector.copy()
+            average.join(vector)
+        return copy
+
+    ours, host = direct.array(np.zeros(5000), stream), np.zeros(5000)
+    on_device = average_of(ours, lambda values: direct.write(ours, values, stream))
+    on_host = average_of(host, lambda values: np.copyto(host, values))
+    np.testing.assert_array_equal(on_device, on_host)
+    missing = {"not finite": None, "joined": 0, "interrupted": 1}[case]
+    shares = [rank for rank in range(comm.size) if rank != 1] + [missing] * (missing is not None)
+    if comm.rank != 1:
+        np.testing.assert_allclose(on_host, sum(shares) / len(shares))
+
+
+@pytest.mark.parametrize("how", ["average", "join"])
+def test_memory_that_is_not_there_later_ends_the_collective_on_all_ranks(comm, direct, stream, how):
+    vector = direct.array(np.zeros(5000), stream)
+    average = GroupAllreduce(comm, vector)
+    average(vector)
+    comm.Barrier()
+    if comm.rank == 1:
+        direct.limit(direct.counts().device_bytes)
+        with pytest.raises(CudaError, match="cuMemAlloc returned CUDA_ERROR_OUT_OF_MEMORY"):
+            getattr(average, how)(vector)
+        direct.limit(0)
+    else:
+        with pytest.raises(RankFailedError, match="rank 1 failed.*CUDA_ERROR_OUT_OF_MEMORY"):
+            getattr(average, how)(vector)
+    average.close()
 
 
 def test_memory_that_is_not_there_is_one_error_on_all_ranks(comm, direct, stream, monkeypatch):

@@ -115,8 +115,8 @@ cdef class AllRanks(Calls):
 
     cdef void _publish_average(self) noexcept nogil:
         Calls._publish_average(self)
-        if (self.in_ring == self.vectors.of[SCRATCH] and self.contribution.copy != NOWHERE
-                and self.contribution.total != 0):
+        if (self.in_ring != NULL and self.in_ring == self.vectors.of[SCRATCH]
+                and self.contribution.copy != NOWHERE and self.contribution.total != 0):
             self.vectors.copy(self.contribution.copy, SCRATCH)
         self.in_ring = NULL
 

@@ -192,6 +192,7 @@ cdef class Calls(Interruptible):
         cdef Call call = Call.__new__(Call)
         call.collective = self
         try:
+            self._prepare(what)
             if flags != NO_VECTOR:
                 call.vector = UserVector(vector, self.layout, flags)
             call.weight = OF_LAST_CALL
@@ -200,7 +201,7 @@ cdef class Calls(Interruptible):
                 if type(weight) is not float or <double>weight != self.contribution.given_weight:
                     weight = checked_weight(weight)
                 call.weight = weight
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, MemoryError, CudaError) as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
         return call

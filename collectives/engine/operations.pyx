@@ -95,11 +95,8 @@ cdef class Operations(StallReporter):
         for rank in range(self.size):
             self.everyone[rank] = rank
         self.pairs = self.records + RECORD * self.size
-        # It takes no memory before the first average() that touches it.
-        self.scratch_memory = self.layout.space.allocate(self.layout.size)
-        self.scratch = self.scratch_memory.address
         self.vectors = HostVectors(self.layout)
-        self.vectors.place(SCRATCH, self.scratch)
+        self._prepare(NONE)
 
     cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree,
                              ContributionProtocol contribution) except -1:
@@ -115,7 +112,19 @@ cdef class Operations(StallReporter):
         free(self.records)
         free(self.everyone)
 
+    cdef int _prepare(self, int what) except -1:
+        """Have the scratch, if the application is about to begin something that needs it."""
+        if self.scratch_memory is None and self._needs_scratch(what):
+            self.scratch_memory = self.layout.space.allocate(self.layout.size)
+            self.scratch = self.scratch_memory.address
+            self.vectors.place(SCRATCH, self.scratch)
+        return 0
+
     # What subclasses have beside
+
+    cdef bint _needs_scratch(self, int what) noexcept nogil:
+        """Whether to have it already; on the host it takes no memory before it is written."""
+        return True
 
     cdef void _advance(self) noexcept nogil:
         """Do all that can be done without waiting, once messages have been taken in."""

@@ -149,6 +149,10 @@ cdef class GroupVersions(Snapshots):
     cdef void _before_operation(self) noexcept nogil:
         self._reclaim()
 
+    cdef bint _needs_scratch(self, int what) noexcept nogil:
+        """On a device only once this rank, or others while it is in join(), may call average()."""
+        return not self.layout.space.deferred or what == AVERAGE or what == JOIN
+
     # Versions and averages over all ranks
 
     cdef void _begin_version(self) noexcept nogil:

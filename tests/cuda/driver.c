@@ -371,6 +371,8 @@ API void stand_in_fail(Result error) {
         unprotect_all();
     pthread_mutex_unlock(&lock);
 }
+/* Devices have no more memory than this from now on, for all allocations together; 0: any. */
+API void stand_in_limit(long long bytes) { limit = bytes; }
 /* What is said of a mistake goes to this file descriptor. */
 API void stand_in_report_to(int descriptor) { reports = descriptor; }
 /* A graph is being captured on this stream, or no longer. */

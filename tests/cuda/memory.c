@@ -13,6 +13,7 @@ enum { PAGE = 4096, GARBAGE = 0xA5 };
 
 struct Counts counts;
 int is_open;
+long long limit;
 static Region regions[MOST_REGIONS];
 
 Region *find(const void *address) {
@@ -39,6 +40,8 @@ static void count(int device, long long size) {
 
 char *allocate(size_t size, int device) {
     size = (size + PAGE - 1) / PAGE * PAGE;
+    if (device >= 0 && limit && counts.device_bytes + (long long)size > limit)
+        return NULL;
     int file = memfd_create("stand-in", MFD_CLOEXEC);
     Region *region = file < 0 || ftruncate(file, size) ? NULL : map_region(file, size, device);
     if (!region)

@@ -150,6 +150,7 @@ int share_access(Region *region, size_t low, size_t high, int writes, const char
 void end_shared_access(Region *region, int entry);
 
 /* memory.c */
+extern long long limit; /* bytes of device memory; 0: none */
 extern int is_open; /* the host may touch device memory, as an MPI does that is not CUDA-aware */
 Region *find(const void *address);
 void *reach(const void *address);
