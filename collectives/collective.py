@@ -259,7 +259,8 @@ class Collective(Described):
         return self.native.version
 
     def _is_ours(self) -> bool:
-        """Whether this process constructed the collective, and not its parent."""
+        """Return whether this process, not its parent, constructed the collective."""
+
         return self.native.pid == os.getpid()
 
     def __enter__(self) -> Self:

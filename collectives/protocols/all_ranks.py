@@ -57,8 +57,8 @@ class AllRanksProtocol:
     of the control tree can carry another message, it calls `send_on`, which sends one by the port.
 
     Attributes:
-        version: the next version that the application's call takes part in; ranks agree on it in
-            every operation.
+        version: the version of the application's next call, where there are versions; ranks agree
+            on it in every operation.
         base: what to add to that for the number that users see.
         calls: how many calls the application has completed: calls that an exception ended are not
             counted, nor versions that a rank takes part in without a call after it has joined.
@@ -214,7 +214,7 @@ class AllRanksProtocol:
             self.drain(at)
 
     def drain(self, version):
-        """Complete everything before `version`, which only a joined rank may have to, and begin."""
+        """Complete everything before `version`, as a joined rank may have to, and begin."""
         self.version = version
         self.stage = DRAINING
         self.expect(version)

@@ -624,7 +624,7 @@ class SnapshotProtocol(ContributionProtocol):
         """See `ContributionProtocol`; here the application's change is published."""
         self.shares = self.conserving and (self.published or (self.is_finishing() and begun))
         if not begun and self.lent:
-            # No rank has started its version.
+            # Its version's exchange has not begun here.
             self.vectors.copy(SNAPSHOT, X)
         elif not begun and self.is_averaging() and not self.versioning.passive:
             if self.ranks.operation == AVERAGE:

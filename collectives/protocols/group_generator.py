@@ -2,9 +2,10 @@
 """The group generator of Ripples: forms groups on the ranks' requests.
 
 Groups are numbered, and each rank executes its groups in this order. So groups that share a rank
-run one after the other, others at the same time, and no deadlock can occur: the
-members of the oldest group wait for each other's requests only. The paper's lock vector, queue of
-pending groups and acknowledgements (section 4.1) are not needed.
+run one after the other, others at the same time, and no deadlock can occur: the members of the
+oldest group wait for each other's requests only. The paper's lock vector, queue of pending groups
+and acknowledgements (section 4.1) are not needed.
+
 
 - Random: every request makes a group of the requester and others, drawn uniformly from the ranks
   that make calls, even if they are in groups already. (Section 4.1; Figure 7, Step 3.)
@@ -260,7 +261,7 @@ class GroupGenerator:
     def divide_nodes(self):
         """Form the groups of the second division: all of a node, except those that are behind.
 
-        A rank that is behind waits for nobody in the first division, but here the others would wait
+        A rank that is behind delays no other in the first division, but here the others would wait
         for its next request.
         """
         i: cython.int

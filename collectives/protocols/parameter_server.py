@@ -59,7 +59,7 @@ class ParameterServerProtocol(PeerProtocol):
         self.server = server
         # How many changes a round does not wait for: none but in BACKUP.
         self.backups = backups if mode == "backup" else 0
-        # The weight of a change outside rounds.
+        # The weight of a change, which BACKUP and HETE modify.
         self.share = 1 / size
         self.version = 0
         self.held = 0
@@ -97,7 +97,7 @@ class ParameterServerProtocol(PeerProtocol):
             self.pulled(number)
 
     def absorb(self, source, number):
-        """Add a change to the server's model, or drop it; it was made on the model of `number`."""
+        """Add a change to the server's model, or drop it; it was made on version `number`."""
         rounds: cython.bint = self.mode == BSP or self.mode == BACKUP
         if rounds and number != self.version:
             self.dropped += 1

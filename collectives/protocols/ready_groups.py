@@ -20,7 +20,7 @@ READY = 0
 PAUSE = 1
 LEAVE = 2
 OVERDUE = 3
-# ... and from it: a group; for whom the filter makes a rank wait; that a pause or leave is noted.
+# ... and from it: a group; the ranks that a held group waits for; that a pause or leave is noted.
 GROUP = 4
 HELD = 5
 NOTED = 6
@@ -56,7 +56,7 @@ class ReadyGroupProtocol(GroupProtocol):
         self.pauses = 0
         # Number of pauses that the controller has not noted yet.
         self.unknown = 0
-        # Whether the call's group is known; if not, and the filter holds it, for whom it waits.
+        # Whether the call's group is known; else whether the filter holds it, and for which ranks.
         self.grouped = False
         self.is_held = False
         self.awaited = array.array("i", [0]) * size

@@ -53,10 +53,11 @@ class TriggeredAverageProtocol(AllRanksProtocol):
             AllRanksProtocol.send_on(self, dimension)
 
     def tell(self, version, dimension):
-        """Forward the activation that arrived on this dimension (−1: this rank's own).
+        """Note an average that was started, and forward its activation.
 
-        It is forwarded on every higher dimension that has not carried it yet. One of an older
-        average is dropped, since all ranks take part in each.
+        It arrived on this dimension (−1: this rank started it). It is forwarded on every higher
+        dimension that has not carried it yet. One of an older average is dropped, since all ranks
+        take part in each.
         """
         j: cython.int
         if self.fin_at >= 0 or version < self.started:

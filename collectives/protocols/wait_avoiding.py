@@ -289,7 +289,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
             self.vectors = HELD
 
     def let_go(self):
-        """Release the vectors of an application that was interrupted between its calls."""
+        """Release the vectors of an application interrupted while it held or awaited them."""
         self.waiting = False
         if self.vectors == HELD:
             self.release()
