@@ -38,7 +38,7 @@ MODES = {"bsp": BSP, "backup": BACKUP, "asp": ASP, "hete": HETE}
 
 
 class ParameterServerProtocol(PeerProtocol):
-    """One rank of a parameter server's.
+    """One rank of the parameter server method.
 
     Args:
         port, rank, size: see `PeerProtocol`.

@@ -27,7 +27,7 @@ class TriggeredAverageProtocol(AllRanksProtocol):
 
     Args:
         dimensions: see `AllRanksProtocol`.
-        sync_period: τ, the number of calls after which a rank starts an average.
+        sync_period: τ: a rank's τ-th call since the last average starts the next one.
 
     Attributes:
         made: how many calls this rank has made since the last average over all ranks.
@@ -96,7 +96,7 @@ class TriggeredAverageProtocol(AllRanksProtocol):
 
 
 class HeldContribution(ContributionProtocol):
-    """A rank's contribution to these averages: the vector of its application's current call.
+    """A rank's contribution to these averages: the vector that its application waits with.
 
     A rank that has joined lends its vector to the others' next average, and its vector becomes
     that average's mean; after that its weight is 0 until all have joined.
