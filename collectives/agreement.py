@@ -1,4 +1,4 @@
-"""What the ranks of a job settle before they start, so that none raises alone and others wait."""
+"""Agreement of a job's ranks before they start, so that none raises alone while others wait."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TORCH_COUNT = "WORLD_SIZE"
 
 
 def raise_collectively(comm, error: Exception | None) -> None:
-    """Raise one and the same error on every rank if any rank has one; collective.
+    """Raise the same error on every rank if any rank has one; collective.
 
-    Its type is that of the first rank's, and its message says what is wrong on which ranks.
+    Its type is that of the first rank's error, and its message has all errors and their ranks.
     """
     errors = comm.allgather(error)
     found = [each for each in errors if each is not None]
@@ -35,7 +35,7 @@ def raise_collectively(comm, error: Exception | None) -> None:
 
 
 def by_value(values: Iterable[Hashable]) -> dict[Hashable, list[int]]:
-    """Return which ranks have each value, of the values by rank."""
+    """Return the ranks of each value, given the values by rank."""
     ranks = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -60,9 +60,9 @@ def name_ranks(ranks: list[int]) -> str:
 
 
 def singleton_error(world_size: int) -> RuntimeError | None:
-    """Return what to say where every rank of a job takes itself for the only one.
+    """Return the error if every rank of a job considers itself the only one, else None.
 
-    That is what a launcher makes of ranks whose MPI does not understand it.
+    That happens if the MPI of the ranks does not understand their launcher.
     """
     tasks, name = launched_tasks()
     if world_size > 1 or tasks == 1:
@@ -82,7 +82,7 @@ def singleton_error(world_size: int) -> RuntimeError | None:
 def launched_tasks() -> tuple[int, str]:
     """Return how many tasks the launcher has started, and the variable that says so; else 1.
 
-    What torchrun says counts most where it is at work, because `srun` may have started it. Other
+    torchrun's variables come first where it is running, because `srun` may have started it. Other
     launchers of torch's set its variables, too, and so do scripts that start no process.
     """
     torch = (TORCH_COUNT,) if "LOCAL_RANK" in os.environ else ()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
 __all__ = ["Collective", "check_comm"]
 
-BETWEEN_LOOKS = 1e-4  # seconds
+BETWEEN_LOOKS = 1e-4  # seconds between two tests of a barrier
 
 
 class Collective(Described):
@@ -259,7 +259,8 @@ class Collective(Described):
         return self.native.version
 
     def _is_ours(self) -> bool:
-        """Whether this process constructed the collective, and not its parent."""
+        """Return whether this process, not its parent, constructed the collective."""
+
         return self.native.pid == os.getpid()
 
     def __enter__(self) -> Self:
@@ -279,7 +280,7 @@ class Collective(Described):
 
 
 def _is_failure(error: BaseException | None) -> bool:
-    """Whether this error fails the block that it ends; sys.exit(0) and GeneratorExit do not."""
+    """Return whether the error makes its block fail; sys.exit(0) and GeneratorExit do not."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None and not isinstance(error, GeneratorExit)
@@ -294,7 +295,7 @@ def _native() -> tuple[Any, ImportError | None]:
 
 
 def check_comm(comm: Any) -> None:
-    """Raise for an invalid communicator, on which ranks cannot agree to raise together."""
+    """Raise for an invalid communicator, with which ranks cannot agree to raise together."""
     from mpi4py import MPI
 
     process.check_not_forked()

@@ -1,9 +1,9 @@
-"""Whether vectors may go from device to device through this MPI, which is found out by trying.
+"""Tests by trial whether this MPI can send vectors from device to device.
 
-What an MPI says of itself counts only where that is no: some say yes where there is not even a
+Only a negative answer of MPI itself is trusted: some report support where there is not even a
 driver, and some that are not CUDA-aware take a device's address and send anything. And some are
 CUDA-aware, but copy on streams that wait for the legacy default stream, and wait for them in MPI's
-functions: a rank whose device is busy would hold others up.
+functions: a rank whose device is busy would delay others.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from collectives.memory import plain_device, probe
 __all__ = ["Answer", "ask"]
 
 VARIABLE = "WAGMA_CUDA_AWARE"
-CHILD_LIMIT = 20.0  # seconds for a process that tries MPI by itself
+CHILD_LIMIT = 20.0  # seconds for a separate process that tries MPI
 RANKS_LIMIT = 20.0  # seconds for a message between ranks
-# Seconds that the default stream is busy; the next ones only where a message has not arrived within
-# the last, as where ranks share cores.
+# Seconds that the default stream is busy; the next value only if a message has not arrived within
+# the last, as can happen if ranks share cores.
 HOLDS = (0.05, 0.2, 0.8)
 WAITS = "MPI takes device memory, but waits for other work on the device"
 COMMAND = (sys.executable, "-m", "collectives.memory.probe")
-# What launchers tell a rank, without which it is a job of its own; not what users tell MPI.
+# Variables by which launchers describe a rank, without which it is a job of its own; and those by
+# which users configure MPI.
 LAUNCHERS = re.compile(r"(OMPI|ORTE|PMI2?|PMIX|PRTE|HYDRA|HYDI|SLURM|PALS|ALPS|FLUX)_|MPI_LOCAL")
 USERS = re.compile(r"OMPI_(ALLOW_|MCA_(accelerator|btl|mtl|opal|pml))")
 
@@ -45,10 +46,10 @@ log = logging.getLogger("collectives")
 
 
 class Answer(NamedTuple):
-    """Whether MPI may be given device memory, and why so; the same on all ranks.
+    """Whether MPI may be given device memory, and why; the same on all ranks.
 
     Attributes:
-        aware: it takes device memory, and does not wait for what else a device does.
+        aware: it takes device memory, and does not wait for other work of a device.
         reason: a sentence.
     """
 
@@ -59,9 +60,9 @@ class Answer(NamedTuple):
 def ask(comm) -> Answer:
     """Find out whether this job's MPI may be given device memory; collective.
 
-    What WAGMA_CUDA_AWARE says (0, 1) holds. Else MPI is asked, and where it does not say no it is
-    tried: on each node by a process of its own first, then between the ranks, then while the
-    devices' default streams are busy. That takes seconds, and ends whatever is found: only an MPI
+    WAGMA_CUDA_AWARE (0, 1) decides if it is set. Otherwise MPI is asked, and unless it says no it
+    is tried: first on each node by a separate process, then between the ranks, then while the
+    devices' default streams are busy. That takes seconds, and terminates in any case: only an MPI
     that fails between ranks, and not within one, may end the job.
 
     Args:
@@ -89,7 +90,7 @@ def ask(comm) -> Answer:
 
 
 def forced(values: Sequence[str | None]) -> Answer | None:
-    """Return what the variable's values on all ranks decide, if anything."""
+    """Return the answer that the variable's values on all ranks determine, if any."""
     told = {value for value in values if value in ("0", "1")}
     if not told:
         return None
@@ -100,7 +101,7 @@ def forced(values: Sequence[str | None]) -> Answer | None:
 
 
 def query() -> str | None:
-    """Return why MPI says no; None where it says yes, or nothing."""
+    """Return why MPI reports no support; None if it reports support, or nothing."""
     from mpi4py import MPI
 
     if "CRAY MPICH" in MPI.Get_library_version().upper():
@@ -119,7 +120,7 @@ def query() -> str | None:
 
 
 def try_alone(place: int, limit: float = CHILD_LIMIT) -> str | None:
-    """Let another process send device memory to itself; return what goes wrong.
+    """Let another process send device memory to itself; return the error, or None.
 
     Args:
         place: of the device among the node's.
@@ -146,7 +147,7 @@ def try_alone(place: int, limit: float = CHILD_LIMIT) -> str | None:
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            # What it has started itself ends, too.
+            # The processes that it has started end, too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -206,12 +207,12 @@ class _Trial:
         return wrong or (None if early else WAITS)
 
     def close(self) -> None:
-        """Free all that no message can still be under way in."""
+        """Free everything that no pending message can use."""
         from mpi4py import MPI
 
         busy = self.device is not None and self.device.busy
         if self.device is not None:
-            with contextlib.suppress(CudaError):  # it is the reason already
+            with contextlib.suppress(CudaError):  # the answer's reason already
                 self.device.close()
         if not self.comm.allreduce(busy, op=MPI.LOR):
             self.node.Free()
@@ -219,12 +220,12 @@ class _Trial:
 
 
 def _gathered(comm, stage: Callable[[], str | None]) -> dict[str, list[int]]:
-    """Return what a stage finds wrong, and on which ranks; collective."""
+    """Return the errors that a stage finds, and their ranks; collective."""
     try:
         wrong = stage()
-    except Exception as error:  # whatever MPI, the driver or ctypes make of it
+    except Exception as error:  # whatever MPI, the driver or ctypes raise
         wrong = str(error) or type(error).__name__
-    # Others wait asleep for the rank that has a process try MPI.
+    # The other ranks wait asleep for the one whose child process tries MPI.
     meet(comm, "cuda_aware.ask", 0, 0)
     found = by_value(comm.allgather(wrong))
     found.pop(None, None)
@@ -232,6 +233,6 @@ def _gathered(comm, stage: Callable[[], str | None]) -> dict[str, list[int]]:
 
 
 def _sentence(found: dict[str, list[int]], size: int) -> str:
-    """Return what is wrong, and where unless that is everywhere."""
+    """Return the errors as a text, with their ranks unless all have the same."""
     (first, ranks), *others = found.items()
     return list_values(found) if others or len(ranks) < size else first

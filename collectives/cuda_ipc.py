@@ -1,8 +1,7 @@
-"""Whether the ranks of a node can use each other's memory on devices, by trying it.
+"""Tests by trial whether the ranks of a node can use each other's device memory.
 
-A driver refuses it between containers that do not see each other's processes, between parts of a
-device that is partitioned (MIG), or where a rank's device is hidden from another; and no MPI has to
-know of it.
+A driver refuses that between containers that do not see each other's processes, between parts of a
+partitioned device (MIG), or where a rank's device is hidden from another; and MPI need not know.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
 __all__ = ["SIZE", "VARIABLE", "why_not"]
 
-SIZE = 64 << 10  # bytes that are compared
+SIZE = 64 << 10  # number of bytes compared
 VARIABLE = "WAGMA_CUDA_IPC"
 
 
 def why_not(comm: MPI.Intracomm, device: int | None = None) -> str | None:
     """Return why these ranks cannot use each other's device memory; None if they can; collective.
 
-    Each maps that of all others, and compares what is in it.
+    Each maps the memory of all others, and compares its content.
 
     Args:
         comm: an mpi4py intracommunicator of ranks of one node.
-        device: this rank's; None, for what has no vector yet: ranks have the devices in turn.
+        device: this rank's; None, where there is no vector yet: ranks use the devices in turn.
     """
     from collectives.memory import device_memory
     from collectives.memory.plain_device import PlainDevice
@@ -50,7 +49,7 @@ def why_not(comm: MPI.Intracomm, device: int | None = None) -> str | None:
     if error is None:
         assert device is not None
         error = _compare(comm, device, [handle for handle, _ in handles])
-    # No rank frees its memory before all have let go of it.
+    # No rank frees its memory before all have unmapped it.
     return next(filter(None, comm.allgather(error)), None)
 
 

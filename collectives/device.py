@@ -13,7 +13,7 @@ then has an argument `stream`: an integer handle, or an object with `ptr`, `cuda
 into the stream after the method has returned sees its result. By default it is the stream that the
 arrays' interface names, else the legacy default stream. `on_host` holds the result of the last call
 that averaged, as numpy arrays, until the next call. Type checkers do not know `stream` and
-`on_host`, which a collective gets when it is made.
+`on_host`, which a collective gets when it is constructed.
 
 In addition to the errors for numpy arrays, the methods raise:
     TypeError: arrays on the host, on several devices, or on another device than `like`; an invalid
@@ -37,7 +37,7 @@ from collectives.errors import CudaError
 
 __all__ = ["adopt", "is_on_device"]
 
-# Bytes of the blocks in which a vector is copied while its first ones are averaged.
+# Bytes of the blocks in which a vector is copied, while the first blocks are already averaged.
 BLOCK = 4 * 1024 * 1024
 # Methods that take a vector, and whether they may change it.
 METHODS = {
@@ -51,7 +51,7 @@ METHODS = {
 }
 
 
-# What has been found out of this job's MPI.
+# The answer of `cuda_aware.ask` for this job's MPI; None until it is known.
 _answer = None
 
 
@@ -73,7 +73,7 @@ def adopt(collective, like):
 
 
 class Copies:
-    """What the engine averages in place of a collective's vectors during a call.
+    """The vectors that the engine averages in place of a collective's device vectors.
 
     Attributes:
         arrays: the host's copy, a numpy array or list of them like the vectors, or a `DeviceVector`
@@ -116,13 +116,13 @@ class Copies:
         self._handover.wait()
 
     def forget_initial(self):
-        """The engine has the initial vector, and does not need it any longer."""
+        """Release the initial vector, which the engine has copied."""
         self._initial = None
         self._handover.forget()
 
     @property
     def ordinal(self) -> int:
-        """The device."""
+        """The device's number."""
         return self._handover.ordinal
 
     @property
@@ -131,7 +131,7 @@ class Copies:
         return self._handover.why_unchecked
 
     def use_in_place(self):
-        """Let the device average vectors, from the initial one on."""
+        """Let the device average vectors, beginning with the initial one."""
         from collectives.memory.device_queue import DeviceQueue
         from collectives.memory.device_space import DeviceSpace
         from collectives.memory.in_place import InPlace
@@ -144,7 +144,7 @@ class Copies:
         mirror.close()
 
     def take(self, collective, vector, stream, returns):
-        """Make a vector the one that is copied; what is wrong with it all ranks are told."""
+        """Make a vector the next to be copied; tell all ranks of an error in it."""
         collective.native.prepare_to_fetch(self._handover)
         with _telling(collective):
             name = "the vector" if self._single else "array {} of the vector"
@@ -155,13 +155,13 @@ class Copies:
                 self.arrays = self._handover.arrays
 
     def fetch(self, collective, vector):
-        """Begin to copy to the host the vector that was taken."""
+        """Begin to copy the vector that was taken to the host."""
         with _telling(collective):
             self._handover.fetch(vector)
 
     @contextlib.contextmanager
     def of(self, collective, vector, stream, returns):
-        """Copy a vector to the host, for a block, and what that has made of it to the device."""
+        """Copy a vector to the host for a block, and the block's result back to the device."""
         if vector is self.arrays:  # a method calls another
             yield vector
             return
@@ -178,7 +178,7 @@ class Copies:
             try:
                 yield self.arrays
             except BaseException:
-                # The application has what its vector has become by now.
+                # The application receives its vector as it is now.
                 with contextlib.suppress(CudaError):
                     end()
                 raise
@@ -186,9 +186,9 @@ class Copies:
                 end()
 
     def begin(self, name, collective, vector, weight, stream):
-        """Begin a call, which goes on by itself once the device has checked the vector.
+        """Begin a call, which continues by itself once the device has checked the vector.
 
-        Nothing is copied for one that averages nothing.
+        Nothing is copied for a call that averages nothing.
 
         Args:
             name: "start", or "call" to wait for it, too.
@@ -204,7 +204,7 @@ class Copies:
     def call(self, collective, vector, stream):
         """Make a call, which begins once the device has checked the vector.
 
-        Nothing is copied for one that averages nothing.
+        Nothing is copied for a call that averages nothing.
         """
         native = collective.native
         with self._guard:
@@ -213,7 +213,7 @@ class Copies:
             return passed or self._give(collective._call, collective, vector)
 
     def _give(self, call, collective, vector, *arguments):
-        """Begin a call with the vector that was taken, as it arrives."""
+        """Begin a call with the vector that was taken, while it is copied."""
         self.fetch(collective, vector)
         try:
             return call(self.arrays, *arguments, self._handover)
@@ -223,18 +223,18 @@ class Copies:
 
     @property
     def on_host(self):
-        """The host's copy, once what was fetched last is in it."""
+        """The host's copy, once the vector fetched last is in it."""
         if self.arrays is not None:
             self._handover.wait()
         return self.arrays
 
     def close(self):
-        """Wait for the device to have what was given back, and let go of all memory."""
+        """Wait until the device has all results, and release all memory."""
         self.arrays = None
         self._handover.close()
 
     def _check(self, vector, arrays):
-        """Raise where the arrays are not such as the collective was made with."""
+        """Raise if the arrays are unlike those that the collective was constructed with."""
         if self._single != (not isinstance(vector, (list, tuple))):
             kind = "one array" if self._single else f"a list of {len(self._shape)} arrays"
             raise TypeError(f"the vector is a {type(vector).__name__}, not {kind}")
@@ -251,7 +251,7 @@ class Copies:
 
 
 def choose_path(collective, comm, node, given) -> tuple[str, str]:
-    """Decide where a collective's vectors are averaged, and how they get there; collective.
+    """Decide where a collective's vectors are averaged, and how they are sent; collective.
 
     They are averaged on their devices if that is implemented, there are kernels for all of them,
     and either all ranks are on one node and can use each other's device memory, or MPI accepts it
@@ -302,7 +302,7 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
 
 
 def _is_aware(comm):
-    """Return the answer of `cuda_aware.ask`, which is asked once."""
+    """Return the answer of `cuda_aware.ask`, which is called only once."""
     global _answer
     known = comm.allgather(_answer)
     if None in known:
@@ -380,7 +380,7 @@ def _on_host(collective):
 
 
 def _taking_arrays_on_devices(method, returns):
-    """Return the method that takes arrays on a device, for one that takes numpy's."""
+    """Return a method for arrays on a device that calls a method for numpy arrays."""
 
     @functools.wraps(method)
     def taking(self, vector, *arguments, stream=None, **options):

@@ -20,7 +20,7 @@ DEFAULT_STREAM = 1  # the legacy default stream
 
 
 def is_on_device(vector) -> bool:
-    """Whether a vector, or list of arrays, is on a device."""
+    """Return whether a vector, or list of arrays, is on a device."""
     first = vector[0] if isinstance(vector, (list, tuple)) and vector else vector
     try:
         return hasattr(first, "__cuda_array_interface__")
@@ -41,7 +41,7 @@ def described(vector, whole, name, stream, writes) -> tuple[list[Described], int
     """Return a description of the arrays of a vector, and the stream on which they are ready.
 
     Args:
-        whole, name: how messages call a vector that is one array, or array {} of a list.
+        whole, name: names for messages: of a vector that is one array, and of array {} of a list.
         stream: the stream given by the application, or None.
         writes: whether they are written to.
     """

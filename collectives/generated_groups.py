@@ -94,7 +94,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         self.controller_only = controller_only
 
         def plan() -> Planned:
-            # All ranks of the job come here, whatever is wrong with their arguments.
+            # Collective: all ranks reach this line, even with invalid arguments.
             nodes = nodes_of(comm)
             check(comm.size, groups, group_size, threshold, ranks_per_node, seed, controller_rank)
             if controller_only and groups == "static":
@@ -157,7 +157,7 @@ def check(
     seed: int,
     controller_rank: int,
 ) -> None:
-    """Raise for arguments that are invalid for so many ranks."""
+    """Raise for arguments that are invalid for a job of `size` ranks."""
     if groups not in GROUPS:
         raise ValueError(f"groups is {groups!r}, not one of {', '.join(GROUPS)}")
     lowest = {"group_size": 2, "threshold": 1, "ranks_per_node": 1, "seed": 0, "controller_rank": 0}
@@ -178,9 +178,9 @@ def generated(
     controller: int,
     absent: int | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that makes a rank's protocol with a generator; for smart groups nodes, too.
+    """Return a function that makes a rank's protocol with a generator; smart groups need nodes.
 
-    Ranks whose protocols one function makes, as in simulations, share the generator.
+    Ranks whose protocols the same function makes, as in simulations, share the generator.
     """
     from collectives.protocols.generated_groups import GeneratedGroupProtocol
     from collectives.protocols.group_generator import GroupGenerator

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # it need not be there
+if TYPE_CHECKING:  # networkx need not be installed
     import networkx
     import numpy.typing as npt
 
@@ -112,7 +112,7 @@ def _both_ways(pairs: Iterable[tuple[int, int]]) -> Edges:
     return frozenset(pairs | {(b, a) for a, b in pairs})
 
 
-# What users may call a graph by: for any number of ranks, and the pattern of those of machines.
+# The names of graphs: those for any number of ranks, and the pattern of those of machines.
 SIZED = {"ring": ring, "ring-based": ring_based, "double-ring": double_ring}
 OF_MACHINES = re.compile(r"hierarchical-([0-9]+(?:\+[0-9]+)*)(?:-gateways-([12]))?")
 NAMES = (*SIZED, "hierarchical-4+2+2", "hierarchical-4+2+2-gateways-2")
@@ -140,7 +140,7 @@ def _edges_by_name(name: str, size: int) -> Edges:
     if name in SIZED:
         return SIZED[name](size)
     found = OF_MACHINES.fullmatch(name)
-    assert found  # `check_name` has looked
+    assert found  # checked by `check_name`
     listed, gateways = found.groups()
     machines = [int(ranks) for ranks in listed.split("+")]
     if sum(machines) != size:

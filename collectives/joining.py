@@ -11,7 +11,7 @@ __all__ = ["join"]
 
 
 class Joined(Protocol):
-    """What `join` requires of a collective."""
+    """The interface that `join` requires of a collective."""
 
     def joining(self, vector: Any) -> contextlib.AbstractContextManager[None]:
         """Begin to join; wait for the other ranks at the end of the block."""

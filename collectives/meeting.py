@@ -1,4 +1,4 @@
-"""Where ranks wait for each other before they have a collective that could say who is missing."""
+"""The wait of ranks for each other before a collective exists that can report missing ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collectives.agreement import name_ranks
 
 __all__ = ["meet"]
 
-ASLEEP = 1e-3  # seconds between two looks, at most
-FAILED = 1.0  # seconds after which a failure that was heard of elsewhere may be the reason
-LOOKING = 0.2  # seconds between two looks for that
+ASLEEP = 1e-3  # most seconds between two tests of the barrier
+FAILED = 1.0  # seconds of waiting after which a failure in another collective may be the reason
+LOOKING = 0.2  # seconds between two checks for that
 DRAINING = 1.0  # seconds for messages that have been sent already, unless the application took them
-REPORTING = (0, 1)  # ranks that say who is missing: the first may be missing itself
+REPORTING = (0, 1)  # ranks that report who is missing: the first may be missing itself
 
 log = logging.getLogger("collectives")
 
@@ -23,11 +23,11 @@ _unfinished: dict[int, _Meeting] = {}
 
 
 def meet(comm, where: str, stall: float, abort: float) -> None:
-    """Wait until all ranks have come here, asleep; collective.
+    """Wait until all ranks have called this function, asleep; collective.
 
-    After `stall` seconds ranks 0 and 1 say who has not come; after `abort` seconds a rank ends the
-    job; 0: never. A rank that an exception keeps from waiting on is there for the others, and goes
-    on with the same meeting when it comes again.
+    After `stall` seconds ranks 0 and 1 log which ranks are missing; after `abort` seconds a rank
+    ends the job; 0: never. A rank whose wait an exception has ended counts as present, and
+    continues the same meeting when it calls the function again.
 
     Args:
         comm: an mpi4py intracommunicator.
@@ -47,10 +47,10 @@ def meet(comm, where: str, stall: float, abort: float) -> None:
 
 
 class _Meeting:
-    """Who has come: ranks that have waited for long tell those that report.
+    """The ranks that have arrived; those that have waited for long tell the reporting ranks.
 
     There is no other communicator yet, so this uses the application's, but only where ranks wait
-    for long, by a tag that hardly anybody uses.
+    for long, and with a tag that applications hardly use.
     """
 
     def __init__(self, comm):
@@ -64,7 +64,7 @@ class _Meeting:
         self._present = {comm.rank}
 
     def wait(self, where, stall, abort):
-        """Wait for all ranks, and say who is missing."""
+        """Wait for all ranks; log which ones are missing."""
         began = time.monotonic()
         limits = [limit for limit in (stall, abort) if limit]
         looked, reported = began, False
@@ -90,7 +90,7 @@ class _Meeting:
             time.sleep(min(waited / 16, ASLEEP))
 
     def end(self):
-        """Take in what has been sent, now that all are here; collective."""
+        """Receive the messages that were sent, now that all ranks have arrived; collective."""
         told = self._comm.allgather(self._told)
         deadline = time.monotonic() + DRAINING
         while self._reports and time.monotonic() < deadline:
@@ -114,7 +114,7 @@ class _Meeting:
         return f"rank {self._comm.rank} has waited {waited:.0f} s in {where} for {whom}"
 
     def _call_the_roll(self):
-        """Tell those that report that this rank is here, and hear who else is."""
+        """Tell the reporting ranks that this rank is present; receive the messages of others."""
         if not self._told:
             self._told = True
             self._sends = [

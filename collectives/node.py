@@ -12,12 +12,12 @@ __all__ = ["Node"]
 
 
 class Node:
-    """The ranks of a communicator that are on this one's node; collective.
+    """The ranks of a communicator that are on this rank's node; its construction is collective.
 
     Attributes:
         ranks: their numbers in the communicator given, sorted.
         oversubscribed: whether they and their progress threads outnumber the cores they may use.
-        elsewhere: in words, that others are on other nodes; None where all are on one.
+        elsewhere: a text that says which ranks are on one node; None if all are on one.
     """
 
     def __init__(self, comm):
@@ -33,7 +33,7 @@ class Node:
             self.elsewhere = f"of the {comm.size} ranks, only {here} are on one node"
 
     def share(self, native) -> str | None:
-        """Let a collective's ranks of this node share memory; return why they cannot; collective.
+        """Let a collective's ranks of this node share memory; return why not, or None; collective.
 
         Args:
             native: this rank's part of the collective.
@@ -54,7 +54,7 @@ class Node:
         return error
 
     def why_not_mapped(self, device: int) -> str | None:
-        """Return why its ranks cannot use each other's memory on devices, or None; collective.
+        """Return why the ranks cannot use each other's device memory, or None; collective.
 
         Args:
             device: this rank's.
@@ -62,5 +62,5 @@ class Node:
         return cuda_ipc.why_not(self._comm, device)
 
     def free(self):
-        """Collective."""
+        """Free the node's communicator; collective."""
         self._comm.Free()

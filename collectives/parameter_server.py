@@ -121,7 +121,7 @@ class ParameterServer(PeerCollective):
 
     def _prepare(self, vector: Any) -> None:
         self.native.pause(True)  # rounds need not wait for this rank
-        self.native.meet()  # the server has all changes once all are here
+        self.native.meet()  # the server has all changes once all ranks have entered
         if self.rank == self.server:
             self._read_model(vector)
 

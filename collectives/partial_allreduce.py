@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
 __all__ = ["PartialAllreduce"]
 
-BLOCK = 1 << 15  # elements that are passed over at a time, and stay in cache
+BLOCK = 1 << 15  # elements processed at a time, which stay in cache
 WRITABLE = 1  # PyBUF_WRITABLE
 
 
@@ -98,7 +98,7 @@ class PartialAllreduce(Described):
         given: Any = like
         if device.is_on_device(like):
             where = "cuda"
-            given, _ = device.adopt(self, like)  # where that fails it does again, on all ranks
+            given, _ = device.adopt(self, like)  # `_Sums` raises its error, on all ranks
         zeros: Any = given if settings.vector_error(given) else _zeros(given)
         self._sums = _Sums(
             comm,
@@ -119,7 +119,7 @@ class PartialAllreduce(Described):
         self._single = not isinstance(given, (list, tuple))
         self._send = [zeros] if self._single else zeros
         self._receive = [np.zeros_like(array) for array in self._send]
-        # What is averaged: the vector given itself, where its dtype is that of the sums.
+        # The arrays that are averaged; None: the vector's own, if it has the dtype of the sums.
         self._wide = [
             np.zeros_like(sums) if array.dtype != sums.dtype else None
             for array, sums in zip([given] if self._single else given, self._send, strict=True)
@@ -351,7 +351,7 @@ class _Sums(GroupAllreduce):
 
 
 def _check_of(like: Any) -> Callable[[Any], Any]:
-    """Return a function that raises, as the engine does, for a vector that is unlike this one."""
+    """Return a function that checks a vector against this one, and raises as the engine does."""
     from collectives.memory.layout import Layout, UserVector
 
     single = not isinstance(like, (list, tuple))

@@ -117,7 +117,7 @@ class PeerCollective(PlannedCollective):
         with self._guard:
             self._carry_out(self.native.call_peers, vector, handover)
             if not self._takes_blocks:
-                # What rounding has changed is no change by the application.
+                # The rounding of the model to fp16 or bf16 is no change by the application.
                 self.native.go_on_from(self._wider(self._listed(vector)))
             return self._result(self.version - 1)
 

@@ -1,4 +1,4 @@
-"""What collectives have in common whose calls a protocol of their method's carries out."""
+"""The base class of collectives whose calls are executed by a protocol of their method."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
 __all__ = ["Planned", "PlannedCollective"]
 
-# What must not differ between ranks, by name, and what makes the protocol.
+# Settings that must be the same on all ranks, by name, and a factory of the protocol.
 Planned: TypeAlias = "tuple[dict[str, Any], Callable[..., Any]]"
 
 
 class PlannedCollective(Collective):
     """A collective with a protocol besides that of operations of all ranks; a base class.
 
-    Its engine can `settle` and `begin_collectively`. While it is made, `_like` is the initial
-    vector on the host.
+    Its engine implements `settle` and `begin_collectively`. During construction `_like` is the
+    initial vector on the host.
     """
 
     def __init__(
         self, comm: MPI.Intracomm, like: Vector, plan: Callable[[], Planned], **options: Any
     ):
-        """Make one; collective.
+        """Construct the collective; collective.
 
         Args:
             comm, like: those of `GroupAllreduce`.
-            plan: function that checks the arguments of a method, and returns what must not differ
-                between ranks, by name, and what makes the protocol. It may raise TypeError or
-                ValueError.
+            plan: function that checks the arguments of a method, and returns the settings that must
+                be the same on all ranks, by name, and a factory of the protocol. It may raise
+                TypeError or ValueError.
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
         """
         self._plan = plan
@@ -62,7 +62,7 @@ class PlannedCollective(Collective):
 
     @contextlib.contextmanager
     def _collectively(self, what: str) -> Iterator[None]:
-        """Do what takes all ranks several operations, or leave all with nothing but close()."""
+        """Run a block of several operations of all ranks; on an error only close() is allowed."""
         with self._guard:
             try:
                 with self.failing_collectively():

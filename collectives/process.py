@@ -1,4 +1,4 @@
-"""What all collectives of a process share: the native engine, and their common end."""
+"""State that all collectives of a process share: the native engine, and closing at exit."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = [
 
 MOST_OPEN = 256
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-FORWARDING = 0.3  # seconds that a launcher has to forward what a rank wrote before it aborts
+FORWARDING = 0.3  # seconds for the launcher to forward a rank's output before the rank aborts
 
 _open: dict[int, object] = {}
-# The engine's mode that each collective has asked for, from its construction to its end. A signal
-# handler may interrupt the holder of the lock, so it is reentrant.
+# The engine mode that each collective was constructed with, until it is closed. A signal handler
+# may interrupt the holder of the lock, so the lock is reentrant.
 _places: dict[int, str] = {}
 _places_lock = threading.RLock()
 _registered = False
@@ -46,7 +46,7 @@ _forked = False
 
 
 def check_owner(pid: int) -> None:
-    """Raise RuntimeError in any other process than the one that made a collective."""
+    """Raise RuntimeError in any process other than the one that constructed a collective."""
     if pid != os.getpid():
         raise RuntimeError(
             f"this collective belongs to process {pid}: a forked child cannot use it"
@@ -74,7 +74,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def end_job(comm, status: int) -> None:
-    """End all ranks' processes with this exit status, once what this one wrote has been read."""
+    """End all ranks' processes with this exit status, after this rank's output was forwarded."""
     sys.stdout.flush()
     time.sleep(FORWARDING)
     comm.Abort(status)
@@ -82,7 +82,7 @@ def end_job(comm, status: int) -> None:
 
 
 def native():
-    """Return the engine's module; only making a collective imports it, as it initializes MPI.
+    """Return the engine's module; only collectives import it, since that initializes MPI.
 
     Raises:
         ImportError: the extensions run on another MPI library than mpi4py does.
@@ -108,7 +108,7 @@ def native():
 
 
 def library_name(version: str) -> str:
-    """Return the first line of what an MPI library says about itself."""
+    """Return the first line of an MPI library's version text."""
     return version.strip().splitlines()[0].strip("\0 ")
 
 
@@ -118,9 +118,10 @@ def open_count() -> int:
 
 
 def check_alone() -> None:
-    """Raise RuntimeError if MPI's thread level does not allow a further open collective.
+    """Raise RuntimeError if MPI's thread level does not allow another open collective.
 
-    Not on all ranks alike: the thread that serves those is in MPI, so this one may not even tell.
+    It is not raised on all ranks together: the progress thread is in MPI, so this thread cannot
+    even tell the others.
     """
     from mpi4py import MPI
 
@@ -133,9 +134,9 @@ def check_alone() -> None:
 
 
 def reserve(collective, mode: str) -> Exception | None:
-    """Keep a place for a collective whose construction begins; return why there is none, or None.
+    """Reserve a place for a collective to be constructed; return why there is none, or None.
 
-    All collectives of a process have the same engine. `release` gives the place back.
+    All collectives of a process have the same engine mode. `release` gives the place back.
     """
     with _places_lock:
         others = set(_places.values())
@@ -150,13 +151,13 @@ def reserve(collective, mode: str) -> Exception | None:
 
 
 def release(collective) -> None:
-    """Give the place of a collective back, if it has one."""
+    """Release the place of a collective, if it has one."""
     with _places_lock:
         _places.pop(id(collective), None)
 
 
 def add(collective, mode: str) -> None:
-    """Let the engine serve a collective, which is closed at the process's end at the latest."""
+    """Let the engine serve a collective; it is closed when the process ends, if not before."""
     global _registered
     if not _registered:
         _registered = True
@@ -169,7 +170,7 @@ def add(collective, mode: str) -> None:
 
 
 def remove(collective) -> bool:
-    """Serve a closed collective no longer; return whether it was served."""
+    """Stop serving a closed collective; return whether it was served."""
     if _open.pop(id(collective), None) is None:
         return False
     native().engine.remove(collective.native)
@@ -178,9 +179,9 @@ def remove(collective) -> bool:
 
 
 def raise_failure_in(comm) -> None:
-    """Raise RankFailedError where another rank of this communicator has failed and cannot come.
+    """Raise RankFailedError if another rank of this communicator has failed and will not arrive.
 
-    That is one that waits in close() of a collective which this rank has still open.
+    That is a rank that waits in close() of a collective that is still open on this rank.
     """
     from mpi4py import MPI
 
@@ -197,7 +198,7 @@ def raise_failure_in(comm) -> None:
 
 
 def fail(error) -> None:
-    """Tell the ranks of all open collectives of this one's error.
+    """Tell the ranks of all open collectives of this rank's error.
 
     While this rank closes one of them, others may wait for it in another.
     """
@@ -206,7 +207,7 @@ def fail(error) -> None:
 
 
 def describe(error) -> str:
-    """Return an exception's type and text, also where it cannot say its text."""
+    """Return an exception's type and text; only the type if the text cannot be computed."""
     try:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:
@@ -214,19 +215,20 @@ def describe(error) -> str:
 
 
 def tell(error, rank: int) -> None:
-    """Print why a rank leaves its collectives, once for each exception.
+    """Print why a rank closes its collectives, once for each exception.
 
-    That is its traceback, or one line where the cause is another rank's failure or a signal.
+    That is the exception's traceback, or one line if its cause is another rank's failure or a
+    signal.
     """
     if _is_told(error):
         return
-    with contextlib.suppress(Exception):  # one that takes no attribute is told again
+    with contextlib.suppress(Exception):  # one that accepts no attribute is printed again
         error._told_by_wagma = True
     if isinstance(error, Exception) and not _is_only_told(error):
         text = f"rank {rank} is closing because of\n{''.join(traceback.format_exception(error))}"
     else:
         text = f"rank {rank} is closing because of {describe(error)}\n"
-    sys.stderr.write(text)  # at once, so that other ranks' lines do not come between
+    sys.stderr.write(text)  # in one piece, so that other ranks' lines do not come between
     sys.stderr.flush()
 
 
@@ -235,12 +237,12 @@ def _is_told(error) -> bool:
 
 
 def _is_only_told(error) -> bool:
-    """Whether it is another rank's failure alone, which that rank's traceback tells of."""
+    """Return whether an error is another rank's failure alone, whose traceback that rank prints."""
     return isinstance(error, RankFailedError) and error.__cause__ is error.__context__ is None
 
 
 def _tell_uncaught(kind, error, trace) -> None:
-    """What Python does with an uncaught exception: nothing where that has been told."""
+    """Print an uncaught exception, as `sys.excepthook`, unless it has been printed."""
     if _is_told(error):
         return
     if _is_only_told(error):
@@ -250,7 +252,7 @@ def _tell_uncaught(kind, error, trace) -> None:
 
 
 def _close_all() -> None:
-    """Close what the application forgot to, in the order in which all ranks opened it."""
+    """Close the collectives left open, in the order in which all ranks constructed them."""
     if _forked:
         return
     uncaught = getattr(sys, "last_value", None)
@@ -266,7 +268,7 @@ def _close_all() -> None:
 
 
 def _close_all_at_finalize() -> None:
-    """MPI deletes COMM_SELF's attributes first when it is finalized, and can still communicate."""
+    """Close all in MPI_Finalize, which deletes COMM_SELF's attributes first, while MPI works."""
     from mpi4py import MPI
 
     key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _close_all())
@@ -275,7 +277,7 @@ def _close_all_at_finalize() -> None:
 
 @contextlib.contextmanager
 def interrupts_held():
-    """Hold signals that end jobs back: a rank that left half-way would leave the others waiting."""
+    """Delay signals that end jobs: a rank that left half-way would leave the others waiting."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

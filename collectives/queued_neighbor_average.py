@@ -22,7 +22,7 @@ log = logging.getLogger("collectives")
 
 MODES = ("standard", "notify-ack")
 ORDERS = ("parallel", "serial")
-# Iterations of a setting: updates of so many are kept.
+# The largest number of iterations in a setting, since updates of as many may be kept.
 MOST = 2**20
 
 

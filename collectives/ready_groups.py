@@ -23,9 +23,9 @@ __all__ = ["ReadyGroupAllreduce", "dynamic_weights"]
 
 WEIGHTS = ("constant", "dynamic")
 MISSING = ("nearest", "initial")
-# The one of the paper's tables that is faster, with 8 and 16 ranks.
+# The faster one of the sizes in the paper's tables, with 8 and 16 ranks.
 USUAL_GROUP_SIZE = 3
-# Elements that are mixed with the initial model at a time: they stay in the cache.
+# Elements mixed with the initial model at a time, which stay in cache.
 CHUNK = 1 << 15
 
 
@@ -161,7 +161,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
 
     @property
     def _on_devices(self) -> bool:  # type: ignore[override]
-        return self._initial_model is None  # which the host adds
+        return self._initial_model is None  # only the host can add it
 
     @property
     def _takes_blocks(self) -> bool:
@@ -185,7 +185,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         controller = self._protocol.controller
         if controller is None or self.weights == "dynamic" or not len(controller.taken):
             return None
-        while True:  # the engine may be at it
+        while True:  # the engine may be updating them
             groups = controller.formed
             met, taken = np.array(controller.met), np.array(controller.taken)
             if controller.recording == groups:
@@ -289,7 +289,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _copies_of(like: Any) -> list[np.ndarray]:
-    """Return copies of arrays, which must be finite; other checks refuse what is not an array."""
+    """Return copies of arrays, which must be finite; other checks reject what is not an array."""
     arrays = like if isinstance(like, (list, tuple)) else [like]
     copies = [np.array(array) for array in arrays if isinstance(array, np.ndarray)]
     for array in copies:

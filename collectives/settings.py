@@ -53,7 +53,7 @@ CHOICES = {
 WEIGHTS = ("given", "work", "wp")
 WIRE_DTYPES = ("float16", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-# What may come from the environment, and what it is otherwise.
+# Settings that may be set in the environment: the variable, and the default.
 VARIABLES = {
     "engine": ("WAGMA_ENGINE", "adaptive"),
     "transport": ("WAGMA_TRANSPORT", None),
@@ -61,7 +61,7 @@ VARIABLES = {
     "abort": ("WAGMA_ABORT", 0.0),
     "log_level": ("WAGMA_LOG_LEVEL", None),
 }
-# What need not be the same on all ranks.
+# Settings that need not be the same on all ranks.
 OWN = ("stall", "abort", "log_level")
 
 
@@ -213,7 +213,7 @@ def checked_integer(name: str, value, least: int, most: int | None = None) -> in
 
 
 def choice_error(settings: dict) -> Exception | None:
-    """Return the error in a word to choose or a time, or None."""
+    """Return the error in a setting with fixed choices or in a time, or None."""
 
     def name_of(setting):
         variable = VARIABLES.get(setting, (None,))[0]
@@ -252,7 +252,7 @@ def sharing_error(arrays, name: str) -> Exception | None:
 
     Args:
         arrays: list of 1-D arrays, contiguous and not empty.
-        name: how to call one of them, with {} for its index.
+        name: the name of one of them in the message, with {} for its index.
     """
     starts = [array.__array_interface__["data"][0] for array in arrays]
     order = sorted(range(len(arrays)), key=starts.__getitem__)
@@ -305,7 +305,7 @@ def tensor_hint(tensor) -> str:
 
 
 def process_error(settings: dict) -> Exception | None:
-    """Return why this process cannot have such a collective, or None."""
+    """Return why a collective cannot be constructed in this process, or None."""
     from mpi4py import MPI
 
     level = MPI.Query_thread()

@@ -23,4 +23,4 @@ Array: TypeAlias = Union["np.ndarray[Any, np.dtype[Any]]", DeviceArray]
 """An array of one dimension, of float16, bfloat16, float32 or float64."""
 
 Vector: TypeAlias = Array | Sequence[Array]
-"""What a collective averages: an array, or a list of arrays that make one vector."""
+"""The argument that a collective averages: an array, or a list of arrays that form one vector."""

@@ -39,7 +39,8 @@ class UpdateQueue:
     def __init__(self, max_gap: int | None = None):
         gap = 0 if max_gap is None else checked_integer("max_gap", max_gap, 1)
         self._rotates = max_gap is not None
-        # Of (number, Update), numbered in the order in which they came.
+        # Lists of (number, Update), numbered in the order of their arrival.
+
         self._queues: list[list[tuple[int, Update]]] = [[] for _ in range(gap + 1)]
         self._changed = threading.Condition()
         self._count = 0

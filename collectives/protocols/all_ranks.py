@@ -1,7 +1,7 @@
 """Operations of all ranks, as one of them sees them: agreement, averages, failures and closing.
 
 A synchronous operation first agrees on the operation of all ranks; data moves only after that.
-Subclasses define what ranks do outside these operations, and must have completed before one.
+Subclasses define what ranks do outside these operations; that must be complete before one begins.
 
 Source: WAGMA-SGD, section III-A and Algorithm 2, has the periodic synchronization only; agreement,
 the other operations, failures and closing go beyond the paper.
@@ -20,7 +20,7 @@ JOIN = 6
 FINISH = 7
 MEET = 8
 
-# How far a synchronous operation has come.
+# The stages of a synchronous operation.
 OUTSIDE = 0
 AGREEING = 1
 DRAINING = 2
@@ -32,42 +32,42 @@ class TreePort:
     """Sends a rank's messages along the control tree: over MPI, or in a test."""
 
     def send_failure(self, dimension, rank):
-        """This rank has failed."""
+        """Tell a neighbor that a rank has failed."""
         raise NotImplementedError
 
     def send_activation(self, dimension, version, ops):
-        """A version has been started, after so many operations."""
+        """Tell a neighbor that a version has been started, after so many operations."""
         raise NotImplementedError
 
     def send_free(self, dimension, ops):
-        """Versions after so many operations are free."""
+        """Tell a neighbor that any rank may start versions after so many operations."""
         raise NotImplementedError
 
     def send_fin(self, dimension):
-        """Nothing more follows."""
+        """Tell a neighbor that no more messages follow."""
         raise NotImplementedError
 
 
 class AllRanksProtocol:
-    """The state of one rank: told of events by its methods, it says in attributes what to do.
+    """The state of one rank: events call its methods; its attributes tell the driver what to do.
 
     While `stage` is AGREEING the driver gathers ``(operation, version)`` from every rank; while
-    it is REDUCING it averages over all ranks, but for LOAD, in which each rank replaces its own
-    vectors, and MEET, in which nothing moves. Where a bit of `due_on()` is set and that dimension
+    it is REDUCING it averages over all ranks, except in LOAD, in which each rank replaces its own
+    vectors, and MEET, in which no data moves. Where a bit of `due_on()` is set and that dimension
     of the control tree can carry another message, it calls `send_on`, which sends one by the port.
 
     Attributes:
-        version: the one that the application's next call takes part in, of those that there are;
-            ranks agree on it in every operation.
+        version: the version of the application's next call, where there are versions; ranks agree
+            on it in every operation.
         base: what to add to that for the number that users see.
-        calls: how many calls the application has completed: those that an exception ended are
-            missing, and a rank that has joined is taken through versions without calls.
+        calls: how many calls the application has completed: calls that an exception ended are not
+            counted, nor versions that a rank takes part in without a call after it has joined.
         ops: synchronous operations completed.
-        operation, stage: the synchronous operation that this rank is in, and how far it has come.
-        joined: whether the application has no more steps to make, and this rank takes part in
+        operation, stage: the synchronous operation that this rank is in, and its stage.
+        joined: whether the application makes no more calls, and this rank takes part in
             the others' operations until all have joined (JOIN, and FINISH for the end of it).
         broken: whether an operation did not agree, after which only CLOSE may follow.
-        failed: the first rank of whose failure this one has heard; −1 where there is none.
+        failed: the first rank of whose failure this one has heard; −1: none.
         fin_at: the version before which all ranks leave, once all are closing; else −1.
     """
 
@@ -93,14 +93,14 @@ class AllRanksProtocol:
         """Send by this `TreePort`."""
         self.port = port
 
-    # What is due on the control tree
+    # Messages due on the control tree
 
     def due_on(self):
-        """On which dimensions something is due: a bit of each."""
+        """Return the dimensions on which a message is due, a bit of each."""
         return self.notice_due | self.fin_due
 
     def send_on(self, dimension):
-        """Send the first of what is due on a dimension; a FIN is the last."""
+        """Send the next message that is due on a dimension; a FIN is the last."""
         if self.notice_due >> dimension & 1:
             self.notice_due &= ~(1 << dimension)
             self.port.send_failure(dimension, self.failed)
@@ -108,26 +108,26 @@ class AllRanksProtocol:
             self.fin_due &= ~(1 << dimension)
             self.port.send_fin(dimension)
 
-    # What subclasses do besides the operations
+    # What subclasses do outside the operations
 
     def run(self):
-        """An operation has come further: do what can be done now."""
+        """Do what has become possible, since an operation has reached its next stage."""
 
     def is_drained(self):
-        """Whether what comes before this rank's next operation has been done."""
+        """Return whether everything before this rank's next operation is complete."""
         return True
 
     def expect(self, version):
-        """Everything before this version is to be done before the operation."""
+        """Require everything before this version to be executed before the operation."""
 
     def hold(self):
-        """The operation begins to move data."""
+        """Note that the operation begins to move data."""
 
     def release(self):
-        """The operation is over."""
+        """Note that the operation is complete."""
 
     def notice(self, rank, dimension):
-        """A rank has failed, as came in on this dimension (−1: this rank itself): spread it.
+        """Note a rank's failure, received on this dimension (−1: this rank's own), and forward it.
 
         It is forwarded as an activation is.
         """
@@ -142,13 +142,13 @@ class AllRanksProtocol:
                 self.notice_due |= 1 << j
 
     def completed(self):
-        """The application has completed a call."""
+        """Note that the application has completed a call."""
         self.calls += 1
 
     # Operations
 
     def enter(self, operation):
-        """The application enters a synchronous operation: gather (operation, version) from all."""
+        """Enter a synchronous operation: gather (operation, version) from all ranks."""
         if operation == JOIN:
             self.joined = True
         self.operation = operation
@@ -156,14 +156,14 @@ class AllRanksProtocol:
         self.run()
 
     def agreed(self, records, size, differ=False):
-        """Every rank has entered an operation; `records` holds each one's (operation, version).
+        """Handle the agreement; `records` holds each rank's (operation, version).
 
         Operations also `differ` where ranks load different versions.
 
-        If all are the same it begins. Ranks that have joined take part in any average of the
-        others, unless they had made more calls, and once all have joined, all finish. If all close,
-        what anybody has started is carried out, FIN is sent, and nothing is forwarded any more.
-        Otherwise ranks that are not closing are broken, and those that are close anew.
+        If all are the same the operation begins. Ranks that have joined take part in any average of
+        the others, unless they had made more calls; once all have joined, all finish. If all close,
+        every version that has been started is executed, FIN is sent, and nothing is forwarded any
+        more. Otherwise ranks that are not closing are broken, and those that are enter CLOSE again.
         """
         r: cython.int
         kind: cython.int
@@ -214,7 +214,7 @@ class AllRanksProtocol:
             self.drain(at)
 
     def drain(self, version):
-        """Do what comes before it, which a rank that has joined may have to, and begin."""
+        """Complete everything before `version`, as a joined rank may have to, and begin."""
         self.version = version
         self.stage = DRAINING
         self.expect(version)
@@ -222,13 +222,13 @@ class AllRanksProtocol:
         self.settle()
 
     def settle(self):
-        """Begin to move data once everything before has been done."""
+        """Begin to move data once everything before the operation is complete."""
         if self.stage == DRAINING and self.is_drained():
             self.stage = REDUCING
             self.hold()
 
     def reduced(self):
-        """The average over all ranks is there, and the application has got it.
+        """End the operation: its average is available, and the application has received it.
 
         A rank that has joined waits for the next operation.
         """
@@ -240,21 +240,21 @@ class AllRanksProtocol:
         self.release()
 
     def load(self, number):
-        """The application's next version has this number for users."""
+        """Give the application's next version this number for users."""
         self.base = number - self.version
 
     # Closing
 
     def fin(self, dimension):
-        """The neighbor on this dimension sends nothing any more."""
+        """Note that the neighbor on this dimension sends no more messages."""
         self.fin_seen |= 1 << dimension
 
     def is_done(self):
-        """Whether nothing is left to do before leaving."""
+        """Return whether nothing is left to do before leaving."""
         return True
 
     def may_leave(self):
-        """Whether everything started has been done and nothing is under way to this rank."""
+        """Return whether all that was started is complete, and no message is still to arrive."""
         return (
             self.stage == LEAVING
             and self.is_done()

@@ -4,8 +4,8 @@ Each rank has words that all others see. The first holds the number of the rank'
 whether others may begin the rank's part in it: while it is OPEN, any member that needs the part may
 begin it, with the rank's last snapshot, so that a rank that computes need not do anything. Members
 that have arrived divide the blocks of the vector among each other, one at a time, up to the last
-snapshot published by all; the member that completes the last block completes the exchange, for all.
-The words that count blocks are those of the exchange's first member. The numbers of a rank's
+block that all have published; the member that completes the last block completes the exchange for
+all. The words that count blocks are those of the exchange's first member. The numbers of a rank's
 exchanges increase.
 
 No step waits for another rank, and each changes one word at a time, by compare-and-swap.
@@ -13,38 +13,38 @@ No step waits for another rank, and each changes one word at a time, by compare-
 
 import cython
 
-# What the first word holds besides the number.
+# The states in the first word, besides the number.
 CLOSED = 0  # only the rank itself may begin
-OPEN = 1  # anybody may
+OPEN = 1  # any member may begin
 TAKEN = 2  # begun; when the exchange ends, the next number is OPEN
 KEPT = 3  # begun; when it ends, the next number is CLOSED, since the rank waits for it
-FLOWING = 4  # the same, but what the rank contributes is published block by block meanwhile
+FLOWING = 4  # the same, but the rank publishes its contribution block by block meanwhile
 
-# A word's offset, each in a cache line of its own; from BLOCKS on there is one for every block.
+# Offsets of words, each in a cache line of its own; from BLOCKS on there is one for every block.
 PART = 0
 HANDED_OUT = 16
 ENDED = 32
 PUBLISHED = 48
 BLOCKS = 64
 
-# What has become of an exchange, as `gather` finds it.
+# The states of an exchange that `gather` returns.
 MISSING = 0
 GATHERED = 1
 OVER = 2
 
-# What has become of a block, as `fate` finds it: it is averaged, if there is anything of weight.
+# The states of a block that `fate` returns: AVERAGED only if a member's vector has weight.
 PENDING = 0
 EMPTY = 1
 AVERAGED = 2
 UNKNOWN = 3
 
-# A word is a number, and the state in its last bits; or the blocks that were counted.
+# A word is a number, and in its last bits a state or a count of blocks.
 STATE_BITS = 3
 BLOCK_BITS = 20
 
 
 def word_of(number, state):
-    """Return a word for a rank's part, or for a block."""
+    """Return the word of a number and a state, for a rank's part or for a block."""
     return (number << STATE_BITS) | state
 
 
@@ -66,7 +66,7 @@ class ClaimsProtocol:
     """
 
     def __init__(self, words):
-        """Use these words of each rank; compiled, they are in memory whose addresses are set."""
+        """Use these words of each rank; compiled ones are in memory whose addresses are set."""
         if not cython.compiled:
             self.words = words
 
@@ -78,7 +78,7 @@ class ClaimsProtocol:
             return self.words[rank][offset]
 
     def swap(self, rank, offset, old, new):
-        """Make a word `new` if it is `old`; return whether it was."""
+        """Set a word to `new` if it is `old`; return whether it was."""
         if cython.compiled:
             return atomic_swap(self.words[rank] + offset, old, new)  # noqa: F821
         else:
@@ -92,25 +92,25 @@ class ClaimsProtocol:
         return state_of(self.load(rank, PART))
 
     def number(self, rank):
-        """Return the number of a rank's next exchange, or of the one that it is in."""
+        """Return the number of the exchange that a rank is in, or else of its next."""
         return number_of(self.load(rank, PART))
 
     # This rank's own part
 
     def set(self, rank, number, state):
-        """Open one's own part, or begin it: it is closed, so no other rank changes it."""
+        """Open or begin this rank's own part: that is closed, so no other rank changes it."""
         old: cython.ulonglong = self.load(rank, PART)
         self.swap(rank, PART, old, word_of(number, state))
 
     def publish(self, rank, number, blocks):
-        """So many blocks of what one contributes to an exchange are there."""
+        """Publish the first `blocks` blocks of this rank's contribution to an exchange."""
         old: cython.ulonglong = self.load(rank, PUBLISHED)
         self.swap(rank, PUBLISHED, old, (number << BLOCK_BITS) + blocks)
 
     def close(self, rank):
-        """Keep others from beginning one's own part, and return the word as it then is.
+        """Keep others from beginning this rank's own part, and return its word after that.
 
-        It is CLOSED, or, where it has begun, KEPT: closed when that exchange ends.
+        It is CLOSED, or, where the part has begun, KEPT: closed when that exchange ends.
         """
         while True:
             old: cython.ulonglong = self.load(rank, PART)
@@ -124,7 +124,7 @@ class ClaimsProtocol:
     # An exchange
 
     def gather(self, number, members, size):
-        """Begin the open parts of all members if none is missing; return what has become of it."""
+        """Begin the open parts of all members if none is missing; return the exchange's state."""
         i: cython.int
         word: cython.ulonglong
         for i in range(size):
@@ -142,7 +142,7 @@ class ClaimsProtocol:
                 if state_of(word) == CLOSED:
                     self.missing = members[i]
                     return MISSING
-                # Its rank may have closed and opened it again in between: then it has not begun.
+                # Its rank may have closed and reopened it since: then the part has not begun.
                 if state_of(word) != OPEN:
                     break
         return GATHERED
@@ -169,7 +169,7 @@ class ClaimsProtocol:
         return word - (number << BLOCK_BITS)
 
     def claim(self, number, first, blocks):
-        """Return the next of so many blocks that is to be averaged, −1 if there is none."""
+        """Return the next of so many blocks to be averaged, −1 if there is none."""
         while True:
             old: cython.ulonglong = self.load(first, HANDED_OUT)
             block: cython.ulonglong = 0
@@ -183,7 +183,7 @@ class ClaimsProtocol:
                 return block
 
     def end(self, number, first, block, blocks, fate):
-        """A block is EMPTY or AVERAGED; return whether it was the last: one may `release`."""
+        """Set a block to EMPTY or AVERAGED; return whether it was the last, to `release` then."""
         old: cython.ulonglong = self.load(first, BLOCKS + block)
         self.swap(first, BLOCKS + block, old, word_of(number, fate))
         while True:
@@ -195,7 +195,7 @@ class ClaimsProtocol:
                 return ended + 1 == blocks
 
     def fate(self, number, first, block):
-        """Return what has become of a block; UNKNOWN where the exchange has long been over."""
+        """Return the state of a block; UNKNOWN if the exchange ended and a later one began."""
         word: cython.ulonglong = self.load(first, BLOCKS + block)
         if number_of(word) < number:
             return PENDING
@@ -204,7 +204,7 @@ class ClaimsProtocol:
         return state_of(word)
 
     def release(self, number, members, size):
-        """End the exchange: each next part is open, unless its member waits for this one."""
+        """End the exchange: open each member's next part, unless the member waits for this one."""
         i: cython.int
         for i in range(size):
             while True:

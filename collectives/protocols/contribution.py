@@ -1,21 +1,21 @@
 # cython: boundscheck=False, wraparound=False
-"""A rank's contributions to averages, and its results: the late rules of a rank's snapshot.
+"""A rank's contributions to averages, and the results it gets: the late rules of its snapshot.
 
 A rank has up to four vectors, which only the driver accesses: the application's X, while it is in a
 call or operation; the SNAPSHOT, which the rank contributes also while its application computes; the
-RESULT; and the SCRATCH, for averages that are not published. This module decides what happens to
-them, by calls of a port and attributes that tell the driver of an exchange where its mean belongs.
+RESULT; and the SCRATCH, for averages that are not published. This module decides how they change:
+it calls a port (`Vectors`), and its attributes tell the driver where an exchange stores its mean.
 
 Under the "paper" rule a publication replaces the snapshot, the mean of a version is in the result,
 and a late call returns it merged with the application's vector. Under the "conserving" rule a
 publication adds the application's change since its last call to the snapshot, a mean replaces the
 snapshot, which calls return, and the result keeps the *base*: the vector that the application
-continued from, once that is no longer in the snapshot. So no update is lost or counted twice.
+continued from, once the snapshot no longer holds it. So no update is lost or counted twice.
 
-With weights w and snapshots s, an average leaves Σ w s unchanged, whichever ranks it includes: then
-all its members have its mean, and each its own weight. A publication of the change δ, by a rank
-that has weight w' from then on, turns the rank's w s into w' (s + δ). After an average over all
-ranks every s is its mean, Σ w s / Σ w.
+With weights w and snapshots s, an average leaves Σ w s unchanged, whichever ranks it includes:
+afterwards all its members have its mean, and each keeps its weight. A publication of the change δ,
+by a rank that has weight w' from then on, turns the rank's w s into w' (s + δ). After an average
+over all ranks every s is its mean, Σ w s / Σ w.
 
 Source: WAGMA-SGD, section III-A and Algorithm 2 (paper); the conserving rule is our own. Weights by
 work: WP-SGD, Eq. 6.
@@ -35,13 +35,14 @@ SNAPSHOT = 1
 RESULT = 2
 SCRATCH = 3
 
-# What a rank's vector weighs: what its last call says; the sum of what its calls since the last
-# average over all ranks say, its work; or r to the power of how far that is behind the most.
+# How a rank's vector is weighted: by the weight of its last call; by its work, the sum of the
+# weights of its calls since the last average over all ranks; or by r to the power of how far that
+# work is behind the most.
 GIVEN = 0
 WORK = 1
 CONTRACTION = 2
 
-# No weight is larger, or smaller, than its e-th power; the sum over all ranks must be finite.
+# No weight by contraction is larger than exp of this: the sum over all ranks must be finite.
 LARGEST_EXPONENT = 230.0
 
 # The states of a snapshot.
@@ -63,11 +64,11 @@ class Vectors:
         raise NotImplementedError
 
     def all_finite(self, vector):
-        """Whether all of the vector is finite."""
+        """Return whether all elements of the vector are finite."""
         raise NotImplementedError
 
     def is_change_finite(self):
-        """Whether SNAPSHOT + (X − RESULT) is finite."""
+        """Return whether all elements of SNAPSHOT + (X − RESULT) are finite."""
         raise NotImplementedError
 
     def add_change(self, to):
@@ -80,24 +81,24 @@ class Vectors:
 
 
 class ContributionProtocol:
-    """What a rank gives to averages that are not published, and gets of them.
+    """A rank's contributions to averages that are not published, and the means that it gets.
 
-    It lends its vector to the exchange, which reads it where it is and writes the mean there. A
+    The rank lends its vector to the exchange, which reads it in place and writes the mean there. A
     vector that is not finite has weight 0.
 
     Args:
         vectors, ranks: its `Vectors`, and the rank's `AllRanksProtocol`.
 
     Attributes:
-        present: whether the application's vector is there, in a call or operation.
-        given_weight, published_weight: its weight, and that of the one last published.
-        finite, nonfinite: whether what was last given is finite; how often it was not.
-        lent: whether the exchange averages X itself; `source` then only has room for it.
-        source, weight: what else it averages; how much that, or X, weighs.
-        target, copy, saved: where its mean belongs, where that is to be as well, and where to save
-            what was in the target; NOWHERE: not.
-        total: the weight of the last mean; 0: there was nothing to average.
-        weightless: whether no vector had a weight, so that all finite ones have the same now.
+        present: whether the application is in a call or operation with a vector.
+        given_weight, published_weight: its weight, and that of the vector last published.
+        finite, nonfinite: whether the last vector or change was finite; how many were not.
+        lent: whether the exchange averages X itself; `source` then is only the memory in its place.
+        source, weight: the vector averaged otherwise; the weight of that, or of X.
+        target, copy, saved: where the exchange stores its mean, a second copy of the mean, and the
+            target's old contents; NOWHERE: not at all.
+        total: the weight of the last mean; 0: no vector had a weight.
+        weightless: whether no vector had a weight, so that all finite ones now count equally.
         work: of the calls since the last average over all ranks, where weights are by work.
     """
 
@@ -121,8 +122,9 @@ class ContributionProtocol:
         self.saved = NOWHERE
         self.total = 0
         self.weightless = False
-        # What this rank gives to an average, once more where nobody's vector has weight: something
-        # finite; X itself. Whether an interrupted call has filled the scratch already.
+        # For repeating an average in which no vector had a weight: whether this rank contributes
+        # finite values; whether these are X itself. Last: whether an interrupted call has already
+        # filled the scratch.
         self.gives = False
         self.gives_x = False
         self.contributed = False
@@ -130,12 +132,12 @@ class ContributionProtocol:
     # Weights
 
     def weigh_by(self, weighing, log_rate, most_work):
-        """Weigh by work from now on: by how much it is (WORK), or as WP-SGD does (CONTRACTION).
+        """Weight by work from now on: proportionally (WORK), or as WP-SGD does (CONTRACTION).
 
         Args:
             weighing: GIVEN, WORK or CONTRACTION.
             log_rate: the logarithm of WP-SGD's contraction rate r, less than 0.
-            most_work: what a rank that is not behind has done by the average over all ranks.
+            most_work: the work of a rank that is not behind, by the average over all ranks.
         """
         self.weighing = weighing
         self.log_rate = log_rate
@@ -145,20 +147,20 @@ class ContributionProtocol:
             self.given_weight = self.published_weight
 
     def worked(self, weight):
-        """The application has done this much since its last call: return what its vector weighs."""
+        """Add the work since the application's last call; return the weight of its vector."""
         if self.weighing == GIVEN:
             return weight
         self.work += weight
         return self.weight_of_work()
 
     def weight_of_work(self):
-        """Return the weight: q_i of WP-SGD's Eq. 6, but for a factor that all ranks have."""
+        """Return the weight: q_i of WP-SGD's Eq. 6, up to a factor common to all ranks."""
         if self.weighing == WORK:
             return self.work
         return exp(min(LARGEST_EXPONENT, self.log_rate * (self.most_work - self.work)))
 
     def restart_work(self):
-        """All ranks go on from the same: work counts from here."""
+        """Count work from 0 again, since all ranks continue from the same vector."""
         if self.weighing != GIVEN:
             self.work = 0
             self.published_weight = self.weight_of_work()
@@ -166,50 +168,50 @@ class ContributionProtocol:
     # The application's vector
 
     def give(self, weight):
-        """The application is in a call or operation with a vector of this weight."""
+        """Note that the application is in a call or operation with a vector of this weight."""
         self.present = True
         self.given_weight = weight
 
     def forget(self):
-        """The application's vector is its own again."""
+        """Note that the application has its vector back."""
         self.present = False
 
     def leave_out(self):
-        """What the application gave is not finite, and is contributed to nothing."""
+        """Count a vector or change that is not finite, and is not contributed."""
         self.nonfinite += 1
 
     def publishes(self):
-        """Whether the application's vector is to be contributed."""
+        """Return whether the application's vector is to be contributed."""
         return self.present and not self.ranks.joined
 
     def is_finishing(self):
-        """Whether the application waits for the end of what all have joined."""
+        """Return whether the application waits for FINISH, since all ranks have joined."""
         return self.present and self.ranks.operation == FINISH
 
     def is_averaging(self):
-        """Whether the application is in an operation that averages what it gives."""
+        """Return whether the application is in an operation that averages its vector."""
         operation: cython.int = self.ranks.operation
         return self.publishes() and (operation in (SYNC, SYNCHRONIZE, AVERAGE))
 
     # Averages over all ranks
 
     def takes_pass(self):
-        """Whether to give X to what begins takes a pass over all of it, and not the exchange's."""
+        """Return whether contributing X needs a pass over all of X besides that of the exchange."""
         return False
 
     def adds_change(self):
-        """Whether that is whether the change of X is finite, and to add it."""
+        """Return whether that pass checks that the change of X is finite, and adds it."""
         return False
 
     def begin_average(self):
-        """All ranks average: contribute, and say where the mean belongs."""
+        """Begin an average over all ranks: contribute, and set where the mean is stored."""
         if not self.contributed:
             self.contribute(self.publishes())
         self.contributed = False
         self.aim_average()
 
     def contribute(self, publishes):
-        """Lend X, which takes no memory, or else contribute nothing, from the scratch."""
+        """Lend X, which takes no memory, or contribute nothing, by a scratch of zeros."""
         self.lent = publishes and self.vectors.all_finite(X)
         if not self.lent:
             self.vectors.zero(SCRATCH)
@@ -218,7 +220,7 @@ class ContributionProtocol:
         self.weight = self.given_weight if self.lent else 0
 
     def aim_average(self):
-        """Say where the mean of an average that is not published belongs."""
+        """Set where the mean of an average that is not published is stored."""
         gets: cython.bint = self.publishes() or self.is_finishing()
         self.source = SCRATCH
         self.target = X if self.lent else SCRATCH
@@ -226,45 +228,46 @@ class ContributionProtocol:
         self.saved = NOWHERE
 
     def begin_again(self):
-        """Nobody's vector has weight: let all that are finite count alike."""
+        """Repeat an average in which no vector had a weight: all finite ones count equally."""
         self.weightless = True
         self.weight = self.gives
         self.lent = self.gives_x
         self.aim_average()
 
     def end_exchange(self, total):
-        """The mean, of this weight, is where it belongs."""
+        """End an exchange whose mean, of weight `total`, has been stored."""
         self.lent = False
         self.total = total
 
     def end_average(self):
-        """The average over all ranks is there."""
+        """End an average over all ranks, whose mean has been stored."""
 
     def end_operation(self, averages):
-        """An operation is over; one that only `averages` has published nothing."""
+        """End an operation; one that only `averages` has published nothing."""
         self.weightless = False
 
     # What an exception interrupts
 
     def interrupt(self, begun):
-        """An exception ends what the application is in; whether an exchange of it has `begun`.
+        """End the application's call or operation because of an exception.
 
-        Where one has, the driver has put what is left of X into the source. An average that has not
-        goes on with what there is, and that would be nothing.
+        If an exchange of it has `begun`, the driver has copied the rest of X to the source. An
+        average that has not begun will use what this rank contributes without its application,
+        which would be nothing; so X is contributed now.
         """
         if not begun and self.is_averaging():
             self.contribute_ahead()
         self.stop_lending(begun)
 
     def contribute_ahead(self):
-        """Give now what an average will take from this rank."""
+        """Contribute now what an average will take from this rank later."""
         self.contribute(True)
         if self.lent:
             self.vectors.copy(SCRATCH, X)
         self.contributed = True
 
     def stop_lending(self, begun):
-        """X is not to be used any longer; of what it gave part may be nowhere any more."""
+        """Stop using X; parts of a contribution that was lent may no longer be in any vector."""
         self.lent = False
         self.gives = self.gives and not begun
         self.gives_x = False
@@ -274,24 +277,24 @@ class ContributionProtocol:
         self.copy = NOWHERE
 
     def own_target(self):
-        """Where a mean goes that the application does not take."""
+        """Return the vector that gets a mean that the application does not take."""
         return SCRATCH
 
     def interrupted(self, ended):
-        """Nothing is under way to X any longer; or messages have not `ended` that are."""
+        """Note that no message uses X any longer, or that some may, if they have not `ended`."""
 
 
 class SnapshotProtocol(ContributionProtocol):
-    """What a rank contributes to versions and published averages, and gets of them.
+    """A rank's contributions to versions and published averages, and the means that it gets.
 
-    The states of its snapshot, and under the conserving rule what a publication makes of them::
+    The states of its snapshot, and their changes by a publication under the conserving rule::
 
         state      holds                                        the application publishes
         EMPTY      nothing; its weight is 0                     X, then RETURNED
-        RETURNED   what the application goes on from            X, then RETURNED
+        RETURNED   what the application continues from          X, then RETURNED
         AVERAGED   a mean since; the base is in the result      SNAPSHOT + (X − base), AVERAGED
-        BASELESS   a mean; what its application has come from   nothing, since its change is not
-                   is not known                                 known, BASELESS
+        BASELESS   a mean; the vector that the application      nothing, since its change is not
+                   continued from is not known                  known, BASELESS
 
     A vector or change that is not finite is left out; in place of an EMPTY snapshot, or under the
     paper's rule, it leaves an EMPTY one of zeros. A mean that replaces the snapshot leads from
@@ -300,17 +303,17 @@ class SnapshotProtocol(ContributionProtocol):
     Args:
         vectors: its `Vectors`; the first publication is `replace`.
         ranks: the rank's `WaitAvoidingProtocol`.
-        conserving: the late rule; else the paper's.
+        conserving: whether the late rule is the conserving one; else it is the paper's.
         summing: whether ranks contribute sums that grow from 0 after each average over all ranks,
             and a late call gets the newest mean as it is.
 
     Attributes:
-        state: of the snapshot. snapshot_weight: how much it weighs; what is EMPTY weighs 0.
-        calling: whether the application is in a call of a version; `published`: and is past
-            publishing, there or in an operation.
-        published_version: the version that it last published for, of which staleness is counted.
-        direct: whether the version that has begun has the vector of this call.
-        keeps: whether an X that is lent is to be in the snapshot afterwards.
+        state: of the snapshot. snapshot_weight: its weight; 0 where it is EMPTY.
+        calling: whether the application is in a call of a version. published: whether it has
+            already published in that call, or in an operation.
+        published_version: the version that it last published for, from which staleness is counted.
+        direct: whether the version that has begun includes the vector of this call.
+        keeps: whether a lent X is also to be copied to the snapshot.
         out: whether the rank has joined, and its weight is 0 until all have.
     """
 
@@ -327,15 +330,15 @@ class SnapshotProtocol(ContributionProtocol):
         self.direct = False
         self.keeps = False
         self.out = False
-        # After how many calls this rank joined.
+        # The version of the application's next call when this rank joined.
         self.joined_at = -1
-        # An interrupted call's change is in the snapshot.
+        # Whether the change of an interrupted call is in the snapshot.
         self.shares = False
 
     # Publishing
 
     def replace(self):
-        """Make X what the rank contributes, whatever it was."""
+        """Make X the rank's contribution, whatever that was."""
         self.finite = self.vectors.all_finite(X)
         if self.finite:
             self.vectors.copy(SNAPSHOT, X)
@@ -345,7 +348,7 @@ class SnapshotProtocol(ContributionProtocol):
         self.set_snapshot(self.finite)
 
     def load(self):
-        """All ranks go on from what this one's application gives, if it is there."""
+        """Continue from the application's vector, if it is present; all ranks load."""
         self.restart_work()
         if self.present:
             if self.weighing != GIVEN:
@@ -354,15 +357,15 @@ class SnapshotProtocol(ContributionProtocol):
         self.published_version = self.ranks.version - 1
 
     def set_snapshot(self, filled):
-        """The snapshot is what the application has, or else nothing that counts."""
+        """Set the snapshot's state: `filled` by the application's vector, or empty."""
         self.published_weight = self.given_weight
         self.snapshot_weight = self.given_weight if filled else 0
         self.state = RETURNED if filled else EMPTY
 
     def publish(self):
-        """Publish the vector itself (paper), or what the application changed (conserving).
+        """Publish the vector itself (paper), or the application's change to it (conserving).
 
-        While the snapshot is what was returned, adding the change gives X exactly.
+        While the snapshot is the vector that was returned, adding the change gives X exactly.
         """
         if not self.conserving or self.state == EMPTY:
             self.replace()
@@ -383,12 +386,12 @@ class SnapshotProtocol(ContributionProtocol):
         self.note_published()
 
     def note_published(self):
-        """The rank contributes what its application has now."""
+        """Note that the rank contributes the application's current vector."""
         self.published = True
         self.published_version = self.ranks.version
 
     def lend(self):
-        """Publish for an exchange that begins at once, without a copy where it needs none."""
+        """Publish for an exchange that begins at once, without a copy where none is needed."""
         if self.takes_pass() or not self.vectors.all_finite(X):
             self.publish()
             return
@@ -398,14 +401,14 @@ class SnapshotProtocol(ContributionProtocol):
         self.note_published()
 
     def takes_pass(self):
-        """Whether X, published, does not just replace the snapshot."""
+        """Return whether publishing X does more than to replace the snapshot by it."""
         return self.conserving and (self.state == AVERAGED or self.state == BASELESS)
 
     def adds_change(self):
         return self.conserving and self.state == AVERAGED
 
     def publish_between_calls(self):
-        """Publish, and go on from X."""
+        """Publish, and make X the vector that the application continues from."""
         bases: cython.bint = self.conserving and self.state == AVERAGED
         self.publish()
         if bases and self.finite:
@@ -413,25 +416,25 @@ class SnapshotProtocol(ContributionProtocol):
         self.published = False
 
     def join(self):
-        """The application, which has published, makes no more calls until all have joined."""
+        """Note that the application has published, and makes no calls until all have joined."""
         self.joined_at = self.ranks.version
         if not (self.conserving or self.summing):
-            # Under other rules what was not yet shared goes into the next synchronization first.
+            # Otherwise changes that were not yet shared first enter the next synchronization.
             self.snapshot_weight = 0
 
     def count_once(self):
-        """If no rank is passive, averaged vectors count no more, except those of joined ranks."""
+        """Set an averaged vector's weight to 0, unless ranks are passive or this one has joined."""
         if not (self.versioning.passive or self.ranks.joined):
             self.snapshot_weight = 0
 
     # Versions
 
     def begin_call(self):
-        """The application is in a call of a version."""
+        """Note that the application is in a call of a version."""
         self.calling = True
 
     def begin_version(self):
-        """A version begins here: say what it averages, and where its mean belongs."""
+        """Begin a version: set what this rank contributes, and where the mean is stored."""
         bypasses: cython.bint = self.bypasses_snapshot()
         self.direct = self.calling and self.published and self.versioning.timely
         self.source = SNAPSHOT
@@ -447,9 +450,9 @@ class SnapshotProtocol(ContributionProtocol):
                 self.saved = RESULT
 
     def bypasses_snapshot(self):
-        """Whether a version goes from the application's memory back there, and no copy is kept.
+        """Return whether a version averages the application's buffer in place, and keeps no copy.
 
-        If no rank is passive none is needed, unless an exception ends the call meanwhile.
+        If no rank is passive none is needed, unless an exception interrupts the call meanwhile.
         """
         return self.lent and self.calling and not self.versioning.passive
 
@@ -459,14 +462,14 @@ class SnapshotProtocol(ContributionProtocol):
         return SNAPSHOT if self.conserving else RESULT
 
     def end_exchange(self, total):
-        """What was lent and had no weight stays what the rank contributes."""
+        """End an exchange; if no vector had a weight, a lent one stays the rank's contribution."""
         self.total = total
         if self.lent and total == 0 and self.source == SNAPSHOT and not self.bypasses_snapshot():
             self.vectors.copy(SNAPSHOT, X)
         self.lent = False
 
     def end_version(self, total):
-        """The mean of a version, of this weight, is where it belongs."""
+        """End a version whose mean, of weight `total`, has been stored."""
         bypassed: cython.bint = self.bypasses_snapshot()
         self.end_exchange(total)
         if bypassed:
@@ -477,9 +480,10 @@ class SnapshotProtocol(ContributionProtocol):
             self.count_once()
 
     def executed(self, total, replaced):
-        """Others have executed versions for this rank, the last one's mean of this weight.
+        """Note that others have executed versions for this rank.
 
         Args:
+            total: the weight of the last one's mean.
             replaced: whether a mean of one of them is in the snapshot.
         """
         self.total = total
@@ -487,29 +491,29 @@ class SnapshotProtocol(ContributionProtocol):
             self.mean_replaces()
 
     def mean_replaces(self):
-        """A mean has replaced the snapshot."""
+        """Note that a mean has replaced the snapshot."""
         self.snapshot_weight = self.weight_after()
         self.leave_base()
 
     def leave_base(self):
-        """The snapshot is no longer what the application goes on from."""
+        """Note that the snapshot is no longer the vector that the application continues from."""
         if self.state == RETURNED:
             self.state = AVERAGED
         elif self.state == EMPTY:
             self.state = BASELESS
 
     def weight_after(self):
-        """The weight of a mean that replaces the snapshot."""
+        """Return the weight of a mean that replaces the snapshot."""
         if self.versioning.passive:
             return 0 if self.out else self.published_weight
         return self.snapshot_weight if self.ranks.joined else 0
 
     def has_mean(self):
-        """Whether the application has what its call returns already."""
+        """Return whether the application's buffer already holds the call's result."""
         return self.versioning.timely and (self.total != 0 or not self.conserving)
 
     def end_call(self):
-        """The version that the call waited for has been executed, timely or not: return."""
+        """End the call, whose version has been executed, timely or not, and set X to its result."""
         if not self.versioning.timely:
             self.publish()
         if not self.conserving:
@@ -523,9 +527,9 @@ class SnapshotProtocol(ContributionProtocol):
         self.published = False
 
     def absorb_late(self):
-        """Late under the paper's rule: x = (W·m + w·x') / (W + w), or m if x' is not finite.
+        """Merge a late vector by the paper's rule: x = (W·m + w·x') / (W + w).
 
-        And m where x' is a sum, of which some is in m already.
+        It is m if x' is not finite, or is a sum, part of which is in m already.
         """
         if self.total == 0:
             return
@@ -543,7 +547,7 @@ class SnapshotProtocol(ContributionProtocol):
         if self.publishes():
             self.lend()
         if self.is_finishing() and self.joined_at == self.ranks.version and self.finite:
-            # Nobody has made more steps: what this rank has counts.
+            # No rank has made more calls: this rank's snapshot counts.
             self.snapshot_weight = self.published_weight
         self.gives = self.state != EMPTY
         self.aim_average()
@@ -551,7 +555,7 @@ class SnapshotProtocol(ContributionProtocol):
     def contribute(self, publishes):
         """Lend X, or fill the scratch with what a synchronization would take from this rank now.
 
-        The cases are those of `publish`. A sum is none of an average of something else.
+        The cases are those of `publish`. A sum does not enter an average of other vectors.
         """
         replaces: cython.bint = not self.conserving or self.state == EMPTY
         self.gives = True
@@ -596,7 +600,7 @@ class SnapshotProtocol(ContributionProtocol):
         if operation == AVERAGE:
             return
         self.published_version = self.ranks.version - (operation != SYNC)
-        # What a rank that has joined had not yet shared is in this average.
+        # This average includes what a rank that has joined had not yet shared.
         self.out = self.ranks.joined and operation != FINISH
         self.restart_work()
         if self.total != 0:
@@ -617,10 +621,10 @@ class SnapshotProtocol(ContributionProtocol):
     # What an exception interrupts
 
     def interrupt(self, begun):
-        """See `ContributionProtocol`; what the application has changed is published then."""
+        """See `ContributionProtocol`; here the application's change is published."""
         self.shares = self.conserving and (self.published or (self.is_finishing() and begun))
         if not begun and self.lent:
-            # Its version has not been started.
+            # Its version's exchange has not begun here.
             self.vectors.copy(SNAPSHOT, X)
         elif not begun and self.is_averaging() and not self.versioning.passive:
             if self.ranks.operation == AVERAGE:
@@ -636,7 +640,7 @@ class SnapshotProtocol(ContributionProtocol):
         self.calling = False
 
     def interrupted(self, ended):
-        """X is then what the application goes on from, unless more may still come to it."""
+        """Make X the base if its change is published; unknown if messages may still write to it."""
         if not self.shares:
             return
         self.vectors.copy(RESULT, X)

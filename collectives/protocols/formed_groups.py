@@ -13,39 +13,39 @@ import cython
 
 from collectives.settings import LARGEST_WEIGHT
 
-# A record's integers besides those of its members: number, size, and whether weights are equal.
+# Number of integers in a record before its members: number, size, and whether weights are equal.
 RECORD = 3
 
 
 class Group:
-    """Which ranks average their vectors, and how much each one's counts.
+    """Which ranks average their vectors, and the weight of each.
 
     Args:
-        number: tells it from others; 0 or more, and of a rank's later groups larger.
+        number: identifies the group; 0 or more, and increasing over a rank's groups.
         members: the ranks, each once.
-        weights: of the members, in their order; 0 for one that only gets the mean. None: all count
-            alike.
-        room: how many members it can get by `add` and `read`, where that is more.
+        weights: of the members, in their order; 0 for one that only gets the mean. None: all are
+            equal.
+        room: how many members `add` and `read` can fill in, if more than given.
 
     Attributes:
         number: as given.
-        size: how many members there are.
-        members, weights: arrays of which the first `size` count, by rank.
+        size: number of members.
+        members, weights: arrays whose first `size` elements are used, ordered by rank.
         equal: whether all weights are 1.
 
     Raises:
-        TypeError, ValueError: it would be no such group, or no member has weight.
+        TypeError, ValueError: an argument is invalid, or no member has weight.
     """
 
     def __init__(self, number=0, members=(), weights=None, room=0):
         members = [checked_rank(member, number) for member in members]
         weights = checked_weights(number, members, weights)
-        # None at all only where some are to come.
+        # No members are allowed only where they can be added later.
         if not members and room < 1:
             raise ValueError(f"group {number} has no members")
         self.room = max(len(members), room)
         self.members = array.array("i", [0]) * self.room
-        # The same memory twice: weights travel as the bits that they are.
+        # Two views of the same memory: weights are sent as the bits of their doubles.
         self.bits = array.array("q", [0]) * self.room
         self.weights = memoryview(self.bits).cast("B").cast("d")
         self.clear(checked_number(number))
@@ -53,13 +53,13 @@ class Group:
             self.add(member, weight)
 
     def clear(self, number):
-        """Make it a group with this number that has no members yet."""
+        """Make this an empty group with this number."""
         self.number = number
         self.size = 0
         self.equal = True
 
     def add(self, member, weight):
-        """Add a member that it has not, while there is room."""
+        """Add a new member, while there is room."""
         i: cython.int = self.size
         while i > 0 and self.members[i - 1] > member:
             self.members[i] = self.members[i - 1]
@@ -71,7 +71,7 @@ class Group:
         self.equal = self.equal and weight == 1
 
     def index_of(self, rank):
-        """Return where a rank is among the members, −1 if it is none."""
+        """Return the index of a rank among the members, −1 if it is not a member."""
         i: cython.int
         for i in range(self.size):
             if self.members[i] == rank:
@@ -79,7 +79,7 @@ class Group:
         return -1
 
     def write(self, integers, first):
-        """Write it as integers from there on, and return where they end."""
+        """Write the group as integers from index `first` on; return the index after the last."""
         i: cython.int
         integers[first] = self.number
         integers[first + 1] = self.size
@@ -95,7 +95,7 @@ class Group:
         return first
 
     def read(self, integers, first):
-        """Become what was written as integers from there on, and return where they end."""
+        """Read a group from integers, from index `first` on; return the index after the last."""
         i: cython.int
         self.number = integers[first]
         self.size = integers[first + 1]
@@ -126,7 +126,7 @@ class Group:
 
 
 def checked_number(number):
-    """Return the number of a group, or raise."""
+    """Return the number of a group; raise if it is invalid."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise TypeError(f"a group's number is {number!r}, not an integer")
     if number < 0:
@@ -135,7 +135,7 @@ def checked_number(number):
 
 
 def checked_rank(rank, number):
-    """Return a member of a group, or raise."""
+    """Return a member of a group as an int; raise if it is no rank."""
     if isinstance(rank, bool) or not hasattr(rank, "__index__"):
         raise TypeError(f"group {number} has the member {rank!r}, which is not a rank")
     if rank < 0:
@@ -144,7 +144,7 @@ def checked_rank(rank, number):
 
 
 def checked_weights(number, members, weights):
-    """Return the weights of a group's members, or raise."""
+    """Return the weights of a group's members as a list; raise if they are invalid."""
     if len(set(members)) < len(members):
         twice = next(member for member in members if members.count(member) > 1)
         raise ValueError(f"group {number} has rank {twice} twice")
@@ -165,40 +165,40 @@ def checked_weights(number, members, weights):
 
 
 class GroupPort:
-    """What a protocol can do: its driver does it once the event that it is told of is over.
+    """The actions of a protocol: its driver executes them after the event that it reports.
 
-    A rank has one vector, so what its protocol wants done with that is done one after the other, in
-    the order in which the protocol says it; different ranks' groups are under way at the same time.
-    Two ranks that have several groups in common must be told of these in the same order.
+    A rank has one vector, so actions on it are executed one after the other, in the order in which
+    the protocol requests them; groups of different ranks are averaged at the same time.
+    Two ranks that have several groups in common must receive these in the same order.
     """
 
     def send(self, destination, integers):
-        """Send these integers to a rank, which may be this one; they can be changed afterwards."""
+        """Send these integers to a rank, possibly this one; they may be changed afterwards."""
         raise NotImplementedError
 
     def reduce(self, group):
-        """Average with the other members of a group, of which this rank is one.
+        """Average with the other members of a group that includes this rank.
 
-        In a call it gives the application's vector, which the mean overwrites. Else it gives its
-        model, if the protocol is `passive`, and nothing if not. The record can be changed
-        afterwards.
+        In a call the rank contributes the application's vector, which the mean overwrites.
+        Otherwise it contributes its model, if the protocol is `passive`, and nothing if not. The
+        record may be changed afterwards.
         """
         raise NotImplementedError
 
     def under_way(self, group):
-        """Make this the record of the group that is averaged now; return False if there is none."""
+        """Copy the record of the group being averaged now into `group`; return False if none is."""
         raise NotImplementedError
 
     def return_model(self):
-        """Return the application's call, after what was to be reduced before."""
+        """Return from the application's call, after the averages requested before."""
         raise NotImplementedError
 
 
 class GroupProtocol:
-    """One rank of a method in which something forms groups.
+    """One rank of a method in which some rule forms groups.
 
     Args:
-        port, rank, size: what does it; this rank, and how many there are.
+        port, rank, size: the `GroupPort` that executes actions; this rank; the number of ranks.
 
     Attributes:
         calls: how many calls of the application have returned.
@@ -206,9 +206,9 @@ class GroupProtocol:
         leaving: whether the application makes no more calls; messages are still answered.
         sync_every: calls from one average of a rank to its next; others return at once. Set
             before `begin`, to the same on all ranks.
-        passive: whether this rank averages its model while its application computes. What the
-            application has changed meanwhile is added to that in its next call. It takes memory for
-            two vectors.
+        passive: whether this rank averages its model while its application computes. The change
+            that the application makes meanwhile is added to it in its next call. This takes memory
+            for two vectors.
     """
 
     def __init__(self, port, rank, size):
@@ -221,70 +221,70 @@ class GroupProtocol:
         self.passive = False
         self.sync_every = 1
 
-    # Events: a subclass adds to these
+    # Events, which subclasses extend
 
     def begin(self):
-        """All ranks are there."""
+        """Begin, when all ranks are ready."""
 
     def call(self):
-        """The application calls."""
+        """Begin a call of the application."""
         self.calling = True
 
     def skips(self):
-        """Return whether this call is between two averages of the rank's; it returns then."""
+        """Return whether this call is between two averages of this rank; it returns then."""
         if self.averages():
             return False
         self.port.return_model()
         return True
 
     def averages(self):
-        """Return whether the next call, or this one, averages if it meets anybody."""
+        """Return whether the next or current call averages, if other ranks take part."""
         return (self.calls + 1) % self.sync_every == 0
 
     def arrived(self, source, integers):
-        """A message has come."""
+        """Handle a message that has arrived."""
 
     def reduced(self, group):
-        """A group has averaged; its record is there only during this event."""
+        """Handle the end of a group's average; its record is valid only during this event."""
 
     def overdue(self):
-        """A call has waited for long: it is to end without ranks that are in no call.
+        """End a call that has waited for long, without the ranks that are in no call.
 
-        Their next one may never come.
+        Their next call may never come.
         """
 
     def returned(self):
-        """The application's call has returned."""
+        """Note that the application's call has returned."""
         self.calling = False
         self.calls += 1
 
     def pause(self):
-        """The application makes no calls until `resume`; others must not wait for one.
+        """Note that the application makes no calls until `resume`; others must not wait for one.
 
-        A call that an exception has interrupted may still be going on, and must come to its end.
+        A call that an exception has interrupted may still be in progress, and must complete.
         """
 
     def resume(self):
-        """The application goes on."""
+        """Note that the application makes calls again."""
 
     def restart(self, calls):
-        """All ranks, which have paused, go on after so many calls when they resume.
+        """Set the number of calls of this rank to `calls`, as all ranks do, which have paused.
 
-        Nobody resumes before all have heard of it.
+        No rank resumes before all have done so.
         """
         self.calls = calls
 
     def leave(self):
-        """The application makes no more calls."""
+        """Note that the application makes no more calls."""
         self.leaving = True
         self.pause()
 
-    # What the driver asks
+    # The driver's queries
 
     def is_quiet(self):
-        """Whether this rank waits for nothing that it has begun."""
+        """Return whether this rank waits for nothing that it has begun."""
         return not self.calling
 
     def waits_for(self, rank):
-        """Whether the application waits for a rank now, besides the members of its group."""
+        """Return whether the application waits for a rank now, besides its group's members."""
         return False

@@ -1,14 +1,14 @@
 # cython: boundscheck=False, wraparound=False
-"""Ripples' ranks, whose groups are formed by a group generator on one rank, on request.
+"""Ripples' ranks, whose groups a group generator on one rank forms on request.
 
 A call sends a request to the generator, and executes the groups with its rank that the generator
 has formed, in their order: all of them up to that of its own request (random), or the oldest one
-(smart), which it may have learned of before, so that it need not wait for an answer. The remaining
-ones wait for the next call.
+(smart), which it may know already, so that it need not wait for an answer. The remaining ones are
+left to the next call.
 
-A rank that pauses tells the controller, and until that has answered it takes part at once, outside
-a call and without weight, in the groups that it was put into. It does the same if another member
-has waited too long for its next call, which may never come.
+A rank that pauses tells the controller, and until the controller has answered it takes part at
+once, outside a call and without weight, in the groups that it was put into. It does the same if
+another member has waited too long for its next call, which may never come.
 """
 
 import array
@@ -17,9 +17,9 @@ import cython
 
 from collectives.protocols.formed_groups import Group, GroupProtocol
 
-# The kinds of messages: to the rank that controls a request, with how often the rank has paused,
-# and a pause, with that and whether it is for good; from there a group, that there is none, and
-# that nothing more comes for a rank that has paused; to members of a group, that one waits in it.
+# The kinds of messages. To the controller: a request, with the rank's number of pauses; a pause,
+# with that and whether it is for good. From the controller: a group; that there is none; the answer
+# to a pause, after which no more groups follow. To members of a group: that a member waits for it.
 REQUEST = 0
 PAUSE = 1
 GROUP = 2
@@ -27,23 +27,23 @@ NOBODY = 3
 PAUSED = 4
 AWAITED = 5
 
-# A group's message has, besides its members: its kind, the rank whose request it answers, or ANY
-# for that of each member, and the record's own integers.
+# A group's message has, besides its members: its kind; the rank whose request it answers, or ANY
+# if it answers each member's; and the record's own integers.
 HEADER = 2
 ANY = -1
 OTHERS = HEADER + 3
 
-# No group has this number.
+# Larger than any group's number.
 LAST = 2**62
 
 
 class GeneratedGroupProtocol(GroupProtocol):
-    """One rank of it.
+    """One rank of Ripples with a group generator.
 
     Args:
         port, rank, size: see `GroupProtocol`.
-        generator: the `GroupGenerator`, or one like that of the controller, which is used.
-        controller: the rank that controls.
+        generator: the `GroupGenerator`, which the controller uses; on other ranks one like it.
+        controller: the rank whose generator is used.
 
     Attributes:
         alone: how many calls were in no group, because there was no other rank for one.
@@ -55,14 +55,14 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.controller = controller
         self.alone = 0
         self.pauses = 0
-        # Whether the application waits for its group to be formed; answers to pauses to come.
+        # Whether the application waits for its group to be formed; pauses not answered yet.
         self.waiting = False
         self.unanswered = 0
-        # Whether a call asks only once these have come.
+        # Whether a call sends its request only once these are answered.
         self.deferred = False
         self.record = Group(room=generator.most)
         self.message = array.array("q", [0]) * (OTHERS + generator.most)
-        # The groups that this rank has not yet begun, as their messages: a ring.
+        # The groups that this rank has not begun yet, as a ring of messages.
         self.stride = len(self.message)
         self.room = generator.room
         self.kept = array.array("q", [0]) * (self.room * self.stride)
@@ -78,7 +78,7 @@ class GeneratedGroupProtocol(GroupProtocol):
             self.request()
 
     def request(self):
-        """Ask for a group."""
+        """Request a group."""
         self.waiting = True
         self.send(self.controller, REQUEST, False)
         self.proceed()
@@ -96,7 +96,7 @@ class GeneratedGroupProtocol(GroupProtocol):
         elif kind == NOBODY:
             self.end_alone()
         elif kind == AWAITED:
-            # In a call it will come to that group, or wait too long itself.
+            # A rank in a call reaches that group, or waits too long itself.
             if not self.calling and not self.leaving:
                 self.let_go(False)
                 self.remind(integers[1])
@@ -123,9 +123,10 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.remind(LAST)
 
     def remind(self, number):
-        """Tell the members of the group that is averaged now, if it is before this one.
+        """Tell the members of the group being averaged that they are awaited.
 
-        A member may itself be in one that comes before that, and wait for somebody there.
+        Only if its number is below `number`. A member may itself be in an earlier group, and wait
+        there.
         """
         i: cython.int
         if not self.port.under_way(self.record) or self.record.number >= number:
@@ -140,7 +141,7 @@ class GeneratedGroupProtocol(GroupProtocol):
         return GroupProtocol.is_quiet(self) and self.unanswered == 0
 
     def waits_for(self, rank):
-        """What a call waits for before its group is known is the controller's answer."""
+        """Return whether `rank` is the controller, and this rank waits for its answer."""
         if rank == self.rank or rank != self.controller:
             return False
         return self.waiting or self.unanswered > 0
@@ -148,7 +149,7 @@ class GeneratedGroupProtocol(GroupProtocol):
     # The groups of this rank
 
     def keep(self, integers):
-        """Keep a group until it is carried out."""
+        """Keep a group until it is executed."""
         i: cython.int
         begin: cython.int = (self.first + self.count) % self.room * self.stride
         for i in range(len(integers)):
@@ -156,7 +157,7 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.count += 1
 
     def proceed(self):
-        """Carry out groups as long as a call wants some, or this rank must get rid of them."""
+        """Execute groups while a call waits for its own, or a pause is unanswered."""
         begin: cython.int
         asked: cython.longlong
         while self.count > 0 and (self.waiting or self.unanswered > 0):
@@ -170,12 +171,12 @@ class GeneratedGroupProtocol(GroupProtocol):
                 self.end_call()
 
     def end_call(self):
-        """The call returns, once what comes before has been averaged."""
+        """Return from the call, once the groups before have been averaged."""
         self.waiting = False
         self.port.return_model()
 
     def end_alone(self):
-        """The call returns without a group."""
+        """Return from the call without a group."""
         self.alone += 1
         self.end_call()
 
@@ -189,7 +190,7 @@ class GeneratedGroupProtocol(GroupProtocol):
     # The controller
 
     def answer(self, source, formed):
-        """Tell of the groups that a request has made, or that it makes none."""
+        """Send the groups that a request formed to their members, or NOBODY to the requester."""
         index: cython.int
         i: cython.int
         end: cython.int

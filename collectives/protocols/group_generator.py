@@ -1,10 +1,11 @@
 # cython: boundscheck=False, wraparound=False
-"""The group generator of Ripples: forms groups at the ranks' requests.
+"""The group generator of Ripples: forms groups on the ranks' requests.
 
 Groups are numbered, and each rank executes its groups in this order. So groups that share a rank
-run one after the other, others at the same time, and no cycle of waiting ranks can arise: the
-members of the oldest group wait for each other's requests only. The paper's lock vector, queue of
-pending groups and acknowledgements (section 4.1) are not needed.
+run one after the other, others at the same time, and no deadlock can occur: the members of the
+oldest group wait for each other's requests only. The paper's lock vector, queue of pending groups
+and acknowledgements (section 4.1) are not needed.
+
 
 - Random: every request makes a group of the requester and others, drawn uniformly from the ranks
   that make calls, even if they are in groups already. (Section 4.1; Figure 7, Step 3.)
@@ -17,14 +18,14 @@ pending groups and acknowledgements (section 4.1) are not needed.
   heads, and the others of a node in groups of their own; then all idle ranks of a node, except
   those that are behind.
 
-Requests are counted since all ranks last met. Beyond the paper, a rank that waits for others is
+Requests are counted from the last operation of all ranks. Beyond the paper, a rank that waits is
 credited with the requests of the fastest rank meanwhile: otherwise a rank that has waited for a
 slow rank would itself count as slow, and would always be grouped with the slow one.
 
 A division makes as few groups as possible of at most the group size, as equal as possible; with
 pairs and an odd number of ranks, one group has three. So no rank is left over. If a node has one
 rank in addition to its head, that rank joins the head's group. A requester without any possible
-partner is told so.
+partner gets the answer ALONE.
 
 Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019.
 """
@@ -34,30 +35,30 @@ import hashlib
 
 import cython
 
-# What a request gets that makes no groups: one that is there already, or none at all.
+# The results of requests that form no groups: the group exists already, or there is none.
 BUFFERED = 0
 ALONE = -1
 
-# Groups that a division puts a rank into, at most.
+# The most groups that a division puts a rank into.
 BUFFER = 2
 
 
 class GroupGenerator:
-    """Who is in which group; it learns of requests, and of ranks that make none for a while.
+    """Forms groups; its events are requests of ranks, and pauses, during which they make none.
 
     Args:
-        size: how many ranks there are.
-        group_size: how many ranks a group has, or at most has; 2 or more.
-        seed: of what it draws.
+        size: number of ranks.
+        group_size: number of ranks of a group, or the largest; 2 or more.
+        seed: of its random numbers.
         nodes: the node of each rank, numbered from 0; None: groups are random ones.
         threshold: C_thres, 1 or more.
         absent: a rank that makes no requests; None for none.
 
     Attributes:
         groups: how many were formed; they are numbered from 0.
-        formed: how many of these the last request has made.
-        most: how many members a group has, at most.
-        room: how many groups a rank may have been put into that it has not asked for, at most.
+        formed: how many of these the last request formed.
+        most: the largest number of members of a group.
+        room: the largest number of groups of a rank that it has not requested yet.
     """
 
     def __init__(self, size, group_size, seed, nodes=None, threshold=4, absent=None):
@@ -69,7 +70,7 @@ class GroupGenerator:
         self.random = 1 + int.from_bytes(digest, "little") % 2147483646
         self.node = array.array("i", nodes or [0] * size)
         self.nodes = max(self.node) + 1
-        # Where every request makes a group, each rank in a call may have made one of a rank's.
+        # Where every request forms a group, each rank in a call may have formed one with a rank.
         self.room = BUFFER if self.smart else size
         self.most = min(size, self.group_size)
         if self.smart:
@@ -78,32 +79,32 @@ class GroupGenerator:
             self.most = min(size, max(spread * (self.group_size + 1), largest))
         self.groups = 0
         self.back = 0
-        # How many requests count for a rank, for the one with most, and for that when a rank has
-        # asked last.
+        # Number of requests credited to each rank; the most of any rank; and that at the time of
+        # each rank's last request.
         self.requests = array.array("q", [0]) * size
         self.most_requests = 0
         self.asked_at = array.array("q", [0]) * size
         self.away = array.array("q", [0]) * size
         self.left = array.array("i", (rank == absent for rank in range(size)))
-        # The groups that the last request has made: where each one's members begin, and end.
+        # The groups that the last request formed: where the members of each begin and end.
         self.formed = 0
         self.filled = 0
         self.members = array.array("i", [0]) * (BUFFER * size)
         self.bounds = array.array("i", [0]) * (size + 1)
-        # Those that some member has not asked for have places: their numbers, −1 where there is
-        # none, and how many have not.
+        # Groups that some member has not requested have places: the group's number, −1 if the place
+        # is free, and how many members have not requested it.
         places = BUFFER * size if self.smart else 0
         self.number_at = array.array("q", [-1]) * places
         self.missing_at = array.array("i", [0]) * places
         self.free = array.array("i", range(places))
         self.free_count = places
-        # Of each rank: the places of the groups that it has not asked for, and how many these are;
-        # the place and the number of that which it has asked for last.
+        # Of each rank: the places of the groups that it has not requested, and their number; the
+        # place and the number of the group that it requested last.
         self.buffered = array.array("i", [0]) * places
         self.untaken = array.array("i", [0]) * size
         self.taken_place = array.array("i", [-1]) * size
         self.taken_number = array.array("q", [-1]) * size
-        # Ranks that are to be divided, also by node, and the heads.
+        # The ranks to be divided, in any order and by node, and the heads.
         self.idle = array.array("i", [0]) * size
         self.sorted = array.array("i", [0]) * size
         self.starts = array.array("i", [0]) * (self.nodes + 2)
@@ -112,16 +113,16 @@ class GroupGenerator:
     # Events
 
     def request(self, rank, pauses):
-        """A rank asks for a group, after so many pauses.
+        """Handle a rank's request for a group, after so many pauses.
 
         Returns:
-            How many groups that makes, of which it and others must be told; BUFFERED if it has been
-            told of its group; ALONE if there is no rank for it.
+            How many groups the request forms, whose members must be told; BUFFERED if the rank has
+            been told of its group already; ALONE if there is no partner for it.
         """
         i: cython.int
         if pauses > self.back:
-            # Who has paused and asks again has met all others: they will ask as well, and nobody
-            # is behind any more.
+            # A rank that requests after a pause has met all others: they will request as well, and
+            # no rank is behind any more.
             self.back = pauses
             self.most_requests = 0
             for i in range(self.size):
@@ -148,7 +149,7 @@ class GroupGenerator:
         return self.formed
 
     def pause(self, rank, pauses, leaving):
-        """A rank pauses, for the n-th time, or leaves: no rank waits for its requests."""
+        """Note that a rank pauses, for the n-th time, or leaves: no rank waits for its requests."""
         self.away[rank] = pauses
         self.left[rank] = self.left[rank] or leaving
         while self.untaken[rank] > 0:
@@ -156,7 +157,7 @@ class GroupGenerator:
         self.taken_place[rank] = -1
 
     def write(self, index, group):
-        """Make a record of one of the groups that the last request has made."""
+        """Write one of the groups that the last request formed into the record `group`."""
         i: cython.int
         group.clear(self.groups - self.formed + index)
         for i in range(self.bounds[index], self.bounds[index + 1]):
@@ -165,18 +166,18 @@ class GroupGenerator:
     # Decisions
 
     def is_active(self, rank):
-        """Whether a rank makes requests, as far as is known."""
+        """Return whether a rank makes requests, as far as is known."""
         return self.left[rank] == 0 and self.away[rank] <= self.back
 
     def is_idle(self, rank):
-        """Whether it is in no group that some member has not asked for."""
+        """Return whether a rank is in no group that some member has not requested."""
         place: cython.int = self.taken_place[rank]
         if self.untaken[rank] > 0:
             return False
         return place < 0 or self.number_at[place] != self.taken_number[rank]
 
     def draw_group(self, rank):
-        """Put the requester and random others into a group."""
+        """Form a group of the requester and random others."""
         i: cython.int
         count: cython.int = 0
         other: cython.int
@@ -194,7 +195,7 @@ class GroupGenerator:
         self.end_group()
 
     def divide(self, rank):
-        """Divide the idle ranks that are not too slow for the requester, and this one."""
+        """Divide the requester and the idle ranks that are not too far behind it."""
         i: cython.int
         count: cython.int = 0
         for i in range(self.size):
@@ -214,7 +215,7 @@ class GroupGenerator:
             self.divide_nodes()
 
     def sort_by_node(self, count):
-        """Put ranks of one node next to each other, and keep their order."""
+        """Sort the idle ranks by node; ranks of one node keep their order."""
         i: cython.int
         node: cython.int
         for node in range(self.nodes + 2):
@@ -229,7 +230,7 @@ class GroupGenerator:
             self.starts[node + 1] += 1
 
     def divide_heads(self):
-        """The first division: heads of nodes, and the others of each node among themselves."""
+        """Form the groups of the first division: heads of nodes, and the others of each node."""
         i: cython.int
         node: cython.int
         begin: cython.int
@@ -258,9 +259,10 @@ class GroupGenerator:
             self.cut(self.sorted, self.starts[node] + 1, self.starts[node + 1])
 
     def divide_nodes(self):
-        """The second division: all of a node, but for those that are too slow for the others.
+        """Form the groups of the second division: all of a node, except those that are behind.
 
-        Who is waits for nobody in the first one, but these would wait for its next request.
+        A rank that is behind delays no other in the first division, but here the others would wait
+        for its next request.
         """
         i: cython.int
         node: cython.int
@@ -280,10 +282,10 @@ class GroupGenerator:
                     self.add(self.idle[i])
                 self.end_group()
 
-    # What they are made of
+    # Forming groups
 
     def cut(self, ranks, begin, end):
-        """Make groups of what follows one another there; a single one is in none."""
+        """Form groups of ranks[begin:end], in this order; a single rank is in none."""
         i: cython.int
         share: cython.int
         while end - begin > 1:
@@ -294,19 +296,19 @@ class GroupGenerator:
             begin += share
 
     def share(self, count):
-        """Return how many of so many, 2 or more, are in the next group: sizes differ by one."""
+        """Return how many of `count` ranks, 2 or more, the next group gets: sizes differ by one."""
         groups: cython.int = (count + self.group_size - 1) // self.group_size
         if 2 * groups > count:
             groups = count // 2
         return (count + groups - 1) // groups
 
     def add(self, rank):
-        """Add a member to the group that is being made."""
+        """Add a member to the group being formed."""
         self.members[self.filled] = rank
         self.filled += 1
 
     def end_group(self):
-        """The group that is being made has all its members."""
+        """Complete the group being formed."""
         self.formed += 1
         self.bounds[self.formed] = self.filled
 
@@ -327,7 +329,7 @@ class GroupGenerator:
                 self.untaken[rank] += 1
 
     def take(self, rank):
-        """A rank has asked for its oldest group."""
+        """Note that a rank has requested its oldest group."""
         first: cython.int = BUFFER * rank
         place: cython.int = self.buffered[first]
         self.buffered[first] = self.buffered[first + 1]
@@ -342,13 +344,16 @@ class GroupGenerator:
             self.free_count += 1
 
     def count(self, rank):
-        """Count a request."""
+        """Count a request of a rank."""
         self.requests[rank] += 1
         self.most_requests = max(self.most_requests, self.requests[rank])
         self.asked_at[rank] = self.most_requests
 
     def make_up(self, place):
-        """All members have asked: count for each what the fastest rank has made while it waited."""
+        """Credit the members of a fully requested group with the requests made while they waited.
+
+        These are the requests of the fastest rank.
+        """
         i: cython.int
         for i in range(self.size):
             if self.taken_place[i] == place and self.taken_number[i] == self.number_at[place]:
@@ -356,7 +361,7 @@ class GroupGenerator:
                 self.asked_at[i] = self.most_requests
 
     def shuffle(self, values, count):
-        """Put the first ones into a random order."""
+        """Put the first `count` values into a random order."""
         i: cython.int
         other: cython.int
         for i in range(count - 1):
@@ -364,6 +369,6 @@ class GroupGenerator:
             values[i], values[other] = values[other], values[i]
 
     def draw(self, count):
-        """Return a random number below this one, by Park and Miller's generator."""
+        """Return a random number below `count`, by Park and Miller's generator."""
         self.random = self.random * 48271 % 2147483647
         return self.random % count

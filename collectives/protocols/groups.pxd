@@ -4,8 +4,8 @@ cdef class Groups:
     cdef int count
     cdef int *members
     cdef int *everyone
-    # topology.Shuffle, position by position: the cycle's place in `cycles`, its length and this
-    # position's index in it, and the chunk's bounds.
+    # topology.Shuffle, for each position: the cycle's place in `cycles`, its length, the position's
+    # index in it, and the chunk's bounds.
     cdef int *cycle_begin
     cdef int *cycle_length
     cdef int *cycle_index

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""`topology.Shuffle` on C arrays, for the engine to find a version's group without the GIL."""
+"""`topology.Shuffle` on C arrays, so that the engine finds a version's group without the GIL."""
 
 from libc.stdlib cimport calloc, free
 
@@ -46,7 +46,7 @@ cdef class Groups:
         return position - self.chunk_begin[position]
 
     cdef int of(self, int rank, long long version, int *members) noexcept nogil:
-        """Fill `members` with a rank's group of the version; return how many they are.
+        """Fill `members` with a rank's group of the version; return the number of members.
 
         This is `topology.Shuffle.members`.
         """
@@ -61,7 +61,7 @@ cdef class Groups:
         return self.chunk_end[position] - first
 
     cdef int _position(self, int rank, long long version) noexcept nogil:
-        """Where a rank is in the version's arrangement."""
+        """Return the position of a rank in the version's arrangement."""
         cdef long long length = self.cycle_length[rank]
         return self.cycles[
             self.cycle_begin[rank]

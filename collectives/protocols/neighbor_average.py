@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False
 """D-PSGD's average of neighbors: x_{k+1} = Σ_j W_ij x_k^j + change.
 
-Every rank sends its model as soon as it has it, while its application computes the change; a call
-waits only for the models of the ranks with edges to this one.
+Every rank sends its model as soon as it is computed, while its application computes the change; a
+call waits only for the models of the ranks with edges to this one.
 
 Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017,
 Algorithm 1. With the `global_clock` a call waits for all ranks, as in WAGMA-SGD's comparison.
@@ -20,7 +20,7 @@ CLOCK = 3
 
 
 class NeighborAverageProtocol(PeerProtocol):
-    """One rank of it.
+    """One rank of D-PSGD.
 
     Args:
         port, rank, size: see `PeerProtocol`.
@@ -31,7 +31,7 @@ class NeighborAverageProtocol(PeerProtocol):
     """
 
     def __init__(self, port, rank, size, sources, shares, own, destinations, global_clock):
-        # The barrier's rounds, by dissemination: how many messages of each have come.
+        # The number of the barrier's rounds, by dissemination; `ticks` has the messages of each.
         self.rounds = (size - 1).bit_length() if global_clock else 0
         before = [(rank - (1 << number)) % size for number in range(self.rounds)]
         PeerProtocol.__init__(self, port, rank, size, {*sources, *before})
@@ -77,7 +77,7 @@ class NeighborAverageProtocol(PeerProtocol):
             self.heard = max(self.heard, number + 1)
 
     def proceed(self):
-        """Average, once everything that the call waits for has come."""
+        """Average, once all messages that the call waits for have arrived."""
         i: cython.int
         source: cython.int
         keep: cython.double = self.own

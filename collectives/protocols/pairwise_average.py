@@ -6,10 +6,9 @@ that is free grants the average, with its model, and takes part in no other unti
 half of the difference, which it adds and the first rank subtracts. The applications' changes may
 come in between: they are added to either model, and none is lost.
 
-No cycle of waiting ranks can arise, on any graph: a rank that is asked while it asks itself lets
-lower ranks wait and refuses higher ones. So each waiting rank waits for a higher one, or for one
-that has been granted an average and waits for no rank. A rank that was refused asks another
-neighbor.
+No deadlock can occur, on any graph: a rank that is asked while it asks another lets lower ranks
+wait and refuses higher ones. So each waiting rank waits for a higher one, or for one that has been
+granted an average and waits for no rank. A rank that was refused asks another neighbor.
 
 Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018,
 Algorithm 1, which avoids deadlocks by allowing bipartite graphs only (its appendix).
@@ -26,14 +25,14 @@ GRANT = 3
 REFUSE = 4
 HALF = 5
 
-# What a rank is in: nothing, or waiting to be granted an average, or for the half that it gets.
+# The states of a rank: not averaging, waiting to be granted an average, or waiting for the half.
 FREE = 0
 ASKING = 1
 GRANTED = 2
 
 
 class PairwiseAverageProtocol(PeerProtocol):
-    """One rank of it.
+    """One rank of AD-PSGD.
 
     Args:
         port, rank, size: see `PeerProtocol`.
@@ -42,8 +41,8 @@ class PairwiseAverageProtocol(PeerProtocol):
 
     Attributes:
         state: FREE, ASKING or GRANTED.
-        refusals: how often it was refused. `missed`: calls whose average did not come about, as
-            all whom it asked refused, or as one that it had asked for before was still under way.
+        refusals: how often it was refused. `missed`: calls without an average, because all
+            neighbors that it asked refused, or one requested earlier was still in progress.
     """
 
     def __init__(self, port, rank, size, neighbors, seed):
@@ -60,12 +59,12 @@ class PairwiseAverageProtocol(PeerProtocol):
         self.state = FREE
         self.peer = -1
         self.attempts = 0
-        # Those that wait to be granted an average, in the order in which they asked: a ring.
+        # The ranks that wait to be granted an average, in the order of their requests: a ring.
         self.first_waiting = 0
         self.count_waiting = 0
 
     def call(self):
-        """Publish the change, take the model, and want another average."""
+        """Publish the change, request another average, and return the model."""
         self.port.publish(1)
         self.calls += 1
         if self.attempts > 0:
@@ -121,7 +120,7 @@ class PairwiseAverageProtocol(PeerProtocol):
         self.port.post(rank)
 
     def draw(self, count):
-        """Return a random number below this one, by Park and Miller's generator."""
+        """Return a random number below `count`, by Park and Miller's generator."""
         self.random = self.random * 48271 % 2147483647
         return self.random % count
 
@@ -129,5 +128,5 @@ class PairwiseAverageProtocol(PeerProtocol):
         return self.state == FREE and (self.attempts == 0 or self.paused)
 
     def waits_for(self, rank):
-        """No call waits; leaving does, for a pair that is being averaged."""
+        """Return whether `rank` is in a pair being averaged: leaving waits for it, no call does."""
         return self.state != FREE and rank == self.peer

@@ -4,13 +4,13 @@
 A change has weight 1/P, so that a round of all ranks is one step with their mean. The modes:
 
 - BSP: a round ends when all ranks' changes have arrived; then all receive the model.
-- BACKUP: a round ends when all but b have arrived; a later one is dropped, and its rank receives
-  the model at once. A change has weight 1/(P − b).
+- BACKUP: a round ends when all changes but b have arrived; a later one is dropped, and its rank
+  receives the model at once. A change has weight 1/(P − b).
 - ASP: each change is added, and answered, when it arrives.
 - HETE: the same, but a change made on an old model has less weight: 1/(P·s), where s is one plus
   the number of complete rounds of changes added to the model meanwhile.
 
-A rank that has left, or is about to average with all, is not waited for. The server's own
+The server does not wait for a rank that has left, or is about to average with all. Its own
 application is one of the ranks.
 
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Chen
@@ -24,8 +24,8 @@ import cython
 
 from collectives.protocols.peers import PeerProtocol
 
-# The kinds of messages. LAST: a change that no call sends, since its rank joins or synchronizes, or
-# the server's answer to it.
+# The kinds of messages. LAST: a change that is sent outside a call, since its rank joins or
+# synchronizes, or the server's answer to it.
 PUSH = 2
 PULL = 3
 LAST = 4
@@ -38,7 +38,7 @@ MODES = {"bsp": BSP, "backup": BACKUP, "asp": ASP, "hete": HETE}
 
 
 class ParameterServerProtocol(PeerProtocol):
-    """One rank of it.
+    """One rank of the parameter server method.
 
     Args:
         port, rank, size: see `PeerProtocol`.
@@ -47,19 +47,19 @@ class ParameterServerProtocol(PeerProtocol):
         backups: b, of BACKUP.
 
     Attributes:
-        version: of the model that the application has got, or that the server holds: how many
-            rounds have ended (BSP, BACKUP), or how many changes it has taken in (ASP, HETE).
-        dropped: on the server, how many changes came too late.
-        lag: how many versions later than the last change's model it was taken in, or answered.
+        version: of the model that the application has received, or that the server holds: how many
+            rounds have ended (BSP, BACKUP), or how many changes were added to it (ASP, HETE).
+        dropped: on the server, how many changes arrived too late.
+        lag: how many versions newer the model last received is than that of the change sent for it.
     """
 
     def __init__(self, port, rank, size, mode, server, backups):
         PeerProtocol.__init__(self, port, rank, size, range(size) if rank == server else [])
         self.mode = MODES[mode]
         self.server = server
-        # BACKUP's are those that a round does not wait for.
+        # How many changes a round does not wait for: none but in BACKUP.
         self.backups = backups if mode == "backup" else 0
-        # What a change counts by itself.
+        # The weight of a change, which BACKUP and HETE modify.
         self.share = 1 / size
         self.version = 0
         self.held = 0
@@ -87,7 +87,7 @@ class ParameterServerProtocol(PeerProtocol):
 
     def received(self, source, kind, number, weight):
         if kind == PUSH:
-            # Who was away and calls again has met all others: they will call as well.
+            # A rank that calls after it was away has met all others: they will call as well.
             self.came_back = max(self.came_back, self.away[source])
             self.absorb(source, number)
         elif kind == LAST:
@@ -97,7 +97,7 @@ class ParameterServerProtocol(PeerProtocol):
             self.pulled(number)
 
     def absorb(self, source, number):
-        """The server has a change that was made on the model of this version."""
+        """Add a change to the server's model, or drop it; it was made on version `number`."""
         rounds: cython.bint = self.mode == BSP or self.mode == BACKUP
         if rounds and number != self.version:
             self.dropped += 1
@@ -123,7 +123,7 @@ class ParameterServerProtocol(PeerProtocol):
             self.reply(source)
 
     def hand_in(self):
-        """Send what was changed since the last call."""
+        """Send the change since the last call to the server."""
         if self.rank == self.server:
             self.port.publish(self.share)
         else:
@@ -137,7 +137,7 @@ class ParameterServerProtocol(PeerProtocol):
         PeerProtocol.join(self)
 
     def settle(self, source):
-        """The server has such a change, or a rank knows that it has."""
+        """Add a change sent by `hand_in` to the server's model; or note the server's answer."""
         if self.rank == self.server:
             self.port.mix(source, 1, self.share)
             self.port.write(LAST, self.version)
@@ -146,7 +146,7 @@ class ParameterServerProtocol(PeerProtocol):
             self.calling = False
 
     def proceed(self):
-        """The server ends a round, once enough changes are there."""
+        """End a round on the server, once enough changes have arrived."""
         i: cython.int
         if self.came == 0:
             return
@@ -164,7 +164,7 @@ class ParameterServerProtocol(PeerProtocol):
                 self.reply(i)
 
     def reply(self, rank):
-        """The server gives a rank the model."""
+        """Send the server's model to a rank."""
         if rank == self.rank:
             self.pulled(self.version)
         else:
@@ -172,7 +172,7 @@ class ParameterServerProtocol(PeerProtocol):
             self.port.post(rank)
 
     def pulled(self, version):
-        """The application gets the server's model."""
+        """Return from the call with the server's model."""
         self.lag = version - self.held
         self.held = version
         if self.rank != self.server:
@@ -191,14 +191,14 @@ class ParameterServerProtocol(PeerProtocol):
             self.proceed()
 
     def pause(self):
-        """Let rounds end without this rank, until all go on."""
+        """Let rounds end without this rank, until all resume."""
         PeerProtocol.pause(self)
         if self.rank == self.server:
             self.away[self.rank] = self.pauses
             self.proceed()
 
     def waits_for(self, rank):
-        """A round of a server waits for those whose changes are not there."""
+        """Return whether a call waits for a rank; a server's waits for the changes of a round."""
         if not self.calling:
             return False
         if self.rank == self.server:

@@ -2,26 +2,26 @@
 """The base class of methods in which ranks send vectors to each other.
 
 Each rank has a model X, which its application changes between two calls and receives in each. A
-protocol is told of calls and messages, and decides by its port's methods what becomes of the model
-and what is sent. Messages from one rank to another arrive in the order in which they were sent.
+protocol receives calls and messages as events, and calls its port to change the model and to send
+messages. Messages from one rank to another arrive in the order in which they were sent.
 """
 
 import array
 
 import cython
 
-# The kinds of messages with which a rank says that it makes no calls: for good, or until all have
-# done something together, for the time that is its number. Methods have others, from 2 on.
+# The kinds of messages that say that a rank makes no more calls (LEAVE), or none until an operation
+# of all ranks is complete, counted by the message's number (AWAY). Methods use kinds from 2 on.
 LEAVE = 0
 AWAY = 1
 
 
 class Port:
-    """What a protocol can do: the driver does it, over MPI, in a test or in simulated time.
+    """The actions of a protocol: a driver executes them over MPI, in a test or in simulated time.
 
-    X is the rank's model. D is the change that the application made since it last got a model, as
-    of its last call. A message that holds a vector is kept until `mix`, `halve` or `drop` uses it;
-    these mean the oldest one of its source.
+    X is the rank's model. D is the change that the application made since it last received a model,
+    as of its last call. A message that holds a vector is kept until `mix`, `halve` or `drop` uses
+    it; these use the oldest one from their source.
     """
 
     def write(self, kind, number):
@@ -29,15 +29,15 @@ class Port:
         raise NotImplementedError
 
     def write_model(self, kind, number, weight):
-        """Write one with X, and a weight."""
+        """Write a message with X and a weight."""
         raise NotImplementedError
 
     def write_change(self, kind, number):
-        """Write one with D."""
+        """Write a message with D."""
         raise NotImplementedError
 
     def post(self, destination):
-        """Send the message last written; to several ranks, call after call."""
+        """Send the message last written; one call for each destination."""
         raise NotImplementedError
 
     def mix(self, source, keep, share):
@@ -45,11 +45,11 @@ class Port:
         raise NotImplementedError
 
     def halve(self, source, kind, number):
-        """Send half of what X is more than the message back, and take it from X."""
+        """Send half of X minus the message's vector back, and subtract it from X."""
         raise NotImplementedError
 
     def drop(self, source):
-        """The message from this rank is of no use."""
+        """Discard the message from this rank."""
         raise NotImplementedError
 
     def scale(self, factor):
@@ -61,7 +61,7 @@ class Port:
         raise NotImplementedError
 
     def return_model(self, scale):
-        """The application gets scale · X, and its call returns."""
+        """Return from the application's call, with scale · X."""
         raise NotImplementedError
 
 
@@ -69,24 +69,25 @@ class PeerProtocol:
     """One rank of a method in which ranks send each other vectors.
 
     Args:
-        port, rank, size: what does it; this rank, and how many there are.
+        port, rank, size: the `Port` that executes actions; this rank; the number of ranks.
         awaited: the ranks that this one may wait for.
 
     Attributes:
-        calls: how many calls the application has completed or skipped, which is its next one's
-            number; where messages are numbered, by this. `skipped`: how many of them it skipped.
+        calls: how many calls the application has completed or skipped, which is the number of its
+            next one; messages are numbered by it. `skipped`: how many of them it skipped.
         calling: whether the application is in a call, which ends with `Port.return_model`.
         leaving: whether the application makes no more calls; messages are still answered.
         paused: whether nothing new is to be begun.
         joined: whether the application makes no more calls before all have joined, and this rank
             makes those that others need, without a change, where the method `follows`.
-        queues: whether vectors are taken in as they come, and kept until the method uses or drops
-            them: it bounds how many there are.
+        queues: whether vectors are received as they arrive, and kept until the method uses or drops
+            them: the method bounds how many there are.
         missing: a rank that has left or is away, and that the application waits for in vain;
             −1: none.
-        pauses, came_back: how often the application did something with all ranks, and has gone on.
-        averagings: how often the model was mixed with others'; `passive`: of these, how often
-            because another rank asked for it.
+        pauses, came_back: how many operations of all ranks the application has begun, and after how
+            many of them it has resumed.
+        averagings: how often the model was mixed with others'; `passive`: how many of these because
+            another rank requested it.
     """
 
     def __init__(self, port, rank, size, awaited):
@@ -101,14 +102,14 @@ class PeerProtocol:
         self.joined = False
         self.follows = False
         self.queues = False
-        # How many calls some rank has made, as far as this one knows.
+        # The most calls made by any rank, as far as this one knows.
         self.heard = 0
         self.missing = -1
         self.averagings = 0
         self.passive = 0
         self.awaited = array.array("i", sorted(awaited))
-        # Of each of these: how many of its messages are there and not yet used; whether it has
-        # left; which time it was that it was last away for.
+        # For each of these: how many of its messages have arrived and are unused; whether it has
+        # left; the number of its last AWAY message.
         self.messages = array.array("q", [0]) * len(self.awaited)
         self.left = array.array("q", [0]) * len(self.awaited)
         self.away = array.array("q", [0]) * len(self.awaited)
@@ -116,7 +117,7 @@ class PeerProtocol:
         self.came_back = 0
 
     def restart(self, calls):
-        """All ranks go on from their models as they are now, after so many calls."""
+        """Continue from the current models, as all ranks do, after so many calls."""
         i: cython.int
         self.calls = calls
         self.heard = calls
@@ -129,10 +130,10 @@ class PeerProtocol:
         self.begin()
 
     def begin(self):
-        """All ranks are there."""
+        """Begin, when all ranks are ready."""
 
     def call(self):
-        """The application has made a change, and wants a model."""
+        """Begin a call of the application, which has made a change and requests a model."""
         self.start()
         self.advance()
 
@@ -141,12 +142,12 @@ class PeerProtocol:
         self.calling = True
 
     def skip(self, count):
-        """The application's next call has a number so many higher."""
+        """Increase the number of the application's next call by `count`."""
         self.calls += count
         self.skipped += count
 
     def arrived(self, source, kind, number, weight):
-        """A message has come."""
+        """Handle a message that has arrived."""
         if kind == LEAVE:
             self.left[self.index_of(source)] = True
         elif kind == AWAY:
@@ -156,11 +157,11 @@ class PeerProtocol:
         self.advance()
 
     def received(self, source, kind, number, weight):
-        """A message of one of the method's own kinds has come."""
+        """Handle a message of one of the method's own kinds."""
         self.messages[self.index_of(source)] += 1
 
     def index_of(self, rank):
-        """Where a rank is among those awaited; −1: it is none of them."""
+        """Return the index of a rank among those awaited, −1 if it is none of them."""
         first: cython.int = 0
         last: cython.int = len(self.awaited)
         while first < last:
@@ -174,7 +175,7 @@ class PeerProtocol:
         return -1
 
     def advance(self):
-        """Do what can be done now."""
+        """Do everything that has become possible."""
         self.proceed()
         while self.joined and self.follows and not self.calling and self.calls < self.heard:
             self.start()
@@ -185,7 +186,7 @@ class PeerProtocol:
         """Do what the method can do now."""
 
     def look_for_missing(self):
-        """See whether the application waits for a rank of which nothing comes."""
+        """Set `missing` if the application waits for a rank that has left or is away."""
         i: cython.int
         if not self.calling:
             return
@@ -194,11 +195,11 @@ class PeerProtocol:
                 self.missing = self.awaited[i]
 
     def is_out(self, i):
-        """Whether nothing comes of the i-th of those awaited, for now or for good."""
+        """Return whether the i-th awaited rank sends nothing, for now or for good."""
         return self.left[i] != 0 or self.away[i] > self.came_back
 
     def tell(self, kind, number):
-        """Send this to all who may wait for this rank."""
+        """Send this message to all ranks that may wait for this one."""
         i: cython.int
         self.port.write(kind, number)
         for i in range(self.size):
@@ -206,34 +207,34 @@ class PeerProtocol:
                 self.port.post(i)
 
     def leave(self):
-        """The application makes no more calls."""
+        """Note that the application makes no more calls."""
         self.leaving = True
         self.paused = True
         self.tell(LEAVE, self.calls)
 
     def pause(self):
-        """The application is about to do what all ranks do together: begin nothing new."""
+        """Begin nothing new: the application is about to enter an operation of all ranks."""
         self.paused = True
         self.pauses += 1
         self.tell(AWAY, self.pauses)
 
     def resume(self):
-        """The application goes on."""
+        """Note that the application makes calls again."""
         self.paused = False
         self.came_back = self.pauses
         self.advance()
 
     def hand_in(self):
-        """Give what the application has changed since its last call to who keeps the model."""
+        """Send the application's change since its last call to the rank that keeps the model."""
 
     def join(self):
-        """The application makes no more calls until all ranks have joined."""
+        """Note that the application makes no more calls until all ranks have joined."""
         self.joined = True
         self.paused = True
         self.advance()
 
     def catch_up(self, calls):
-        """All ranks have joined, and none has made more calls than so many."""
+        """Continue after so many calls, the most of any rank, since all have joined."""
         if self.follows:
             self.heard = calls
             self.advance()
@@ -241,24 +242,24 @@ class PeerProtocol:
             self.calls = calls
 
     def is_waited_for_by(self, rank):
-        """Whether a rank may wait for what this one does."""
+        """Return whether a rank may wait for messages of this one."""
         return False
 
     def is_quiet(self):
-        """Whether nothing is under way beside the application that this rank has begun."""
+        """Return whether nothing that this rank has begun is in progress in the background."""
         return True
 
     def factor(self):
-        """What X is multiplied by for the application."""
+        """Return the factor by which X is multiplied for the application."""
         return 1
 
     def waits_for(self, rank):
-        """Whether the application waits for something of a rank now."""
+        """Return whether the application waits for a message from a rank now."""
         return False
 
     def needs(self):
-        """Return what the application waits for now, in words, and the ranks that it is due from.
+        """Return what the application waits for now, in words, and the ranks that must send it.
 
-        Only where not each rank that it waits for is to send the same.
+        Only where the ranks that it waits for do not all have to send the same.
         """
         return {}

@@ -21,7 +21,7 @@ SHARE = 2
 
 
 class PushSumProtocol(PeerProtocol):
-    """One rank of it.
+    """One rank of push-sum.
 
     Args:
         port, rank, size: see `PeerProtocol`.
@@ -39,7 +39,7 @@ class PushSumProtocol(PeerProtocol):
         self.phases = len(destinations)
         self.destinations = array.array("i", [peer for phase in destinations for peer in phase])
         self.sources = array.array("i", [peer for phase in sources for peer in phase])
-        # Where each phase's begin.
+        # Where the ranks of each phase begin.
         self.first_destination = starts(destinations)
         self.first_source = starts(sources)
         self.initial = weight
@@ -51,7 +51,7 @@ class PushSumProtocol(PeerProtocol):
         self.port.scale(self.weight)
 
     def start(self):
-        """Split what this rank has among itself and those that it sends to in this phase."""
+        """Divide X and w among this rank and its destinations in this phase."""
         i: cython.int
         self.phase = self.calls % self.phases
         first: cython.int = self.first_destination[self.phase]
@@ -71,7 +71,7 @@ class PushSumProtocol(PeerProtocol):
         self.heard = max(self.heard, number + 1)
 
     def proceed(self):
-        """Add up, once everything that the call waits for has come."""
+        """Add the shares received, once all that the call waits for have arrived."""
         i: cython.int
         source: cython.int
         if not self.calling:
@@ -111,5 +111,5 @@ class PushSumProtocol(PeerProtocol):
 
 
 def starts(phases):
-    """Return where each of these lists begins, laid one behind the other, and the last one ends."""
+    """Return where each of these lists begins in their concatenation, and where the last ends."""
     return array.array("i", itertools.accumulate(map(len, phases), initial=0))

@@ -1,20 +1,22 @@
 # cython: boundscheck=False, wraparound=False
 """Hop's average of neighbors, with queues of updates and of tokens, for ranks of unequal speed.
 
-Like D-PSGD's, x_{k+1} = Σ_j W_ij x_k^j + change, but for how far ranks may be apart:
+Like D-PSGD's, x_{k+1} = Σ_j W_ij x_k^j + change, except for how far ranks may be apart:
 
 - standard: an iteration needs the update of the same iteration of every rank that it has an edge
   from; W_ij = 1/n, where n counts these and its own.
-- with b backup workers: of n − b, its own included; those that are there count alike. What comes
-  later is dropped.
-- with a staleness of s: none older than k − s of any of them. Of each the newest that has come
-  since the last iteration counts Iter(u) − (k − s) + 1, its own s + 1.
-- both (of which the paper has but a row of Table 1; the rule is ours): none older of n − b of them.
+- with b backup workers: it needs n − b of these, its own included; all that have arrived have equal
+  weights. Later ones are dropped.
+- with a staleness of s: it needs an update no older than k − s of each of these ranks. The newest
+  update u that arrived from a rank since the last iteration has the weight Iter(u) − (k − s) + 1,
+  the rank's own s + 1.
+- both (of which the paper has only a row of Table 1; the rule is ours): it needs such updates of
+  n − b ranks.
 
 A rank enters an iteration with a token of each rank that it has an edge to, and gives one to each
-that it has an edge from, so none is more than `max_gap` iterations ahead of who averages its model.
-Who holds many tokens of all is behind, and skips iterations. Or, by notify-ack, an update is sent
-once the one before has been used by all.
+that it has an edge from, so none is more than `max_gap` iterations ahead of a rank that averages
+its model. A rank that holds many tokens of all is behind, and skips iterations. Alternatively, by
+notify-ack, an update is sent once all have used the one before.
 
 Source: Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS 2019, Figures 4 and 7 to
 9, sections 5 and 6; notify-ack: Kadav and Kruus, ASAP, 2016, in its section 3.3.
@@ -27,31 +29,31 @@ import cython
 from collectives.protocols.peers import PeerProtocol
 
 # The kinds of messages: a model; that a rank has entered an iteration, which is a token for each
-# that it entered or skipped; that it has used the updates of one.
+# iteration that it entered or skipped; that a rank has used the updates of an iteration.
 UPDATE = 2
 TOKEN = 3
 ACK = 4
 
 
 class QueuedNeighborAverageProtocol(PeerProtocol):
-    """One rank of it; `calls` is its iteration.
+    """One rank of Hop; `calls` is its iteration.
 
     Args:
         port, rank, size: see `PeerProtocol`.
         sources: the ranks whose updates this one averages; `destinations`: those that average its.
-        max_gap: how far it may be ahead of the latter, at least 1; None: there are no tokens.
-        backup: how many of the updates it does without, fewer than it gets with its own.
+        max_gap: how many iterations it may be ahead of the latter, at least 1; None: no tokens.
+        backup: how many of the updates may be missing, fewer than there are with its own.
         staleness: s; None: updates are of the iteration that they are used in.
-        max_skip: how many iterations it goes further at a time, at most; 0: never more than one.
-        skip_trigger: it skips where it is further behind all destinations than so many iterations.
+        max_skip: by how many iterations a rank that skips advances at most; 0: by one only.
+        skip_trigger: it skips if it is behind all destinations by more than so many iterations.
         mode: "standard", or "notify-ack": without tokens, backups and staleness.
         order: "parallel": an update is the model before the change that its rank computes
-            meanwhile; "serial": with that.
-        slots: of how many iterations updates are kept; None: of as many as can be under way.
+            meanwhile; "serial": with that change.
+        slots: of how many iterations updates are kept; None: of as many as can be in flight.
 
     Attributes:
-        dropped: updates that came, and were not used.
-        withheld: updates that were not sent, since their receiver had gone on.
+        dropped: updates that arrived, and were not used.
+        withheld: updates that were not sent, because their receiver was past using them.
     """
 
     def __init__(
@@ -84,19 +86,19 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         self.acknowledges = mode == "notify-ack"
         self.serial = order == "serial"
         if slots is None:
-            # Without tokens a rank's iterations ahead are edges of a path (Theorem 1).
+            # Without tokens a rank is ahead by no more than a path has edges (Theorem 1).
             slots = max_gap + 1 if self.tokens else size
         self.slots = 1 if self.bounded else slots
         # Of each rank awaited: whether it is a source, a destination; of a source, whether an
-        # update is queued, by its iteration modulo the slots; its newest one's iteration; whether
-        # one went into the model last returned.
+        # update is queued, by its iteration modulo the slots; the iteration of its newest update;
+        # whether the model last returned includes one.
         self.is_source = array.array("i", [peer in sources for peer in self.awaited])
         self.is_destination = array.array("i", [peer in destinations for peer in self.awaited])
         self.queued = array.array("i", [0]) * (count * self.slots)
         self.newest = array.array("q", [0]) * count
         self.used = array.array("i", [0]) * count
-        # Of a destination: which iteration it has entered, and of which it has used the updates, as
-        # far as this rank knows.
+        # Of a destination: the iteration that it has entered, and the last one whose updates it has
+        # used, as far as this rank knows.
         self.entered = array.array("q", [0]) * count
         self.acknowledged = array.array("q", [0]) * count
         self.sent = False
@@ -117,7 +119,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
     # Updates
 
     def send(self):
-        """Send this iteration's update, once that is due, to all that may use it."""
+        """Send this iteration's update, once it is due, to all destinations that may use it."""
         i: cython.int
         written: cython.bint = False
         if self.sent or self.leaving or (self.serial and not self.calling):
@@ -150,9 +152,9 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
             self.heard = max(self.heard, number + 1)
 
     def enqueue(self, i, iteration):
-        """An update has come: keep it, unless it is too old, in place of what it makes so."""
+        """Keep an update that has arrived, unless it is too old, in place of an older one."""
         slot: cython.int = i * self.slots + iteration % self.slots
-        # Who sends in its call is about to complete it.
+        # A rank that sends in its call is about to complete that call.
         self.heard = max(self.heard, iteration + self.serial)
         if self.bounded and self.queued[slot]:
             self.drop(i)
@@ -166,13 +168,13 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         self.dropped += 1
 
     def has_update(self, i, iteration):
-        """Whether a source is not missing in this iteration."""
+        """Return whether an iteration need not wait for a source's update."""
         if self.bounded:
             return self.newest[i] >= iteration - self.staleness
         return self.queued[i * self.slots + iteration % self.slots] != 0
 
     def has_enough(self, iteration):
-        """Whether the updates that this iteration needs are there."""
+        """Return whether the updates that an iteration needs have arrived."""
         i: cython.int
         count: cython.int = 1
         for i in range(len(self.awaited)):
@@ -181,7 +183,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         return count >= self.needed
 
     def weight_of(self, i, iteration):
-        """What a source's update counts, 0 where none is queued for this iteration."""
+        """Return the weight of a source's update, 0 if none is queued for this iteration."""
         if not self.queued[i * self.slots + iteration % self.slots]:
             return 0
         if self.bounded:
@@ -189,7 +191,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         return 1
 
     def reduce(self, iteration):
-        """Average the model, as the rank's own update, with those that are queued."""
+        """Average the model, as the rank's own update, with the updates queued for an iteration."""
         i: cython.int
         weight: cython.longlong
         total: cython.double = self.staleness + 1
@@ -219,7 +221,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
             self.port.publish(1)
 
     def proceed(self):
-        """Average, and enter another iteration, once that has all that it needs."""
+        """Average, and enter another iteration, once the updates and tokens needed have arrived."""
         iteration: cython.longlong = self.calls
         skipped: cython.longlong
         self.send()
@@ -240,7 +242,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         self.port.return_model(1)
 
     def may_enter(self, iteration):
-        """Whether this rank has the tokens of all destinations."""
+        """Return whether this rank has the tokens of all destinations for an iteration."""
         i: cython.int
         if self.tokens:
             for i in range(len(self.awaited)):
@@ -252,11 +254,11 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         return self.tokens and self.entered[i] + self.max_gap < iteration
 
     def next_iteration(self):
-        """Return which iteration to enter: the next one, or as far as a straggler may skip.
+        """Return the iteration to enter: the next one, or a later one if this rank is a straggler.
 
-        It does not pass a destination, none of which then needs an update that is skipped. Before
-        the iteration that it enters it averages once more, if what that needs is there: it does not
-        wait for ranks that may be waiting for its tokens (the paper's does).
+        It is not past that of any destination, so that none needs an update that is skipped. Before
+        that iteration the rank averages once more, if the updates for this have arrived: it does
+        not wait for ranks that may be waiting for its tokens (the paper's does).
         """
         i: cython.int
         following: cython.longlong = self.calls + 1
@@ -275,7 +277,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         return max(farthest, following)
 
     def forget(self, iteration):
-        """Drop the updates of an iteration that is skipped; of several, the oldest first."""
+        """Drop the updates of an iteration that is skipped; call it for the oldest one first."""
         i: cython.int
         for i in range(len(self.awaited)):
             if not self.bounded and self.weight_of(i, iteration) > 0:
@@ -300,13 +302,13 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
             if self.is_source[i]:
                 self.port.post(self.awaited[i])
 
-    # Who is waited for
+    # Which ranks are waited for
 
     def is_waited_for_by(self, rank):
         return self.index_of(rank) >= 0
 
     def lacks_update(self, i):
-        """Whether this iteration goes without a source's update so far, and needs more."""
+        """Return whether a source's update is missing, while this iteration needs more."""
         return (
             self.is_source[i] != 0
             and not self.has_update(i, self.calls)
@@ -314,7 +316,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         )
 
     def lacks_answer(self, i):
-        """Whether it needs a destination's token, or its word that the last update is used."""
+        """Return whether a destination's token is missing, or its ACK of the last update."""
         if not self.is_destination[i]:
             return False
         if self.acknowledges and not self.sent:
@@ -326,7 +328,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         return self.calling and i >= 0 and (self.lacks_update(i) or self.lacks_answer(i))
 
     def look_for_missing(self):
-        """With backups the application waits for a rank in vain if too few others are there."""
+        """Set `missing`; with backups only if too few other updates have arrived or can."""
         i: cython.int
         first: cython.int = -1
         count: cython.int = 1
@@ -352,7 +354,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         return {f"update {self.calls}": updates, answer: answers}
 
     def group(self):
-        """Return the ranks whose updates went into the model last returned, with this one."""
+        """Return this rank and those whose updates the model last returned includes."""
         i: cython.int
         ranks = [self.rank]
         for i in range(len(self.awaited)):

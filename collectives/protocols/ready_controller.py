@@ -1,17 +1,18 @@
 # cython: boundscheck=False, wraparound=False
-"""Partial Reduce's controller: who averages next, and how much each model counts.
+"""Partial Reduce's controller: which ranks average next, and the weight of each model.
 
-Its parts are the paper's (Figure 6), but for the broadcaster, which is the ranks' protocol's:
+Its parts are the paper's (Figure 6), except the broadcaster, which is in the ranks' protocol:
 
 - the signal queue: ready ranks, oldest first;
 - the group history: the members of the last T groups;
-- the group filter: it takes the first P' of the queue, but not where that would keep the graph of
-  who has met whom in pieces (`PartialReduceController.choose`);
-- the weight generator: all members count alike, or less the older their models are (`weigh`).
+- the group filter: it takes the first P' of the queue, but not where the graph of ranks that have
+  averaged together would stay disconnected (`PartialReduceController.choose`);
+- the weight generator: all members have equal weights, or less the older their models are
+  (`weigh`).
 
 Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce,
-SIGMOD 2021, sections 3.3 and 4. What the filter does where it finds the graph in pieces goes beyond
-the paper.
+SIGMOD 2021, sections 3.3 and 4. What the filter does where it finds the graph disconnected goes
+beyond the paper.
 """
 
 import array
@@ -21,7 +22,7 @@ import cython
 
 from collectives.protocols.formed_groups import Group
 
-# Ranks up to which the controller counts who has met whom: a matrix of 32 MiB.
+# The most ranks for which the controller counts their common groups: a matrix of 32 MiB.
 MOST_RECORDED = 2048
 
 
@@ -31,7 +32,7 @@ def shortest_history(size, group_size):
 
 
 def default_history(size, group_size):
-    """Return how many random groups connect all ranks as good as always: ⌈(N/P')(ln N + 3)⌉."""
+    """Return how many random groups almost always connect all ranks: ⌈(N/P')(ln N + 3)⌉."""
     enough = math.ceil(size / group_size * (math.log(size) + 3))
     return max(1, shortest_history(size, group_size), enough)
 
@@ -39,9 +40,9 @@ def default_history(size, group_size):
 def weigh(iterations, count, alpha, nearest, weights):
     """Fill in the weights of models by their iterations, and return that of the initial model.
 
-    Where k is the newest iteration less one's own, plus one, its weight is (1 − α) α^(k−1) divided
-    by 1 − α^(largest k), shared by those of the same k. That of a k in between that nobody has goes
-    to the `nearest` one that somebody has, of two to the newer; or else to the initial model.
+    With k = newest iteration − own iteration + 1, a model's weight is (1 − α) α^(k−1) divided by 1
+    − α^(largest k), shared by the models of the same k. The weight of a k in between that no model
+    has goes to the `nearest` k that a model has, the newer of two; or else to the initial model.
     """
     i: cython.int
     j: cython.int
@@ -53,7 +54,7 @@ def weigh(iterations, count, alpha, nearest, weights):
     total: cython.double = 1 - alpha ** (newest - oldest + 1)
     initial: cython.double = 0
     for i in range(count):
-        # How much newer all others are, those before this one and those after it.
+        # The lag of this model, and the nearest lags of others before and after it.
         behind: cython.longlong = newest - iterations[i]
         before: cython.longlong = -1
         after: cython.longlong = -1
@@ -78,29 +79,29 @@ def weigh(iterations, count, alpha, nearest, weights):
 
 
 def weights_of(iterations, alpha, nearest, weights):
-    """Call `weigh` from Python, with arrays of as many iterations and weights."""
+    """Call `weigh` from Python, with arrays of equally many iterations and weights."""
     return weigh(iterations, len(weights), alpha, nearest, weights)
 
 
 class PartialReduceController:
-    """Says who averages next; it is told of ready signals, and of ranks that pause or leave.
+    """Decides which ranks average next, from ready signals and notices of pauses and leaving.
 
     Args:
         size: N.
-        group_size: P', from 2 on; fewer average where fewer are there.
+        group_size: P', from 2 on; fewer average where fewer are present.
         history: T, from `shortest_history` on.
-        dynamic: whether older models count less, else all count alike.
+        dynamic: whether older models have less weight; else all weights are equal.
         alpha: α of dynamic weights, from 0 to less than 1.
         nearest: see `weigh`.
         absent: a rank that is never ready; None for none.
 
     Attributes:
-        formed: how many groups of several ranks there have been; alone: of one rank.
-        bridges: groups that the filter has put another rank into.
-        holds: how often it made groups wait, and held: whether one waits now.
-        released: groups of fewer than could be, or that it made wait, as a rank waited too long.
-        group: the group formed last. newest: its iteration. initial: the initial model's share in
-            it.
+        formed: how many groups of several ranks were formed; alone: of one rank.
+        bridges: groups in which the filter replaced a rank.
+        holds: how often the filter held a group back; held: whether it holds one now.
+        released: groups that were smaller than possible, or held, when a rank had waited too long.
+        group: the group formed last. newest: its newest iteration. initial: the initial model's
+            share in it.
     """
 
     def __init__(self, size, group_size, history, dynamic, alpha, nearest, absent=None):
@@ -115,8 +116,8 @@ class PartialReduceController:
         self.waiting = 0
         self.iterations = array.array("q", [0]) * size
         self.ready = array.array("i", [0]) * size
-        # The last pause of each rank, and of those that are over; who has left. All pause before
-        # anybody's pause of the same number is over.
+        # The last pause of each rank, and the last that is over; which ranks have left. All pause
+        # before any rank's pause of the same number is over.
         self.pauses = array.array("q", [0]) * size
         self.over = 0
         self.left = array.array("i", (rank == absent for rank in range(size)))
@@ -127,13 +128,13 @@ class PartialReduceController:
         self.sizes = array.array("i", [0]) * history
         self.formed = 0
         self.alone = 0
-        # Its graph: a forest with a tree for each component, and who has met somebody.
+        # Its graph: a forest with a tree for each component, and which ranks are in a group.
         self.parents = array.array("i", [0]) * size
         self.linked = array.array("i", [0]) * size
         self.home = -1
-        # Until so many groups have been formed it surely has one component only.
+        # Until so many groups have been formed it certainly has one component only.
         self.connected_until = -1
-        # Who is chosen, and what they weigh.
+        # The ranks chosen, their iterations and weights.
         self.chosen = array.array("i", [0]) * size
         self.given = array.array("q", [0]) * size
         self.shares = array.array("d", [0]) * size
@@ -156,7 +157,7 @@ class PartialReduceController:
     # The signal queue
 
     def signal(self, rank, iteration, pauses, fresh):
-        """A rank is ready; `fresh`: it has the model of all ranks that its last pause was for."""
+        """Handle a ready signal; `fresh`: the rank has the model that all got in its last pause."""
         if pauses > self.over:
             self.over = pauses
             self.connected_until = -1
@@ -166,7 +167,7 @@ class PartialReduceController:
         self.waiting += 1
 
     def withdraw(self, rank, iteration, pauses, leaves):
-        """A rank pauses or leaves; return whether it was ready, and is now a group by itself."""
+        """Handle a pause or leaving; return whether the rank was ready, and is a group of one."""
         self.pauses[rank] = pauses
         self.left[rank] = self.left[rank] or leaves
         self.paused_at = max(self.paused_at, iteration)
@@ -178,11 +179,11 @@ class PartialReduceController:
         return True
 
     def is_there(self, rank):
-        """Whether groups may wait for a rank."""
+        """Return whether groups may wait for a rank."""
         return not self.left[rank] and self.pauses[rank] <= self.over
 
     def form(self):
-        """Form the next group; return False where too few are ready, or the filter holds it."""
+        """Form the next group; return False if too few ranks are ready, or the filter holds it."""
         rank: cython.int
         count: cython.int = 0
         for rank in range(self.size):
@@ -210,7 +211,7 @@ class PartialReduceController:
             self.chosen[i] = self.queue[i]
 
     def release(self, rank):
-        """Form a group of who is ready, however few; return False once a rank is in one."""
+        """Form a group of the ready ranks, however few; return False if `rank` is not ready."""
         count: cython.int = min(self.waiting, self.group_size)
         if not self.ready[rank]:
             return False
@@ -223,10 +224,10 @@ class PartialReduceController:
     # The group filter
 
     def choose(self, count):
-        """Say who of the queue is `dropped` of the first `count`, and who is `added` instead.
+        """Set which of the first `count` of the queue is `dropped`, and who is `added` instead.
 
-        Return False where the group is to be held. That is where the graph of the last T groups is
-        frozen, the first ranks are of one component, and none of another is ready.
+        Return False where the group is to be held: where the graph of the last T groups is
+        frozen, the first ranks are of one component, and no rank of another is ready.
         """
         i: cython.int
         component: cython.int
@@ -244,28 +245,28 @@ class PartialReduceController:
                     return True
                 self.home = component
                 members += 1
-        # Ranks that have not met any other lately freeze nothing.
+        # Ranks that have not averaged with others lately do not freeze the graph.
         if members == 0:
             return True
         for i in range(count, self.waiting):
             component = self.component_of(self.queue[i])
             if component >= 0 and component != self.home:
                 self.added = i
-                # Who is the only one of its component stays: the other one is to meet it.
+                # A rank that is alone of its component stays, to average with the added one.
                 if members == 1 and self.component_of(self.queue[self.dropped]) == self.home:
                     self.dropped -= 1
                 return True
         return False
 
     def is_frozen(self):
-        """Whether two or more components of the graph each contain a group of the last T.
+        """Return whether several components of the graph each contain a group of the last T.
 
-        Ranks that are not there are not in it, and what is left of a group is none if it is one.
+        Absent ranks are not in the graph, and a group of which one rank is left does not count.
         """
         rank: cython.int
         age: cython.int
         i: cython.int
-        # The oldest group that the components need: later groups can only connect more.
+        # The oldest group that connects components: later groups can only connect more.
         oldest: cython.longlong = self.formed
         for rank in range(self.size):
             self.parents[rank] = rank
@@ -298,11 +299,11 @@ class PartialReduceController:
         return rank
 
     def component_of(self, rank):
-        """Return the component of the graph that contains a rank, −1 if it has met no other."""
+        """Return the component of the graph that contains a rank, −1 if the rank is in no group."""
         return self.root_of(rank) if self.linked[rank] else -1
 
     def holds_for(self, rank):
-        """Whether the group that is held waits for this rank."""
+        """Return whether the group that is held waits for this rank."""
         if not (self.held and self.is_there(rank)):
             return False
         component: cython.int = self.component_of(rank)
@@ -311,7 +312,7 @@ class PartialReduceController:
     # The weight generator
 
     def close_group(self, count):
-        """Make those chosen the group, with their weights, and take them from the queue."""
+        """Form the group of the ranks chosen, with weights, and remove them from the queue."""
         i: cython.int
         rank: cython.int
         initial: cython.double = 0

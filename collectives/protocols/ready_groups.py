@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False
-"""Partial Reduce: ranks that are ready first average, in groups of P' ranks.
+"""Partial Reduce: the ranks that are ready first average, in groups of P' ranks.
 
 A call sends a ready signal, with the rank's iteration number, to one rank's controller
 (`ready_controller`), and waits for the group that this forms. The members learn the group, their
@@ -20,17 +20,17 @@ READY = 0
 PAUSE = 1
 LEAVE = 2
 OVERDUE = 3
-# ... and from it: a group; whom a rank waits for that the filter holds; a pause or leave is known.
+# ... and from it: a group; the ranks that a held group waits for; that a pause or leave is noted.
 GROUP = 4
 HELD = 5
 NOTED = 6
 
-# The share of the initial model travels as a multiple of this.
+# The share of the initial model is sent as a multiple of this.
 SHARE = 1 / 2**53
 
 
 class ReadyGroupProtocol(GroupProtocol):
-    """One rank of it.
+    """One rank of Partial Reduce.
 
     Args:
         port, rank, size: see `GroupProtocol`.
@@ -41,7 +41,7 @@ class ReadyGroupProtocol(GroupProtocol):
         controller: as given.
         iteration: of this rank's model: one more in each call, then that of its group's newest.
         initial_share: the initial model's in the mean of this call's group, where dynamic weights
-            give it one; initial_total: the sum of all groups'.
+            give it one; initial_total: the sum over all groups.
         fresh: to be set, while the application is in no call, once all ranks have the same model.
     """
 
@@ -54,9 +54,9 @@ class ReadyGroupProtocol(GroupProtocol):
         self.initial_total = 0
         self.fresh = False
         self.pauses = 0
-        # Pauses that the controller does not know of yet.
+        # Number of pauses that the controller has not noted yet.
         self.unknown = 0
-        # Whether the call's group is known; else, if the filter holds it, whom it waits for.
+        # Whether the call's group is known; else whether the filter holds it, and for which ranks.
         self.grouped = False
         self.is_held = False
         self.awaited = array.array("i", [0]) * size
@@ -126,7 +126,7 @@ class ReadyGroupProtocol(GroupProtocol):
     # The controller's rank
 
     def control(self, source, kind, iteration, pauses, fresh):
-        """A rank has told the controller this; tell others what follows."""
+        """Handle a rank's message to the controller, and send what follows from it."""
         i: cython.int
         was_held: cython.bint = self.controller.held
         if kind == READY:
@@ -142,7 +142,7 @@ class ReadyGroupProtocol(GroupProtocol):
         while self.controller.form():
             self.broadcast()
         if self.controller.held:
-            # Those that waited already know it, unless somebody pauses.
+            # Ranks that waited before know it already, unless a rank pauses.
             first: cython.int = 0
             if was_held and kind == READY:
                 first = self.controller.waiting - 1
@@ -150,7 +150,7 @@ class ReadyGroupProtocol(GroupProtocol):
                 self.tell_held(self.controller.queue[i])
 
     def broadcast(self):
-        """Tell the members of the group that was formed last."""
+        """Send the group that was formed last to its members."""
         i: cython.int
         self.message[0] = GROUP
         self.message[1] = self.controller.newest
@@ -160,7 +160,7 @@ class ReadyGroupProtocol(GroupProtocol):
             self.port.send(self.controller.group.members[i], self.message[:end])
 
     def tell_held(self, rank):
-        """Tell a rank whom the filter makes it wait for."""
+        """Tell a rank for which ranks the filter makes it wait."""
         i: cython.int
         self.message[0] = HELD
         for i in range(self.size):

@@ -1,9 +1,9 @@
 """The allreduce of one group, as the steps of one of its members.
 
 Recursive doubling: in phase p the members whose places differ in bit p exchange their partial sums
-and add. A group whose size is not a power of two first folds its surplus members onto others and
-gives them the sum at the end. All members end with the same sum, bit for bit: the two sides of an
-exchange add the same two numbers, and addition commutes.
+and add. In a group whose size is not a power of two, each surplus member first sends its vector to
+another member, and receives the sum at the end. All members end with the same sum, bit for bit: the
+two sides of an exchange add the same two numbers, and addition commutes.
 """
 
 import cython
@@ -18,14 +18,14 @@ class Schedule:
 
     Attributes:
         done: whether no step is left.
-        peer: the place of the member that the present step exchanges with.
+        peer: the place of the member that the current step exchanges with.
         sends: whether the step sends the partial sum to it.
-        receives: NOTHING, ADD what it sends to the partial sum, or TAKE it for the sum.
+        receives: NOTHING; ADD what it sends to the partial sum; or TAKE that as the sum.
         phase: number of the step, the same on both sides.
     """
 
     def begin(self, size, me):
-        """Start at the first step, of which a group of one member has none."""
+        """Start at the first step; a group of one member has none."""
         self.size = size
         self.me = me
         self.core = 1
@@ -38,7 +38,7 @@ class Schedule:
         self.advance()
 
     def advance(self):
-        """Go on to this member's next step, or to the end."""
+        """Advance to this member's next step, or to the end."""
         surplus: cython.int = self.size - self.core
         self.phase += 1
         while self.phase <= self.phases + 1:

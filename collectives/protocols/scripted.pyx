@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Protocols in Python, for tests and trials: they run in the same drivers as compiled ones do.
+"""Protocols in Python, for tests and experiments: they run in the same drivers as compiled ones.
 
-A driver tells such a protocol of an event with the GIL held, so its rank's engine waits for that
-where other threads compute. A signal handler's exception that comes in the middle of an event, in
-the main thread, leaves the event half done, as it cannot in compiled protocols.
+A driver reports an event to such a protocol with the GIL held, so its rank's engine waits for the
+GIL while other threads hold it. An exception that a signal handler raises during an event, in the
+main thread, leaves the event incomplete, which cannot happen in compiled protocols.
 """
 
 import array
@@ -12,7 +12,8 @@ from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
 
 
 cdef class ScriptedPort:
-    """A `GroupPort` as Python calls it."""
+    """A `GroupPort` that Python can call."""
+
 
     cdef GroupPort port
 

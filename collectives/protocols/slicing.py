@@ -8,15 +8,16 @@ once to its owner and once back, in groups of any size, and is rounded once.
 import cython
 
 LINE = 64
-# A slice for which a message is worth its latency, and one that still stays in cache.
+# Bytes of the shortest slice that is worth a message's latency, and of the longest that stays in
+# cache.
 SHORTEST = 16 * 1024
 LONGEST = 256 * 1024
 # A block of vectors in shared memory stays in the cache of the member that averages it.
 LONGEST_SHARED = 128 * 1024
-# On a device it is long enough to be worth the launch of kernels.
+# On a device a block is long enough to be worth the launch of kernels.
 SHORTEST_ON_DEVICE = 256 * 1024
 LONGEST_ON_DEVICE = 1024 * 1024
-# Shorter vectors go by recursive doubling.
+# Shorter vectors are averaged by recursive doubling.
 SHORTEST_VECTOR = 512 * 1024
 # Blocks of a long vector are at most this part of it, because members hold some in memory.
 BLOCKS = 8
@@ -54,14 +55,14 @@ class Slicing:
 
 
 def suits(length, size):
-    """Return whether slices are the faster way for `length` bytes and `size` members."""
+    """Return whether slices are faster than doubling, for `length` bytes and `size` members."""
     return size > 1 and length >= SHORTEST_VECTOR and length >= size * SHORTEST
 
 
 def shared_block(length, size, on_device):
-    """Return the bytes of a block of which one member averages all, where they share memory.
+    """Return the bytes of a block in shared memory, all of which one member averages.
 
-    Every member gets one, unless that is not worth the claim, or several.
+    Every member gets one block, or several; none where a block would not be worth the claim.
     """
     shortest: cython.Py_ssize_t = SHORTEST_ON_DEVICE if on_device else SHORTEST
     longest: cython.Py_ssize_t = LONGEST_ON_DEVICE if on_device else LONGEST_SHARED

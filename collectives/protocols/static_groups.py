@@ -4,7 +4,7 @@
 In its t-th call a rank averages with its group of iteration t. The group's first member, its
 leader, decides when: members tell it that they have reached iteration t, and it tells them the
 members that take part once all have arrived or are out. Ranks that make no calls for a while, or
-have left, are out; a rank that reaches that iteration later is told that the group is over, and
+have left, are out; one that reaches that iteration later is told that the group is over, and
 continues alone. So no rank waits for a rank that waits for all others.
 
 Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019, section
@@ -17,9 +17,9 @@ import cython
 
 from collectives.protocols.formed_groups import Group, GroupProtocol
 
-# The kinds of messages: to a leader an iteration and the number of the rank's last group, or that
-# it makes no calls, and whether for good, both with how often it has paused; from there the group
-# of an iteration, or that it is over.
+# The kinds of messages. To a leader: the iteration that a rank has reached and the number of its
+# last group; or that the rank makes no calls, and whether for good; both with its number of pauses.
+# From a leader: the group of an iteration, or that it is over.
 COME = 0
 OUT = 1
 GROUP = 2
@@ -30,14 +30,14 @@ OTHERS = 1 + 3
 
 
 class StaticGroupProtocol(GroupProtocol):
-    """One rank of it.
+    """One rank of Ripples with a static schedule.
 
     Args:
         port, rank, size: see `GroupProtocol`.
         groups: this rank's group in each iteration of a period, sorted; () where it is in none.
 
     Attributes:
-        alone: how many calls were in no group: there is none in the schedule, or all others are
+        alone: how many calls were in no group: there was none in the schedule, or all others were
             out, or it was over.
     """
 
@@ -53,14 +53,14 @@ class StaticGroupProtocol(GroupProtocol):
         self.waiting = False
         self.record = Group(room=size)
         self.message = array.array("q", [0]) * (OTHERS + max(map(len, groups)))
-        # A leader's: the iteration that a rank waits in, −1 where it does not; when it is out; and
-        # the last iterations whose groups have begun.
+        # For leaders: the iteration in which each rank waits, −1 if it does not; its last pause,
+        # and whether it has left; the last iterations whose groups have begun.
         self.came = array.array("q", [-1]) * size
         self.away = array.array("q", [0]) * size
         self.left = array.array("i", [0]) * size
         self.begun = array.array("q", [-1]) * self.period
         self.back = 0
-        # Groups have larger numbers than all that their members, or their leader's, had before.
+        # A group's number is larger than those of all earlier groups of its members and leader.
         self.last = 0
         self.largest = 0
 
@@ -80,7 +80,7 @@ class StaticGroupProtocol(GroupProtocol):
         kind: cython.longlong = integers[0]
         if kind == COME:
             self.came[source] = integers[1]
-            # Who has paused and comes again has met all others: they will come as well.
+            # A rank that continues after a pause has met all others: they will continue as well.
             self.back = max(self.back, integers[2])
             self.largest = max(self.largest, integers[3])
             self.look_after(source)
@@ -107,12 +107,12 @@ class StaticGroupProtocol(GroupProtocol):
     def restart(self, calls):
         phase: cython.int
         GroupProtocol.restart(self, calls)
-        # No group is under way, and all ranks come to the same iteration next.
+        # No group is in progress, and all ranks reach the same iteration next.
         for phase in range(self.period):
             self.begun[phase] = -1
 
     def waits_for(self, rank):
-        """A call waits for the members of its group; its leader knows who has come."""
+        """Return whether the call waits for a member of its group; its leader knows who arrived."""
         i: cython.int
         phase: cython.int = self.phase(self.iteration())
         if not self.waiting or rank == self.rank:
@@ -125,11 +125,11 @@ class StaticGroupProtocol(GroupProtocol):
         return False
 
     def iteration(self):
-        """Return which average of the rank's this call has."""
+        """Return the number of this call's average among the rank's."""
         return self.calls // self.sync_every
 
     def phase(self, iteration):
-        """Return which iteration of a period one is like."""
+        """Return an iteration's place in the period."""
         return iteration % self.period
 
     def send(self, rank, kind, number):
@@ -143,13 +143,13 @@ class StaticGroupProtocol(GroupProtocol):
     # The leader
 
     def look_after_all(self):
-        """Begin what need not wait any more."""
+        """Begin all groups that need not wait any more."""
         i: cython.int
         for i in range(len(self.members)):
             self.look_after(self.members[i])
 
     def look_after(self, rank):
-        """Begin the group that a rank waits for, if there is one and all have come or are out."""
+        """Begin the group for which a rank waits, if all its members have arrived or are out."""
         i: cython.int
         iteration: cython.longlong = self.came[rank]
         if iteration < 0:
@@ -166,17 +166,18 @@ class StaticGroupProtocol(GroupProtocol):
         self.begin_group(phase, iteration)
 
     def is_awaited(self, rank, iteration):
-        """Whether a member has not come to an iteration, and is not out."""
+        """Return whether a member has not reached an iteration, and is not out."""
         if self.came[rank] == iteration:
             return False
         return self.left[rank] == 0 and self.away[rank] <= self.back
 
     def begin_group(self, phase, iteration):
-        """Tell those that have come who is in."""
+        """Send the group of the members that have arrived to these."""
         i: cython.int
         member: cython.int
         end: cython.int
-        # The next one that tells who the leader is.
+        # The next number that identifies the leader, by its remainder.
+
         self.largest = (self.largest // self.size + 1) * self.size + self.rank
         self.record.clear(self.largest)
         for i in range(self.begins[phase], self.begins[phase + 1]):

@@ -20,18 +20,18 @@ if not cython.compiled:  # else the .pxd declares them
 
 
 class TriggeredAverageProtocol(AllRanksProtocol):
-    """The state of one rank: `call` says whether its application has to average now.
+    """The state of one rank: `call` returns whether its application has to average now.
 
-    The driver then enters SYNC. Versions number the averages; their activations have no use for the
-    number of operations before. One that comes after its average changes nothing.
+    The driver then enters SYNC. Versions number the averages; their activations do not use the
+    number of operations before. An activation that arrives after its average has no effect.
 
     Args:
         dimensions: see `AllRanksProtocol`.
-        sync_period: τ, the number of calls with which a rank starts an average.
+        sync_period: τ: a rank's τ-th call since the last average starts the next one.
 
     Attributes:
         made: how many calls this rank has made since the last average over all ranks.
-        started: the newest average that it knows to have been started; −1: none.
+        started: the newest average known to have been started; −1: none.
     """
 
     def __init__(self, dimensions, sync_period):
@@ -53,10 +53,11 @@ class TriggeredAverageProtocol(AllRanksProtocol):
             AllRanksProtocol.send_on(self, dimension)
 
     def tell(self, version, dimension):
-        """An average was started, as came in on this dimension (−1: by this rank): spread it.
+        """Note an average that was started, and forward its activation.
 
-        It is forwarded on every higher dimension that has not carried it yet. An older one is of
-        use to nobody, since all ranks take part in each.
+        It arrived on this dimension (−1: this rank started it). It is forwarded on every higher
+        dimension that has not carried it yet. One of an older average is dropped, since all ranks
+        take part in each.
         """
         j: cython.int
         if self.fin_at >= 0 or version < self.started:
@@ -71,11 +72,11 @@ class TriggeredAverageProtocol(AllRanksProtocol):
                 self.due |= 1 << j
 
     def averages(self):
-        """Return whether a call that the application made now would take part in an average."""
+        """Return whether a call made now would take part in an average."""
         return self.started >= self.version or self.made + 1 >= self.sync_period
 
     def call(self):
-        """The application makes a call: return whether it takes part in an average now."""
+        """Begin a call of the application; return whether it takes part in an average now."""
         self.made += 1
         if self.made >= self.sync_period:
             self.tell(self.version, -1)
@@ -95,14 +96,14 @@ class TriggeredAverageProtocol(AllRanksProtocol):
 
 
 class HeldContribution(ContributionProtocol):
-    """What a rank gives to these averages: the vector that its application waits with.
+    """A rank's contribution to these averages: the vector that its application waits with.
 
-    One that has joined keeps its vector there, and gives it to the others' next average, whose mean
-    it becomes; what it then has counts no more until all have joined.
+    A rank that has joined lends its vector to the others' next average, and its vector becomes
+    that average's mean; after that its weight is 0 until all have joined.
     """
 
     def called(self):
-        """The application makes a call: an average that is no call takes this weight."""
+        """Note a call: an average outside calls uses its weight."""
         self.published_weight = self.given_weight
 
     def contribute(self, publishes):
@@ -118,7 +119,7 @@ class HeldContribution(ContributionProtocol):
         )
 
     def is_lending(self):
-        """Whether others average, and this rank only contributes its vector."""
+        """Return whether others average, and this rank only contributes its vector."""
         return self.ranks.joined and self.ranks.operation == AVERAGE
 
     def begin_average(self):
@@ -131,7 +132,7 @@ class HeldContribution(ContributionProtocol):
         self.aim_average()
 
     def aim_average(self):
-        """The mean becomes the application's vector, unless only the others average theirs."""
+        """Store the mean in the application's vector, unless this rank only contributes."""
         takes: cython.bint = self.present and not self.is_lending()
         self.lent = self.lent and takes
         self.source = SCRATCH
@@ -148,5 +149,5 @@ class HeldContribution(ContributionProtocol):
             self.given_weight = 0
 
     def load(self):
-        """All ranks go on from what each has."""
+        """Continue from each rank's own vector."""
         self.restart_work()

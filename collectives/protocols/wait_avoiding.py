@@ -1,8 +1,8 @@
 """The wait-avoiding collective, as one rank sees it.
 
 Any rank may start a version. Its activation reaches all others along the activation tree, and each
-takes part with its application's last snapshot, wherever that application is. Versions are executed
-one at a time and in order, and none crosses a synchronous operation of all ranks.
+takes part with its application's last snapshot, even while that application computes. Versions are
+executed one at a time and in order, and none crosses a synchronous operation of all ranks.
 
 Source: WAGMA-SGD, section III-A (activation, versions, asynchronous execution) and Algorithm 2.
 Versions started by a rank that is drawn for each: eager-SGD (Li et al., PPoPP 2020), majority
@@ -17,13 +17,13 @@ if not cython.compiled:  # else the .pxd declares them
     from collectives.protocols.all_ranks import AVERAGE, LEAVING, NONE, OUTSIDE, SYNC
 
 # The owner of the vectors (snapshot and result): none, the application, or the running version; or
-# they are open to other ranks, which execute versions for this one (see `claims`).
+# other ranks can use them to execute versions for this one (see `claims`).
 IDLE = 0
 HELD = 1
 RUNNING = 2
 SHARED = 3
 
-# Of the numbers that are drawn.
+# Constants of SplitMix64.
 WORD = 0xFFFFFFFFFFFFFFFF
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -31,7 +31,7 @@ MIX_2 = 0x94D049BB133111EB
 
 
 def drawn(seed, version, size):
-    """Return which of so many ranks is drawn for a version: uniformly, and alike everywhere.
+    """Return which of `size` ranks is drawn for a version: uniformly, and the same on all ranks.
 
     Source: SplitMix64, of Steele, Lea and Flood, Fast splittable pseudorandom number generators,
     OOPSLA 2014.
@@ -43,30 +43,30 @@ def drawn(seed, version, size):
 
 
 class WaitAvoidingProtocol(AllRanksProtocol):
-    """The state of one rank: told of events by its methods, it says in attributes what to do.
+    """The state of one rank: events call its methods; its attributes tell the driver what to do.
 
     The driver executes version `running` while `vectors` is RUNNING. A later activation may
-    overtake one that is still due on its dimension, since a message covers every lower version. The
-    operations, and how what is due is sent, are `AllRanksProtocol`'s.
+    replace one that is still due on its dimension, since a message covers every lower version.
+    `AllRanksProtocol` has the operations, and sends the messages that are due.
 
-    A driver whose rank `shares` its vectors opens them where `vectors` has become SHARED, and takes
-    them back before it tells of anything that the application does. Meanwhile `next` stands still.
+    A driver whose rank `shares` its vectors opens them when `vectors` becomes SHARED, and takes
+    them back before it reports anything that the application does. Meanwhile `next` is unchanged.
 
     Attributes:
         version: see `AllRanksProtocol`; `next`: the next version to be executed here.
-        base: what to add to any version for the number that users see, and that chooses groups and
-            synchronizations; versions themselves only grow, also where a LOAD goes back.
+        base: what to add to a version for the number that users see, which determines groups and
+            synchronizations; versions themselves only grow, even where a LOAD goes back.
         told, told_ops: the highest version heard of, and after how many operations it was started.
-        sent, sent_ops: the highest version sent on each dimension, likewise.
+        sent, sent_ops: the highest version sent on each dimension, and its number of operations.
         vectors: IDLE, HELD by the application, RUNNING, or SHARED with other ranks.
         shares: whether they are shared while the application computes.
         timely: whether the vector of the application's last call is in that call's version.
         waiting: whether the application waits for the running version to finish.
-        size: of how many ranks one is drawn for each version, which alone may start it; 0: anybody
-            may start any.
-        freed: after how many operations versions are free: anybody may start them, since a rank is
-            in the next operation already, and may be the one that is drawn; −1: after none.
-        source: the newest version whose result may be used; −1 where there is none.
+        size: of how many ranks one is drawn for each version, which alone may start it; 0: any
+            rank may start any version.
+        freed: after how many operations versions are free, so that any rank may start them: a rank
+            is already in the next operation, and may be the one that is drawn; −1: none are.
+        source: the newest version whose result may be used; −1: none.
     """
 
     def __init__(self, dimensions, group_size, sync_period, passive):
@@ -99,13 +99,13 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         self.due = 0
 
     def draw(self, rank, size, seed):
-        """Let each version be started only by the one of so many ranks that is drawn for it."""
+        """Let only one of `size` ranks start each version: the one that is drawn for it."""
         self.rank = rank
         self.size = size
         self.seed = seed
 
     def share(self, works):
-        """Other ranks can execute versions for this one, where its memory `works` for that."""
+        """Let other ranks execute versions for this one, if its memory `works` for that."""
         self.shares = works and self.passive and self.exchanges
 
     def due_on(self):
@@ -124,10 +124,11 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     # Versions
 
     def tell(self, version, ops, dimension):
-        """An activation came in on this dimension (−1: this rank's own): forward it, then execute.
+        """Forward an activation that arrived on this dimension (−1: this rank's own), then execute.
 
-        It is forwarded on every higher dimension that has not carried this version yet, also by a
-        rank that knew of the version already: each dimension below was another branch of the tree.
+        It is forwarded on every higher dimension that has not carried this version yet, even by a
+        rank that knew of the version already: each lower dimension led to another branch of the
+        tree.
         """
         j: cython.int
         if self.fin_at >= 0:
@@ -143,18 +144,18 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         self.run()
 
     def run(self):
-        """Start the next version if it may be executed now; or let a rank that needs it do so."""
+        """Start the next version if it may be executed now, or let a rank that needs it do so."""
         if self.shares and self.vectors == IDLE and self.stage == OUTSIDE and not self.waiting:
             self.vectors = SHARED
         else:
             self.execute()
 
     def execute(self):
-        """Start the next version here, if it may be executed now.
+        """Start the next version on this rank, if it may be executed now.
 
         A version is held back until this rank has completed every operation that came before it,
         so that no contribution crosses a synchronization. If no rank is passive it also waits
-        for the application's call, unless that will never come.
+        for the application's call, unless none will follow.
         """
         if self.vectors != IDLE or self.next > self.told or self.told_ops > self.ops:
             return
@@ -165,14 +166,14 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         self.running = self.next
 
     def executed(self, version):
-        """Others have executed every version before this one for this rank."""
+        """Note that others have executed every version before this one for this rank."""
         if version > self.next:
             self.next = version
             self.source = version - 1
             self.heard(version - 1)
 
     def reclaim(self, running):
-        """The vectors are open to others no longer; one of them may have begun version `next`."""
+        """Take the vectors back from other ranks, one of which may have begun version `next`."""
         self.vectors = IDLE
         if running:
             self.vectors = RUNNING
@@ -180,13 +181,13 @@ class WaitAvoidingProtocol(AllRanksProtocol):
             self.heard(self.next)
 
     def heard(self, version):
-        """A version has been started, after no more operations than this rank has completed."""
+        """Note that a version was started, after no more operations than completed here."""
         if version > self.told:
             self.told = version
             self.told_ops = self.ops
 
     def finished(self):
-        """The running version has been executed: its result is there."""
+        """Note that the running version has been executed, so that its result is available."""
         self.source = self.running
         self.next = self.running + 1
         self.vectors = IDLE
@@ -199,11 +200,11 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     # The application's call of a version
 
     def call(self):
-        """The application arrives at its version.
+        """Begin the application's call of its version.
 
-        Timely: it has not been started here. The application holds the vectors while it publishes,
-        and `published` hands them to the version. Late: it holds them as soon as no version runs,
-        and publishes and takes the newest result at once.
+        Timely: the version has not been started here. The application holds the vectors while it
+        publishes, and `published` hands them to the version. Late: it holds them as soon as no
+        version runs, and publishes and takes the newest result at once.
         """
         self.timely = self.next == self.version and self.vectors == IDLE
         if self.timely:
@@ -216,13 +217,13 @@ class WaitAvoidingProtocol(AllRanksProtocol):
             self.vectors = HELD
 
     def may_start(self, version):
-        """Whether this rank may start a version whose call its application makes."""
+        """Return whether this rank may start a version that its application calls."""
         if self.size == 0 or self.freed == self.ops:
             return True
         return drawn(self.seed, version + self.base, self.size) == self.rank
 
     def start(self, version):
-        """Start a version, on all ranks that exchange anything in it."""
+        """Start a version on all ranks, or on this one only if groups have one member."""
         if self.exchanges:
             self.tell(version, self.ops, -1)
         else:
@@ -232,16 +233,16 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     def awaited(self):
         """Return the version that the application has called and no rank has started; else −1.
 
-        An interrupted call has been made, though `version` is beyond it.
+        An interrupted call counts as made, though `version` is already past it.
         """
         called: cython.longlong = self.version if self.waiting else self.version - 1
         return called if called >= self.next and called > self.told else -1
 
     def free(self, ops, dimension):
-        """Versions after so many operations are free, as came in on this dimension.
+        """Free the versions after so many operations, as a message on this dimension says.
 
-        (−1: since this rank is in the next operation itself.) It is forwarded as an activation is.
-        Later messages about fewer operations are dropped: all ranks have been in those.
+        (−1: because this rank is in the next operation itself.) It is forwarded as an activation
+        is. Late messages about fewer operations are dropped: all ranks have been in those.
         """
         j: cython.int
         if self.fin_at >= 0 or ops < self.freed:
@@ -257,47 +258,47 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         self.start_awaited()
 
     def start_awaited(self):
-        """Start what the application waits for, if that has become free."""
+        """Start the version that the application waits for, if it has become free."""
         version: cython.longlong = self.awaited()
         if version >= 0 and self.freed == self.ops:
             self.start(version)
 
     def published(self):
-        """A timely application has published: execute, and let it have the vectors afterwards."""
+        """Hand the vectors of a timely call that has published to its version, and run that."""
         self.waiting = True
         self.vectors = IDLE
         self.start_awaited()
         self.run()
 
     def returns(self):
-        """The application has taken what its call returns."""
+        """Complete the application's call, which has taken its result."""
         self.version += 1
         self.completed()
         self.release()
 
     def release(self):
-        """The application no longer holds the vectors."""
+        """Note that the application no longer holds the vectors."""
         self.vectors = IDLE
         self.run()
 
     def hold(self):
-        """The application wants the vectors between two calls, to publish without taking part."""
+        """Hold the vectors between two calls, to publish without taking part in a version."""
         if self.vectors == RUNNING:
             self.waiting = True
         else:
             self.vectors = HELD
 
     def let_go(self):
-        """The application was interrupted while it held the vectors between calls, or waited."""
+        """Release the vectors of an application interrupted while it held or awaited them."""
         self.waiting = False
         if self.vectors == HELD:
             self.release()
 
     def abandon(self):
-        """The application was interrupted in its call; the version, if started, goes on.
+        """Abandon the application's interrupted call; the version, if started, goes on.
 
-        Only when that has been executed, and `next` is `version` or more again, may the application
-        make another call or enter an operation; it may close before.
+        Only when that version has been executed, and `next` is at least `version` again, may the
+        application make another call or enter an operation; it may close before.
         """
         self.waiting = False
         self.version += 1
@@ -308,17 +309,17 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     # Synchronous operations
 
     def is_synchronous(self):
-        """Whether the application's next version is the periodic global average."""
+        """Return whether the application's next version is the periodic synchronization."""
         return (self.version + self.base + 1) % self.sync_period == 0
 
     def enter(self, operation):
         AllRanksProtocol.enter(self, operation)
-        # Before a periodic synchronization every rank has started what it was drawn for.
+        # Before a periodic synchronization every rank has started the versions drawn for it.
         if self.size > 0 and operation != SYNC:
             self.free(self.ops, -1)
 
     def expect(self, version):
-        """Every version before this one has been started, since a rank has come to it."""
+        """Note that every version before this one has been started, since a rank has reached it."""
         if self.told < version - 1 or self.stage == LEAVING:
             self.told = version - 1
             self.told_ops = self.ops
@@ -327,7 +328,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         return self.vectors == IDLE and self.next >= self.version
 
     def reduced(self):
-        """All operations publish the average everywhere but AVERAGE, which changes nothing."""
+        """End the operation; all but AVERAGE, which changes nothing, publish their average."""
         if self.operation != AVERAGE:
             self.source = -1
         if self.operation == SYNC:
