@@ -167,7 +167,7 @@ cdef class AllRanks(Calls):
         return tuple([self.records[RECORD * rank + 5] for rank in range(self.size)])
 
     def begin_collectively(self, str what):
-        """Set what all ranks enter the next operations for, such as "join()"; "": themselves."""
+        """Set the purpose, such as "join()", of the operations that all ranks enter; "": none."""
         self.purpose = PURPOSES[what] if what else NONE
 
     def begin_close(self):

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Calls of methods whose groups a protocol forms: what they wait for, and what Python calls."""
+"""Calls of methods whose groups a protocol forms: what callers wait for, and what Python calls."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 

@@ -55,7 +55,8 @@ cdef class Mailbox(Port):
     Attributes:
         protocol: the `PeerProtocol` that it drives, once `attach` was called.
         progress_count: number of messages received; `bytes_sent`: bytes of vectors sent.
-        nonfinite: changes that were excluded because they were not finite.
+        nonfinite: number of changes excluded because they were not finite, or were not known after
+            an interrupted call.
     """
 
     def __init__(self, Comm comm, like, bint whole):

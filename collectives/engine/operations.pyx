@@ -46,7 +46,7 @@ from collectives.protocols.all_ranks cimport (
 from collectives.protocols.contribution cimport SCRATCH, X, ContributionProtocol
 
 cdef enum:
-    # Bytes from which on the average of a vector takes so long that a caller yields often.
+    # Bytes of a vector from which on its average takes so long that a caller yields often.
     LONG = 524288
     # Polls between two looks for questions while work is in flight: they are rare and not urgent.
     POLLS_TO_ANSWER = 16
@@ -138,7 +138,7 @@ cdef class Operations(StallReporter):
         """Prepare for an operation that the application enters."""
 
     cdef void _publish_average(self) noexcept nogil:
-        """Take the complete average over all ranks to where it belongs, and count it."""
+        """Deliver a complete average over all ranks; count it if it is a synchronization."""
         if self.protocol.operation != AVERAGE:
             self.synchronizations += 1
 

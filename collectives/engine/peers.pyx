@@ -45,7 +45,7 @@ cdef enum:
 
 
 cdef class PeerExchange(ProtocolCalls):
-    """One rank of a method whose calls are those of a mailbox's protocol.
+    """One rank of a method whose calls a mailbox's protocol executes.
 
     Args:
         control, data, like, others: see `AllRanks`.
@@ -96,7 +96,7 @@ cdef class PeerExchange(ProtocolCalls):
         return goal in (CARRIED_OUT, IDLE) or ProtocolCalls._is_calls(self, goal)
 
     cdef bint _misses(self, int goal) noexcept nogil:
-        """Return whether a call waits for a missing rank; after join() also a call of others."""
+        """Return whether a call waits for a missing rank; after join() also one made for others."""
         return ((goal == ANSWERED or goal == DONE and self.purpose == JOIN)
                 and self.mailbox.protocol.missing >= 0)
 
@@ -228,8 +228,7 @@ cdef class PeerExchange(ProtocolCalls):
         return UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
 
     cdef void _begin_awaited(self) noexcept nogil:
-        """Begin the started call, once no pass over its whole vector must wait for the last blocks.
-        """
+        """Begin the started call, once no pass over its whole vector waits for the last blocks."""
         cdef int finite
         if self.protocol.failed >= 0 or not self.awaited.checked():
             return
