@@ -4,13 +4,13 @@
 from collectives.engine.control_tree cimport ControlTree
 
 cdef enum:
-    # What a message on the tree begins with where versions are free to start; after how many
-    # operations follows.
+    # The first integer of a message that versions are free to start; the number of operations
+    # before them follows.
     FREED = -3
 
 
 cdef class ActivationTree(ControlTree):
-    """The control tree with activations: a version and its ops."""
+    """The control tree with activations: a version, and the number of operations before it."""
 
     cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil:
         if number == FREED:

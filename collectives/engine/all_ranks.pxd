@@ -3,12 +3,12 @@ from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.shared cimport Shared
 
 cdef class AllRanks(Calls):
-    # What this rank shares with others of its node; why it has no memory that they can map.
+    # The memory shared with other ranks of the node; why this rank has none that they can map.
     cdef Shared shared
     cdef readonly str not_shared
-    # All of that, one of each exchange.
+    # All shared memory, one object for each exchange.
     cdef list all_shared
-    # What is averaged over all ranks by way of the ring; else NULL.
+    # The arrays that are averaged over all ranks through the ring; else NULL.
     cdef char **in_ring
 
     cdef int _share_memory(self, Exchange exchange, bint vectors, bint rings, groups=*) except -1

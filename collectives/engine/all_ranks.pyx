@@ -31,14 +31,14 @@ from collectives.errors import ClosedError, CudaError, DisagreementError
 cdef class AllRanks(Calls):
     """One rank's part in operations of all ranks.
 
-    A subclass makes `protocol` and `tree`, and implements the other calls.
+    A subclass creates `protocol` and `tree`, and implements the other calls.
     """
 
     def __cinit__(self, *_, **__):
         self.all_shared = []
 
     def listen(self):
-        """Begin to listen for the others, once all ranks have come so far."""
+        """Begin to receive control messages, once all ranks have reached this point."""
         pthread_mutex_lock(&mpi_mutex)
         self.tree.listen()
         pthread_mutex_unlock(&mpi_mutex)
@@ -48,7 +48,7 @@ cdef class AllRanks(Calls):
     cdef int _share_memory(
         self, Exchange exchange, bint vectors, bint rings, groups=None
     ) except -1:
-        """Make memory for this rank's exchanges, unless the system has none that others can map."""
+        """Allocate memory for this rank's exchanges, if the system has any that others can map."""
         try:
             self.shared = exchange.shared = Shared(
                 exchange.reduction, groups, self.rank, self.size, vectors, rings)
@@ -59,7 +59,7 @@ cdef class AllRanks(Calls):
 
     @property
     def handle(self):
-        """Where other ranks of the node find this one's memory."""
+        """The handles by which other ranks of the node map this one's memory."""
         cdef Shared shared
         return [shared.memory.handle for shared in self.all_shared]
 
@@ -69,10 +69,10 @@ cdef class AllRanks(Calls):
         return self.shared is not None and self.shared.works
 
     def map(self, handles):
-        """Map the memory of the node's ranks, a dict from them to their handles.
+        """Map the memory of the node's ranks, given a dict from ranks to their handles.
 
         Raises:
-            OSError, CudaError: it cannot be mapped.
+            OSError, CudaError: the memory cannot be mapped.
         """
         cdef int i
         cdef Shared shared
@@ -80,13 +80,13 @@ cdef class AllRanks(Calls):
             shared.map({rank: handle[i] for rank, handle in handles.items()})
 
     def share(self):
-        """Exchange vectors in the memory that all ranks of the node have mapped."""
+        """Exchange vectors from now on in the memory that all ranks of the node have mapped."""
         cdef Shared shared
         for shared in self.all_shared:
             shared.use()
 
     def unmap(self):
-        """Let go of other ranks' memory on devices, once no rank uses this one's any more."""
+        """Unmap other ranks' memory on devices, once no rank uses this one's any more."""
         cdef Shared shared
         for shared in self.all_shared:
             shared.memory.unmap()
@@ -94,14 +94,14 @@ cdef class AllRanks(Calls):
     # Averages over all ranks
 
     cdef void _reduce(self) noexcept nogil:
-        """By messages, unless vectors are on devices that ranks share: any MPI does for those."""
+        """Begin the exchange by messages, or in device memory that ranks share: any MPI will do."""
         if not self.layout.space.deferred or not self.exchange.shares(self.everyone, self.size):
             Calls._reduce(self)
             return
         self._reduce_in_ring(self.vectors.of[X if self.contribution.lent else SCRATCH])
 
     cdef void _reduce_in_ring(self, char **arrays) noexcept nogil:
-        """Average these arrays in place, by way of the ring."""
+        """Begin to average these arrays in place, through the ring."""
         self.begun = True
         self.in_ring = arrays
         self.exchange.shared.describe(
@@ -110,7 +110,7 @@ cdef class AllRanks(Calls):
             self._exchange_number(), True, self.everyone, self.size, arrays, True, True)
 
     cdef long long _exchange_number(self) noexcept nogil:
-        """That of an average over all ranks among those in memory."""
+        """Return the number of an average over all ranks, among exchanges in shared memory."""
         return self.data_ops + 1
 
     cdef void _publish_average(self) noexcept nogil:
@@ -123,55 +123,55 @@ cdef class AllRanks(Calls):
     cdef int _kept_in(self) noexcept nogil:
         return SCRATCH if self.in_ring != NULL else NOWHERE
 
-    # What subclasses have beside
+    # What subclasses extend
 
     cdef void _announce_leaving(self) noexcept nogil:
-        """The application makes no more calls."""
+        """Announce to other ranks that the application makes no more calls."""
 
     cdef int _leave_others(self) except -1 nogil:
-        """Wait, before closing, for what this rank has begun with others; the lock is held."""
+        """Wait, before closing, for the exchanges this rank has begun; the lock is held."""
         return 0
 
     cdef int _end_messages(self) except -1 nogil:
-        """Wait, once all leave, for messages of a subclass's; the lock is held."""
+        """Wait, once all ranks leave, for the subclass's messages; the lock is held."""
         return 0
 
     cdef void _free_requests(self) noexcept nogil:
-        """Give back what MPI has of it; the MPI mutex is held."""
+        """Free this collective's MPI requests and datatypes; the MPI mutex is held."""
         self.tree.free()
 
     # What Python calls
 
     def synchronize(self, vector, weight=None):
-        """Average the vector in place over all ranks, as what all go on from.
+        """Average the vector in place over all ranks; all ranks continue from the average.
 
         Its weight is that of the last call, unless one is given.
         """
         self._carry_out(SYNCHRONIZE, vector, PyBUF_WRITABLE, weight)
 
     def average(self, vector, weight=None):
-        """Overwrite the vector by the average over all ranks, and change nothing else.
+        """Overwrite the vector with the average over all ranks, and change nothing else.
 
         Its weight is that of the last call, unless one is given.
         """
         self._carry_out(AVERAGE, vector, PyBUF_WRITABLE, weight)
 
     def load(self, vector, long long version):
-        """Go on from this vector, with this version for the next one."""
+        """Continue from this vector, and make this version the next one."""
         self._carry_out(LOAD, vector, 0, None, version)
 
     def meet(self):
-        """Wait until all ranks are here; return how many calls each had made then, a tuple."""
+        """Wait until all ranks call this; return a tuple of how many calls each had made then."""
         cdef int rank
         self._carry_out(MEET, None, NO_VECTOR)
         return tuple([self.records[RECORD * rank + 5] for rank in range(self.size)])
 
     def begin_collectively(self, str what):
-        """All ranks enter operations for this purpose, "join()" or so; "": for their own."""
+        """Set the purpose, such as "join()", of the operations that all ranks enter; "": none."""
         self.purpose = PURPOSES[what] if what else NONE
 
     def begin_close(self):
-        """Let the others know that this rank closes, where that needs no waiting."""
+        """Tell the other ranks that this one closes, where that needs no waiting."""
         with nogil:
             pthread_mutex_lock(&self.lock)
             if self.protocol.stage == OUTSIDE and not (self.closed or self._has_started()):
@@ -180,7 +180,7 @@ cdef class AllRanks(Calls):
             pthread_mutex_unlock(&self.lock)
 
     def close(self):
-        """Carry out what anybody has started, and leave; collective."""
+        """Complete what any rank has started, and leave; collective."""
         cdef long long waiting = self.waiting_ns
         if self.closed:
             return
@@ -188,14 +188,14 @@ cdef class AllRanks(Calls):
         self.closing = True
         try:
             if self.protocol.operation != CLOSE and self._has_started():
-                # What was started is carried on to its end first.
+                # The started call is completed first.
                 with nogil:
                     self._wait_until(SETTLED)
                 self._settle(self.pending)
             with nogil:
                 self._leave()
         finally:
-            # The times are those of calls.
+            # The statistics' times are those of calls.
             self.waiting_ns = waiting
             self.guard.taken = False
         self.closed = True
@@ -205,11 +205,11 @@ cdef class AllRanks(Calls):
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef bint _has_started(self) noexcept nogil:
-        """Whether the application has started something that is not over."""
+        """Return whether the application has started a call that is not complete."""
         return self.awaits or self.contribution.present
 
     cdef int _leave(self) except -1 nogil:
-        """Enter CLOSE, once what an exception interrupted is over, and wait for its end."""
+        """Enter CLOSE, once no interrupted operation is pending, and wait for its end."""
         pthread_mutex_lock(&self.lock)
         try:
             if self.protocol.operation != CLOSE:
@@ -245,7 +245,7 @@ cdef class AllRanks(Calls):
         return 0, 0, ()
 
     def _disagreement(self):
-        """The error of a rank whose operation differs from that of other ranks."""
+        """Return the error of a rank whose operation differs from that of other ranks."""
         cdef int rank, i
         entered = by_value(
             tuple([self.records[RECORD * rank + i] for i in (0, 5, 2)]) for rank in range(self.size)
@@ -267,7 +267,7 @@ cdef class AllRanks(Calls):
 
     @property
     def failure(self):
-        """The rank of whose failure this one has heard, and its error; (−1, None): none."""
+        """The failed rank that this one knows of, and the error to raise; (−1, None): none."""
         return self.protocol.failed, self._failure() if self.protocol.failed >= 0 else None
 
     @property

@@ -4,31 +4,31 @@ from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
 
 cdef enum:
-    # What a caller waits for: an operation or call; also where ranks have disagreed; nothing that
-    # an exception interrupted goes on; nor a version of it; the end.
+    # What a caller waits for: its call or operation is complete; or ended in a disagreement; no
+    # interrupted operation is pending; nor a version of an interrupted call; this rank may leave.
     DONE
     SETTLED
     OVER
     CAUGHT_UP
     LEFT
-    # From here on what subclasses add.
+    # The first goal of subclasses.
     OTHER_GOALS
 
 cdef enum:
-    # What the application wants, beside the synchronous operations.
+    # What the application requests, besides the synchronous operations.
     CALL = 100
     PUBLISH
     OTHER_WISHES
 
 cdef enum:
-    # In place of a buffer's flags: the application gives no vector.
+    # In place of a buffer's flags: the application passes no vector.
     NO_VECTOR = -1
 
 cdef class Call:
     cdef Calls collective
     cdef UserVector vector
     cdef double weight
-    # Where the vector is a copy of one on a device, which is on its way when the call is given.
+    # For a vector on a device, which may still be arriving when the call is started; else None.
     cdef Handover handover
     cdef object result, error
 
@@ -37,14 +37,14 @@ cdef class Call:
 cdef class Calls(Interruptible):
     cdef readonly int pid
     cdef Call pending
-    # The pending call begins once its vector is there; what it is about.
+    # The pending call begins once its vector can be used: its handover, arrays and weight.
     cdef bint awaits
     cdef Handover awaited
     cdef char **awaited_arrays
     cdef double awaited_weight
-    # Until the next call: messages of an interrupted one may still be to and from its memory.
+    # Kept until the next call: pending messages of an interrupted one may use its memory.
     cdef UserVector last_vector
-    # Python is in a call that has not returned.
+    # Taken while a call has not returned.
     cdef Guard guard
     cdef long long calls_ns
 

@@ -30,7 +30,7 @@ cdef extern from "Python.h" nogil:
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
-# The weight of what the application gives without one.
+# Stands for the last call's weight, where the application passes none.
 cdef double OF_LAST_CALL = -1
 
 # Whether this process is a fork of the one that loaded this module: cheaper than asking each time.
@@ -38,13 +38,13 @@ cdef bint forked = False
 
 
 def note_fork():
-    """This process is such a fork."""
+    """Note that this process is a fork; see `forked`."""
     global forked
     forked = True
 
 
 cdef new_result(tuple fields):
-    """Return a `Result`, without the Python function that it is made by elsewhere."""
+    """Return a `Result`, without the cost of its constructor, a Python function."""
     cdef tuple arguments = (fields,)
     return (<PyTypeObject *>tuple).tp_new(Result, <PyObject *>arguments, NULL)
 
@@ -95,23 +95,23 @@ cdef class Calls(Interruptible):
         Interruptible.__init__(self, control, data, like, **options)
         self.guard = Guard()
         self.pid = getpid()
-        self.caller = PyThread_get_thread_ident()  # unless another one calls
+        self.caller = PyThread_get_thread_ident()  # until another thread calls
 
     # What subclasses override
 
     cdef int _begin(self, int what) except -1 nogil:
-        """Begin what the application wants with its vector."""
+        """Begin the operation or call that the application requests."""
         self._begin_operation(what)
         return 0
 
     cdef bint _misses(self, int goal) noexcept nogil:
-        """Whether it waits for a rank that makes no calls."""
+        """Return whether the caller waits for a rank that makes no calls."""
         return False
 
     cdef _missing(self):
-        """The error of a rank that waits for one that makes no calls."""
+        """Return the error of a rank that waits for one that makes no calls."""
 
-    # What is waited for
+    # What callers wait for
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == DONE:
@@ -123,11 +123,11 @@ cdef class Calls(Interruptible):
         return self.protocol.may_leave() and self._all_sent() and self._all_answered()
 
     cdef bint _is_failed(self, int goal) noexcept nogil:
-        """Whether a rank has failed, so that a call does not wait any longer."""
+        """Return whether a rank has failed, so that a call does not wait any longer."""
         return self.protocol.failed >= 0 and self._is_calls(goal)
 
     cdef bint _is_calls(self, int goal) noexcept nogil:
-        """Whether it is a call that waits, not close()."""
+        """Return whether a call waits for this goal, rather than close()."""
         return goal == DONE or goal == CAUGHT_UP
 
     cdef bint _is_in_vain(self, int goal) noexcept nogil:
@@ -139,9 +139,9 @@ cdef class Calls(Interruptible):
         raise self._failure() if self._is_failed(goal) else self._missing()
 
     def _failure(self):
-        """The error of a rank that has heard of another's failure."""
+        """Return the error of a rank that knows of another's failure."""
         text = self.tree.failure[:strlen(self.tree.failure)]
-        text = text.decode(errors="ignore")  # it may be cut
+        text = text.decode(errors="ignore")  # it may be truncated
         return RankFailedError(
             f"rank {self.protocol.failed} failed, so only close() is allowed here: {text}")
 
@@ -174,7 +174,7 @@ cdef class Calls(Interruptible):
 
     cdef Call _start(self, int what, vector, int flags, weight, long long version=0,
                      Handover handover=None):
-        """Begin what the application wants with its vector, a call once that is in the handover."""
+        """Start a call or operation; with a handover, it begins once the vector can be used."""
         cdef Call call
         self._check_usable()
         self._enter()
@@ -242,7 +242,7 @@ cdef class Calls(Interruptible):
         return 0
 
     cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
-        """Begin what the application wants with these arrays, if any; the lock is held."""
+        """Begin a call or operation with these arrays, if any; the lock is held."""
         if arrays != NULL:
             self.vectors.of[X] = arrays
             self.vectors.asked = False
@@ -251,14 +251,14 @@ cdef class Calls(Interruptible):
         return 0
 
     cdef double _counted(self, int what, double weight) noexcept nogil:
-        """How much the application's vector counts, once all is over that came before."""
+        """Return the weight of the application's vector; all earlier calls are complete."""
         if weight == OF_LAST_CALL:
             return self.contribution.published_weight
         if what == CALL or what == PUBLISH:
             return self.contribution.worked(weight)
         return weight
 
-    # A call whose vector is on its way from a device
+    # A call whose vector is arriving from a device
 
     cdef void _advance(self) noexcept nogil:
         if self.awaits:
@@ -269,9 +269,9 @@ cdef class Calls(Interruptible):
         return self.awaits or Interruptible._is_busy(self)
 
     cdef void _begin_awaited(self) noexcept nogil:
-        """Begin the call that was given, if its vector can be; until then this rank is passive.
+        """Begin the started call if its vector can be used; until then this rank is passive.
 
-        One whose vector will never be there is over.
+        A call whose vector will never arrive is complete.
         """
         if self.copying or self.protocol.failed >= 0 or not self.awaited.checked():
             return
@@ -284,7 +284,7 @@ cdef class Calls(Interruptible):
         self._give(CALL, self.awaited_arrays, self.awaited_weight)
 
     cdef bint _withdraw(self) noexcept nogil:
-        """Give back what was given and has not begun; return whether there was such a call."""
+        """Withdraw a started call that has not begun; return whether there was one."""
         cdef bint awaited
         pthread_mutex_lock(&self.lock)
         awaited, self.awaits = self.awaits, False
@@ -292,9 +292,9 @@ cdef class Calls(Interruptible):
         return awaited
 
     def prepare_to_fetch(self, Handover handover):
-        """Raise where no call can be made; wait until no earlier one has the handover.
+        """Raise where no call can be made; wait until no earlier one uses the handover.
 
-        That is one that was started, or what an exception has interrupted.
+        Such a call was started and not waited for, or was interrupted by an exception.
         """
         self._check_usable()
         self._complete()
@@ -303,14 +303,14 @@ cdef class Calls(Interruptible):
             self._wait_for(handover)
 
     cdef int _enter(self) except -1:
-        """Keep a forked child out, and other calls than this one."""
+        """Enter a call: raise in a forked child, or where another call is in progress."""
         self._check_owner()
         self.guard.take()
         self.caller = PyThread_get_thread_ident()
         return 0
 
     cdef int _forget_disagreement(self) except -1:
-        """What an exception interrupted has ended in a disagreement meanwhile: only say so."""
+        """Raise that an interrupted operation has ended in a disagreement, and forget that."""
         self.disagreed = NONE
         self._check_usable()
         return 0
@@ -368,7 +368,7 @@ cdef class Calls(Interruptible):
         return 0
 
     cdef int _give_back_interrupted(self, Handover handover) except -1:
-        """The application has what its vector has become; an error is left to the next call."""
+        """Give the vector back to the application as it is; leave an error to the next call."""
         try:
             handover.give_back()
         except CudaError:
@@ -376,7 +376,7 @@ cdef class Calls(Interruptible):
         return 0
 
     cdef int _forget(self, Call call) except -1:
-        """The user's memory is the user's again."""
+        """Stop using the application's buffer."""
         self.pending = None
         self.reduction.staged = NULL
         self.vectors.finite = UNKNOWN
@@ -386,9 +386,9 @@ cdef class Calls(Interruptible):
         return 0
 
     cdef int _settle(self, Call call) except -1:
-        """Give a completed call its result or its error."""
+        """Set the result or the error of a completed call."""
         self._forget(call)
-        if self._withdraw():  # a rank has failed, so it begins no more
+        if self._withdraw():  # a rank has failed, so the call does not begin
             call.handover.withdraw()
             call.error = self._failure()
             return 0

@@ -4,7 +4,7 @@ from collectives.protocols.all_ranks cimport AllRanksProtocol, TreePort
 
 cdef enum:
     MAX_DIMENSIONS = 32
-    # Numbers in a message at most, and bytes of a failure's text in it.
+    # Integers of the longest message, and bytes of a failure's text in it.
     MESSAGE = 32
     TEXT = 8 * (MESSAGE - 2)
 

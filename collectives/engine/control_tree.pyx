@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The control tree: short messages from each rank to all, along the dimensions of a butterfly.
 
-It sends failures, and the end of messages (FIN). Subclasses send more.
+It carries failures and the end of messages (FIN); subclasses add others.
 """
 
 from libc.string cimport memcpy, strncpy
@@ -27,19 +27,19 @@ from collectives.protocols.all_ranks cimport AllRanksProtocol, TreePort
 from collectives.topology import activation_peers
 
 cdef enum:
-    # What a message begins with where it is no version's number: no more comes from here; or a rank
-    # has failed, which rank, and its text in what is left.
+    # The first integer of a message, where it is no version's number: the sender sends no more; or
+    # a rank has failed, which rank and its text following.
     FIN = -1
     FAILED = -2
 
 
 cdef class ControlTree(TreePort):
-    """One rank's part in it, for a protocol that decides what is due.
+    """One rank's part in the control tree, for a protocol that decides which messages are due.
 
     Args:
-        comm: a communicator of its own.
+        comm: a communicator that only this tree uses.
         protocol: told of the messages that arrive.
-        window: the tag of messages that are no version's; below it are tags of versions.
+        window: the tag of messages that are no version's; versions have the tags below it.
     """
 
     def __init__(self, Comm comm, AllRanksProtocol protocol, int window):
@@ -56,7 +56,7 @@ cdef class ControlTree(TreePort):
             self.source[k] = source
 
     cdef void listen(self) noexcept nogil:
-        """Begin to listen, once all ranks have come so far; the MPI mutex is held."""
+        """Post the receives, once all ranks have reached this point; the MPI mutex is held."""
         cdef int k
         for k in range(self.protocol.dimensions):
             self._check(MPI_Recv_init(self.received[k], MESSAGE, MPI_LONG_LONG, self.source[k],
@@ -64,13 +64,13 @@ cdef class ControlTree(TreePort):
             self._check(MPI_Start(&self.receives[k]))
 
     cdef void free(self) noexcept nogil:
-        """Listen no longer; the MPI mutex is held."""
+        """Free the receives; the MPI mutex is held."""
         cdef int k
         for k in range(self.protocol.dimensions):
             MPI_Request_free(&self.receives[k])
 
     cdef void receive(self) noexcept nogil:
-        """Take in what has come; the MPI mutex is held."""
+        """Receive the messages that have arrived; the MPI mutex is held."""
         cdef int indices[MAX_DIMENSIONS]
         cdef int count = 0
         cdef int i, k
@@ -94,7 +94,7 @@ cdef class ControlTree(TreePort):
             self._check(MPI_Start(&self.receives[k]))
 
     cdef void send_due(self) noexcept nogil:
-        """Send what is due, one message at a time on each dimension.
+        """Send the messages that are due, one at a time on each dimension.
 
         The MPI mutex is held.
         """
@@ -109,7 +109,7 @@ cdef class ControlTree(TreePort):
                 self.protocol.send_on(k)
 
     cdef bint all_sent(self) noexcept nogil:
-        """Whether everything has been sent; the MPI mutex is held."""
+        """Return whether all messages have been sent; the MPI mutex is held."""
         cdef int k, done
         cdef bint all = True
         for k in range(self.protocol.dimensions):
@@ -118,13 +118,13 @@ cdef class ControlTree(TreePort):
         return all
 
     cdef void fail(self, int rank, const char *text) noexcept nogil:
-        """Set out to let all ranks know that this one has failed."""
+        """Begin to tell all ranks that this one has failed."""
         if self.protocol.failed < 0:
             strncpy(self.failure, text, TEXT - 1)
             self.protocol.notice(rank, -1)
 
     cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil:
-        """Tell the protocol of a message of a subclass's."""
+        """Tell the protocol of a subclass's message."""
 
     cdef void send_failure(self, int dimension, int rank) noexcept nogil:
         self._send(dimension, FAILED, rank)

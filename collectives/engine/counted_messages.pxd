@@ -2,7 +2,7 @@ from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 from mpi4py.MPI cimport Comm
 
 cdef class CountedMessages:
-    # How many messages have come.
+    # Number of messages received.
     cdef readonly long long received
     # This rank sends nothing more.
     cdef readonly bint ending

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Messages between ranks that are counted, so that each rank knows at the end when all have come."""
+"""Messages between ranks that are counted, so that each rank knows when all have arrived."""
 
 from libc.stdlib cimport calloc, free
 from mpi4py.libmpi cimport (
@@ -36,7 +36,7 @@ cdef class CountedMessages:
         free(self.posted)
 
     cdef void end(self) noexcept nogil:
-        """Nothing more is sent from here: learn how much was sent, by all ranks together."""
+        """Send nothing more, and begin to learn how much each rank has sent here; collective."""
         self.ending = True
         pthread_mutex_lock(&mpi_mutex)
         self._check(MPI_Ialltoall(self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG,
@@ -44,7 +44,7 @@ cdef class CountedMessages:
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef bint is_over(self) noexcept nogil:
-        """Whether everything sent has been received."""
+        """Return whether everything sent to this rank has been received."""
         cdef long long sent = 0
         cdef int rank, done = 0
         pthread_mutex_lock(&mpi_mutex)

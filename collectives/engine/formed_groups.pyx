@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Calls of methods whose groups a protocol forms: what they wait for, and what Python calls."""
+"""Calls of methods whose groups a protocol forms: what callers wait for, and what Python calls."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
@@ -23,7 +23,7 @@ from collectives.errors import CudaError
 from collectives.result import Result
 
 cdef enum:
-    # What the application wants: a call that averages nothing, and one whose vector is on its way
+    # What the application requests: a call that averages nothing, and one whose vector is arriving
     # from a device.
     PASS_BY = FURTHER_WISHES
     AWAIT
@@ -32,7 +32,7 @@ cdef enum:
 cdef class FormedGroups(GroupAverages):
     """One rank of a method whose groups a protocol forms; see `GroupAverages`."""
 
-    # What callers wait for, and say of it
+    # What callers wait for, and how they report it
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
@@ -47,7 +47,7 @@ cdef class FormedGroups(GroupAverages):
         return self.queue.protocol.calls
 
     cdef void _describe_call(self, long long *answer) noexcept nogil:
-        """Which group is under way is told as its number plus one; 0: none."""
+        """Report the group being averaged as well, as its number plus one; 0: none."""
         GroupAverages._describe_call(self, answer)
         answer[3] = self.queue.protocol.calling
         answer[1] = self.queue.first.number + 1 if self.averaging else 0
@@ -62,14 +62,16 @@ cdef class FormedGroups(GroupAverages):
         return where, sorted(awaited)
 
     cdef _why_missing_in_call(self, long long *answer, operation, elsewhere):
-        """A member of this rank's group may be in one that comes before it."""
+        """Return why a rank is missing; a member of this group may be in an earlier one."""
         if self.averaging and answer[1] not in (0, self.queue.first.number + 1):
             return f"in group {answer[1] - 1}"
         return operation or (None if answer[3] else elsewhere)
 
     cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
-        """A caller that has said for whom it waits waits no longer for those that are in no call;
-        or after twice the time, as on the controller's rank something may always move.
+        """Report stalls, and end the wait of an overdue caller for ranks that are in no call.
+
+        A caller is overdue once it has reported for whom it waits, or after twice the time, as on
+        the controller's rank something may always move.
         """
         cdef long long limit = self.stall if waiting.said else 2 * self.stall
         GroupAverages._look_for_stalls(self, goal, waiting, time)
@@ -93,7 +95,7 @@ cdef class FormedGroups(GroupAverages):
     def call(self, vector, Handover handover=None):
         """Make the next call, in place, and return its `Result`.
 
-        Where the vector is a handover's the call begins once its device has checked it.
+        With a handover, the call begins once the device has checked the vector.
         """
         if handover is None:
             self._use_protocol(CALL, vector)
@@ -104,7 +106,7 @@ cdef class FormedGroups(GroupAverages):
     def pass_by(self):
         """Make a call that averages nothing, for which no vector is needed; return its `Result`.
 
-        None: it may average, and has not been made.
+        Return None where the call may average; then it has not been made.
         """
         self.settle()
         if self.queue.protocol.passive or self.queue.protocol.averages():
@@ -113,7 +115,7 @@ cdef class FormedGroups(GroupAverages):
         return self._result_of_call()
 
     cdef int _call_with(self, vector, Handover handover) except -1:
-        """Make a call whose vector is in a handover, and give that back."""
+        """Make a call with a handover's vector, and give that back."""
         self.awaited = self.reduction.handover = self.group_reduction.handover = handover
         try:
             self._use_protocol(AWAIT, vector)
@@ -143,7 +145,7 @@ cdef class FormedGroups(GroupAverages):
         return Result(version, self.last_timely, version, tuple(members), weight, False)
 
     def add_moved(self, vector):
-        """Add to the vector what averages have changed since the last call, as a call would."""
+        """Add to the vector what averages changed since the last call, as a call would."""
         cdef UserVector opened = UserVector(vector, self.layout, PyBUF_WRITABLE)
         with nogil:
             pthread_mutex_lock(&self.lock)
@@ -153,7 +155,7 @@ cdef class FormedGroups(GroupAverages):
             pthread_mutex_unlock(&self.lock)
 
     def go_on_from(self, vector):
-        """Have this vector for a model, as the application does."""
+        """Take this vector, from which the application continues, as the model."""
         cdef UserVector opened = UserVector(vector, self.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)
@@ -164,7 +166,7 @@ cdef class FormedGroups(GroupAverages):
             pthread_mutex_unlock(&self.lock)
 
     def restart(self, long long calls):
-        """Go on after so many calls, once all ranks have paused."""
+        """Continue with this number of calls made, once all ranks have paused."""
         with nogil:
             pthread_mutex_lock(&self.lock)
             self.queue.protocol.restart(calls)
@@ -216,7 +218,7 @@ cdef class FormedGroups(GroupAverages):
 
     @property
     def who_was_met(self):
-        """Of each rank, the sum of 1/|S| over the groups S that it and this one were in."""
+        """For each rank, the sum of 1/|S| over the groups S with both it and this one."""
         cdef int rank
         return [self.met[rank] for rank in range(self.size)]
 

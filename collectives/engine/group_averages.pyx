@@ -25,8 +25,8 @@ cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 cdef enum:
-    # Tags of groups' exchanges, after that of messages. Ranks that have several groups in common
-    # average them in the same order, so that two with the same tag would still not be confused.
+    # Tags of groups' exchanges, after the one of messages. Ranks that have several groups in common
+    # average them in the same order, so two groups with the same tag are not confused either.
     FIRST_TAG = 1
     WINDOW = 64
 
@@ -36,7 +36,7 @@ cdef class GroupAverages(ProtocolCalls):
 
     Args:
         control, data, like, others: see `AllRanks`.
-        groups: a communicator of its own.
+        groups: a communicator for groups' messages and exchanges only.
         sharing: whether to average in memory shared by the ranks of a node, if possible.
     """
 
@@ -59,7 +59,7 @@ cdef class GroupAverages(ProtocolCalls):
             raise MemoryError
         self.model_arrays = self.kept_arrays + self.layout.count
         self.mean_arrays = self.model_arrays + self.layout.count
-        # The host's takes no memory before an average of short vectors, or an exception, touches it.
+        # In host memory it has no pages before an average of short vectors or an exception uses it.
         self._place_in_own(self.kept_arrays, &self.kept)
 
     def __dealloc__(self):
@@ -68,7 +68,7 @@ cdef class GroupAverages(ProtocolCalls):
         free(self.kept_arrays)
 
     cdef int _place_in_own(self, char **arrays, char **vector) except -1:
-        """Allocate a vector of this rank's own."""
+        """Allocate a vector of this rank's own, and locate its arrays."""
         cdef Memory memory = self.layout.space.allocate(self.layout.size)
         self.own.append(memory)
         vector[0] = memory.address
@@ -76,7 +76,8 @@ cdef class GroupAverages(ProtocolCalls):
         return 0
 
     def attach(self, GroupProtocol protocol, like):
-        """Let this protocol form groups, and begin; a passive rank's model is `like` at first."""
+        """Set the protocol that forms groups, and begin it; a passive rank's model is `like` then.
+        """
         cdef UserVector opened
         self.queue.attach(protocol)
         if protocol.passive:
@@ -114,7 +115,7 @@ cdef class GroupAverages(ProtocolCalls):
     # Groups
 
     cdef bint _step_group(self) noexcept nogil:
-        """Take what the protocol wants done first one step on; return whether it did."""
+        """Advance the queue's first step; return whether it advanced."""
         if self.copying or self.queue.first == NULL:
             return False
         if self.averaging:
@@ -132,7 +133,7 @@ cdef class GroupAverages(ProtocolCalls):
         return True
 
     cdef void _begin_group(self) noexcept nogil:
-        """Average what this rank gives with the others of the first group."""
+        """Begin to average this rank's vector with the other members of the queue's first group."""
         cdef Step *group = self.queue.first
         cdef char **arrays
         self.rhythm.beat(now())
@@ -151,7 +152,7 @@ cdef class GroupAverages(ProtocolCalls):
             self._begin_by_messages(arrays)
 
     cdef char **_choose_vector(self) noexcept nogil:
-        """Return what this rank gives, NULL for nothing; `gives`: whether that counts."""
+        """Return the vector to contribute, NULL for none; set `gives`: whether it counts."""
         if not self.in_call:
             if not self.queue.protocol.passive:
                 return NULL
@@ -169,7 +170,7 @@ cdef class GroupAverages(ProtocolCalls):
         return self.user
 
     cdef void _begin_by_messages(self, char **arrays) noexcept nogil:
-        """Begin to average these arrays, or zeros that do not count."""
+        """Begin to average these arrays by messages; zeros replace what does not count."""
         cdef Step *group = self.queue.first
         cdef int tag = FIRST_TAG + <int>(group.number % WINDOW) * PHASES
         cdef bint gives = arrays != NULL and self.gives
@@ -187,7 +188,7 @@ cdef class GroupAverages(ProtocolCalls):
             NULL, NULL)
 
     cdef void _begin_in_memory(self, char **arrays) noexcept nogil:
-        """Begin to average where all members see it; a vector that does not count is not read."""
+        """Begin to average in shared memory; a vector that does not count is not read."""
         cdef Step *group = self.queue.first
         cdef double weight = group.weights[group.me] if arrays != NULL and self.gives else 0
         if arrays == self.mean_arrays and not self.moved:
@@ -199,7 +200,7 @@ cdef class GroupAverages(ProtocolCalls):
             group.number, True, group.members, group.size, arrays, arrays != NULL, True)
 
     cdef void _end_group(self, double weight, bint timely) noexcept nogil:
-        """The first group has averaged, with this total weight; one of one rank changes nothing."""
+        """End the first group's average, of this total weight; one of one rank changes nothing."""
         cdef Step *group = self.queue.first
         cdef int i
         self.averaging = False
@@ -220,7 +221,7 @@ cdef class GroupAverages(ProtocolCalls):
         self.queue.finish()
 
     cdef void _return_call(self) noexcept nogil:
-        """The application's vector is what it gets; a passive rank keeps a copy."""
+        """Return the call with the application's vector as it is; a passive rank keeps a copy."""
         cdef char **source = self.user if self.user != NULL else self.kept_arrays
         if self.queue.protocol.passive:
             self._add_what_moved()
@@ -233,7 +234,7 @@ cdef class GroupAverages(ProtocolCalls):
         self.queue.finish()
 
     cdef void _add_what_moved(self) noexcept nogil:
-        """Add to the application's vector what averages have changed since it last got one."""
+        """Add to the application's vector what averages changed since its last call returned."""
         if self.moved and not self.unreturned and self.user != NULL:
             self._unlock_to_copy()
             self.layout.add_change(self.user, self.mean_arrays, self.user, self.model_arrays)
@@ -242,14 +243,14 @@ cdef class GroupAverages(ProtocolCalls):
         self.moved = False
 
     cdef void _has_changed(self) noexcept nogil:
-        """The application's vector is no longer what its call gave."""
+        """Note that the application's vector differs from what it passed."""
         self.changed = True
         self.vectors.finite = UNKNOWN
 
     # What an exception interrupts
 
     cdef void _forget_user(self) noexcept nogil:
-        """The application's memory is its own again; its call goes on without, if it does."""
+        """Stop using the application's buffer; its call, if pending, continues without it."""
         cdef long long end = now() + SECOND
         cdef char **user
         self.awaits = False
@@ -257,7 +258,7 @@ cdef class GroupAverages(ProtocolCalls):
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
-        # What other threads begin from here on is without it.
+        # From here on other threads begin nothing that uses the buffer.
         user, self.user = self.user, NULL
         if user == NULL or not self.queue.protocol.calling:
             return
@@ -271,7 +272,7 @@ cdef class GroupAverages(ProtocolCalls):
             if self.vectors.finite == UNKNOWN:
                 self.gives = self.layout.all_finite(self.kept_arrays)
         self.has_kept = True
-        # Members that run end their messages soon; one that is stopped is not waited for long.
+        # Running members complete their messages soon; a stopped one is waited for at most 1 s.
         while (self.averaging and self.group_exchange.uses(user) and self.error == 0
                 and now() < end):
             self.group_exchange.progress()

@@ -4,8 +4,8 @@ from collectives.engine.integer_messages cimport IntegerMessages
 from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
 
 cdef struct Step:
-    # What is to be done next: return the application's call, or average a group, in which this
-    # rank is the member `me`.
+    # A step: return the application's call, or average a group, in which this rank is the member
+    # `me`.
     bint returns
     long long number
     int size, me
@@ -19,11 +19,11 @@ cdef class GroupQueue(GroupPort):
     cdef readonly long long progress_count
     cdef int error
     cdef int rank, size
-    # What is to be done, in this order, and steps that are not in use.
+    # Steps to be executed, in order, and steps that are not in use.
     cdef Step *first
     cdef Step *last
     cdef Step *unused
-    # What the protocol is told of that has averaged.
+    # The record of a complete group, of which the protocol is told.
     cdef Group record
 
     cdef bint progress(self) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What a protocol that forms groups wants done with a rank's vector, and its messages."""
+"""The steps that a protocol that forms groups requests of its rank, and its messages."""
 
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
@@ -10,14 +10,14 @@ from collectives.engine.integer_messages cimport IntegerMessages
 from collectives.protocols.formed_groups cimport RECORD, Group, GroupPort, GroupProtocol
 
 cdef enum:
-    # Messages taken in at one look: those of a fast rank do not keep others waiting.
+    # Messages received in one poll, so that those of a fast rank do not delay others.
     MOST_AT_ONCE = 16
     # Integers of a message besides two records of groups of all ranks.
     OTHERS = 16
 
 
 cdef class GroupQueue(GroupPort):
-    """One rank's port: the thread that holds the collective's lock takes its work from it.
+    """One rank's port, whose steps the thread that holds the collective's lock executes.
 
     Args:
         comm: a communicator, of which its messages use tag 0.
@@ -29,7 +29,7 @@ cdef class GroupQueue(GroupPort):
         self.record = Group(room=self.size)
 
     def attach(self, GroupProtocol protocol):
-        """Let this protocol say what happens."""
+        """Set the protocol that requests steps."""
         self.protocol = protocol
 
     def __dealloc__(self):
@@ -82,7 +82,7 @@ cdef class GroupQueue(GroupPort):
         return True
 
     cdef Step *_add_step(self) noexcept nogil:
-        """Return a step that is to be done after all others; NULL and an error without memory."""
+        """Add a step after all others, and return it; NULL and an error without memory."""
         cdef Step *step = self.unused
         if step != NULL:
             self.unused = step.next
@@ -106,7 +106,7 @@ cdef class GroupQueue(GroupPort):
     # The driver
 
     cdef bint progress(self) noexcept nogil:
-        """Tell the protocol of messages that have come; return whether there were any."""
+        """Tell the protocol of messages that have arrived; return whether there were any."""
         cdef int count = 0
         while count < MOST_AT_ONCE and self.messages.take():
             self.protocol.arrived(
@@ -119,11 +119,11 @@ cdef class GroupQueue(GroupPort):
         return count > 0
 
     cdef bint is_under_way(self) noexcept nogil:
-        """Whether something is to be done or messages are not all sent."""
+        """Return whether steps or messages are pending."""
         return self.first != NULL or self.messages.under_way > 0 or self.messages.receiving
 
     cdef void finish(self) noexcept nogil:
-        """The first step has been done: tell the protocol."""
+        """Remove the first step, which is complete, and tell the protocol."""
         cdef Step *step = self.first
         cdef bint returns = not self.under_way(self.record)
         self.first = step.next

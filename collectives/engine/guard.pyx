@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""What keeps an application to one call of a collective at a time."""
+"""A guard that admits one call of a collective at a time."""
 
 
 cdef class Guard:
-    """Refuses a call of a signal handler, or of another thread, while a call is in progress."""
+    """Refuses a call by a signal handler, or by another thread, while a call is in progress."""
 
     def __enter__(self):
         self.take()

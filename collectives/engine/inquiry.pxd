@@ -1,14 +1,14 @@
 from mpi4py.libmpi cimport MPI_Comm, MPI_Request
 
 cdef enum:
-    # What a rank answers: its next version, its next version to be executed, its operation, whether
-    # its application is in the call of a version, and in the join() of which collective it is.
+    # Integers of an answer: calls made, next version to be executed, operation and purpose, whether
+    # the application is in a call, and the collective in whose join() it waits (0: none).
     ANSWER = 5
 
 cdef class Inquiry:
     cdef MPI_Comm comm
     cdef int rank, size, tag, error
-    # The questions received and asked so far.
+    # Number of questions received and asked so far.
     cdef readonly long long received, asked
     cdef long long answer[ANSWER]
     cdef MPI_Request reply

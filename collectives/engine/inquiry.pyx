@@ -45,12 +45,12 @@ cdef class Inquiry:
         free(self.answered)
 
     cdef void progress(self, const long long *answer) noexcept nogil:
-        """Answer a question that has come, and take in answers."""
+        """Answer a question that has arrived, and receive answers."""
         cdef MPI_Status status
         cdef long long question
         cdef int done, rank, i
         if self.reply == MPI_REQUEST_NULL:
-            # Not a receive from any source: one that is posted makes all other messages slower.
+            # Not a receive from any source: while one is posted, all other messages are slower.
             self._check(MPI_Iprobe(MPI_ANY_SOURCE, self.tag, self.comm, &done, &status))
             if done:
                 self._check(MPI_Recv(&question, 1, MPI_LONG_LONG, status.MPI_SOURCE, self.tag,
@@ -75,7 +75,7 @@ cdef class Inquiry:
     cdef void ask(self) noexcept nogil:
         """Ask all other ranks.
 
-        Where the answers to the last question are not all there, those that are, are stale.
+        If answers to the last question are missing, nothing is asked, and the others are stale.
         """
         cdef int rank
         self.stale = self.asking > 0
@@ -92,7 +92,7 @@ cdef class Inquiry:
                                       &self.sends[rank]))
 
     cdef bint quiet(self) noexcept nogil:
-        """Whether nothing of this rank's is under way."""
+        """Return whether no question or answer of this rank is pending."""
         return self.asking == 0 and self.reply == MPI_REQUEST_NULL
 
     cdef void _check(self, int rc) noexcept nogil:

@@ -4,14 +4,14 @@ from collectives.engine.counted_messages cimport CountedMessages
 
 cdef class IntegerMessages(CountedMessages):
     cdef int tag, most
-    # The last message that has come: from whom, and what.
+    # The last message that has arrived: its source, length and integers.
     cdef int source, length
     cdef long long[::1] integers
-    # The one that is being received; no other one is begun before it is there.
+    # The message that is being received; no other receive is begun before it has arrived.
     cdef MPI_Request receive
     cdef MPI_Status status
     cdef bint receiving
-    # Requests of messages to others, each with its memory, and how many are under way.
+    # Requests of messages to others, each with its memory, and how many are pending.
     cdef MPI_Request *sends
     cdef long long **spaces
     cdef int *indices

@@ -2,7 +2,7 @@
 """Short lists of integers that one rank's engine sends another's.
 
 From one rank to another they arrive in the order of sending. The thread that holds the lock of
-the collective that they belong to calls these methods.
+their collective calls these methods.
 """
 
 import array
@@ -38,8 +38,8 @@ cdef class IntegerMessages(CountedMessages):
     """One rank's messages.
 
     Args:
-        comm: a communicator, of which they use one tag.
-        tag: which one.
+        comm: a communicator.
+        tag: the only tag that they use.
         most: how many integers a message may have.
     """
 
@@ -47,7 +47,7 @@ cdef class IntegerMessages(CountedMessages):
         CountedMessages.__init__(self, comm)
         self.tag = tag
         self.most = most
-        # The last one that has come, of which the first `length` integers count.
+        # The last message that has arrived, of which the first `length` integers count.
         self.integers = array.array("q", [0]) * most
         self.receive = MPI_REQUEST_NULL
 
@@ -81,7 +81,7 @@ cdef class IntegerMessages(CountedMessages):
         self.posted[destination] += 1
 
     cdef int _find_room(self) noexcept nogil:
-        """Return which request is free; −1 if there is no memory for another one."""
+        """Return the index of a free request; −1 if there is no memory for another one."""
         cdef int i, first = self.room
         cdef int room = max(2 * first, 8)
         cdef void *memory
@@ -109,7 +109,7 @@ cdef class IntegerMessages(CountedMessages):
         return first
 
     cdef bint take(self) noexcept nogil:
-        """Take the next message that is there, into `source`, `integers` and `length`.
+        """Receive the next message, if it has arrived, into `source`, `integers` and `length`.
 
         Return whether there was one.
         """
@@ -133,7 +133,7 @@ cdef class IntegerMessages(CountedMessages):
         return done
 
     cdef void test(self) noexcept nogil:
-        """See what has been sent."""
+        """Test which messages have been sent."""
         cdef int done = 0
         if self.under_way == 0:
             return

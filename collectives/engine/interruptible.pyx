@@ -18,14 +18,14 @@ cdef class Interruptible(Operations):
     """One rank's part in operations of all ranks, which continues if its caller is interrupted."""
 
     cdef void _abandon(self) noexcept nogil:
-        """What goes on was interrupted by an exception: the user's vector is ours no longer."""
+        """Stop using the application's vector in a call that an exception has interrupted."""
         self._lock_when_copied()
         self._stop_using_vector()
         self.contribution.interrupted(self._drain())
         pthread_mutex_unlock(&self.lock)
 
     cdef void _stop_using_vector(self) noexcept nogil:
-        """Let what goes on do so without the user's vector, as far as messages have not begun."""
+        """Continue operations without the application's vector, where messages have not begun."""
         if self.begun:
             self.exchange.adopt(self.vectors.arrays(self._kept_in()))
         self.contribution.interrupt(self.begun)
@@ -35,11 +35,11 @@ cdef class Interruptible(Operations):
             self.reduction.saved = self.vectors.arrays(self.contribution.saved)
 
     cdef int _kept_in(self) noexcept nogil:
-        """Which vector takes what the user's has got so far, where nothing else has that."""
+        """Return the vector that takes what the application's got so far, if no other has it."""
         return NOWHERE
 
     cdef void _lock_when_copied(self) noexcept nogil:
-        """Take the lock, once nothing else is at the application's memory: no thread, no device."""
+        """Take the lock, once no thread and no device accesses the application's buffer."""
         pthread_mutex_lock(&self.lock)
         while self.copying or not self._is_here():
             pthread_mutex_unlock(&self.lock)
@@ -47,10 +47,10 @@ cdef class Interruptible(Operations):
             pthread_mutex_lock(&self.lock)
 
     cdef bint _drain(self) noexcept nogil:
-        """Wait for messages from and to the application's memory; return whether they have ended.
+        """Wait for messages that use the application's buffer; return whether all are complete.
 
-        Members that run end them soon. For one that is stopped it does not wait long: the call's
-        vector is kept, and no change is taken against what is in it.
+        Running members complete them soon. A stopped one is waited for at most 1 s: then the call's
+        vector is kept, and no change is computed relative to what is in it.
         """
         cdef long long end = now() + SECOND
         if self.begun:

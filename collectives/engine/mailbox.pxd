@@ -10,19 +10,20 @@ cdef class Mailbox(Port):
     cdef readonly long long progress_count, bytes_sent, nonfinite
     cdef Transfers messages
     cdef PeerVectors vectors
-    # How often all ranks have begun anew: messages from before are of no use.
+    # Number of restarts of all ranks: messages of earlier epochs are dropped.
     cdef long long epoch
-    # The application's arrays, NULL where it is in no call; whether its change counts; whether it
-    # does not know what it last got, since an exception ended its call.
+    # The application's arrays, NULL outside calls. `changed`: its change counts. `unreturned`: it
+    # has not got the last model, since an exception ended its call.
     cdef char **user
     cdef bint changed, unreturned
-    # What the application last got is the model as it is, and nowhere else; or it was that, and
-    # what it has changed is in these arrays, and not recorded yet (NULL: it is).
+    # `same`: what the application last got is the model as it is, and stored nowhere else.
+    # `given`: the arrays with its change, not recorded yet (NULL: it is); `against_model`: `same`
+    # was true when they were given.
     cdef bint same, against_model
     cdef char **given
-    # What the application last got is what a call gave back in `vectors.handover`.
+    # The application got its last model through `vectors.handover`.
     cdef bint got_there
-    # What `post` sends: a message, and the step that sends the vector behind it.
+    # What `post` sends: a message, and the step that sends the vector following it.
     cdef Message *written
     cdef Step *sending
 

@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Vectors that one rank sends another while its application computes.
+"""Vectors that ranks send each other while their applications compute.
 
 A `Mailbox` drives a protocol of `collectives.protocols.peers` over MPI: it is the port by which the
 protocol acts. The thread that holds the lock of its collective advances it.
 
-A protocol is told of a long vector when its message arrives; the blocks follow later. So its verbs
-are recorded, and executed in their order, block by block, when possible: a model with a block that
-is still to be sent waits for that. What is recorded completes without any further call: a receiver
-takes a vector's blocks once it has taken those of the sender's last vector, which it has when it
-has made the call that this one's message comes from.
+A protocol is told of a long vector when its message arrives; the blocks follow later. So its
+actions are recorded as steps, and executed in order, block by block, when possible: a step that
+writes a block of the model waits until that block has been sent. Recorded steps complete without
+any further call: a receiver takes a vector's blocks once it has taken those of the sender's last
+vector, which it has when it has made the call that this one's message comes from.
 """
 
 from mpi4py.MPI cimport Comm
@@ -47,15 +47,16 @@ cdef class Mailbox(Port):
     """One rank's model, messages and protocol.
 
     Args:
-        comm: a communicator of its own.
+        comm: a communicator that only this mailbox uses.
         like: list of float32 or float64 arrays, the model at the start.
-        whole: whether vectors are copied into their messages, on all ranks alike: where a rank has
-            no progress thread, what was sent must come without its taking part.
+        whole: whether vectors are copied into their messages, the same on all ranks: where a rank
+            has no progress thread, what it has sent must arrive without its participation.
 
     Attributes:
         protocol: the `PeerProtocol` that it drives, once `attach` was called.
         progress_count: number of messages received; `bytes_sent`: bytes of vectors sent.
-        nonfinite: changes that were excluded because they were not finite.
+        nonfinite: number of changes excluded because they were not finite, or were not known after
+            an interrupted call.
     """
 
     def __init__(self, Comm comm, like, bint whole):
@@ -71,11 +72,11 @@ cdef class Mailbox(Port):
         return self.messages.made[<int>WHOLE]
 
     def attach(self, PeerProtocol protocol):
-        """Let this protocol say what happens."""
+        """Set the protocol that this mailbox drives."""
         self.protocol = protocol
 
     cdef void begin(self) noexcept nogil:
-        """All ranks are there."""
+        """Begin the protocol; all ranks have arrived."""
         self.protocol.begin()
         while self.advance():
             pass
@@ -83,12 +84,12 @@ cdef class Mailbox(Port):
     # Progress
 
     cdef bint progress(self) noexcept nogil:
-        """Take in what has come; return whether anything is under way."""
+        """Receive messages and execute steps; return whether work is in flight."""
         cdef bint queues = self.protocol.queues
-        # While blocks go through the model, what is not for them yet would only be in the way; but
-        # where it may never be for them, who sent it would wait with blocks of its own.
+        # While steps are pending, vectors that they do not use yet would only be in the way. But
+        # where steps may never use them (`queues`), the sender would wait with blocks of its own.
         self.messages.takes_ahead = queues or self.vectors.first == NULL
-        # Who waits for this rank, which makes no calls for now, is to go on, and learn of it.
+        # Ranks that wait for this one, which makes no calls for now, must proceed and learn that.
         self.messages.takes_all = queues or self.protocol.paused and not (
             self.protocol.joined and self.protocol.follows)
         self.messages.progress()
@@ -96,7 +97,7 @@ cdef class Mailbox(Port):
         return self.advance() or self.vectors.first != NULL or self.messages.is_busy()
 
     cdef bint advance(self) noexcept nogil:
-        """Do what has been noted as far as that is possible now; return whether it was."""
+        """Execute recorded steps as far as possible now; return whether any advanced."""
         if not self.vectors.run():
             return False
         self.messages.progress_blocks()
@@ -104,7 +105,7 @@ cdef class Mailbox(Port):
         return True
 
     cdef void _deliver(self) noexcept nogil:
-        """Hand the protocol what is there."""
+        """Deliver the messages that have arrived to the protocol."""
         cdef Message *message = self.messages.arrived(self.epoch)
         while message != NULL:
             self.progress_count += 1
@@ -116,7 +117,7 @@ cdef class Mailbox(Port):
         cdef long long number = header(message)[NUMBER]
         cdef double weight = weight_in(message)[0]
         cdef int source = message.source
-        # A rank that leaves does not return, whatever the others have done together meanwhile.
+        # LEAVE counts in any epoch: a rank that leaves does not return.
         cdef bint counts = header(message)[EPOCH] == self.epoch or kind == LEAVE
         cdef Transfer *transfer = NULL
         counts = counts and not self.messages.ending
@@ -147,7 +148,7 @@ cdef class Mailbox(Port):
     cdef void _write(
         self, int kind, long long number, double weight, char *vector
     ) noexcept nogil:
-        """Begin another message, with a vector or without."""
+        """Write the next message, with a vector or without."""
         cdef Message *message = self.written
         cdef bint inside = vector != NULL and self.messages.inside
         self.sending = NULL
@@ -203,7 +204,7 @@ cdef class Mailbox(Port):
         step = self.vectors.add_use(HALVE, transfer, 1, 1)
         if self.messages.inside:
             self._do_inside()
-            # It goes back as it is.
+            # The received message itself is sent back.
             transfer.space = NULL
             self._head(message, kind, number, 0, True)
             message.uses = 1
@@ -233,7 +234,7 @@ cdef class Mailbox(Port):
 
     cdef void publish(self, double scale) noexcept nogil:
         if self.given != NULL and self.against_model and scale == 1 and self.user != NULL:
-            self._note(PUBLISH, 1, self.user)  # the same, and not rounded
+            self._note(PUBLISH, 1, self.user)  # as adding the change, without rounding
             self.given = NULL
         elif self.changed:
             self._keep_apart()
@@ -248,7 +249,7 @@ cdef class Mailbox(Port):
         self.same = scale == 1 and not self.unreturned
 
     cdef void _keep_apart(self) noexcept nogil:
-        """The model changes: what the application last got, or has changed, is elsewhere."""
+        """Save what the application last got, or record its change, before the model changes."""
         if self.given != NULL:
             self.vectors.record(self.given, self.against_model)
             self.given = NULL
@@ -258,21 +259,21 @@ cdef class Mailbox(Port):
         self.same = False
 
     cdef void _note(self, What what, double share, char **user) noexcept nogil:
-        """This is to be done next."""
+        """Record a step, to be executed after all others."""
         self.vectors.add(what, share, user)
         self._do_inside()
 
     cdef void _do_inside(self) noexcept nogil:
-        """Do at once what waits for nothing, since vectors are in their messages."""
+        """Execute steps at once where vectors are in their messages: such steps never wait."""
         if self.messages.inside:
             self.vectors.run()
 
     cdef bint is_idle(self) noexcept nogil:
-        """Whether all that has been noted is done, and all blocks are sent."""
+        """Return whether all recorded steps are executed, and all blocks are sent."""
         return self.vectors.first == NULL and self.messages.outgoing.first == NULL
 
     cdef bint has_answered(self) noexcept nogil:
-        """Whether the application has what it called for."""
+        """Return whether the application's call is complete."""
         return not self.protocol.calling and self.vectors.answers == 0
 
     cdef int error(self) noexcept nogil:
@@ -281,15 +282,15 @@ cdef class Mailbox(Port):
     # The application
 
     cdef void begin_call(self, char **user, int finite=UNKNOWN) noexcept nogil:
-        """The application calls with these arrays; see `record_change`."""
+        """Begin the application's call with these arrays; see `record_change`."""
         self.record_change(user, finite)
         self.user = user
         self.protocol.call()
 
     cdef void record_change(self, char **user, int finite=UNKNOWN) noexcept nogil:
-        """Note what the application has changed, in place of what it last got.
+        """Record the application's change, in place of what it last got.
 
-        Whether that is finite is known, or to be seen now, when all of it is there.
+        `finite`: whether the change is; UNKNOWN: it is checked now, and the vector has arrived.
         """
         cdef char **got = self.vectors.model_arrays if self.same else self.vectors.change_arrays
         if finite == UNKNOWN and not self.unreturned:
@@ -308,12 +309,12 @@ cdef class Mailbox(Port):
         self.unreturned = False
 
     cdef void go_on_from(self, char **user) noexcept nogil:
-        """The application has these values, not quite those that it was given."""
+        """Note that the application holds these values, not quite those that it got."""
         self.layout.copy(self.vectors.change_arrays, user)
         self.same = False
 
     cdef void forget_user(self) noexcept nogil:
-        """The application's memory is its own again."""
+        """Stop using the application's buffer."""
         if self.given != NULL:
             self._keep_apart()
         self.user = NULL
@@ -322,14 +323,14 @@ cdef class Mailbox(Port):
             self.same = False
 
     cdef void read_model(self, char **user) noexcept nogil:
-        """Give the application the model, as calls return it, once all that was noted is done."""
+        """Copy the model to the application, as calls return it; all steps have been executed."""
         cdef int block
         for block in range(self.messages.blocks.count):
             self.messages.blocks.scale(
                 block, user, self.vectors.model_arrays, self.protocol.factor())
 
     cdef void restart(self, char **model, long long calls) noexcept nogil:
-        """All ranks go on from new models, which their applications have; see `is_idle`."""
+        """Restart from a new model, which the application holds, as all ranks do; see `is_idle`."""
         self.layout.copy(self.vectors.model_arrays, model)
         self.changed = False
         self.unreturned = False
@@ -342,5 +343,5 @@ cdef class Mailbox(Port):
             pass
 
     cdef bint is_over(self) noexcept nogil:
-        """Whether all that was sent has come, and is used or dropped."""
+        """Return whether everything sent to this rank has arrived, and was used or dropped."""
         return self.vectors.first == NULL and self.messages.is_over()

@@ -4,16 +4,16 @@ from collectives.engine.counted_messages cimport CountedMessages
 from collectives.memory.layout cimport Layout
 
 cdef enum:
-    # What is in a message's header, eight bytes each.
+    # The fields of a message's header, eight bytes each.
     KIND
     NUMBER
     EPOCH
     WEIGHT
-    # Whether there is a vector, in it or behind it.
+    # Whether a vector is inside the message or follows it.
     HOLDS
 
 cdef enum Room:
-    # What memory is for: a header; a vector behind it; a few blocks of a vector, in turns.
+    # What memory is for: a header; a header and a vector; a few blocks of a vector, in turns.
     SHORT
     WHOLE
     TURNS
@@ -21,10 +21,10 @@ cdef enum Room:
 cdef struct Message:
     char *memory
     Room room
-    # Of one that comes: from whom, and whether all of it is there.
+    # Of a received message: its source, and whether all of it has arrived.
     int source
     bint complete
-    # Of one that is sent: how many sends are under way, plus one while it may be sent again.
+    # Of a sent message: number of pending sends, plus one while it may be sent again.
     int uses
     Message *next
 
@@ -40,18 +40,18 @@ cdef inline double *weight_in(Message *message) noexcept nogil:
 
 cdef class Messages(CountedMessages):
     cdef readonly Layout layout
-    # Whether vectors are in their messages.
+    # Whether vectors are sent inside their messages.
     cdef readonly bint inside
-    # How often anything has moved.
+    # Counts blocks sent or received, and rounds of steps.
     cdef readonly long long moved
     cdef MPI_Datatype line
-    # By what memory is for: its bytes, how often there is such, and what is not in use. Messages on
-    # their way here, in the order in which their sources sent them.
+    # By `Room`: bytes, number allocated, messages not in use. `coming`: incoming messages, in the
+    # order in which their sources sent them.
     cdef Py_ssize_t bytes[3]
     cdef int made[3]
     cdef MessageList pools[3]
     cdef MessageList coming
-    # Messages under way: requests, and each one's message.
+    # Pending requests, and the message of each.
     cdef MPI_Request *requests
     cdef Message **carried
     cdef int *indices

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Messages from one rank to another: a header, and behind it a vector, if that is short."""
+"""Messages from one rank to another: a header, followed by a vector if that is short."""
 
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
@@ -30,10 +30,10 @@ from collectives.memory.allocation cimport LINE, try_to_allocate
 from collectives.memory.layout cimport HEADER, Layout
 
 cdef enum:
-    # Messages begun to be received at one look: those of a fast rank do not keep others waiting.
+    # Receives begun in one poll, so that messages of a fast rank do not delay those of others.
     MOST_AT_ONCE = 16
     TAG = 0
-    # Bytes of a vector that is in its message, at most.
+    # Bytes of the longest vector that is sent inside its message.
     LONGEST_INSIDE = 65536
 
 
@@ -75,9 +75,9 @@ cdef class Messages(CountedMessages):
     """This rank's messages to and from others, for the thread that holds the collective's lock.
 
     Args:
-        comm: a communicator of its own.
-        layout: the vectors'.
-        inside: whether also long vectors are in their messages, on all ranks alike.
+        comm: a communicator that only these messages use.
+        layout: of the vectors.
+        inside: whether long vectors are sent inside their messages too, the same on all ranks.
     """
 
     def __init__(self, Comm comm, Layout layout, bint inside):
@@ -101,7 +101,7 @@ cdef class Messages(CountedMessages):
     # Progress
 
     cdef void progress(self) noexcept nogil:
-        """Do all that can be done without waiting."""
+        """Send and receive as far as possible without waiting."""
         cdef int received
         pthread_mutex_lock(&mpi_mutex)
         for received in range(MOST_AT_ONCE):
@@ -112,10 +112,10 @@ cdef class Messages(CountedMessages):
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef void _move_blocks(self) noexcept nogil:
-        """Send and receive what follows messages; the MPI mutex is held."""
+        """Send and receive the blocks that follow messages; the MPI mutex is held."""
 
     cdef bint _receive(self) noexcept nogil:
-        """Begin to receive a message that is on its way, if there is one; the MPI mutex is held."""
+        """Begin to receive an incoming message; return whether one was; the MPI mutex is held."""
         cdef MPI_Status status
         cdef MPI_Message arriving = MPI_MESSAGE_NULL
         cdef Message *message
@@ -135,7 +135,7 @@ cdef class Messages(CountedMessages):
         return True
 
     cdef void _test(self) noexcept nogil:
-        """See which messages have been sent and received; the MPI mutex is held."""
+        """Test which messages have been sent or received; the MPI mutex is held."""
         cdef int done = 0, i, kept = 0
         cdef Message *message
         if self.count == 0:
@@ -160,9 +160,9 @@ cdef class Messages(CountedMessages):
     # Messages
 
     cdef Message *arrived(self, long long epoch) noexcept nogil:
-        """A message that has come, each source's in their order; NULL: there is none.
+        """Return a message that has arrived, in each source's order; NULL: there is none.
 
-        Those of a later epoch wait for it.
+        Messages of a later epoch wait for that epoch.
         """
         cdef Message *message = self.coming.first
         while message != NULL:
@@ -181,7 +181,7 @@ cdef class Messages(CountedMessages):
         return each == message
 
     cdef Message *allocate(self, Room room) noexcept nogil:
-        """Memory for this; NULL and an error where there is none."""
+        """Return a message with memory of this kind; NULL and an error without memory."""
         cdef Message *message = self.pools[<int>room].first
         cdef Py_ssize_t size = self.bytes[<int>room]
         if message != NULL:
@@ -194,7 +194,7 @@ cdef class Messages(CountedMessages):
             if message.memory != NULL:
                 self.made[<int>room] += 1
                 if room == SHORT or self.inside:
-                    # What is between arrays travels too.
+                    # Padding between arrays is sent too.
                     memset(message.memory, 0, size)
                 return message
             free(message)
@@ -206,13 +206,13 @@ cdef class Messages(CountedMessages):
         append(&self.pools[<int>message.room], message)
 
     cdef void release(self, Message *message) noexcept nogil:
-        """One use of it is over."""
+        """End one use of a message; recycle it after the last."""
         message.uses -= 1
         if message.uses == 0:
             self.recycle(message)
 
     cdef bint _add_request(self, Message *message) noexcept nogil:
-        """Make room for a request that carries this message; return whether there is memory."""
+        """Add a request for this message; return whether there is memory."""
         cdef int room
         cdef void *requests
         cdef void *carried
@@ -238,7 +238,7 @@ cdef class Messages(CountedMessages):
         return True
 
     cdef void post(self, Message *message, int destination) noexcept nogil:
-        """Send a message; the caller keeps it as long as it has a use of it."""
+        """Begin to send a message, which is one more use of it; the caller keeps its own."""
         cdef int lines = <int>(self.bytes[<int>message.room] // LINE)
         pthread_mutex_lock(&mpi_mutex)
         if self._add_request(message):
@@ -249,7 +249,7 @@ cdef class Messages(CountedMessages):
         self.posted[destination] += 1
 
     cdef bint is_busy(self) noexcept nogil:
-        """Whether anything is under way."""
+        """Return whether anything is in flight."""
         return self.count > 0
 
     # The end
@@ -258,5 +258,5 @@ cdef class Messages(CountedMessages):
         return CountedMessages.is_over(self) and self.count == 0
 
     cdef void free_type(self) noexcept nogil:
-        """Give back what MPI has of it, once it is over; the MPI mutex is held."""
+        """Free the MPI datatype, once all messages are complete; the MPI mutex is held."""
         self._check(MPI_Type_free(&self.line))

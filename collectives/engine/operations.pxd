@@ -11,8 +11,8 @@ from collectives.protocols.all_ranks cimport AllRanksProtocol
 from collectives.protocols.contribution cimport ContributionProtocol
 
 cdef enum:
-    # What a rank gathers from all: operation, t, the version to load or the purpose, questions
-    # asked, the rank of whose failure it has heard, and how many calls it has made.
+    # Integers gathered from each rank: operation, version, the version to load or the purpose,
+    # questions asked, the failed rank that it knows of (−1: none), and calls made.
     RECORD = 6
 
 cdef class Operations(StallReporter):
@@ -24,17 +24,17 @@ cdef class Operations(StallReporter):
     cdef int sync_tag
     cdef unsigned int polls
     cdef bint busy  # as the last poll left it
-    # What this rank contributes, and the vectors that it is about; `scratch` is for what average()
-    # takes from this rank where that is not the application's memory.
+    # What this rank contributes, and its vectors; average() takes this rank's contribution from
+    # `scratch` where it does not read the application's buffer.
     cdef ContributionProtocol contribution
     cdef HostVectors vectors
     cdef char *scratch
     cdef Memory scratch_memory
-    # An exchange is under way, or done and its mean not yet taken.
+    # An exchange is pending, or complete and its mean not yet taken.
     cdef bint begun
-    # The application is past everything. A thread is at its memory without the lock.
+    # The application's call is complete. A thread reads or writes vectors without the lock.
     cdef bint done, copying
-    # Agreements; all ranks leave, and gather once more.
+    # Agreements; `counting`: all ranks leave, and gather how many questions they have asked.
     cdef MPI_Request gather
     cdef long long record[RECORD]
     cdef long long *records
@@ -42,9 +42,9 @@ cdef class Operations(StallReporter):
     cdef long long loading
     cdef bint counting
     cdef int disagreed
-    # How many operations have moved data.
+    # Number of operations that have moved data; a repeated average counts again.
     cdef long long data_ops
-    # What the last call took: its mean's weight, its version, the group (none: all).
+    # Of the last call's result: the mean's weight, the version, the group's size (0: all ranks).
     cdef double taken_weight
     cdef long long taken_version
     cdef int taken_count

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Operations that all ranks enter: agreement on the operation, and averages over all ranks.
 
-Each collective has a lock, held while its state advances; one mutex is around all MPI calls, held
-for nothing else. No MPI call blocks.
+Each collective has a lock, held while its state advances. One mutex serializes all MPI calls and is
+held for nothing else. No MPI call blocks.
 """
 
 from libc.stdlib cimport calloc, free
@@ -46,12 +46,12 @@ from collectives.protocols.all_ranks cimport (
 from collectives.protocols.contribution cimport SCRATCH, X, ContributionProtocol
 
 cdef enum:
-    # Bytes of a vector whose average takes so long that a caller yields often.
+    # Bytes of a vector from which on its average takes so long that a caller yields often.
     LONG = 524288
-    # How often it looks for questions while it is busy: they are rare and not urgent.
+    # Polls between two looks for questions while work is in flight: they are rare and not urgent.
     POLLS_TO_ANSWER = 16
 
-# The limits on waiting are counted in nanoseconds, of which no more than 292 years can be.
+# The largest limit on waiting, in seconds: 64-bit counts of nanoseconds end after 292 years.
 cdef double LONGEST_LIMIT = 9e9
 
 
@@ -59,11 +59,12 @@ cdef class Operations(StallReporter):
     """One rank's part in operations of all ranks.
 
     Args:
-        control, data: communicators of its own.
-        like: list of arrays as they are averaged; `single`: users give one rather than a list.
+        control, data: communicators that only this collective uses.
+        like: list of arrays with the dtypes and lengths of those averaged; `single`: whether users
+            pass one array rather than a list.
         identity: identifies this collective, the same on all ranks.
         oversubscribed: whether ranks and their progress threads outnumber the cores.
-        stall, abort: seconds without progress after which a caller reports the missing ranks, and
+        stall, abort: seconds without progress after which a caller reports the missing ranks, or
             ends the job; 0: never.
         make_space: see `Layout`.
         by_messages: see `Exchange`.
@@ -100,7 +101,7 @@ cdef class Operations(StallReporter):
 
     cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree,
                              ContributionProtocol contribution) except -1:
-        """Have these protocols, and tags besides those of their versions."""
+        """Set the protocols, and reserve tags after those of their versions."""
         self.protocol = protocol
         self.contribution = contribution
         self.tree = tree
@@ -113,45 +114,45 @@ cdef class Operations(StallReporter):
         free(self.everyone)
 
     cdef int _prepare(self, int what) except -1:
-        """Have the scratch, if the application is about to begin something that needs it."""
+        """Allocate the scratch vector if the call or operation that begins needs it."""
         if self.scratch_memory is None and self._needs_scratch(what):
             self.scratch_memory = self.layout.space.allocate(self.layout.size)
             self.scratch = self.scratch_memory.address
             self.vectors.place(SCRATCH, self.scratch)
         return 0
 
-    # What subclasses have beside
+    # What subclasses extend
 
     cdef bint _needs_scratch(self, int what) noexcept nogil:
-        """Whether to have it already; on the host it takes no memory before it is written."""
+        """Return whether it is needed by now; on the host it takes no memory until written."""
         return True
 
     cdef void _advance(self) noexcept nogil:
-        """Do all that can be done without waiting, once messages have been taken in."""
+        """Do everything that can be done without waiting; messages have been received already."""
         while self._step():
             pass
 
     cdef bint _is_busy(self) noexcept nogil:
-        """Whether work is in flight."""
+        """Return whether work is in flight."""
         return self.begun or self.protocol.stage == AGREEING
 
     cdef bint _step(self) noexcept nogil:
-        """Take what goes on one step on; return whether it did."""
+        """Advance the running operation by one step; return whether it advanced."""
         if not self._serve_operation():
             return False
         self.reduction.progress_count += 1
         return True
 
     cdef void _before_operation(self) noexcept nogil:
-        """The application enters an operation."""
+        """Prepare for an operation that the application enters."""
 
     cdef void _publish_average(self) noexcept nogil:
-        """The average over all ranks is there."""
+        """Deliver a complete average over all ranks; count it if it is a synchronization."""
         if self.protocol.operation != AVERAGE:
             self.synchronizations += 1
 
     cdef void _renumber(self) noexcept nogil:
-        """An operation has moved data."""
+        """Adjust the numbering of exchanges after an operation that has moved data."""
 
     # Progress: the thread that holds the lock advances the collective's state
 
@@ -199,7 +200,7 @@ cdef class Operations(StallReporter):
         return all
 
     cdef bint _all_answered(self) noexcept nogil:
-        """Whether every question has been answered."""
+        """Return whether every question, of this rank and to it, has been answered."""
         cdef long long asked = 0
         cdef int rank
         if self.counting:
@@ -222,13 +223,13 @@ cdef class Operations(StallReporter):
         record[5] = self._calls_made()
 
     cdef void _contribute(self) noexcept nogil:
-        """Gather what operation every rank is in; the MPI mutex is held."""
+        """Begin to gather which operation every rank is in; the MPI mutex is held."""
         self._record(self.record)
         self._check(MPI_Iallgather(self.record, RECORD, MPI_LONG_LONG, self.records, RECORD,
                                    MPI_LONG_LONG, self.control.ob_mpi, &self.gather))
 
     cdef void _agree(self) noexcept nogil:
-        """See whether every rank has come; the MPI mutex is held."""
+        """Agree if every rank has entered an operation; the MPI mutex is held."""
         cdef int done
         self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
         if done:
@@ -242,7 +243,7 @@ cdef class Operations(StallReporter):
             self.tree.send_due()
 
     cdef void _count_questions(self) noexcept nogil:
-        """Learn how many questions each rank has asked that leaves; it asks no more."""
+        """Learn how many questions each rank has asked; leaving ranks ask no more."""
         cdef int done
         self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
         self.counting = not done
@@ -261,13 +262,13 @@ cdef class Operations(StallReporter):
         self.protocol.agreed(self.pairs, self.size, not same)
         if self.protocol.stage == OUTSIDE:
             self.disagreed = operation
-            # A failure that made others close is on its way here too, and says why.
+            # A failure that made other ranks close will reach this rank too, and says why.
             self.done = not failed
 
     cdef void _begin_operation(self, int operation) noexcept nogil:
         self.done = False
         self._before_operation()
-        if operation != CLOSE:  # which leaves a call that was started its result
+        if operation != CLOSE:  # which keeps the version of a started call, for its result
             self.taken_version = self.protocol.version
         self.protocol.enter(operation)
         if self.size > 1:
@@ -278,7 +279,7 @@ cdef class Operations(StallReporter):
     # Averages over all ranks
 
     cdef bint _serve_operation(self) noexcept nogil:
-        """Take the operation that all ranks are in one step on; return whether it did."""
+        """Advance the operation of all ranks by one step; return whether it advanced."""
         if self.copying or self.protocol.stage != REDUCING:
             return False
         if self.protocol.operation == LOAD:
@@ -296,18 +297,18 @@ cdef class Operations(StallReporter):
         return True
 
     cdef bint _is_here(self) noexcept nogil:
-        """Whether all of the application's vector is, which may come from a device."""
+        """Return whether the application's whole vector has arrived, if it is on a device."""
         return self.reduction.staged == NULL or self.reduction.handover.arrived()
 
     cdef bint _may_give(self) noexcept nogil:
-        """Whether the contribution can take it now, without waiting for a device."""
+        """Return whether the contribution can use the vector now, without waiting for a device."""
         if not self.contribution.takes_pass():
             return True
         return self._is_here() and (
             not self.contribution.adds_change() or self.vectors.knows_change())
 
     cdef void _begin_reducing(self) noexcept nogil:
-        """Begin to average what this rank contributes."""
+        """Begin an average over all ranks, with this rank's contribution."""
         self._unlock_to_copy()
         self.contribution.begin_average()
         self._lock_after_copy()
@@ -321,7 +322,7 @@ cdef class Operations(StallReporter):
     cdef void _begin_exchange(
         self, const int *members, int size, int me, int tag, bint keeps
     ) noexcept nogil:
-        """Begin to average what the contribution says, by messages."""
+        """Begin an exchange by messages, of the vectors that `contribution` selects."""
         self.exchange.begin(
             members, size, me, tag, self.contribution.weight, self._source(),
             self.vectors.of[X], self.contribution.lent, keeps,
@@ -330,15 +331,15 @@ cdef class Operations(StallReporter):
             self.vectors.arrays(self.contribution.saved))
 
     cdef char *_source(self) noexcept nogil:
-        """The vector that is averaged, or in whose place the application's is."""
+        """Return the vector that is averaged, unless the application's is averaged in its place."""
         return self.scratch
 
     cdef int _tag(self) noexcept nogil:
-        """The tag of this operation's exchange."""
+        """Return the tag of this operation's exchange."""
         return self.sync_tag + <int>(self.protocol.ops % 2) * PHASES
 
     cdef void _reduce_again(self) noexcept nogil:
-        """Nobody's vector has weight: let all that are finite count alike."""
+        """Repeat an average whose total weight is 0, with equal weights of all finite vectors."""
         self.data_ops += 1
         self._renumber()
         self.contribution.begin_again()
@@ -354,7 +355,7 @@ cdef class Operations(StallReporter):
         self._end_operation()
 
     cdef void _end_operation(self) noexcept nogil:
-        """What every rank does has been done; one that has joined enters the next operation."""
+        """End the operation of all ranks; a rank that has joined enters the next one."""
         cdef bint averages = self.protocol.operation == AVERAGE
         self.taken_count = 0
         self.taken_weight = 0 if self.contribution.weightless else self.contribution.total
@@ -370,14 +371,15 @@ cdef class Operations(StallReporter):
             pthread_mutex_unlock(&mpi_mutex)
 
     cdef void _load(self) noexcept nogil:
-        """Go on at another version: the one that all have agreed on, whatever this rank wanted."""
+        """Continue from the version that all ranks agreed on, whatever this rank requested."""
         self.protocol.load(self.records[2])
         self._end_operation()
 
     cdef void _unlock_to_copy(self) noexcept nogil:
-        """Let others drive the collective while this thread reads or writes long vectors.
+        """Release the lock while this thread reads or writes long vectors.
 
-        The application holds the vectors, so nothing else reads or writes them.
+        Other threads drive the collective meanwhile. The application holds the vectors, so nothing
+        else reads or writes them.
         """
         self.copying = True
         self.copy_began = now()

@@ -5,31 +5,32 @@ from collectives.memory.layout cimport Layout
 
 cdef enum What:
     # What a step does. X is the model, D the change or what the application last got, U the
-    # application's memory, M what has come.
-    RECORD  # D = U − D, or where that is what the application last got, D = U − X
+    # application's buffer, M a received vector.
+    RECORD  # D = U − D, or where X is what the application last got, D = U − X
     SAVE  # D = X
     ZERO  # D = 0
     KEEP  # D = U
-    PUBLISH  # X += share · D, or where U is given and is that, X = U
+    PUBLISH  # X += share · D, or where U is given and is X + D, X = U
     SCALE  # X = share · X
     SEND  # send X or D
     MIX  # X = keep · X + share · M
-    HALVE  # send (X − M) / 2 back, and take it from X
+    HALVE  # send (X − M) / 2 back, and subtract it from X
     RETURN  # U = X, or D = share · X, U = D
 
 cdef struct Step:
     What what
     double keep, share
     char **user
-    # Of RECORD: D = U − X; and which step alone uses that D, of which few blocks are kept then.
+    # Of RECORD: whether D = U − X; the only step that uses that D, of which few blocks are kept
+    # then, in turns.
     bint against_model
     Step *reader
     bint in_turns
     Transfer *source
-    # Of SEND and HALVE: who the vector goes to; of SEND: which one.
+    # Of SEND: which vector; of SEND and HALVE: the transfers to its destinations.
     char *memory
     Transfer *outgoing
-    # How many blocks it has been done to.
+    # Number of blocks that it has been executed on.
     int done
     Step *next
 
@@ -37,26 +38,26 @@ cdef class PeerVectors:
     cdef readonly Layout layout
     cdef Blocks blocks
     cdef Transfers messages
-    # The model; what the application last got, and from its call on what it changed of that.
+    # The model; what the application last got, and from its call on its change of that.
     cdef char *model
     cdef char *change
     cdef char **model_arrays
     cdef char **change_arrays
-    # Of the vector that has come and is used.
+    # Of the received vector in use.
     cdef char **arrays
     # Of a change of which no more than a few blocks are kept, in turns.
     cdef char *kept
     cdef char **kept_arrays
-    # A step that has been noted since steps were last done, and records a change; or NULL.
+    # A RECORD step that was added since steps were last executed; or NULL.
     cdef Step *recording
-    # Steps to be done, in their order, and others not in use.
+    # Steps to be executed, in order, and steps that are not in use.
     cdef Step *first
     cdef Step *last
     cdef Step *idle
-    # The application's arrays come from there and are given back, in blocks of it, while `arrives`.
+    # While `arrives`, the application's arrays arrive from there and are given back block by block.
     cdef Handover handover
     cdef bint arrives
-    # How many of them a next call waits for: what it has changed, and what it last got.
+    # Number of RECORD, SAVE, KEEP and RETURN steps, which the application's call waits for.
     cdef int answers
     cdef int error
 

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A rank's model and change, and what is done to them step by step.
+"""A rank's model and change, and the steps that are executed on them.
 
-The steps are done in their order to each block: a block goes through them while it is in cache, as
-far as it can, since a step may wait for a block that has not come, or that is still being sent.
+The steps are executed in order on each block, one after the other while it is in cache, as far as
+possible: a step may wait for a block that has not arrived, or that is still being sent.
 """
 
 from libc.stdlib cimport calloc, free
@@ -14,7 +14,7 @@ from collectives.memory.allocation cimport allocate
 from collectives.memory.layout cimport UserVector
 
 cdef enum:
-    # How many blocks what is sent may be ahead of the next step.
+    # How many blocks SEND may be ahead of the next step, and a change in turns of its reader.
     AHEAD = 4
 
 
@@ -23,7 +23,7 @@ cdef class PeerVectors:
 
     Args:
         like: list of arrays, the model at the start.
-        messages: sends and receives.
+        messages: sends and receives vectors.
     """
 
     def __init__(self, like, Transfers messages):
@@ -40,10 +40,10 @@ cdef class PeerVectors:
         self.arrays = self.change_arrays + count
         self.kept_arrays = self.arrays + count
         self.model = allocate(self.layout.size)
-        # These take no memory before they are touched.
+        # These take no physical memory before they are written to.
         self.change = allocate(self.layout.size)
         self.kept = allocate(AHEAD * self.blocks.length)
-        # What is between arrays travels too.
+        # Padding between arrays is sent too.
         self.layout.zero_vector(self.model)
         self.layout.locate(self.model_arrays, self.model)
         self.layout.locate(self.change_arrays, self.change)
@@ -66,7 +66,7 @@ cdef class PeerVectors:
         free(self.model_arrays)
 
     cdef Step *add(self, What what, double share, char **user) noexcept nogil:
-        """Another step, behind all others; NULL and an error where there is no memory."""
+        """Add a step after all others, and return it; NULL and an error without memory."""
         cdef Step *step = self.idle
         if step != NULL:
             self.idle = step.next
@@ -90,7 +90,7 @@ cdef class PeerVectors:
     cdef Step *add_use(
         self, What what, Transfer *source, double keep, double share
     ) noexcept nogil:
-        """Another step, which uses a vector that comes."""
+        """Add a step that uses an incoming vector, and return it."""
         cdef Step *step = self.add(what, share, NULL)
         if step != NULL:
             step.source = source
@@ -98,14 +98,14 @@ cdef class PeerVectors:
         return step
 
     cdef void record(self, char **user, bint against_model) noexcept nogil:
-        """Record what the application has changed, in place of what it last got, or of X."""
+        """Add a step that sets D to the application's change of D, what it last got, or of X."""
         cdef Step *step = self.add(RECORD, 1, user)
         if step != NULL:
             step.against_model = against_model
             self.recording = step
 
     cdef void publish(self, double share) noexcept nogil:
-        """Add the change to X, and use it no more."""
+        """Add a step that adds the change to X, and is the last one to use that change."""
         cdef Step *step = self.add(PUBLISH, share, NULL)
         if step != NULL and self.recording != NULL:
             step.in_turns = self.recording.in_turns = True
@@ -113,7 +113,7 @@ cdef class PeerVectors:
         self.recording = NULL
 
     cdef bint run(self) noexcept nogil:
-        """Do every step that can be done now to one more block; return whether there was one."""
+        """Execute every step that can be on one more block; return whether there was one."""
         cdef Step *step = self.first
         cdef int end = self.blocks.count
         cdef bint progressed = False
@@ -129,12 +129,12 @@ cdef class PeerVectors:
         return progressed
 
     cdef bint _may_do(self, Step *step) noexcept nogil:
-        """Whether a step can be done to the next block, now that all before it are."""
+        """Return whether a step can be executed on its next block; those before it have been."""
         cdef int block = step.done
         if self.arrives and step.user != NULL and not self.handover.has(self.blocks.end(block)):
             return False
         if step.next != NULL:
-            # Not far ahead of what reads the same block.
+            # Not far ahead of the step that reads the same block.
             if step.what == SEND and block >= step.next.done + AHEAD:
                 return False
             if step.what in (RECORD, PUBLISH, SCALE) and block > step.next.done:
@@ -154,7 +154,7 @@ cdef class PeerVectors:
         return step.what in (RECORD, SAVE, ZERO, KEEP, RETURN)
 
     cdef char **_change_of(self, Step *step, int block) noexcept nogil:
-        """Where a step finds a block of the change, or puts it."""
+        """Return the arrays in which a step reads or writes a block of the change."""
         if not step.in_turns:
             return self.change_arrays
         self.layout.locate(self.kept_arrays, (
@@ -206,7 +206,7 @@ cdef class PeerVectors:
                     self.handover.return_until(self.blocks.end(block))
 
     cdef void _halve(self, Step *step, int block) noexcept nogil:
-        """What has come makes room for the half that goes back from there."""
+        """Overwrite the received block with the half to send back, and subtract that from X."""
         self._locate(step.source, block)
         self.blocks.combine(block, self.arrays, self.arrays, -0.5, self.model_arrays, 0.5)
         self.blocks.combine(block, self.model_arrays, self.model_arrays, 1, self.arrays, -1)
@@ -218,7 +218,7 @@ cdef class PeerVectors:
             step.source.used = block + 1
 
     cdef void _locate(self, Transfer *transfer, int block) noexcept nogil:
-        """Find the arrays of which this block that has come is a part."""
+        """Locate the arrays of which this received block is a part."""
         self.layout.locate(
             self.arrays, self.messages.place(transfer, block) - self.blocks.begin(block))
 
@@ -232,7 +232,7 @@ cdef class PeerVectors:
             step = self.first
 
     cdef bint forget_user(self) noexcept nogil:
-        """Do without the application's memory; return whether it misses what it was to get."""
+        """Stop using the application's buffer; return whether a KEEP or RETURN still needed it."""
         cdef Step *step = self.first
         cdef bint misses = False
         self.recording = NULL
@@ -245,7 +245,7 @@ cdef class PeerVectors:
         return misses
 
     cdef void _record_all(self, Step *step) noexcept nogil:
-        """Record the whole change, of which a step was to need no more than a few blocks."""
+        """Record the whole change, of which steps would have kept a few blocks at a time."""
         cdef char **x = self.model_arrays
         cdef char **d = self.change_arrays
         cdef int block

@@ -4,7 +4,7 @@ from collectives.memory.handover cimport Handover
 
 cdef class PeerExchange(ProtocolCalls):
     cdef readonly Mailbox mailbox
-    # Messages are under way.
+    # The mailbox has work in flight.
     cdef bint carries
     # The call that awaited its vector has begun.
     cdef bint took

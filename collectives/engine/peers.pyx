@@ -33,26 +33,26 @@ cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 cdef enum:
-    # All that was noted is done; and sent as well.
+    # All recorded steps are executed; and all blocks are sent as well.
     CARRIED_OUT = FURTHER_GOALS
     IDLE
 
 cdef enum:
-    # What the application wants beside, and JOIN.
+    # What the application requests besides, and JOIN.
     CATCH_UP = FURTHER_WISHES
     HAND_IN
-    AWAIT  # a call whose vector is on its way from a device
+    AWAIT  # a call whose vector is arriving from a device
 
 
 cdef class PeerExchange(ProtocolCalls):
-    """One rank of a method whose calls are those of a mailbox's protocol.
+    """One rank of a method whose calls a mailbox's protocol executes.
 
     Args:
         control, data, like, others: see `AllRanks`.
     """
 
     def attach(self, Mailbox mailbox):
-        """Serve this mailbox, whose protocol begins."""
+        """Serve this mailbox, and begin its protocol."""
         # Nothing serves this collective yet, so the lock is not needed.
         mailbox.begin()
         self.mailbox = mailbox
@@ -75,7 +75,7 @@ cdef class PeerExchange(ProtocolCalls):
     cdef bint _is_busy(self) noexcept nogil:
         return ProtocolCalls._is_busy(self) or self.carries or not self.mailbox.has_answered()
 
-    # What callers wait for, and say of it
+    # What callers wait for, and how they report it
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
@@ -96,13 +96,15 @@ cdef class PeerExchange(ProtocolCalls):
         return goal in (CARRIED_OUT, IDLE) or ProtocolCalls._is_calls(self, goal)
 
     cdef bint _misses(self, int goal) noexcept nogil:
-        """Also in others' calls, after join()."""
+        """Return whether a call waits for a missing rank; after join() also one made for others."""
         return ((goal == ANSWERED or goal == DONE and self.purpose == JOIN)
                 and self.mailbox.protocol.missing >= 0)
 
     cdef _missing(self):
-        """All are told of it, but where that rank has closed: they will see that themselves, as
-        this one leaves too. In join() it could not, since that is an operation of all ranks.
+        """Return the error, and tell all ranks of it unless the missing rank has closed.
+
+        The others learn of a closed rank themselves, as this rank leaves too. In join() it could
+        not leave, since that is an operation of all ranks.
         """
         cdef PeerProtocol protocol = self.mailbox.protocol
         text = (f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, "
@@ -137,7 +139,7 @@ cdef class PeerExchange(ProtocolCalls):
 
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         ProtocolCalls._describe_call(self, answer)
-        answer[3] = not self.mailbox.has_answered()  # one that awaits its vector has not begun
+        answer[3] = not self.mailbox.has_answered()  # a call that awaits its vector has not begun
 
     # Leaving
 
@@ -152,14 +154,14 @@ cdef class PeerExchange(ProtocolCalls):
     # What Python calls
 
     def check(self, vector):
-        """Raise, and tell all ranks, where this vector cannot be averaged here or now."""
+        """Raise, and tell all ranks, if this vector cannot be averaged here or now."""
         if self.no_progress_thread:
             with nogil:
                 self._catch_up_with_messages()
         ProtocolCalls.check(self, vector)
 
     cdef void _catch_up_with_messages(self) noexcept nogil:
-        """Without a progress thread, take in what has come: a call need not wait for any of it."""
+        """Receive what has arrived, without a progress thread: a call need not wait for it then."""
         cdef long long progress_count = -1
         pthread_mutex_lock(&self.lock)
         while self.reduction.progress_count != progress_count:
@@ -170,8 +172,8 @@ cdef class PeerExchange(ProtocolCalls):
     def call_peers(self, vector, Handover handover=None):
         """Make the next call of the mailbox's protocol, in place.
 
-        Where the vector is a handover's, of the same layout as the model, the call begins once its
-        device has checked it. One that has not begun is left in the handover.
+        With a handover, whose vector has the model's layout, the call begins once the device has
+        checked the vector. That of a call that has not begun is left in the handover.
         """
         if handover is None:
             self._use_protocol(CALL, vector)
@@ -179,7 +181,7 @@ cdef class PeerExchange(ProtocolCalls):
             self._call_with(vector, handover)
 
     cdef int _call_with(self, vector, Handover handover) except -1:
-        """Make a call with a vector in a handover, and give that back."""
+        """Make a call with a handover's vector, and give that back."""
         self.awaited = self.mailbox.vectors.handover = handover
         self.took = False
         try:
@@ -198,15 +200,15 @@ cdef class PeerExchange(ProtocolCalls):
         return 0
 
     def publish_change(self, vector):
-        """Publish what the application has changed; it goes on from this vector."""
+        """Publish the application's change; the application continues from this vector."""
         self._use_protocol(PUBLISH, vector)
 
     def hand_in(self, vector):
-        """Give what the application has changed since its last call, outside of any call."""
+        """Hand in the application's change since its last call, outside of any call."""
         self._use_protocol(HAND_IN, vector)
 
     def go_on_from(self, vector):
-        """Note that the application has this vector, which is what it got but for rounding."""
+        """Note that the application holds this vector, which is what it got except for rounding."""
         cdef UserVector opened = UserVector(vector, self.mailbox.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)
@@ -214,7 +216,7 @@ cdef class PeerExchange(ProtocolCalls):
             pthread_mutex_unlock(&self.lock)
 
     def join_peers(self, vector):
-        """Make no more calls, but those that others need, until all ranks do so."""
+        """Make no more calls, except those that others need, until all ranks have joined."""
         self._use_protocol(JOIN, vector)
 
     def catch_up(self, long long calls):
@@ -222,11 +224,11 @@ cdef class PeerExchange(ProtocolCalls):
         self._use_protocol(CATCH_UP, None, calls)
 
     cdef UserVector _open(self, vector):
-        """Open one that `check` has passed, as wide as the mailbox's."""
+        """Open a vector that `check` has accepted, in the layout of the mailbox's."""
         return UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
 
     cdef void _begin_awaited(self) noexcept nogil:
-        """Begin the call, where passes over all of its vector need not wait for the last blocks."""
+        """Begin the started call, once no pass over its whole vector waits for the last blocks."""
         cdef int finite
         if self.protocol.failed >= 0 or not self.awaited.checked():
             return
@@ -239,13 +241,13 @@ cdef class PeerExchange(ProtocolCalls):
             self.mailbox.begin_call(self.awaited_arrays, finite)
 
     cdef int _is_change_finite(self) noexcept nogil:
-        """Whether what the application has changed is finite, as far as the device can say."""
+        """Return whether the application's change is finite, as far as the device can tell."""
         if self.awaited.finite == 1 and not (self.mailbox.got_there and self.awaited.bounded()):
             return UNKNOWN
         return self.awaited.finite
 
     cdef void _forget_user(self) noexcept nogil:
-        """What has been noted is done without the application's memory, once that is there."""
+        """Have steps executed without the application's buffer, once its vector has arrived."""
         self.awaits = False
         while self.mailbox.vectors.arrives and not self.awaited.arrived():
             pthread_mutex_unlock(&self.lock)
@@ -285,13 +287,13 @@ cdef class PeerExchange(ProtocolCalls):
         elif what == CATCH_UP:
             self.mailbox.protocol.catch_up(calls)
             self._wait(ANSWERED)
-            # What no call of the others has taken along.
+            # Publish the change that no call for the others has included.
             self.mailbox.publish(1)
             self._wait(IDLE)
         return 0
 
     def read_model(self, vector):
-        """Overwrite the vector by the model, as calls return it."""
+        """Overwrite the vector with the model, as calls return it."""
         cdef UserVector opened = UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
         with nogil:
             pthread_mutex_lock(&self.lock)
@@ -302,7 +304,7 @@ cdef class PeerExchange(ProtocolCalls):
                 pthread_mutex_unlock(&self.lock)
 
     def restart(self, vector, long long calls):
-        """Go on from this vector after so many calls, as all ranks do at the same time."""
+        """Continue from this vector with so many calls made, as all ranks do at the same time."""
         cdef UserVector opened = UserVector(vector, self.mailbox.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)

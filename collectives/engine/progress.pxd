@@ -26,7 +26,7 @@ cdef class Engine:
     cdef readonly int count
     cdef pthread_mutex_t lock
     cdef bint spinning
-    # Of the last round: what has moved, and how long the thread may sleep.
+    # Of the last round: the sum of the progress counts, and how long the thread may sleep.
     cdef long long progress_count, pause
     cdef readonly list collectives  # keeps those served alive
     cdef object thread

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The progress thread: it advances what is served, where no caller does.
+"""The progress thread, which advances the collectives that no caller drives.
 
-It knows of a collective only that it has a lock, `progress()`, and when it wants to be looked at.
+It knows of a collective only its lock, `progress()`, and when it wants to be polled.
 """
 
 import threading
@@ -39,32 +39,32 @@ cdef struct sched_attr:
     unsigned long long runtime, deadline, period
 
 cdef enum:
-    # With work in flight, how often it looks without a pause, and by how much the pauses grow.
+    # With work in flight: polls without a pause, and nanoseconds by which later pauses grow.
     BUSY_POLLS = 50
     BUSY_PAUSE = 200
 
 
 cdef class Served:
-    """What the progress thread serves; the thread that holds the lock advances it."""
+    """An object that the progress thread serves; the thread that holds its lock advances it."""
 
     def __cinit__(self, *arguments, **options):
         pthread_mutex_init(&self.lock, NULL)
         self.rhythm = Rhythm()
 
     cdef bint progress(self) noexcept nogil:
-        """Do all that can be done without waiting; return whether work is in flight."""
+        """Advance as far as possible without waiting; return whether work is in flight."""
         return False
 
     cdef long long progressed(self) noexcept nogil:
-        """A count that grows with whatever gets done."""
+        """Return a count that grows with any progress."""
         return 0
 
 
 cdef void set_slice(unsigned long long length) noexcept nogil:
-    """Let this thread run for so many nanoseconds at a time, or as long as others (0).
+    """Set this thread's scheduling slice, in nanoseconds; 0: the default.
 
-    Linux 6.12 and later takes a thread with a shorter slice earlier, and one that yields gives up
-    no more than a slice: without this, a caller that has yielded often is not run for as many times
+    Linux 6.12 and later schedules a thread with a shorter slice earlier, and one that yields gives
+    up at most one slice: without this, a caller that has yielded n times may not run for n times
     3 ms once others compute. An older kernel ignores the length.
     """
     cdef sched_attr attributes
@@ -76,7 +76,7 @@ cdef void set_slice(unsigned long long length) noexcept nogil:
 
 
 cdef void _ask_for_short_slices() noexcept nogil:
-    """Let this thread run soon after it wakes, and sleep precisely: it needs little, at once."""
+    """Make this thread run soon after it wakes, and sleep precisely: it needs little time."""
     set_slice(SLICE)
     prctl(PR_SET_TIMERSLACK, 1)
 
@@ -98,7 +98,7 @@ cdef class Engine:
         cdef Stop stop = Stop()
         collective.no_progress_thread = mode == "none"
         self.collectives.append(collective)
-        # Not with the GIL held in between: the thread that serves all collectives takes this lock.
+        # Release the GIL meanwhile: the thread that serves all collectives takes this lock.
         with nogil:
             pthread_mutex_lock(&self.lock)
             self.served[self.count] = pointer
@@ -109,13 +109,13 @@ cdef class Engine:
             return
         thread = threading.Thread(
             target=self._serve, args=[stop], name="wagma-engine", daemon=True)
-        # Nothing here lets go of the GIL, so of several threads that open one only one starts it.
+        # Nothing here releases the GIL, so only one of several threads that call this starts it.
         if self.thread is None:
             self.thread, self.stop = thread, stop
             thread.start()
 
     def remove(self, Served collective):
-        """Serve a closed collective no longer; the last one stops the thread."""
+        """Stop serving a closed collective; the last one stops the thread."""
         cdef void *pointer = <void *>collective
         cdef int i, kept = 0
         with nogil:
@@ -161,18 +161,18 @@ cdef class Engine:
                 polls = 0
             progress_count = self.progress_count
             if self.spinning:
-                # Let others have the lock, or this core.
+                # Let other threads have the lock, or this core.
                 sched_yield()
                 continue
             if busy:
-                # Whom it waits for may need this core.
+                # The rank that it waits for may need this core.
                 polls += 1
                 pause = 0 if polls < BUSY_POLLS else min(polls * BUSY_PAUSE, LONGEST_PAUSE)
             if pause:
                 sleep(pause)
 
     cdef bint _look_after(self, Served collective) noexcept nogil:
-        """Advance one collective, unless a caller does; shorten the pause if it wants that."""
+        """Advance a collective, unless a caller does; shorten the pause to what it allows."""
         cdef bint busy
         if collective.waiting_callers or pthread_mutex_trylock(&collective.lock) != 0:
             return False

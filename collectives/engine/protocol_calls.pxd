@@ -4,8 +4,8 @@ from collectives.engine.counted_messages cimport CountedMessages
 from collectives.memory.layout cimport UserVector
 
 cdef enum:
-    # The application's call is over; nothing is under way that this rank has begun, in close() and
-    # before; all messages have come.
+    # The application's call is complete; nothing that this rank has begun is pending, in close()
+    # and in pause(); all messages have arrived.
     ANSWERED = OTHER_GOALS
     QUIET
     PAUSED
@@ -13,7 +13,7 @@ cdef enum:
     FURTHER_GOALS
 
 cdef enum:
-    # What the application wants, beside CALL and PUBLISH.
+    # What the application requests, besides CALL and PUBLISH.
     PAUSE = OTHER_WISHES
     RESUME
     SETTLE
@@ -21,7 +21,7 @@ cdef enum:
 
 cdef class ProtocolCalls(AllRanks):
     cdef CountedMessages messages
-    # Messages of this call may go on from and to the application's vector once it has ended.
+    # Messages of this call may still use the application's buffer once the call has ended.
     cdef bint lent
 
     cdef int _before_call(self) except -1

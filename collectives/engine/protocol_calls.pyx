@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Calls that a protocol of their own executes by messages, besides operations of all ranks."""
+"""Calls that a separate protocol executes by messages, besides operations of all ranks."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
@@ -17,7 +17,7 @@ from collectives.topology import activation_peers
 
 
 cdef class ProtocolCalls(AllRanks):
-    """One rank of a method whose calls such a protocol carries out, with a subclass's driver.
+    """One rank of a method whose calls such a protocol executes, driven by a subclass.
 
     Args:
         control, data, like, others: see `AllRanks`.
@@ -30,14 +30,14 @@ cdef class ProtocolCalls(AllRanks):
         self._begin_protocol(protocol, ControlTree(control, protocol, 1),
                              ContributionProtocol(self.vectors, protocol))
 
-    # What subclasses say
+    # What subclasses override
 
     cdef int _before_call(self) except -1:
-        """Raise where the application can make no call."""
+        """Raise if the application cannot make a call."""
         return 0
 
     cdef UserVector _open(self, vector):
-        """Open what the application gives; all ranks hear of a mistake."""
+        """Open the application's vector; tell all ranks if it is invalid."""
         try:
             return UserVector(vector, self.layout, PyBUF_WRITABLE)
         except (TypeError, ValueError) as error:
@@ -45,13 +45,13 @@ cdef class ProtocolCalls(AllRanks):
             raise
 
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
-        """Do what the application wants, and wait for it; the lock is held."""
+        """Execute the application's request, and wait for it; the lock is held."""
         return 0
 
     cdef void _forget_user(self) noexcept nogil:
-        """The application's memory is its own again; the lock is held."""
+        """Stop using the application's buffer; the lock is held."""
 
-    # What callers wait for, and say of it
+    # What callers wait for, and how they report it
 
     cdef bint _is_calls(self, int goal) noexcept nogil:
         return goal == ANSWERED or goal == PAUSED or AllRanks._is_calls(self, goal)
@@ -76,20 +76,20 @@ cdef class ProtocolCalls(AllRanks):
     # What Python calls
 
     def check(self, vector):
-        """Raise, and tell all ranks, where this vector cannot be averaged here or now."""
+        """Raise, and tell all ranks, if this vector cannot be averaged here or now."""
         self._check_usable()
         ProtocolCalls._open(self, vector)
 
     def settle(self):
-        """Carry a call that an exception interrupted on to its end."""
+        """Complete a call that an exception interrupted."""
         self._use_protocol(SETTLE)
 
     def pause(self, bint paused):
-        """Begin nothing new between ranks, and wait for what this one has begun; or go on."""
+        """Begin nothing new between ranks, and wait for what this one has begun; or resume."""
         self._use_protocol(PAUSE if paused else RESUME)
 
     cdef int _use_protocol(self, int what, vector=None, long long calls=0) except -1:
-        """Do what the application wants, and wait for it."""
+        """Execute the application's request, and wait for it."""
         cdef UserVector opened = None
         cdef char **arrays = NULL
         cdef long long began = now()
@@ -104,7 +104,7 @@ cdef class ProtocolCalls(AllRanks):
                 pthread_mutex_lock(&self.lock)
                 try:
                     if arrays != NULL or what == SETTLE:
-                        # A call that an exception interrupted is carried on to its end first.
+                        # A call that an exception interrupted is completed first.
                         self._wait(ANSWERED)
                     self._do(what, arrays, calls)
                 finally:
@@ -114,7 +114,7 @@ cdef class ProtocolCalls(AllRanks):
                 self._serve_others()
         finally:
             if self.lent:
-                # Until the next call: messages of one that is interrupted may still be under way.
+                # Kept until the next call: messages of an interrupted one may still be pending.
                 self.last_vector = opened
             self.guard.taken = False
         return 0

@@ -1,5 +1,5 @@
 # cython: language_level=3, cdivision=True
-"""When the idle engine looks for work: often around the time at which the next version is due."""
+"""When the idle engine polls for work: often around the time at which the next version is due."""
 
 cdef enum:
     SHORTEST_PAUSE = 10000
@@ -9,14 +9,14 @@ cdef enum:
 
 
 cdef class Rhythm:
-    """When to look for the next version, computed from the times of the last ones.
+    """When to poll for the next version, computed from the times of the last ones.
 
-    Around the time at which the next version is due the idle engine looks often, before that
-    rarely, and the less often the longer none has arrived. Versions that follow each other closely are
-    mostly driven by this rank's own calls, which frequent looks would disturb.
+    Around the time at which the next version is due the idle engine polls often, before that
+    rarely, and the less often the longer none has arrived. Versions that follow each other closely
+    are mostly driven by this rank's own calls, which frequent polls would disturb.
     """
     cdef void beat(self, long long time) noexcept nogil:
-        """A version began at this time."""
+        """Note that a version began at this time."""
         cdef double interval = time - self.last
         cdef double error = interval - self.interval
         if self.last == 0:
@@ -31,7 +31,7 @@ cdef class Rhythm:
         self.deviation += ((error if error > 0 else -error) - self.deviation) / 4
 
     cdef long long pause(self, long long time) noexcept nogil:
-        """How many nanoseconds the idle engine may sleep at this time."""
+        """Return for how many nanoseconds the idle engine may sleep at this time."""
         cdef double since = time - self.last
         cdef double guard = 2 * self.deviation + 50e3
         cdef double early = self.interval - guard - since
@@ -39,6 +39,6 @@ cdef class Rhythm:
         if early > 0:
             return <long long>min(early + 1e3, LONGEST_PAUSE_WITHIN_RHYTHM)
         if since < self.interval + guard:
-            # The less is known of the rhythm the longer this lasts, so look less often.
+            # The less regular the rhythm is, the longer this phase lasts: poll less often.
             return <long long>min(max(guard / 64, shortest), LONGEST_PAUSE)
         return <long long>min(max((since - self.interval) / 8, shortest), LONGEST_PAUSE)

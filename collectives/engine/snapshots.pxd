@@ -5,16 +5,16 @@ from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 
 cdef enum:
-    # Staleness is counted up to this many versions, and what exceeds it together.
+    # The largest staleness, in versions, that is counted; larger ones are counted as this.
     MOST_STALENESS = 1000
 
 cdef class Snapshots(AllRanks):
-    # `protocol`, with its versions.
+    # The same object as `protocol`.
     cdef WaitAvoidingProtocol versioning
     cdef Groups groups
-    # `contribution`, with its snapshot.
+    # The same object as `contribution`.
     cdef SnapshotProtocol publishing
-    # Of ranks that share memory: other ranks may begin this one's part.
+    # Where ranks share memory: others may begin this one's part, from the version `opened_for` on.
     cdef bint opened
     cdef long long opened_for
     # The memory of snapshot and result, where it is not shared.

@@ -10,11 +10,11 @@ cdef class Snapshots(AllRanks):
     """A rank's snapshot, and the ranks that may use it: see `GroupVersions`."""
 
     cdef int _allocate_vectors(self, bint sharing) except -1:
-        """Snapshot and result vector, in one piece of memory, which other ranks can map."""
+        """Allocate snapshot and result vector as one, which other ranks can map if `sharing`."""
         cdef Py_ssize_t vector = self.layout.size
         cdef char *result
         if sharing:
-            # On devices all averages are in memory: see `AllRanks`.
+            # On devices all averages are in shared memory: see `AllRanks`.
             self._share_memory(
                 self.exchange, True, not self.versioning.passive or self.layout.space.deferred,
                 self.groups)
@@ -25,7 +25,7 @@ cdef class Snapshots(AllRanks):
             self.memory = self.layout.space.allocate(2 * vector)
             self.snapshot = self.memory.address
             result = self.snapshot + vector
-        if self.shared is None or self.layout.space.deferred:  # a segment is zero
+        if self.shared is None or self.layout.space.deferred:  # a shared segment is zero
             self.layout.space.zero(self.snapshot, 2 * vector)
         self.vectors.place(SNAPSHOT, self.snapshot)
         self.vectors.place(RESULT, result)
@@ -34,9 +34,9 @@ cdef class Snapshots(AllRanks):
     # Vectors that other ranks may use
 
     cdef void _open(self) noexcept nogil:
-        """Let other ranks execute versions for this one, where the protocol wants that.
+        """Open the vectors to other ranks, to execute versions for this one, if they are SHARED.
 
-        Only once vectors are as this rank has left them.
+        Only once this rank's own passes over the vectors are complete.
         """
         if self.versioning.vectors != SHARED or self.opened:
             return
@@ -49,7 +49,7 @@ cdef class Snapshots(AllRanks):
         self.shared.open(self.versioning.next + self.data_ops)
 
     cdef void _reclaim(self) noexcept nogil:
-        """Let others begin nothing more, and learn what has become of the vectors."""
+        """Close the vectors to other ranks, and learn what these have executed."""
         cdef bint running = False
         if self.versioning.vectors != SHARED:
             return
@@ -68,14 +68,14 @@ cdef class Snapshots(AllRanks):
             self.exchange.resume_in_memory()
 
     cdef void _note_executed(self, long long end) noexcept nogil:
-        """Others have executed every version before this one."""
+        """Note that other ranks have executed every version before `end` for this one."""
         cdef long long version
         for version in range(self.versioning.next, end):
             self._count_version(version)
         self.versioning.executed(end)
 
     cdef void _execute_shared(self) noexcept nogil:
-        """Execute a version that has been started, unless another rank has done so for this one."""
+        """Help to execute a started version in shared memory; take it over if it needs messages."""
         cdef long long number
         if not self.opened:
             return
@@ -91,36 +91,36 @@ cdef class Snapshots(AllRanks):
             self.reduction.progress_count += 1
 
     cdef bint _is_open(self) noexcept nogil:
-        """Whether other ranks execute versions for this one, where the protocol wants that."""
+        """Return whether other ranks can execute versions for this one, or need not."""
         return self.opened or self.versioning.vectors != SHARED
 
     cdef bint _awaits_device(self) noexcept nogil:
-        """Whether others wait for what a device still does for this rank."""
+        """Return whether other ranks wait for what a device still does for this one."""
         return not self._is_open() or self.shared is not None and self.shared.count_averaging > 0
 
     cdef bint _is_behind(self) noexcept nogil:
-        """Whether a version has been started that shared vectors are still to be used for."""
+        """Return whether a started version is still to be executed with the open vectors."""
         return self.opened and self._is_started(self._next())
 
     cdef bint _is_started(self, long long version) noexcept nogil:
-        """Whether a version has been started that may be executed now."""
+        """Return whether this version has been started and may be executed now."""
         return version <= self.versioning.told and self.versioning.told_ops <= self.protocol.ops
 
     cdef long long _next(self) noexcept nogil:
-        """The next version to be executed for this rank."""
+        """Return the next version to be executed for this rank."""
         if self.opened:
             return self.shared.reached() - self.data_ops
         return self.versioning.next
 
     cdef void _describe(self) noexcept nogil:
-        """Tell other ranks of the node what is to become of this rank's vectors."""
+        """Tell other ranks of the node where this rank's mean goes, and its vector's weight."""
         self.shared.describe(
             self.publishing.target == SNAPSHOT or self.publishing.copy == SNAPSHOT,
             self.publishing.saved == RESULT,
             self.publishing.weight, self.publishing.weight_after())
 
     cdef void _renumber(self) noexcept nogil:
-        """Let exchanges be numbered on from the last operation."""
+        """Number exchanges in shared memory onwards from the last operation."""
         if self.shared is not None:
             self.shared.oldest = self.protocol.version + self.data_ops
             self.shared.shift = self.protocol.base - self.data_ops

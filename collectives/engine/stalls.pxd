@@ -10,13 +10,13 @@ cdef class StallReporter(Waiter):
     cdef Inquiry inquiry
     # Nanoseconds without progress after which a caller reports a stall and ends the job; 0: never.
     cdef long long stall, abort
-    # What tells collectives apart, the same on all ranks; which thread called last.
+    # Identifies the collective, the same on all ranks; which thread called last.
     cdef long long identity
     cdef unsigned long caller
-    # Python is in close(). What all ranks are in that needs several operations; NONE: in just one.
+    # The application is in close(). What all ranks do by several operations; NONE: by just one.
     cdef bint closing
     cdef int purpose
-    # What each missing rank did when this one last said so.
+    # What each missing rank did at the last report.
     cdef dict said
 
     cdef long long _calls_made(self) noexcept nogil

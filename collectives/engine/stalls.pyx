@@ -34,24 +34,24 @@ from collectives.errors import DisagreementError
 from collectives.process import end_job
 
 cdef enum:
-    # In an answer: what the operation is for.
+    # The position of an operation's purpose in an answer, in bits.
     PURPOSE_SHIFT = 8
 
-# How long who asks waits for answers, on a machine that is busy.
+# Nanoseconds for which a rank waits for answers, on a machine that is busy.
 cdef long long ANSWERING = 3000000000
 
 OPERATIONS = {SYNC: "a periodic synchronization", AVERAGE: "average()",
               SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
               FINISH: "join()", MEET: "join()"}
-# Those that several operations together may be for.
+# The purposes that several operations together may have.
 PURPOSES = {OPERATIONS[what]: what for what in (AVERAGE, SYNCHRONIZE, LOAD, JOIN)}
 
 log = logging.getLogger("collectives")
 
-# What a rank does that cannot come because it waits for others.
+# What a rank does that cannot arrive because it waits for others.
 ELSEWHERE = "in join() of another collective"
 
-# In whose join() a thread of this process waits, and which thread; 0: in none.
+# The collective in whose join() a thread of this process waits, and which thread; 0: none.
 cdef long long joining = 0
 cdef unsigned long joining_in = 0
 
@@ -70,14 +70,14 @@ def operation_in_words(kind, calls, detail):
 cdef class StallReporter(Waiter):
     """A collective whose callers report the ranks that they wait for."""
 
-    # What subclasses say
+    # What subclasses override
 
     cdef long long _calls_made(self) noexcept nogil:
-        """How many calls the application has made."""
+        """Return how many calls the application has made."""
         return self.protocol.version + self.protocol.base
 
     cdef void _describe_call(self, long long *answer) noexcept nogil:
-        """Fill in for who asks: how many calls, which version is next, whether in a call."""
+        """Fill in an answer: number of calls, next version, whether in a call."""
         answer[0] = self._calls_made()
         answer[1] = 0
         answer[3] = False
@@ -87,10 +87,10 @@ cdef class StallReporter(Waiter):
         return f"call {self._calls_made()}", range(self.size)
 
     cdef _why_missing_in_call(self, long long *answer, operation, elsewhere):
-        """Return why a rank is missing that a call waits for; None if it is not.
+        """Return why a rank that a call waits for is missing; None if it is not.
 
         Args:
-            answer: what it has answered.
+            answer: the missing rank's.
             operation, elsewhere: in words, the operation that it is in, if any, or else what it
                 does.
         """
@@ -113,8 +113,10 @@ cdef class StallReporter(Waiter):
             self.error = self.inquiry.error
 
     cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
-        """In close() and join(), where it is normal that others still compute, what is missing is
-        information; a warning only if those have made no call for as long again.
+        """Ask and report who is missing, look for circles, and end the job at its limit.
+
+        In close() and join(), where it is normal that others still compute, the report has level
+        INFO; it is a warning only if those have made no call for as long again.
         """
         cdef long long waited = time - waiting.progressed
         cdef bint stalls = self.stall and waited >= self.stall and not waiting.warned
@@ -144,7 +146,7 @@ cdef class StallReporter(Waiter):
     cdef void _ask(self) noexcept nogil:
         """Ask all ranks how far they are.
 
-        Not once all leave: the questions have been counted then, and no rank waits for another.
+        Not once all ranks leave: questions have been counted then, and no rank waits for another.
         """
         pthread_mutex_lock(&self.lock)
         if self.protocol.stage != LEAVING and not self.closed:
@@ -166,10 +168,10 @@ cdef class StallReporter(Waiter):
     cdef bint _is_joining(self) noexcept nogil:
         return self.protocol.joined or self.purpose == JOIN
 
-    # What is said
+    # Reports
 
     cdef int _say(self, Waiting *waiting, long long time) except -1:
-        """Say who is missing."""
+        """Report who is missing."""
         cdef bint normal = self.closing or self._is_joining()
         missing = self._missing_ranks()
         waiting.warned = not normal or waiting.said and missing == self.said
@@ -181,14 +183,14 @@ cdef class StallReporter(Waiter):
         return 0
 
     def _missing_ranks(self):
-        """Return what each rank does that this one waits for; not those that wait as well."""
+        """Return what each missing rank does, by rank; ranks that wait as well are not missing."""
         cdef int rank
         _, ranks = self._waits_in()
         return {rank: self._why_missing(rank) for rank in ranks
                 if rank != self.rank and self._why_missing(rank)}
 
     def _describe_stall(self, seconds, missing):
-        """Say what this rank waits in, and for whom."""
+        """Return a report of what this rank waits in, and for whom."""
         where, _ = self._waits_in()
         whys = {}
         for rank, why in missing.items():
@@ -202,7 +204,7 @@ cdef class StallReporter(Waiter):
     cdef int _look_for_circle(self) except -1:
         """Raise where a rank waits for this one's join() of a collective, as this one does for it.
 
-        Only where one thread of each makes the calls of both, so that neither can go on.
+        Only where one thread of each makes the calls of both, so that neither can proceed.
         """
         cdef int rank
         cdef StallReporter other

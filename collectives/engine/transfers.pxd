@@ -4,25 +4,25 @@ from collectives.engine.messages cimport Message, Messages
 from collectives.memory.blocks cimport Blocks
 
 cdef struct Transfer:
-    # A vector that travels in blocks, or one that has come in a message: with which rank, and what
-    # its header says of its weight.
+    # A vector that is sent or received in blocks, or has arrived inside a message: the other rank,
+    # and the weight in the message's header.
     int peer
     double weight
-    # Where it is, a whole vector or the blocks on their way in turns; the memory is that of
-    # `space`, or somebody else's (NULL).
+    # Where it is: a whole vector, or a few blocks in turns; the memory is that of `space`, or not
+    # the transfer's (NULL).
     char *memory
     bint in_turns
     Message *space
-    # How many blocks may be sent, are under way or through, are through, and are not needed any
-    # more; each block's request.
+    # How many blocks may be sent, are begun, are complete, and are no longer needed; each block's
+    # request.
     int ready, begun, complete, used
     MPI_Request *requests
-    # Of one that comes: whether somebody uses its blocks; whether nobody ever will.
+    # Of an incoming one: whether a step uses its blocks; whether none ever will.
     bint claimed, dropped
-    # What is sent instead of a block that has come, from where that was.
+    # Of one that is sent back from the memory of an incoming one: that one.
     Transfer *back
     Transfer *next
-    # Of one that is sent: the next of those that the same blocks go to.
+    # Of an outgoing one: the next transfer of the same blocks, to another rank.
     Transfer *sibling
 
 cdef struct TransferList:
@@ -31,7 +31,7 @@ cdef struct TransferList:
 
 cdef class Transfers(Messages):
     cdef readonly Blocks blocks
-    # Vectors that nobody uses yet may come in now; more than one of a source at a time.
+    # Vectors that are not in use yet may be received now; more than one of a source at a time.
     cdef bint takes_ahead, takes_all
     cdef Transfer *idle
     cdef TransferList incoming, outgoing

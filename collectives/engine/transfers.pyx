@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Vectors that follow messages from one rank to another, in blocks.
 
-They go from where they are and to where they are wanted: blocks are asked for once there is memory
-for them, and take none before that. Where what comes is used at once a few blocks at a time have
-memory, else all. A short vector is in its message, and looks like one whose blocks have all come.
+Blocks are sent from the vector itself and received where they are used: a receive is posted once
+there is memory for the block, which takes none before that. Where a vector is used at once a few
+blocks at a time have memory, else all. A short vector is inside its message, and looks like one
+whose blocks have all arrived.
 """
 
 from libc.stdlib cimport calloc, free
@@ -25,7 +26,7 @@ from collectives.memory.layout cimport Layout
 
 cdef enum:
     TAG_OF_BLOCKS = 1
-    # Bytes of a block; how many have memory at a time where they are used at once.
+    # Bytes of a block; how many blocks have memory at a time where they are used at once.
     BLOCK = 1048576
     DEPTH = 4
 
@@ -43,7 +44,7 @@ cdef void free_transfers(Transfer *transfer) noexcept nogil:
 
 
 cdef class Transfers(Messages):
-    """Messages, and vectors behind them.
+    """Messages, and the vectors that follow them.
 
     Args:
         comm, layout, inside: see `Messages`.
@@ -60,15 +61,15 @@ cdef class Transfers(Messages):
         free_transfers(self.outgoing.first)
 
     cdef void progress_blocks(self) noexcept nogil:
-        """Send and receive the blocks that can be by now."""
+        """Send and receive all blocks that can be now."""
         pthread_mutex_lock(&mpi_mutex)
         self._move_blocks()
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef Transfer *send(self, int destination, char *memory) noexcept nogil:
-        """Begin to send a vector, behind its message; its blocks go once they are `ready`.
+        """Begin to send a vector after its message; its blocks are sent once they are `ready`.
 
-        NULL and an error where there is no memory.
+        Return NULL, with an error, where there is no memory.
         """
         cdef Transfer *transfer = self._new_transfer(&self.outgoing, destination)
         if transfer != NULL:
@@ -76,7 +77,7 @@ cdef class Transfers(Messages):
         return transfer
 
     cdef Transfer *expect(self, Message *message) noexcept nogil:
-        """Begin to receive what is in, or follows, a message; NULL: there is no memory for that."""
+        """Begin to receive the vector that is in, or follows, a message; NULL without memory."""
         cdef Transfer *transfer = self._new_transfer(&self.incoming, message.source)
         if transfer == NULL:
             return NULL
@@ -88,7 +89,7 @@ cdef class Transfers(Messages):
         return transfer
 
     cdef Transfer *claim(self, int source) noexcept nogil:
-        """The oldest unused vector from this rank, for the caller to use."""
+        """Claim the oldest unused vector from this rank, and return it."""
         cdef Transfer *transfer = self.incoming.first
         while transfer.peer != source or transfer.claimed or transfer.dropped:
             transfer = transfer.next
@@ -96,14 +97,14 @@ cdef class Transfers(Messages):
         return transfer
 
     cdef void drop_all(self) noexcept nogil:
-        """Drop what has arrived and is not used yet."""
+        """Drop all incoming vectors that are not claimed."""
         cdef Transfer *transfer = self.incoming.first
         while transfer != NULL:
             transfer.dropped = transfer.dropped or not transfer.claimed
             transfer = transfer.next
 
     cdef bint is_free(self, char *memory, int block) noexcept nogil:
-        """Whether a block of this vector may be written to: nothing sends it."""
+        """Return whether a block of this vector may be written to: no transfer is sending it."""
         cdef Transfer *transfer = self.outgoing.first
         while transfer != NULL:
             if transfer.memory == memory and transfer.ready > block >= transfer.complete:
@@ -112,7 +113,7 @@ cdef class Transfers(Messages):
         return True
 
     cdef char *place(self, Transfer *transfer, int block) noexcept nogil:
-        """Where a block of it is."""
+        """Return the address of a transfer's block."""
         if transfer.in_turns:
             return transfer.memory + block % DEPTH * self.blocks.length
         return transfer.memory + self.blocks.begin(block)
@@ -168,7 +169,7 @@ cdef class Transfers(Messages):
             transfer.back.used = transfer.complete
 
     cdef void _finish_dropped(self) noexcept nogil:
-        """Take back the memory of what is of no use, before others need some."""
+        """Recycle the memory of dropped vectors, before other vectors need some."""
         cdef Transfer *transfer = self.incoming.first
         while transfer != NULL:
             if transfer.dropped:
@@ -192,7 +193,7 @@ cdef class Transfers(Messages):
             transfer.used = transfer.complete
 
     cdef bint _has_memory(self, Transfer *transfer) noexcept nogil:
-        """Whether it has, or gets, memory to come into, behind all that its rank sent before."""
+        """Return whether an incoming vector has memory; allocate it in the order of sending."""
         cdef bint wanted = transfer.claimed or transfer.dropped
         if transfer.memory != NULL:
             return True
@@ -207,7 +208,7 @@ cdef class Transfers(Messages):
         return True
 
     cdef bint _has_turn(self, Transfer *transfer) noexcept nogil:
-        """Whether no other vector from its rank is kept until somebody uses it."""
+        """Return whether no earlier vector from the same rank is kept until it is used."""
         cdef Transfer *each = self.incoming.first
         while each != transfer:
             if each.peer == transfer.peer and not (each.dropped or self.takes_all):
@@ -216,8 +217,7 @@ cdef class Transfers(Messages):
         return True
 
     cdef bint _is_next(self, TransferList *among, Transfer *transfer) noexcept nogil:
-        """Whether everything before it, with the same rank, is under way, or through and dropped.
-        """
+        """Return whether all earlier vectors with its rank are begun; complete, if dropped."""
         cdef Transfer *each = among.first
         while each != transfer:
             if each.peer == transfer.peer and self.blocks.count > (
@@ -227,7 +227,7 @@ cdef class Transfers(Messages):
         return True
 
     cdef void _complete(self, Transfer *transfer) noexcept nogil:
-        """See which blocks are through, in their order."""
+        """Test which blocks are complete, in order."""
         cdef int done = 1
         while transfer.complete < transfer.begun:
             self._check(MPI_Test(
@@ -271,7 +271,7 @@ cdef class Transfers(Messages):
         return False
 
     cdef bint waits_for(self, int rank) noexcept nogil:
-        """Whether blocks from or to this rank are awaited."""
+        """Return whether blocks from or to this rank are awaited."""
         cdef Transfer *transfer = self.outgoing.first
         while transfer != NULL:
             if transfer.peer == rank:

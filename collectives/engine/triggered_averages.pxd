@@ -4,17 +4,17 @@ from collectives.engine.control_tree cimport ControlTree
 from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
 
 cdef enum:
-    # What the application wants, beside CALL: one that averages nothing, if it does.
+    # What the application requests, besides CALL: a call, if that averages nothing.
     PASS_BY = OTHER_WISHES
 
 cdef class TriggerTree(ControlTree):
     cdef TriggeredAverageProtocol triggering
 
 cdef class TriggeredAverages(AllRanks):
-    # `protocol` and `contribution`.
+    # The same objects as `protocol` and `contribution`.
     cdef TriggeredAverageProtocol triggering
     cdef HeldContribution held
-    # The last call has averaged with nobody.
+    # The last call has averaged nothing.
     cdef bint alone
 
     cdef void _make_call(self) noexcept nogil

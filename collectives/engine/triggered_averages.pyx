@@ -31,7 +31,7 @@ cdef class TriggeredAverages(AllRanks):
 
     Args:
         control, data, like, others: see `AllRanks`.
-        sync_period: τ, the number of calls with which a rank starts an average.
+        sync_period: τ, the number of calls after which a rank starts an average.
         weighing: the vectors' weights, as `settings.weighing` returns them.
         sharing: whether to average in memory shared by the ranks of a node, if possible.
     """
@@ -51,7 +51,7 @@ cdef class TriggeredAverages(AllRanks):
             self._share_memory(self.exchange, False, True)
 
     def compress_from_initial(self, like):
-        """All ranks have this initial vector: compressed ones are told from it."""
+        """Send compressed vectors as differences from this initial one, which all ranks have."""
         cdef UserVector opened = UserVector(like, self.layout, 0)
         self.layout.copy(self.vectors.of[SCRATCH], opened.arrays)
         self.reduction.remember(self.scratch)
@@ -59,9 +59,9 @@ cdef class TriggeredAverages(AllRanks):
     # Averages over all ranks
 
     cdef void _reduce(self) noexcept nogil:
-        """Begin the exchange, in memory where all see it.
+        """Begin the exchange, in shared memory where all ranks share it.
 
-        A vector that does not count is not read there, and the mean goes to where it is.
+        A vector that does not count is not read there, and the mean overwrites it.
         """
         if self.protocol.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
             AllRanks._reduce(self)
@@ -91,7 +91,7 @@ cdef class TriggeredAverages(AllRanks):
     cdef int _begin(self, int what) except -1 nogil:
         if what != CALL:
             return AllRanks._begin(self, what)
-        # What others have started is heard here, at the latest.
+        # Averages that others have started become known here, at the latest.
         self.progress()
         self._make_call()
         return 0
@@ -141,7 +141,7 @@ cdef class TriggeredAverages(AllRanks):
     def pass_by(self, weight):
         """Make a call that averages nothing, for which no vector is needed, and return the `Call`.
 
-        None: it would average, and has not been made.
+        Return None where the call would average; then it has not been made.
         """
         cdef Call call = self._carry_out(PASS_BY, None, NO_VECTOR, weight)
         return call if self.alone else None
@@ -149,7 +149,7 @@ cdef class TriggeredAverages(AllRanks):
     def start(self, vector, weight, Handover handover=None):
         """Begin this rank's next call, and return the `Call`.
 
-        Where the vector is a handover's the call begins once its device has checked it.
+        With a handover, the call begins once the device has checked the vector.
         """
         return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, handover)
 

@@ -4,7 +4,7 @@ cdef class GroupVersions(Snapshots):
     cdef int window
     # The application is in publish().
     cdef bint holding
-    # The group of what the last call took, and its version.
+    # The group whose mean the last call returned, and the version of that mean.
     cdef int *taken
     cdef long long taken_source
 

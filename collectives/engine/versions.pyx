@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Wait-avoiding group averages: versions that any rank starts, and all ranks execute.
 
-It drives `WaitAvoidingProtocol` and the exchanges. A rank whose application computes takes part
-with its snapshot, by its progress thread, or in the memory that the ranks of its node share.
+This module drives `WaitAvoidingProtocol` and the exchanges. A rank whose application computes takes
+part with its snapshot, by its progress thread or in the memory shared by the ranks of its node.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE
@@ -48,14 +48,15 @@ cdef class GroupVersions(Snapshots):
 
     Args:
         control, data, like: see `AllRanks`.
-        group_size, sync_period, fixed: of the groups and averages over all.
-        passive: whether ranks take part before they have called.
+        group_size, sync_period, fixed: the groups' size, versions from one average over all ranks
+            to the next, and whether the groups are the same in all versions.
+        passive: whether ranks take part in a version before their application calls.
         conserving, summing: what ranks contribute; see `GroupAllreduce` and `PartialAllreduce`.
         weighing: the vectors' weights, as `settings.weighing` returns them.
-        drawing_seed: seed of the ranks drawn, one of which may start each version; None: any may.
-        sharing: whether to have memory that other ranks can map.
+        drawing_seed: seed for drawing the one rank that may start each version; None: any may.
+        sharing: whether to allocate memory that other ranks can map.
         initial: the vector that `like` is a copy of, if it is in other memory; None: `like`.
-        others: those of `AllRanks`.
+        others: the other arguments of `AllRanks`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
@@ -69,8 +70,8 @@ cdef class GroupVersions(Snapshots):
         self.versioning = WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
         if drawing_seed is not None:
             self.versioning.draw(self.rank, self.size, drawing_seed)
-        # Engines drift apart by no more than the bound, so tags further apart are never confused:
-        # those of a group do so by one version only, and groups that are fixed have no others.
+        # Engines drift apart by at most the bound, so tags that repeat later are never confused.
+        # Members of one group drift apart by one version only; fixed groups meet no other ranks.
         self.window = 4 * propagation_bound(self.size, group_size) + 4 if group_size > 1 else 1
         tree = ActivationTree(control, self.versioning, self.window)
         tree.versioning = self.versioning
@@ -89,7 +90,7 @@ cdef class GroupVersions(Snapshots):
         self.publishing.count_once()
 
     def compress_from_initial(self):
-        """All ranks have the same initial vector: compressed ones are told from it."""
+        """Send compressed vectors as differences from the initial one, which all ranks have."""
         self.reduction.remember(self.snapshot)
 
     def listen(self):
@@ -121,7 +122,7 @@ cdef class GroupVersions(Snapshots):
                 or self._is_behind() or self._awaits_device())
 
     cdef bint _step(self) noexcept nogil:
-        """Take the running version, or else the application, one step on; return whether it did."""
+        """Advance the running version, else the call, by one step; return whether it advanced."""
         if self.versioning.vectors == RUNNING:
             if not self.begun:
                 self._begin_version()
@@ -150,7 +151,7 @@ cdef class GroupVersions(Snapshots):
         self._reclaim()
 
     cdef bint _needs_scratch(self, int what) noexcept nogil:
-        """On a device only once this rank, or others while it is in join(), may call average()."""
+        """On a device, only average() needs it, also while this rank is in join()."""
         return not self.layout.space.deferred or what == AVERAGE or what == JOIN
 
     # Versions and averages over all ranks
@@ -229,7 +230,7 @@ cdef class GroupVersions(Snapshots):
         self._lock_after_copy()
 
     cdef void _complete_call(self) noexcept nogil:
-        """The version that the call waited for has been executed, timely or not: return."""
+        """Complete the application's call, timely or not; its version has been executed."""
         if self.publishing.has_mean():
             self.publishing.end_call()
         else:
@@ -245,7 +246,7 @@ cdef class GroupVersions(Snapshots):
         self.versioning.returns()
 
     cdef int _publish_between_calls(self) except -1 nogil:
-        """Publish as soon as no exchange is under way."""
+        """Publish the application's vector as soon as no exchange is pending."""
         self.holding = True
         self._reclaim()
         self.versioning.hold()
@@ -257,7 +258,7 @@ cdef class GroupVersions(Snapshots):
         return 0
 
     cdef int _join(self) except -1 nogil:
-        """Share what the application has, and enter what the others do."""
+        """Publish the application's vector, and enter JOIN to take part in others' operations."""
         self._publish_between_calls()
         self.publishing.join()
         self.versioning.release()
@@ -285,7 +286,7 @@ cdef class GroupVersions(Snapshots):
     cdef int _kept_in(self) noexcept nogil:
         return SNAPSHOT if self.publishing.bypasses_snapshot() else Snapshots._kept_in(self)
 
-    # What callers wait for, and say of it
+    # What callers wait for, and how they report it
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == VECTORS_HELD:
@@ -320,7 +321,7 @@ cdef class GroupVersions(Snapshots):
         return f"publish() during {running}" if self.holding else running, sorted(members)
 
     cdef int _drawn(self):
-        """Return which rank is drawn to start what this one waits for."""
+        """Return which rank is drawn to start the version that this one waits for."""
         return drawn(
             self.versioning.seed, self.versioning.awaited() + self.protocol.base, self.size)
 
@@ -329,7 +330,7 @@ cdef class GroupVersions(Snapshots):
             return f"{elsewhere}, and drawn to start it"
         if answer[1] > self.versioning.running:
             return None
-        # An interrupted call has been made, though its version is not over.
+        # An interrupted call counts as made, though its version is not complete.
         if not (answer[3] or self.versioning.passive
                 or answer[0] - self.protocol.base > self.versioning.running):
             return elsewhere
@@ -342,7 +343,7 @@ cdef class GroupVersions(Snapshots):
     def start(self, vector, weight, Handover handover=None):
         """Begin this rank's next call, a version or a synchronization, and return the `Call`.
 
-        Where the vector is a handover's the call begins once its device has checked it.
+        With a handover, the call begins once the device has checked the vector.
         """
         return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, handover)
 
@@ -351,11 +352,12 @@ cdef class GroupVersions(Snapshots):
         return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, handover).result
 
     def publish(self, vector, weight):
-        """Contribute this vector, or its change since the last, while this rank is late."""
+        """Publish this vector, or its change since the last one, outside of any call."""
         self._carry_out(PUBLISH, vector, 0, weight)
 
     def start_join(self, vector):
-        """Begin to take part in what the others do until all have joined, and return the `Call`."""
+        """Begin to take part in others' operations until all ranks have joined; return the `Call`.
+        """
         return self._start(JOIN, vector, PyBUF_WRITABLE, None)
 
     cdef int _begin(self, int what) except -1 nogil:

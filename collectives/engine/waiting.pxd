@@ -5,21 +5,21 @@ cdef enum:
     SECOND = 1000000000
 
 cdef struct Waiting:
-    # When a caller began to wait, when something last moved, and when it looked for signals.
+    # When a caller began to wait, when it last saw progress, and when it looked for signals.
     long long began, progressed, looked
     # When it asked who is missing (0: not yet), and after how long it looks for a circle.
     long long asked, circles
-    # When it last said who is missing (0: not yet), and whether it has as a warning.
+    # When it last reported who is missing (0: not yet), and whether as a warning.
     long long said
     bint warned
     # When a protocol was last told that a caller waits for long (0: not yet).
     long long overdue
 
 cdef class Waiter(Served):
-    # The first error of MPI's.
+    # An error code of MPI, or 0.
     cdef int error
-    # Ranks and their progress threads outnumber the cores; an average takes so long then that a
-    # caller yields often.
+    # Whether ranks and their progress threads outnumber the cores; whether averages then take so
+    # long that a caller yields often.
     cdef bint oversubscribed, yields_often
     cdef long long waiting_ns
 

@@ -21,32 +21,32 @@ cdef enum:
 cdef class Waiter(Served):
     """An object whose callers can wait; subclasses define what they wait for."""
 
-    # What subclasses say
+    # What subclasses override
 
     cdef bint _reached(self, int goal) noexcept nogil:
-        """Whether what a caller waits for is there."""
+        """Return whether the goal of a caller is reached."""
         return True
 
     cdef bint _is_in_vain(self, int goal) noexcept nogil:
-        """Whether it will never be."""
+        """Return whether the goal will never be reached."""
         return False
 
     cdef int _raise_failure(self, int goal) except -1:
-        """Raise why not."""
+        """Raise why the goal will never be reached."""
         return 0
 
     cdef void _begin_waiting(self, int goal) noexcept nogil:
-        """A caller begins to wait; the lock is held."""
+        """Note that a caller begins to wait; the lock is held."""
 
     cdef void _end_waiting(self) noexcept nogil:
-        """A caller waits no more; the lock is held."""
+        """Note that a caller has ended waiting; the lock is held."""
 
     cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
-        """Say who is missing, end the job where that was asked for; without the lock."""
+        """Report who is missing, and end the job at its limit; the lock is not held."""
         return 0
 
     cdef long long _busy_ns(self) noexcept nogil:
-        """Nanoseconds in which something was advanced."""
+        """Return the nanoseconds spent on advancing work."""
         return 0
 
     # Waiting
@@ -92,7 +92,7 @@ cdef class Waiter(Served):
         return 0
 
     cdef int _wait_until(self, int goal) except -1 nogil:
-        """Wait, without the lock on entry and exit."""
+        """Wait until the goal is reached; the lock is not held on entry and exit."""
         pthread_mutex_lock(&self.lock)
         try:
             self._wait(goal)
@@ -116,7 +116,7 @@ cdef class Waiter(Served):
         return 0
 
     cdef int _pause(self, int goal, Waiting *waiting) except -1 nogil:
-        """Let others run between two polls of a waiting caller."""
+        """Let other threads and ranks run between two polls of a waiting caller."""
         cdef long long time = now()
         cdef long long waited = time - waiting.progressed
         cdef bint look = time - waiting.looked > LOOK_FOR_SIGNALS
@@ -143,7 +143,7 @@ cdef class Waiter(Served):
         return 0
 
     def wait_for(self, Handover handover):
-        """Wait until a vector has come from its device; this rank is passive meanwhile."""
+        """Wait until a vector has arrived from its device; this rank is passive meanwhile."""
         with nogil:
             self._wait_for(handover)
         handover.check()
