@@ -1,4 +1,4 @@
-"""What arrays and models on GPUs cost, through pinned host memory and from device to device.
+"""Costs of arrays and models on GPUs, through pinned host memory and from device to device.
 
     python benchmarks/gpu.py --all
     mpiexec -n 2 python benchmarks/gpu.py --part staged

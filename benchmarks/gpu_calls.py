@@ -91,9 +91,9 @@ def activities_of(device, size):
 
 
 def activities_of_torch(device, size):
-    """Return those that torch has, where it has CUDA."""
+    """Return the activities that use torch, if it has CUDA."""
     try:
-        if version("torch").endswith("+cpu"):  # sooner than torch says it
+        if version("torch").endswith("+cpu"):  # faster than importing torch
             return {}
         import torch
     except ImportError:

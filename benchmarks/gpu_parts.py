@@ -248,7 +248,7 @@ def memory(comm, device, arguments):
     sharing = comm.allgather(device.ordinal).count(device.ordinal)
     results, figures = {}, {}
     for path, way in paths(comm, device).items():
-        taken_by(comm, device, array, way)  # what is loaded stays
+        taken_by(comm, device, array, way)  # first, as what it loads stays in memory
         taken = taken_by(comm, device, array, way)
         for place, sharers in (("device", sharing), ("host", comm.size)):
             name = f"{comm.size} ranks, {path}: memory on the {place} ÷ vector"

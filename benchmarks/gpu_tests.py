@@ -8,8 +8,8 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 LIMIT = 60  # seconds of a test
 PYTEST_ENDED = 0, 1, 5  # its exit statuses where tests pass, some fail, or there are none
-# Of so many ranks, and by which path: files, and which of their tests neither count what the driver
-# does, nor let it fail, nor expect the process to end.
+# By number of ranks and path: files, and those of their tests that neither count the driver's
+# calls, nor make it fail, nor expect the process to end.
 ALONE = (
     ("test_cuda_kernels.py", "test_device_kernels.py", "test_device_space.py"),
     "compile or kept or alike or same or hosts_bits or not_finite or too_many or ticket or members",

@@ -229,7 +229,7 @@ def inner_loop(samples, arguments, results):
 
 def memory(comm, results):
     """Measure a node's memory beside its model."""
-    Ranks(METHODS["wp"], problem(*2 * [generate(20, 20, 2, 0)]), comm).close()  # what MPI takes
+    Ranks(METHODS["wp"], problem(*2 * [generate(20, 20, 2, 0)]), comm).close()  # MPI's memory
     samples = generate(2000, FEATURES, 20, comm.rank)
     given, found = problem(samples, samples), {}
     vector = 8 * FEATURES

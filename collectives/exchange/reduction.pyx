@@ -86,7 +86,7 @@ cdef class Reduction:
         return arrays == NULL or arrays != self.staged or self.handover.has(end)
 
     cdef bint has_user(self, Py_ssize_t end) noexcept nogil:
-        """Return whether the application's arrays have, if used, up to this byte of `wire`."""
+        """Return whether the application's arrays have arrived, if used, to this byte of `wire`."""
         return (self.staged == NULL
                 or not (self.given or self.target == self.user or self.copy == self.user)
                 or self.has(self.user, self._end_in_layout(end)))

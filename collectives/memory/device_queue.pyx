@@ -81,7 +81,7 @@ cdef class DeviceQueue:
         return False
 
     cdef void leave(self, int mode, const char *function, int result) noexcept nogil:
-        """Undo `enter`; record `result`, which the driver's `function` returned, if an error."""
+        """Undo `enter`, and record the driver's `function` and its `result` if that is an error."""
         if result != SUCCESS and result != NOT_READY:
             self.error, self.failed = result, function
         leave(mode)

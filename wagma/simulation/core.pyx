@@ -41,8 +41,8 @@ cdef class Simulation:
         machine: the `machine.Machine` that they run on.
         step_times: float64 array of shape (iterations, ranks): the seconds that each of a rank's
             steps takes before its call. A rank that skips iterations makes fewer steps.
-        seconds: when the simulation ends; each rank's steps must take as long. None: when all
-            applications have made all steps.
+        seconds: when the simulation ends; each rank's steps must take at least as long. None: when
+            all applications have made all steps.
 
     Attributes:
         now: the simulated time, in seconds.

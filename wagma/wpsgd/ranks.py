@@ -31,7 +31,7 @@ class Ranks:
     No collective's thread calls MPI here, so a job may have any thread level except SINGLE.
 
     Args:
-        method: what is trained; the same on all ranks.
+        method: the method; the same on all ranks.
         problem: with this rank's shard to train on, or all samples if it trains alone. Only rank 0
             evaluates.
         comm: mpi4py intracommunicator, which is duplicated.
