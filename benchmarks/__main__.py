@@ -1,6 +1,6 @@
-"""Run the benchmarks, each under mpiexec with the numbers of ranks that it is about, and plot.
+"""Run the benchmarks, each under mpiexec with its numbers of ranks, and plot the results.
 
-Each can be run alone, and has options then, such as for longer measurements:
+Each can be run alone, and then has options, such as for longer measurements:
 `mpiexec -n 4 python benchmarks/latency.py --help`.
 """
 
@@ -15,12 +15,12 @@ sys.path.insert(0, str(HERE))
 import plots  # noqa: E402
 from common import RESULTS, mpiexec  # noqa: E402
 
-# What the benchmark of memory measures in a job each.
+# The collectives that the benchmark of memory measures in a separate job each.
 ALONE = (
     *("NeighborAverage", "QueuedNeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer"),
     *("ReadyGroupAllreduce", "GeneratedGroupAllreduce", "FormedGroups", "TriggeredAverage"),
 )
-# With how many ranks, and with which options beside.
+# The numbers of ranks of each benchmark, with further options.
 RANKS = {
     "latency": (2, 4),
     "peer_latency": (2, 4),
@@ -51,7 +51,7 @@ RANKS = {
     "scaling_figures": (None,),
     "gpu": ((None, "--all"),),
 }
-# About methods rather than the machine, or about a GPU.
+# Benchmarks of methods rather than of the machine, or of a GPU, run by name only.
 BY_NAME = (
     "gpu",
     *("late_rules", "late_gradients"),

@@ -1,4 +1,4 @@
-"""What the benchmarks share: launching, turns and times, ratios, figures, the results."""
+"""Shared parts of the benchmarks: launching, taking turns, timing, ratios, figures, results."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ RESULTS = Path(__file__).parent / "results"
 MIN_ROUNDS = 3
 WARM_UP = 2  # calls at least; the first ones touch new pages
 MAX_CALLS = 300
-# A collective's keyword arguments for each.
+# A collective's keyword arguments for each transport.
 TRANSPORTS = {name: {"transport": name} for name in ("messages", "shared")}
 
 
 def mpiexec():
-    """The launcher's command: $MPIEXEC, else beside this Python, else on PATH."""
+    """Return the launcher's command: $MPIEXEC, else beside this Python, else on PATH."""
     beside = Path(sys.executable).with_name("mpiexec")
     return shlex.split(os.environ.get("MPIEXEC", str(beside if beside.exists() else "mpiexec")))
 
 
 def parser(doc):
-    """A benchmark's arguments; `doc` is its module's docstring."""
+    """Return the parser of a benchmark's arguments; `doc` is its module's docstring."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -40,12 +40,12 @@ def parser(doc):
 
 
 def compare(arguments, ranks, methods, options, directory):
-    """Run `wagma compare` in a directory; return what it notes of each method's runs, and finds.
+    """Run `wagma compare` in a directory; return its "runs" and its "results" by method.
 
     Args:
-        arguments: with seconds and seeds of each method, and how long a step sleeps.
-        ranks, methods: how many, and which.
-        options: further ones.
+        arguments: with the seconds and seeds of each method, and the sleep of a step.
+        ranks, methods: number of ranks, and names of the methods.
+        options: further options of the command line.
     """
     command = [
         *mpiexec(), "-n", str(ranks), sys.executable, "-m", "wagma", "compare",
@@ -59,7 +59,7 @@ def compare(arguments, ranks, methods, options, directory):
 
 
 def simulated(label):
-    """Return the method of "NAME:option=value", and the options that its simulation has."""
+    """Return the method of "NAME:option=value", and the options that its simulation takes."""
     from wagma.methods import named
 
     name, *given = label.split(":")
@@ -69,7 +69,7 @@ def simulated(label):
 
 
 def time_calls(comm, call, repetitions):
-    """Seconds per call on the slowest rank, of calls in a row that all ranks begin together."""
+    """Return the seconds per call on the slowest rank, of calls in a row begun together."""
     from mpi4py import MPI
 
     comm.Barrier()
@@ -80,7 +80,7 @@ def time_calls(comm, call, repetitions):
 
 
 def time_warm(comm, call, calls):
-    """Seconds per call of so many, after others to warm up."""
+    """Return the seconds per call, as `time_calls`, after calls to warm up."""
     time_calls(comm, call, WARM_UP + calls // 10)
     return time_calls(comm, call, calls)
 
@@ -88,17 +88,17 @@ def time_warm(comm, call, calls):
 def take_turns(comm, variants, rounds, seconds):
     """Return {variant: seconds per call in each round} on rank 0; the variants take turns.
 
-    A first round is thrown away. It ends after so many rounds more, or seconds, whichever is first,
-    but not before MIN_ROUNDS.
+    The first round is discarded. The measurement ends after `rounds` more, or after `seconds`,
+    whichever is first, but not before MIN_ROUNDS.
 
     Args:
-        variants: {variant: function that returns the seconds per call of so many calls; it is told
-            whether these are the first}.
+        variants: {variant: function of the number of calls, and of whether these are the first,
+            that returns the seconds per call}.
     """
     times = {name: [] for name in variants}
     share = seconds / (rounds + 1) / len(variants)
     end = time.monotonic() + seconds
-    for done in range(rounds + 1):  # the first round warms up, and shows how many calls to make
+    for done in range(rounds + 1):  # the first warms up, and determines the number of calls
         if comm.bcast(done > MIN_ROUNDS and time.monotonic() > end):
             break
         for name, timed in variants.items():
@@ -109,7 +109,7 @@ def take_turns(comm, variants, rounds, seconds):
 
 
 def calls_in(seconds, taken):
-    """How many calls to make in this time, of which each has taken so long so far."""
+    """Return the number of calls to make in this time, from the seconds per call so far."""
     return max(1, min(MAX_CALLS, int(seconds / min(taken)))) if taken else WARM_UP
 
 
@@ -117,12 +117,12 @@ def compare_by_size(comm, doc, name, sizes, references, timed, bound):
     """Measure variants with vectors of float32 of several sizes, and report.
 
     Args:
-        doc, name: of the benchmark.
+        doc, name: the benchmark's docstring and name.
         sizes: of the vectors, in bytes.
-        references: {variant: the one that it is compared with, or None}, in the table's order.
+        references: {variant: the variant that it is compared with, or None}, in table order.
         timed: function of (variant, vector, calls, whether they are the first) that returns the
             seconds per call.
-        bound: of the ratios.
+        bound: the bound of the ratios.
     """
     import numpy as np
 
@@ -155,16 +155,16 @@ def compare_by_size(comm, doc, name, sizes, references, timed, bound):
 
 
 def ratio(numerators, denominators):
-    """Median and quartiles of the ratios round by round.
+    """Return the median and quartiles of the ratios round by round.
 
-    Only what was measured in the same round is divided, so that a machine that slows down or is
-    shared for a while leaves the ratio as it is.
+    Only times of the same round are divided, so that a machine that slows down or is shared for a
+    while does not change the ratio.
     """
     return quartiles([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
 def quartiles(values):
-    """{"low": …, "median": …, "high": …} of values that may be as few as one."""
+    """Return {"low": …, "median": …, "high": …} of one value or more."""
     low, median, high = (
         statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
     )
@@ -172,19 +172,19 @@ def quartiles(values):
 
 
 def spread(values, digits):
-    """Mean ± standard deviation in words, with so many digits after the point."""
+    """Return "mean ± standard deviation", with this number of digits after the point."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):8.{digits}f} ± {deviation:.{digits}f}"
 
 
 def figure(name, value, bound):
-    """A figure that must not exceed its bound, and whether it holds; of quartiles, the median."""
+    """Return a figure with its upper bound and whether it holds; for quartiles, the median."""
     value = value["median"] if isinstance(value, dict) else value
     return {"figure": name, "value": value, "bound": bound, "holds": bool(value <= bound)}
 
 
 def in_words(size):
-    """A number of bytes that is a power of two."""
+    """Return a number of bytes, a power of two, in words."""
     return f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
 
 
@@ -197,11 +197,11 @@ def ratio_label(size, variant, reference):
 
 
 def machine():
-    """What a reader must know to place the figures."""
+    """Return the properties of the machine that the figures depend on."""
     import mpi4py
     import numpy
 
-    mpi4py.rc.initialize = False  # of no effect in the ranks, which have done so
+    mpi4py.rc.initialize = False  # has no effect on ranks, which have initialized MPI already
     from mpi4py import MPI
 
     return {
@@ -224,7 +224,7 @@ def processor():
 
 
 def memory(field):
-    """Bytes of a field of /proc/meminfo, such as MemAvailable."""
+    """Return the bytes of a field of /proc/meminfo, such as MemAvailable."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, value = line.split(":")
         if name == field:
@@ -233,15 +233,15 @@ def memory(field):
 
 
 def report(arguments, name, ranks, results, *, ratios=None, figures=()):
-    """Print the figures, and write all to NAME-RANKS.json.
+    """Print the figures, and write everything to NAME-RANKS.json.
 
     Args:
-        arguments: as parsed by `parser`; they are noted, too.
-        name, ranks: of the benchmark, and how many ranks it ran with.
-        results: whatever it measured.
-        ratios: {name: quartiles} of what was measured in one run and is the better the smaller;
-            `compare.py` looks at nothing else.
-        figures: those that have bounds.
+        arguments: as parsed by `parser`; they are recorded, too.
+        name, ranks: the benchmark's name, and the number of ranks that it ran with.
+        results: its measurements.
+        ratios: {name: quartiles} of ratios measured in one run, of which smaller is better;
+            `compare.py` compares only these.
+        figures: figures with bounds.
     """
     for each in figures:
         held = "holds" if each["holds"] else "MISSED"

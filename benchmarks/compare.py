@@ -1,12 +1,11 @@
-"""Compare two results of one benchmark and name what has become slower.
+"""Compare two results of one benchmark and name the ratios that have regressed.
 
     python benchmarks/compare.py OLD.json NEW.json
 
 Only ratios are compared, each measured within one run: ours to MPI_Allreduce, one rank late to none
-late. Absolute times of different runs say more about the machine than about the code. All ratios
-are the better the smaller. One has regressed if its median has grown by more than the tolerance
-and its quartiles lie above the old ones; where they overlap, noise may have done it, and it is
-called unclear.
+late. Absolute times of different runs say more about the machine than about the code. Smaller
+ratios are better. A ratio has regressed if its median has grown by more than the tolerance and its
+quartiles lie above the old ones; if they overlap, noise may be the cause, and it is called unclear.
 
 Exit status: 0 if nothing has regressed, 1 if something has, 2 if the files cannot be compared.
 """
@@ -21,7 +20,7 @@ QUARTILES = ("low", "median", "high")
 
 
 def load(path):
-    """Return a result's contents; ValueError says why there is nothing to compare."""
+    """Return a result's contents; raise ValueError if it cannot be compared."""
     try:
         contents = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -44,7 +43,7 @@ def load(path):
 
 
 def judge(old, new, tolerance):
-    """Say of one ratio's quartiles whether it has regressed."""
+    """Return the verdict on one ratio, from its old and new quartiles."""
     if new["median"] <= tolerance * old["median"]:
         return ""
     return "unclear" if new["low"] <= old["high"] else "REGRESSED"

@@ -1,13 +1,13 @@
-"""How fast a controller answers while its rank computes: groups of whoever is ready first.
+"""Latency of a controller whose rank computes: groups of the ranks that are ready first.
 
     mpiexec -n 3 python benchmarks/controller_latency.py
 
-Rank 0's engine has the controller, and its application is in no call. Ranks 1 and 2 call; in turn
-one of them comes later, when the other has long been ready. What is measured is the later one's
-call, of 4 numbers: its ready signal, the controller's message to both, and their average; so it is
-more than the time from the last ready signal to the notification, which must be below 1 ms in the
-median. Rank 0's main thread sleeps, multiplies matrices, or spins in a Python loop, which holds the
-GIL for 5 ms at a time.
+Rank 0's engine runs the controller, and its application is in no call. Ranks 1 and 2 call; in turn
+one of them calls later, when the other has long been ready. Measured is the later rank's call, of 4
+numbers: its ready signal, the controller's message to both, and their average. That is more than
+the time from the last ready signal to the notification, which must be below 1 ms in the median.
+Rank 0's main thread sleeps, multiplies matrices, or spins in a Python loop, which holds the GIL for
+5 ms at a time.
 """
 
 import time
@@ -41,7 +41,7 @@ KINDS = {"sleeps": sleep, "multiplies matrices": multiply, "spins in Python": sp
 
 
 def measure(comm, kind, calls):
-    """Return the seconds of each call that came last, on rank 0."""
+    """Return the seconds of each call of the rank that was ready last, on rank 0."""
     vector = np.zeros(4)
     seconds = []
     with collectives.ReadyGroupAllreduce(comm, vector, group_size=2) as collective:

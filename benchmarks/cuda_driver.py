@@ -1,7 +1,7 @@
-"""CUDA's driver as the benchmarks use it: memory, streams, copies, and keeping a device busy.
+"""The CUDA driver for the benchmarks: memory, streams, copies, and keeping a device busy.
 
-By ctypes, so that neither CuPy nor torch need be there. WAGMA_CUDA_LIBRARY names another library
-than libcuda.so.1; where that hands calls on to count them (`traced`), these are not counted.
+By ctypes, so that neither CuPy nor torch is needed. WAGMA_CUDA_LIBRARY names another library than
+libcuda.so.1; if that is the counting library of `traced`, calls from here are not counted.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import time
 
 from collectives.memory.plain_device import Address, PlainDevice
 
-# What `cuDeviceGetAttribute` is asked for.
+# Attributes of `cuDeviceGetAttribute`.
 MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR = 16, 39
 CAPABILITY = 75, 76
-THREADS = 256  # of a block, as the engine has them
+THREADS = 256  # per block, as in the engine
 
 
 class Device(PlainDevice):
-    """A device of this machine, this thread's current one; memory is kept until it is freed.
+    """A device of this machine, made this thread's current one; memory lives until it is freed.
 
     Attributes:
-        name: what the driver calls it.
-        library, version: the driver's.
+        name: the driver's name of the device.
+        library, version: the driver's library and version.
     """
 
     def __init__(self, place):
@@ -45,7 +45,7 @@ class Device(PlainDevice):
         self.call("cuMemFreeHost", ctypes.c_void_p(address))
 
     def free_memory(self):
-        """Return how many bytes of its memory are free, None where the driver does not say."""
+        """Return the number of free bytes of its memory, None if the driver does not report it."""
         if not hasattr(self.driver, "cuMemGetInfo_v2"):
             return None
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -58,7 +58,7 @@ class Device(PlainDevice):
         self.call("cuMemcpyDtoDAsync_v2", *arguments, ctypes.c_void_p(stream))
 
     def fill(self, address, size, stream):
-        """Queue that so many bytes become 0."""
+        """Queue setting this number of bytes to 0."""
         arguments = Address(address), ctypes.c_ubyte(0), ctypes.c_size_t(size)
         self.call("cuMemsetD8Async", *arguments, ctypes.c_void_p(stream))
 
@@ -68,9 +68,9 @@ class Device(PlainDevice):
         return value.value
 
     def kernel(self, name):
-        """Return one of the collectives' kernels, compiled for the device; CudaError if it is not.
+        """Return one of the collectives' kernels, compiled for the device, or raise CudaError.
 
-        It is a function of its arguments as they are in C, the number of elements, and a stream.
+        It is a function of the C arguments, the number of elements, and a stream.
         """
         from collectives.memory import nvrtc
 
@@ -95,7 +95,7 @@ class Device(PlainDevice):
 
 
 class Array:
-    """A vector of float32 zeros in a device's memory, as CuPy's arrays show theirs."""
+    """A vector of float32 zeros in a device's memory, with the interface of CuPy's arrays."""
 
     def __init__(self, device, count, stream):
         self.count, self.stream = count, stream
@@ -115,11 +115,11 @@ class Array:
 
 
 class Work:
-    """What keeps a device busy: memory that is filled again and again, on a stream of its own.
+    """Work to keep a device busy: memory that is filled repeatedly, on a separate stream.
 
     Args:
         device: the `Device`.
-        size: bytes of it: the more, the fewer operations are in the queue.
+        size: bytes of the memory: the more, the fewer operations are in the queue.
     """
 
     def __init__(self, device, size):
@@ -132,10 +132,10 @@ class Work:
             self.seconds = (time.perf_counter() - began) / 4
 
     def queue(self, count):
-        """Queue so many fillings."""
+        """Queue this number of fillings."""
         for _ in range(count):
             self.device.fill(self.address, self.size, self.stream)
 
     def queue_for(self, seconds):
-        """Queue what takes so long, if nothing else uses the device."""
+        """Queue work that takes this long if nothing else uses the device."""
         self.queue(max(1, round(seconds / self.seconds)))

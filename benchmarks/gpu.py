@@ -1,30 +1,30 @@
-"""What arrays and models on GPUs cost, through pinned host memory and from device to device.
+"""Costs of arrays and models on GPUs, through pinned host memory and from device to device.
 
     python benchmarks/gpu.py --all
     mpiexec -n 2 python benchmarks/gpu.py --part staged
 
-With --all each part runs in a job of its own, with 1, 2 or 4 ranks, which share a GPU where there
-is one only; all together take less than ten minutes and are written to gpu.json, with the device,
-the driver, the MPI and the date: also where some fail, and say why, or take too long. Parts:
+With --all each part runs in a separate job, with 1, 2 or 4 ranks, which share a GPU if there is
+only one; all together take less than ten minutes and are written to gpu.json, with the device, the
+driver, the MPI and the date, and with the reason if one fails or takes too long. Parts:
 
-tests    the suite's tests on the real driver instead of the stand-in: among them that kernels have
-         the bits of the host's passes in all dtypes, with subnormal numbers and NaN; direct-tests:
-         likewise where devices average
+tests    the suite's tests on the real driver instead of the stand-in: among them that kernels give
+         the same bits as the host's passes in all dtypes, with subnormal numbers and NaN;
+         direct-tests: the tests in which devices average
 copies   GB/s from and to pinned memory, and on the device; the kernel that looks for NaN and
-         infinity; what a call's passes over the vector on the host take
+         infinity; seconds of a call's passes over the vector on the host
 aware    whether MPI takes device memory, and seconds of a message while the default stream is busy
 staged   a call with an array on the device, copied in blocks of 1, 4 and 16 MiB, ÷ (both copies,
          made by all ranks at once, + the call with a numpy array); bound 1.5
-direct   where MPI takes device memory, and does not wait for the default stream, or ranks of a node
-         share it: a call that averages on the device ÷ copying the vector there twice, to what
-         others may read and back, which all ranks do at once; bound 1.5; beside the staged call
+direct   if MPI takes device memory, and does not wait for the default stream, or ranks of a node
+         share it: a call that averages on the device ÷ copying the vector there twice, to memory
+         that others may read and back, by all ranks at once; bound 1.5; beside the staged call
 passive  from one rank's call of 4 KiB to its result while the others' main threads spin in Python:
          their devices idle, or busy with 100 ms of work at a time, beside numpy arrays; each path
 calls    the longest call of the driver and of MPI on a progress thread whose main thread allocates,
          pins, queues 1,024 operations, or has torch do so; functions that wait, in calls: none
-memory   what a collective takes beside its vector, on the device and on the host; bound 3 each
+memory   memory of a collective beside its vector, on the device and on the host; bound 3 each
 step     WAGMA's step of a model of ResNet-50's size, and the local optimizer's alone, beside an
-         average by gloo of a vector of that size on the host, with both copies; what torch says of
+         average by gloo of a vector of that size on the host, with both copies; torch's report of
          operations that wait for the device; needs torch
 
 staged and passive are measured once more under MPS, which is started and ended for that.
@@ -54,9 +54,9 @@ from gpu_mps import mps, why_no_device
 
 BOUND = 1.5
 LIMIT = 575.0  # seconds of all jobs
-LEAST = 10.0  # seconds for which a job is still begun
-ENDING = 10.0  # seconds that one may take to end when it is told to
-TAIL = 4000  # characters of what a job said that failed
+LEAST = 10.0  # remaining seconds with which a job is still begun
+ENDING = 10.0  # seconds that a job may take to end when it is told to
+TAIL = 4000  # characters kept of the output of a job that failed
 PARTS = {
     "tests": gpu_tests.tests,
     "copies": gpu_parts.copies,
@@ -72,7 +72,7 @@ PARTS = {
 
 
 class Job(NamedTuple):
-    """A part, with how many ranks, for how many seconds at most, and whether under MPS."""
+    """A part, its number of ranks, its limit in seconds, and whether it runs under MPS."""
 
     part: str
     ranks: int
@@ -84,7 +84,7 @@ class Job(NamedTuple):
         return f"{self.part}-{self.ranks}{', MPS' * self.under_mps}"
 
 
-# What says whether results are right first; then what costs little or is asked for most.
+# First the parts that test results; then those that cost little or matter most.
 PLAN = (
     *(Job("tests", 1, 90), Job("tests", 4, 120), Job("copies", 1, 60), Job("aware", 2, 60)),
     *(Job("staged", 2, 60), Job("passive", 2, 60), Job("calls", 2, 75), Job("direct", 2, 60)),
@@ -95,7 +95,7 @@ PLAN = (
 
 
 class NotMeasured(Exception):
-    """Why a job is not run."""
+    """The reason why a job is not run."""
 
 
 def measure(arguments):
@@ -135,7 +135,7 @@ def measure_on(comm, arguments):
 
 
 class Measured:
-    """What the jobs have found by now, in gpu.json after each."""
+    """The results of the jobs so far, written to gpu.json after each."""
 
     def __init__(self, path, options):
         self.path, self.options, self.began = path, options, time.monotonic()
@@ -151,7 +151,7 @@ class Measured:
         """Add the contents of a job's file."""
         suffix = ", MPS" * job.under_mps
         self.parts[job.name] = found["results"].pop("measured")
-        # Those of MPS are of its jobs alone.
+        # Facts of the first jobs are kept: those under MPS hold for its jobs alone.
         self.facts = {**found["results"], **self.facts}
         self.ratios |= {name + suffix: each for name, each in found["ratios"].items()}
         self.figures += [{**each, "figure": each["figure"] + suffix} for each in found["figures"]]
@@ -191,7 +191,7 @@ class Measured:
 
 
 def leaves(results, place=""):
-    """Yield ("part: name: name", value) of all that is in dictionaries and lists."""
+    """Yield ("part: name: name", value) of all values in nested dictionaries and lists."""
     if isinstance(results, dict):
         for name, value in results.items():
             yield from leaves(value, f"{place}: {name}" if place else name)
@@ -217,7 +217,7 @@ def measure_all(arguments, options):
                 print(json.dumps(measured.parts[job.name], indent=1, ensure_ascii=False))
             except NotMeasured as reason:
                 measured.parts[job.name] = {"not measured": str(reason)}
-            except Exception as error:  # the others go on
+            except Exception as error:  # the other jobs still run
                 measured.parts[job.name] = {"failed": str(error) or repr(error)}
                 print(f"failed: {error}", file=sys.stderr)
             measured.taken[job.name] = measured.seconds - began
@@ -228,7 +228,7 @@ def measure_all(arguments, options):
 
 
 def once(function):
-    """Return a function that calls this one the first time, and returns the same ever after."""
+    """Return a function that calls this one once, and returns that result from then on."""
     results = []
 
     def call():
@@ -243,8 +243,8 @@ def run(job, measured, start_mps, options):
     """Run a job; return the contents of its file.
 
     Raises:
-        NotMeasured: there is not what it takes.
-        RuntimeError: it has failed, or taken too long.
+        NotMeasured: a requirement of the job is missing.
+        RuntimeError: the job has failed, or taken too long.
     """
     limit = min(job.limit, LIMIT - measured.seconds)
     if limit < LEAST:
@@ -264,7 +264,7 @@ def run(job, measured, start_mps, options):
 
 
 def environment(job, parts, start_mps, folder):
-    """Return what a job has in its environment beside; NotMeasured where that is not there."""
+    """Return a job's additional environment variables; raise NotMeasured if it cannot have them."""
     env = {}
     if job.under_mps:
         env, why_not = start_mps()
@@ -288,7 +288,7 @@ def environment(job, parts, start_mps, folder):
 
 
 def run_for(command, limit):
-    """Run a command; return its exit status, None where it took too long, and what it said."""
+    """Run a command; return its exit status, None if it took too long, and its output."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         job = subprocess.Popen(
             *(command,), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -305,7 +305,7 @@ def run_for(command, limit):
 
 
 def end(job):
-    """End a launcher, and with it its ranks, unless it has ended; nobody waits long for that."""
+    """End a launcher, and with it its ranks, unless it has ended; wait for a limited time."""
     if job.poll() is not None:
         return
     job.terminate()
@@ -334,10 +334,10 @@ def main():
     arguments = made.parse_args()
     if not arguments.all:
         return measure(arguments)
-    if why_not := why_no_device({}):  # sooner than all the jobs would say so
+    if why_not := why_no_device({}):  # earlier than each job would report it
         print(f"gpu.py: no GPU to measure: {why_not}", file=sys.stderr)
         return 2
-    # A terminated run still ends its job, and MPS.
+    # If terminated, the run still ends its job, and MPS.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = [
         f"--{name.replace('_', '-')}={value}"

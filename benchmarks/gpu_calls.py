@@ -15,7 +15,7 @@ STEPS = 5
 
 
 def calls(comm, device, arguments):
-    """Measure the longest calls on the last rank's progress thread, and count what waits."""
+    """Measure the longest calls on the last rank's progress thread, and count those that wait."""
     traced, stream = Traced(), device.stream()
     size = arguments.kib << 10
     array = Array(device, size // 4, stream)
@@ -42,7 +42,7 @@ def calls(comm, device, arguments):
 
 
 def waits_of(comm, average, array, traced):
-    """Return how often calls of a collective wait for a device, on any rank."""
+    """Return how often a collective's calls use functions that may wait for a device."""
     average(array)
     comm.Barrier()
     traced.reset()
@@ -56,7 +56,7 @@ def waits_of(comm, average, array, traced):
 
 
 def call_beside(average, array, activity, seconds):
-    """Start calls one after another, and do something else meanwhile."""
+    """Start calls one after another, and run the activity meanwhile."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         call, tick = average.start(array), time.perf_counter() + CADENCE
@@ -67,7 +67,7 @@ def call_beside(average, array, activity, seconds):
 
 
 def activities_of(device, size):
-    """Return {name: what the main thread does} meanwhile; without torch by the driver alone."""
+    """Return {name: activity of the main thread}; without torch by the driver alone."""
     stream, small = device.stream(), device.allocate(4096)
 
     def allocations():
@@ -91,9 +91,9 @@ def activities_of(device, size):
 
 
 def activities_of_torch(device, size):
-    """Return those that torch has, where it has CUDA."""
+    """Return the activities that use torch, if it has CUDA."""
     try:
-        if version("torch").endswith("+cpu"):  # sooner than torch says it
+        if version("torch").endswith("+cpu"):  # faster than importing torch
             return {}
         import torch
     except ImportError:

@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
-LIMIT = 20.0  # seconds to start, to be tried, and to end
+LIMIT = 20.0  # seconds for MPS to start, to be tried, and to end
 
 
 @contextlib.contextmanager
 def mps():
-    """Start MPS for a block, in a directory of its own; yield what users need, or why not."""
+    """Start MPS for a block, in a new directory; yield its clients' variables, or why it failed."""
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield {}, "MPS is there already, and all has been measured under it"
         return
@@ -32,7 +32,7 @@ def mps():
         for path in env.values():
             Path(path).mkdir()
         try:
-            # It would hold a pipe open.
+            # The daemon would keep a pipe open.
             why_not = why_failed([control, "-d"], env, subprocess.DEVNULL) or why_no_device(env)
             yield env, why_not and f"MPS: {why_not}"
         finally:

@@ -1,7 +1,7 @@
 """The parts of gpu.py that need a GPU's time: see its description.
 
-Each is a function of (comm, device, arguments) that returns what it has measured, complete on rank
-0, and {name: quartiles} of its ratios, which are bounded. "figures" of what it has measured are
+Each is a function of (comm, device, arguments) that returns its measurements, complete on rank 0,
+and {name: quartiles} of its ratios, which are bounded. "figures" among the measurements are
 {name: (value, bound)}.
 """
 
@@ -118,7 +118,7 @@ def staged(comm, device, arguments):
 
 
 def staged_times(comm, device, size, arguments):
-    """Return the seconds per call with a vector of so many bytes, of each round; on rank 0."""
+    """Return the seconds per call with a vector of `size` bytes, of each round; on rank 0."""
     import numpy as np
 
     stream = device.stream()
@@ -184,7 +184,7 @@ def direct(comm, device, arguments):
 
 
 def passive(comm, device, arguments):
-    """Measure what rank 0 waits for, where the others do not call."""
+    """Measure the latency of rank 0's calls while the others do not call."""
     import numpy as np
 
     stream, count = device.stream(), 1024
@@ -214,7 +214,7 @@ def passive(comm, device, arguments):
 
 
 def call(comm, average, vector, seconds):
-    """Call at a regular cadence for so long; return the latencies."""
+    """Call at a regular cadence for `seconds`; return the latencies."""
     latencies = []
     comm.Barrier()
     end = tick = time.perf_counter()
@@ -229,7 +229,7 @@ def call(comm, average, vector, seconds):
 
 
 def spin(comm, seconds, work):
-    """Compute in Python for so long, with the device busy or not."""
+    """Compute in Python for `seconds`, with the device busy or not."""
     comm.Barrier()
     end = time.perf_counter() + seconds
     while (now := time.perf_counter()) < end:
@@ -248,7 +248,7 @@ def memory(comm, device, arguments):
     sharing = comm.allgather(device.ordinal).count(device.ordinal)
     results, figures = {}, {}
     for path, way in paths(comm, device).items():
-        taken_by(comm, device, array, way)  # what is loaded stays
+        taken_by(comm, device, array, way)  # first, as what it loads stays in memory
         taken = taken_by(comm, device, array, way)
         for place, sharers in (("device", sharing), ("host", comm.size)):
             name = f"{comm.size} ranks, {path}: memory on the {place} ÷ vector"
@@ -261,7 +261,7 @@ def memory(comm, device, arguments):
 
 
 def taken_by(comm, device, array, way):
-    """Return how many bytes a collective takes, with those of the ranks beside."""
+    """Return the bytes that a collective takes, those of the other ranks included."""
 
     def free():
         device.synchronize(array.stream)
@@ -280,7 +280,7 @@ def taken_by(comm, device, array, way):
 
 
 def step(comm, device, arguments):
-    """Measure an optimizer's step, the gradients being there."""
+    """Measure an optimizer's step, with the gradients computed before."""
     if arguments.torch_device:
         __import__(arguments.torch_device).load()
     import torch
@@ -320,7 +320,7 @@ def step(comm, device, arguments):
 
     variants = {"local step": timing(comm, alone), "gloo": timing(comm, by_gloo)}
     times = take_turns(comm, variants, arguments.rounds, arguments.seconds / 2)
-    # Beside it, as the local optimizer cannot be stepped alone while it is wrapped.
+    # A second optimizer, as the local one cannot be stepped alone while it is wrapped.
     with WAGMA(local, model, comm=comm, group_size=comm.size) as optimizer:
         ours = {"WAGMA": timing(comm, averaging)}
         times |= take_turns(comm, ours, arguments.rounds, arguments.seconds / 2)
@@ -331,7 +331,7 @@ def step(comm, device, arguments):
 
 
 def synchronizing(step):
-    """Return what torch says of operations in a step that wait for the device."""
+    """Return torch's warnings of operations in a step that wait for the device."""
     import torch
 
     if not torch.cuda.is_available():
@@ -347,7 +347,7 @@ def synchronizing(step):
 
 
 def calls_of(comm, device, average, array):
-    """Return what times calls until the average is in the array."""
+    """Return a function that times calls until the average is in the array."""
 
     def call_on_device():
         average(array)
@@ -357,7 +357,7 @@ def calls_of(comm, device, average, array):
 
 
 def timing(comm, call):
-    """Return what `take_turns` asks for: seconds per call on the slowest rank."""
+    """Return a function for `take_turns`: of seconds per call on the slowest rank."""
     return lambda calls, first: time_calls(comm, call, calls)
 
 

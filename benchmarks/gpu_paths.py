@@ -1,4 +1,4 @@
-"""The ways on which vectors on devices are averaged, for the parts of gpu.py."""
+"""The paths by which vectors on devices are averaged, for the parts of gpu.py."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _answers = []
 
 
 class Way(NamedTuple):
-    """What to believe of MPI, and by which transport to average, so that a path is taken."""
+    """The assumption about MPI and the transport with which a path is taken."""
 
     answer: object = None
     transport: str = "messages"
 
 
 def answer_of(comm):
-    """Return what this job's MPI does with device memory; collective, and asked once."""
+    """Return whether this job's MPI takes device memory; collective, determined once."""
     from collectives import cuda_aware
 
     if not _answers:
@@ -26,14 +26,14 @@ def answer_of(comm):
 
 
 def staged_way():
-    """Return the `Way` by the host, which there always is."""
+    """Return the `Way` by the host, which always exists."""
     from collectives.cuda_aware import Answer
 
     return Way(Answer(False, "for comparison"))
 
 
 def paths(comm, device):
-    """Return {path: its `Way`}, of those that there are here; collective."""
+    """Return {path: its `Way`} of the paths that exist here; collective."""
     from mpi4py import MPI
 
     from collectives import cuda_ipc
@@ -51,7 +51,7 @@ def paths(comm, device):
 
 @contextlib.contextmanager
 def using(answer, block=4 * MIB):
-    """Let collectives that are made in the block believe that of MPI, and copy in such blocks."""
+    """Let collectives made in the block assume this answer of MPI, and copy in such blocks."""
     from collectives import device
 
     before = device._answer, device.BLOCK
@@ -63,7 +63,7 @@ def using(answer, block=4 * MIB):
 
 
 def collective_with(way, comm, array, *, block=4 * MIB, **options):
-    """Make a `GroupAllreduce` that goes this way."""
+    """Make a `GroupAllreduce` that takes this path."""
     from collectives import GroupAllreduce
 
     with using(way.answer, block):

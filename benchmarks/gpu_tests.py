@@ -1,4 +1,4 @@
-"""The suite's tests that a real driver can be tried with, as parts of gpu.py."""
+"""The suite's tests that can run with a real driver, as parts of gpu.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 LIMIT = 60  # seconds of a test
 PYTEST_ENDED = 0, 1, 5  # its exit statuses where tests pass, some fail, or there are none
-# Of so many ranks, and by which path: files, and which of their tests neither count what the driver
-# does, nor let it fail, nor expect the process to end.
+# By number of ranks and path: files, and those of their tests that neither count the driver's
+# calls, nor make it fail, nor expect the process to end.
 ALONE = (
     ("test_cuda_kernels.py", "test_device_kernels.py", "test_device_space.py"),
     "compile or kept or alike or same or hosts_bits or not_finite or too_many or ticket or members",
@@ -24,7 +24,7 @@ DIRECT = ("test_device_direct_mpi.py",), f"{BITS} or exception"
 
 
 def environment():
-    """Return what has tests run on the benchmark's driver instead of the stand-in."""
+    """Return the variables that make tests use the benchmark's driver instead of the stand-in."""
     driver = os.environ.get("WAGMA_CUDA_LIBRARY") or "libcuda.so.1"
     paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH")]
     return {
@@ -36,7 +36,7 @@ def environment():
 
 
 def tests(comm, device, arguments):
-    """Run those of one process, or of this number of ranks where vectors are staged."""
+    """Run the tests of one process, or those of this number of ranks with staged vectors."""
     if comm.size > 1:
         return counted({"staged": run(comm, STAGED, arguments)}), {}
     alone, one_rank = run(None, ALONE, arguments), run(comm, ONE_RANK, arguments)
@@ -44,12 +44,12 @@ def tests(comm, device, arguments):
 
 
 def direct_tests(comm, device, arguments):
-    """Run those where devices average."""
+    """Run the tests in which devices average."""
     return counted({"direct": run(comm, DIRECT, arguments)}), {}
 
 
 def counted(results):
-    """Return them with the figure that all must pass."""
+    """Return the results with figures: no test may fail."""
     failed = {
         f"tests, {name}: failed": len(each["failed"])
         for name, each in results.items()
@@ -59,7 +59,7 @@ def counted(results):
 
 
 def run(comm, selected, arguments):
-    """Run tests in this process; return how many passed, and what is to be said of the others."""
+    """Run tests in this process; return the number that passed, and reports of the others."""
     try:
         import pytest
     except ImportError as error:
@@ -92,7 +92,7 @@ def run(comm, selected, arguments):
 
 
 class Found:
-    """A plugin that notes how tests end."""
+    """A pytest plugin that records the tests' outcomes."""
 
     def __init__(self):
         self.passed, self.failed, self.skipped = [], {}, {}

@@ -1,18 +1,18 @@
-"""Time of averages that a protocol or any rank starts, beside MPI_Allreduce of the same ranks.
+"""Time of averages that a protocol or any rank starts, compared with MPI_Allreduce.
 
     mpiexec -n 4 python benchmarks/group_calls.py
 
 Vectors of float32 of 1 KiB to 16 MiB; all ranks of one node call together, in one group of all of
-them, or in two of half of them each at the same time, by messages or in memory that they share.
-"planned": every rank knows the groups, so no message says them; "formed": each rank tells rank 0
-that it is ready, and is told its group by it; both protocols are in Python here, which takes most
-of a short call's time. "ready": `ReadyGroupAllreduce`, whose groups are of whoever is ready first.
-"triggered": `TriggeredAverage` of all ranks, where the first to call starts each average (τ = 1).
-"between": its calls from one average to the next, which average nothing. The reference is
-MPI_Allreduce of the same vector on a communicator made for the group before; it sums, where ours
-averages, checks that all is finite, and serves whatever else comes.
+them, or in two groups of half of them at the same time, by messages or in shared memory.
+"planned": every rank knows the groups, so that no messages announce them; "formed": each rank tells
+rank 0 that it is ready, and receives its group from it; both protocols are in Python here, which
+takes most of a short call's time. "ready": `ReadyGroupAllreduce`, with groups of the ranks that are
+ready first. "triggered": `TriggeredAverage` of all ranks; the first to call starts each average
+(τ = 1). "between": its calls from one average to the next, which average nothing. The reference is
+MPI_Allreduce of the same vector on a communicator made for the group before; it only sums, while
+ours averages, checks that all elements are finite, and serves other messages.
 
-The variants take turns in every round; the first round is thrown away, and results are checked in
+The variants take turns in every round; the first round is discarded, and results are checked in
 it. A time is that of the slowest rank, per call of several in a row; the table has medians over the
 rounds, and a ratio is the median of the ratios round by round.
 """
@@ -36,7 +36,7 @@ BETWEEN = "between"
 
 
 class Planned:
-    """One rank of a protocol whose groups everybody knows.
+    """One rank of a protocol whose groups all ranks know.
 
     Args:
         members: of this rank's group, in every call.
@@ -82,7 +82,7 @@ class Planned:
 
 
 class Formed(Planned):
-    """One that asks rank 0, which waits until all members of a group are ready."""
+    """One rank of a protocol that asks rank 0, which waits until all members are ready."""
 
     def __init__(self, port, rank, size, members):
         super().__init__(port, rank, size, members)
@@ -132,7 +132,7 @@ def allreduce(comm, vector, members):
 
 
 def variants(comm):
-    """Return {name: (what opens it, the reference's name or None)}."""
+    """Return {name: (function that opens it, the reference's name or None)}."""
     half = comm.size // 2
     mine = range(half) if comm.rank < half else range(half, comm.size)
     made = {}
@@ -156,7 +156,7 @@ def variants(comm):
 
 
 def check(comm, name, vector):
-    """Raise where a group's mean is not what it must be."""
+    """Raise if a group's mean is wrong."""
     half = comm.size // 2
     halves = np.arange(half) if comm.rank < half else np.arange(half, comm.size)
     expected = np.arange(comm.size) if name.endswith("all") else halves

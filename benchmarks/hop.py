@@ -5,8 +5,8 @@
 Runs `wagma compare` with `--seconds` on eight ranks: the digits network, undisturbed, with every
 rank 6 times as slow with probability 1/8 at every step (Hop, section 7.3.1), and with one rank that
 always takes 4 times as long (7.3.5); and a linear model with log loss, with the paper's rate,
-momentum, weight decay and batches (7.2). Steps sleep, so that ranks do not wait for processors
-rather than for each other. All ranks are on one machine, so where they are makes no difference.
+momentum, weight decay and batches (7.2). Steps sleep, so that ranks wait for each other and not for
+processors. All ranks are on one machine, so their placement makes no difference.
 
 "others/s" are the steps per second of a rank that is not always slow; times of the linear model
 are to an accuracy of 0.85.
@@ -53,7 +53,7 @@ CASES = {
 
 
 def steps_of_others(directory, runs):
-    """Return how many steps a rank other than the first has made, in the median of runs."""
+    """Return the number of steps of a rank other than the first, as a median over the runs."""
     paths = [Path(directory) / "runs" / run["directory"] / "summary.json" for run in runs]
     return median(mean(json.loads(path.read_text())["steps_of_rank"][1:]) for path in paths)
 
@@ -88,7 +88,7 @@ def main():
 
 
 def line(found):
-    """Return what is found of a method as a line of the table."""
+    """Return the table's line of a method's results."""
     reached = "–" if found["target_s"] is None else f"{found['target_s']:.1f}"
     return (
         f"{found['samples_per_s']:10.0f}{found['speed_up']:12.2f}{found['bound_ratio']:11.2f}"

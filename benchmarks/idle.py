@@ -20,7 +20,7 @@ IRREGULAR = (0.5, 3.5, 1.0, 4.0, 2.0)
 
 
 def share_of_core(seconds):
-    """Sleep, and return how much of a core this process has used meanwhile."""
+    """Sleep, and return the share of a core that this process has used meanwhile."""
     begin, used = time.perf_counter(), time.process_time()
     time.sleep(seconds)
     return (time.process_time() - used) / (time.perf_counter() - begin)

@@ -1,11 +1,11 @@
-"""What gradients that come late do to SGD by themselves: why eager-SGD's solo is less accurate.
+"""The effect of late gradients alone on SGD: why eager-SGD's "solo" is less accurate.
 
     python benchmarks/late_gradients.py
 
 One process makes the steps that four ranks would make together, with batches of four parts. The
-gradients of some parts go in as they are computed, those of the others some steps later. The
-network, the digits and the defaults are those of `wagma train`; accuracy on the test set, mean ±
-standard deviation over the seeds. It takes about a minute.
+gradients of some parts are applied when they are computed, those of the others some steps later.
+The network, the digits and the defaults are those of `wagma train`; accuracy on the test set,
+mean ± standard deviation over the seeds. It takes about a minute.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from wagma.tasks.digits import batches, small_cnn
 PARTS = 4
 # Momentum and learning rate; the last two take steps of the same length in the long run.
 OPTIMISERS = ((0.0, 0.05), (0.9, 0.05), (0.0, 0.5))
-# How many parts come late, by how many steps.
+# The number of late parts, and the number of steps by which they are late.
 LATE = ((0, 0), (3, 1), (4, 1), (4, 2))
 
 

@@ -1,13 +1,13 @@
-"""Both late rules on real training, beside Allreduce-SGD and local SGD: which is the better?
+"""Both late rules in real training, beside Allreduce-SGD and local SGD: which is better?
 
     mpiexec -n 8 python benchmarks/late_rules.py
 
 The small network of `wagma train` learns scikit-learn's digits; a sleep with 5 % of jitter stands
 for an accelerator's work. Balanced, and with rank 0 five times as slow; shards that are identically
 distributed, and sorted by label. Loss on the training set and accuracy on the test set are those of
-the averaged model, mean ± standard deviation over the seeds. What is compared is the same number
-of steps on every rank; Allreduce-SGD and local SGD do not depend on who is slow. It takes 8 minutes
-for each number of ranks, and is no part of what `make bench` runs by default.
+the averaged model, mean ± standard deviation over the seeds, after the same number of steps on
+every rank; results of Allreduce-SGD and local SGD do not depend on slow ranks. It takes 8 minutes
+for each number of ranks, and `make bench` does not run it by default.
 """
 
 import statistics
@@ -48,7 +48,7 @@ class Task:
 
     @torch.no_grad()
     def measure(self):
-        """Loss on the whole training set, and accuracy on the test set."""
+        """Return the loss on the whole training set, and the accuracy on the test set."""
         logits = self.model(torch.from_numpy(self.train_set.images))
         labels = torch.from_numpy(self.train_set.labels)
         loss = nn.functional.cross_entropy(logits, labels).item()
@@ -70,7 +70,7 @@ def allreduce_sgd(comm, task, sgd, arguments):
 
 
 def wagma_sgd(comm, task, sgd, arguments, slowness, **settings):
-    """WAGMA-SGD, or local SGD where the groups are of one rank."""
+    """Train by WAGMA-SGD, or by local SGD if groups have one rank."""
     timely = 0
     with WAGMA(sgd, task.model, comm=comm, sync_period=SYNC_PERIOD, **settings) as optimizer:
         for _ in range(arguments.steps):
@@ -88,7 +88,7 @@ def wagma_sgd(comm, task, sgd, arguments, slowness, **settings):
 
 
 def variants():
-    """{name: (function, its settings)}"""
+    """Return {name: (function, its settings)}."""
     yield "Allreduce-SGD", allreduce_sgd, {}
     yield "local SGD", wagma_sgd, {"group_size": 1, "slowness": 0}
     for late in ("paper", "conserving"):

@@ -3,13 +3,13 @@
     mpiexec -n 4 python benchmarks/latency.py
 
 Vectors of float32 of 1 KiB to 256 MiB in powers of four, in place, all ranks of one node in one
-group; the copy that publishes the vector is counted in. Without skew (wait="group") all ranks call
+group; the copy that publishes the vector is included. Without skew (wait="group") all ranks call
 together, under both late rules. With one rank late (wait="nobody", the default rule) the last rank
 sleeps, its engine takes part for it, and the time is that of the others. memcpy is a copy of the
 vector by all ranks at once.
 
 The variants take turns in every round, each collective being the only one open then, after calls
-to warm up; the first round is thrown away, and all results are checked in it. A time is that of
+to warm up; the first round is discarded, and all results are checked in it. A time is that of
 the slowest rank, per call of several in a row. The table has medians over the rounds, and a ratio
 is the median of the ratios round by round. A size ends after --rounds rounds or --seconds seconds,
 whichever is first, but not before three rounds more. To measure longer, raise both.
@@ -43,8 +43,8 @@ from collectives import DEFAULT_LATE, GroupAllreduce
 
 RULES = ("paper", "conserving")
 LARGEST_KIB = 256 * 1024
-VECTORS = 8  # that a rank holds at once: the user's, a copy, ours, and what MPI and gloo allocate
-BULK = 1 << 20  # bytes from which the memory's bandwidth decides
+VECTORS = 8  # held by a rank at once: the user's, a copy, ours, and those of MPI and gloo
+BULK = 1 << 20  # bytes from which the memory bandwidth is the limit
 PATTERN = np.tile(np.arange(1021, dtype=np.float32), 64)  # a prime: no shift of segments escapes
 REFERENCE = "MPI_Allreduce"
 
@@ -55,9 +55,9 @@ class Variant(NamedTuple):
     Attributes:
         name: its heading.
         open: function of the vector that returns a context whose value is the call to measure.
-        sums: whether that gives sums, not means; None where it gives neither.
+        sums: whether the call gives sums, not means; None if it gives neither.
         late: whether the last rank sleeps meanwhile.
-        smallest: bytes from which it is measured.
+        smallest: smallest size for which it is measured, in bytes.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Variant(NamedTuple):
 
 
 class Sleeper:
-    """The last rank sleeps, outside MPI, until the others are done.
+    """Makes the last rank sleep, outside MPI, until the others are done.
 
-    In an MPI call it would drive the engine itself, which is to take part without its help.
+    In an MPI call it would progress the engine itself, which must take part without its help.
 
     Attributes:
-        others: communicator of the ranks that are awake; on the last rank, of itself.
+        others: communicator of the ranks that are awake; on the last rank, of that rank alone.
     """
 
     def __init__(self, comm):
@@ -116,7 +116,7 @@ def mpi_variants(comm):
 
 @contextlib.contextmanager
 def gloo_variants(comm):
-    """Have gloo meet over the loopback device; nothing where torch is missing on any rank."""
+    """Yield gloo's variants, over the loopback interface; none if a rank has no torch."""
     if not comm.allreduce(find_spec("torch") is not None, op=MPI.LAND):
         yield []
         return
@@ -124,7 +124,7 @@ def gloo_variants(comm):
     from torch import distributed
 
     torch.set_num_threads(1)
-    # Else gloo takes the device that the host's name leads to.
+    # Else gloo takes the network interface of the host's name.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     host, meet = "127.0.0.1", partial(distributed.TCPStore, world_size=comm.size)
     store = meet(host, 0, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
@@ -138,7 +138,7 @@ def gloo_variants(comm):
         yield lambda: distributed.all_reduce(tensor)
 
     yield [Variant("gloo", all_reduce, sums=True)]
-    comm.Barrier()  # nobody leaves while another still needs it, or rank 0's store
+    comm.Barrier()  # no rank leaves while another still needs it, or rank 0's store
     distributed.destroy_process_group()
     comm.Barrier()
 
@@ -183,7 +183,7 @@ def check(comm, name, vector, factor, offset):
 
 
 def time_together(comm, variant, vector, calls, checked):
-    """Seconds per call that all ranks begin together."""
+    """Return the seconds per call, with all ranks beginning together."""
     fill(vector, comm.rank)
     with variant.open(vector) as call:
         if checked and variant.sums is not None:
@@ -195,7 +195,7 @@ def time_together(comm, variant, vector, calls, checked):
 
 
 def time_late(sleeper, variant, vector, calls, checked):
-    """Seconds per call of those that the last rank sleeps through; None on that rank."""
+    """Return the seconds per call while the last rank sleeps; None on that rank."""
     fill(vector, 0)
     with variant.open(vector) as call:
         if sleeper.sleeps:
@@ -221,7 +221,7 @@ def measure(comm, variants, sleeper, size, rounds, seconds):
 
 
 def ratios(size, times):
-    """{label: quartiles} of ours to the references, for one size."""
+    """Return {label: quartiles} of the ratios of ours to the references, for one size."""
     pairs = []
     for name in TRANSPORTS:
         for rule in RULES:

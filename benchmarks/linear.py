@@ -1,6 +1,6 @@
 """A task for `--script`: a linear model with log loss tells the digits 0 to 4 from 5 to 9.
 
-As Hop's (section 7.2), but for the data: images of unit norm in place of webspam.
+As in Hop (section 7.2), except for the data: images of unit norm in place of webspam.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
-TEST = 360  # of 1,797 images
+TEST = 360  # of the 1,797 images
 
 
 def model():

@@ -4,15 +4,16 @@
     mpiexec -n 3 python benchmarks/memory.py --collective PushSum
 
 A vector of 64 MiB of float32, all ranks in one group; calls of every kind: timely, late on each
-rank in turn, started and waited for, published, synchronized, average(). Counted is the
-proportional set size (PSS of /proc/self/smaps_rollup): a rank's private pages, and of pages that
-it shares with others its part, so that the ranks' sum is what they take together. That includes
-whatever MPI allocates meanwhile. The largest of what is seen after each call and, every 20 ms,
-during calls; of the rank that has most. Bounds, in vectors: 3; of NeighborAverage 2 and one for
-each neighbor that a rank averages with, of QueuedNeighborAverage 2 and three for each (2 are queued
-while it is an edge away, 1 is averaged), of PushSum 3 and one for each neighbor, of PairwiseAverage
-and ParameterServer 3, of ReadyGroupAllreduce, GeneratedGroupAllreduce, FormedGroups, groups that a
-protocol of the benchmark's forms, and TriggeredAverage, all of whose calls average here, 0.5.
+rank in turn, started and waited for, published, synchronized, average(). Measured is the
+proportional set size (PSS of /proc/self/smaps_rollup): a rank's private pages, and its part of the
+pages that it shares with others, so that the sum over ranks is what they take together. That
+includes MPI's allocations meanwhile. Reported is the largest value after each call and, every
+20 ms, during calls; of the rank with the most. Bounds, in vectors: 3; of NeighborAverage 2 and one
+for each neighbor that a rank averages with, of QueuedNeighborAverage 2 and three for each (2 are
+queued while it is an edge away, 1 is averaged), of PushSum 3 and one for each neighbor, of
+PairwiseAverage and ParameterServer 3, of ReadyGroupAllreduce, GeneratedGroupAllreduce, FormedGroups
+(groups formed by the benchmark's own protocol) and TriggeredAverage, all of whose calls average
+here, 0.5.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ from collectives import (
 )
 
 BOUND = 3.0
-# Bounds of collectives whose ranks send each other vectors, with as few neighbors as can be.
+# Bounds of collectives whose ranks send each other vectors, with the fewest possible neighbors.
 PEERS = {
     NeighborAverage: 2 + 2,  # a ring's
     QueuedNeighborAverage: 2 + 2 * 3,
@@ -48,7 +49,7 @@ PEERS = {
     ReadyGroupAllreduce: 0.5,
     GeneratedGroupAllreduce: 0.5,
 }
-# Those of all ranks by both transports.
+# Bounds of collectives that are measured with both transports, in groups of all ranks.
 FORMED_GROUPS = "FormedGroups", 0.5
 TRIGGERED = "TriggeredAverage", 0.5
 RULES = ("paper", "conserving")
@@ -56,13 +57,13 @@ LATENESS = 0.2  # seconds
 
 
 def proportional_set_size():
-    """Bytes of this process's memory, shared pages divided by the number of those that share."""
+    """Return this process's bytes of memory, shared pages divided by the number of sharers."""
     with open("/proc/self/smaps_rollup") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 class Peak:
-    """The largest set size that is seen while the context lasts."""
+    """The largest set size that is measured in a block."""
 
     def __enter__(self):
         self.value = proportional_set_size()
@@ -82,7 +83,7 @@ class Peak:
 
 
 def late(comm, average, vector):
-    """Be late in turn."""
+    """Make calls for which each rank is late in turn."""
     for rank in range(comm.size):
         comm.Barrier()
         if rank == comm.rank:
@@ -108,7 +109,7 @@ KINDS_OF_PEERS = {**CALLS, "again": CALLS["late"], **SYNCHRONOUS}
 
 
 def measure(comm, vector, make, kinds):
-    """Return {kind of call: bytes beside the vector, of the rank that has most}."""
+    """Return {kind of call: bytes beside the vector, of the rank with the most}."""
     comm.Barrier()
     before = proportional_set_size()
     comm.Barrier()
@@ -126,7 +127,7 @@ def measure(comm, vector, make, kinds):
 
 
 def variants(comm, vector, name):
-    """Return {what is measured: what makes it}, the kinds of calls, and the bound."""
+    """Return {name: function that makes the collective}, the kinds of calls, and the bound."""
     for kind, bound in PEERS.items():
         if kind.__name__ == name:
             return {name: functools.partial(kind, comm, vector)}, KINDS_OF_PEERS, bound

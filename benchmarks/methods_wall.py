@@ -1,12 +1,12 @@
-"""Every method with stragglers that sleep: how much of the wall time does who waits for whom cost?
+"""Every method with stragglers that sleep: how much longer than its bound is the wall time?
 
     python benchmarks/methods_wall.py
 
 Runs `wagma compare` with all methods on four and on eight ranks. Steps sleep, and two random ranks
-sleep half a step, one or two steps longer at every step. A method's bound is what its run would
-have taken if averaging took no time and ranks waited for those alone for whom they must, from what
-their steps really took; the wall time must be at most a ninth longer. Beside it stands how many
-times as fast as Allreduce-SGD a method is, and would be if both were as fast as their bounds.
+sleep half a step, one or two steps longer at every step. A method's bound is the time that its run
+would have taken if averaging took no time and ranks waited only for the ranks that they must wait
+for, from the measured times of their steps; the wall time must be at most a ninth longer. Beside it
+is a method's speedup over Allreduce-SGD, measured and if both were as fast as their bounds.
 """
 
 import json
@@ -26,7 +26,7 @@ METHODS = [REFERENCE, *(name for name in DECLARED if name != REFERENCE)]
 
 
 def compare(arguments, ranks, scale, directory):
-    """Return what `wagma compare` notes of every run, by method."""
+    """Return the records of `wagma compare` of every run, by method."""
     command = [
         *mpiexec(), "-n", str(ranks), sys.executable, "-m", "wagma", "compare",
         "--algorithms", ",".join(METHODS), "--seeds", str(arguments.seeds),

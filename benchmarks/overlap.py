@@ -1,11 +1,11 @@
-"""Training steps with and without overlap: how much of the averaging hides behind computing?
+"""Training steps with and without overlap: how much of the averaging is hidden by computing?
 
     mpiexec -n 4 python benchmarks/overlap.py
 
 A model of 16 MiB of float32 with plain SGD. A gradient takes 40 ms: of sleep, which stands for an
 accelerator's work; of sleep of 20 to 60 ms, drawn anew for each rank and step; or of this core's
-own work, with which the progress thread competes where cores are few. Time per step of the slowest
-rank, one synchronization in ten steps included; medians over rounds in which all variants take
+own work, with which the progress thread competes if cores are few. Time per step of the slowest
+rank, including one synchronization in ten steps; medians over rounds in which all variants take
 turns, and of the ratios to the same without overlap in the same round.
 """
 
@@ -20,11 +20,11 @@ from torch import nn
 
 from wagma.optim import WAGMA
 
-PERIOD = 10  # steps, also of the warm-up and of what is timed
+PERIOD = 10  # steps; also the length of the warm-up
 
 
 def work(seconds):
-    """Use so many seconds of a core."""
+    """Use `seconds` of a core."""
     end = time.thread_time() + seconds
     matrix = torch.ones(128, 128)
     while time.thread_time() < end:
@@ -32,7 +32,7 @@ def work(seconds):
 
 
 def compute(kind, seconds, chance):
-    """Take the time of a gradient."""
+    """Spend the time of a gradient."""
     if kind == "work":
         work(seconds)
     else:
@@ -40,7 +40,7 @@ def compute(kind, seconds, chance):
 
 
 def time_steps(comm, arguments, kind, **settings):
-    """Seconds per step of the slowest rank."""
+    """Return the seconds per step of the slowest rank."""
     model = nn.ParameterList([torch.zeros(arguments.mib * 2**18)])
     model[0].grad = torch.ones_like(model[0])
     chance = random.Random(comm.rank)

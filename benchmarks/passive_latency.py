@@ -3,10 +3,10 @@
     mpiexec -n 2 python benchmarks/passive_latency.py
 
 Rank 0 starts versions of 4 KiB at a regular cadence of 10 ms, or at random intervals of that mean;
-the other ranks' main threads spin in Python and never call. By messages their progress threads
-take part; in shared memory rank 0 needs nobody. Beside it the same exchange served by a progress
-thread written in Python. Bounds: with two ranks a median of 100 µs at the regular cadence and a
-tenth of the Python thread's; with four ranks 5 ms.
+the other ranks' main threads spin in Python and never call. By messages their progress threads take
+part; in shared memory rank 0 needs no other rank. For comparison, the same exchange is served by a
+progress thread written in Python. Bounds: with two ranks a median of 100 µs at the regular cadence
+and a tenth of the Python thread's; with four ranks 5 ms.
 """
 
 import itertools
@@ -83,7 +83,7 @@ class PythonThread:
 
 
 def measure(comm, call, versions, regular, seconds):
-    """Rank 0 calls at the cadence and returns the latencies; the others spin in pure Python."""
+    """Call on rank 0 at the cadence and return the latencies; spin in Python on the others."""
     comm.Barrier()
     latencies = []
     end = time.perf_counter() + seconds

@@ -6,10 +6,10 @@ Vectors of float32 of 1 KiB to 96 MiB, all ranks of one node, which call togethe
 of a ring's neighbors (NeighborAverage), Hop's of the same (QueuedNeighborAverage), and push-sum to
 one neighbor (PushSum). The reference does the same to a vector by hand: MPI_Sendrecv with the same
 neighbors, and numpy's multiplications and additions in place. It publishes no change, and serves no
-rank that is late.
+late rank.
 
 The variants take turns in every round, each collective being the only one open then, after calls
-to warm up; the first round is thrown away, and all results are checked in it. A time is that of
+to warm up; the first round is discarded, and all results are checked in it. A time is that of
 the slowest rank, per call of several in a row. The table has medians over the rounds, and a ratio
 is the median of the ratios round by round. A size ends after --rounds rounds or --seconds seconds,
 whichever is first, but not before three rounds more.
@@ -30,9 +30,9 @@ BOUND = 1.0
 
 @contextlib.contextmanager
 def neighbors(comm, vector):
-    """D-PSGD's average by hand."""
+    """Yield a function that makes D-PSGD's average by hand."""
     matrix = graphs.mixing_matrix(graphs.ring(comm.size), comm.size).astype(vector.dtype)
-    # All to the right first, and then to the left, or the ranks would wait in a circle.
+    # All send to the right first, and then to the left, or the ranks would wait in a cycle.
     shifts = (1, -1) if comm.size > 2 else (1,)
     around = [
         ((comm.rank + shift) % comm.size, (comm.rank - shift) % comm.size) for shift in shifts
@@ -52,7 +52,7 @@ def neighbors(comm, vector):
 
 @contextlib.contextmanager
 def push_sum(comm, vector):
-    """Push-sum to one neighbor by hand; all weights stay 1."""
+    """Yield a function that makes push-sum to one neighbor by hand; all weights stay 1."""
     phases = graphs.exponential_phases(comm.size, 1)
     plan = [
         (graphs.destinations(edges, comm.rank)[0], graphs.sources(edges, comm.rank)[0])
@@ -78,7 +78,7 @@ def opened(kind, comm, vector):
         yield lambda: collective(vector)
 
 
-# {variant: (what opens it, its reference's name or None)}
+# {variant: (function that opens it, its reference's name or None)}
 VARIANTS = {
     "D-PSGD": (functools.partial(opened, NeighborAverage), "Sendrecv, ring"),
     "Sendrecv, ring": (neighbors, None),
@@ -92,7 +92,7 @@ VARIANTS = {
 
 
 def check(comm, call, vector):
-    """Raise where calls do not bring the vectors together."""
+    """Raise if calls do not make the vectors converge."""
     for _ in range(40):
         call()
     near = np.allclose(vector, (comm.size - 1) / 2, atol=1e-3)
@@ -107,7 +107,7 @@ def main():
         open_variant, _ = VARIANTS[name]
         vector[:] = comm.rank
         with open_variant(comm, vector) as call:
-            if first and vector.nbytes <= 1 << 20:  # forty calls of long vectors take long
+            if first and vector.nbytes <= 1 << 20:  # its forty calls take long with long vectors
                 check(comm, call, vector)
             return time_warm(comm, call, calls)
 

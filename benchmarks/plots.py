@@ -1,4 +1,4 @@
-"""Draw the results that are there, as PNG beside the JSON; nothing is measured.
+"""Draw the existing results as PNG beside the JSON; nothing is measured.
 
 python -m benchmarks --plot
 """
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from common import in_words, ratio_label, rounded
 
-REFERENCES = {  # Okabe and Ito's colors, which the color-blind can tell apart
+REFERENCES = {  # colors from Okabe and Ito's palette for the color-blind
     "MPI_Allreduce": "black",
     "MPI_Iallreduce": "#999999",
     "gloo": "#CC79A7",
@@ -17,7 +17,7 @@ REFERENCES = {  # Okabe and Ito's colors, which the color-blind can tell apart
 }
 TRANSPORTS = {"messages": "#0072B2", "shared": "#D55E00"}
 KINDS = {"paper": ":", "conserving": "-", "late": "--"}
-# What is drawn as bars: the axis, its values from the results, and whether the figures bound them.
+# Bar charts: the axis, its values from the results, and whether the figures bound them.
 BARS = {
     "straggler-wait": ("wait in a step, ms", lambda result: result["wait_ms"], False),
     "passive-latency": ("latency, median, µs", lambda result: 1e6 * result["median"], False),
@@ -30,11 +30,11 @@ BARS = {
 
 
 def draw(results, names):
-    """Draw what is in a directory.
+    """Draw the results in a directory.
 
     Args:
-        results: where the JSON is.
-        names: of the benchmarks, as their files begin.
+        results: the directory of the JSON files.
+        names: of the benchmarks, with which their files' names begin.
     """
     if find_spec("matplotlib") is None:
         print("no plots: matplotlib is not installed", file=sys.stderr)
@@ -59,7 +59,7 @@ def draw(results, names):
 
 
 def style(name):
-    """Return how a column of the latencies is drawn."""
+    """Return the line style of a column of the latencies."""
     if name in REFERENCES:
         return {"color": REFERENCES[name], "marker": ".", "label": name}
     transport, kind = name.split("-")
@@ -72,7 +72,7 @@ def style(name):
 
 
 def draw_latency(figure, contents):
-    """Draw times over sizes, and ours as the ratio to MPI_Allreduce's."""
+    """Draw times over sizes, and the ratios of ours to MPI_Allreduce's."""
     figure.set_size_inches(11, 4.6)
     times, ratios = figure.subplots(1, 2)
     rows = contents["results"]
@@ -99,7 +99,7 @@ def draw_latency(figure, contents):
 
 
 def draw_bars(figure, contents):
-    """Draw one bar for each result, and a line for the bound that is common to all."""
+    """Draw one bar for each result, and a line for their common bound."""
     title, value, bounded = BARS[contents["benchmark"]]
     bars = {name: value(result) for name, result in contents["results"].items()}
     figure.set_size_inches(8, 1.6 + 0.4 * len(bars))

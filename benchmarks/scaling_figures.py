@@ -1,10 +1,10 @@
-"""The scaling figures of the WAGMA-SGD paper, predicted in simulated time, beside what it printed.
+"""The scaling figures of the WAGMA-SGD paper, predicted in simulated time, beside the published.
 
     python benchmarks/scaling_figures.py
 
-Each prediction is a ratio of throughputs. The parameters are the paper's where its section V gives
-them, else measurements of others, named beside them, else a guess, called so. None was chosen to
-come near a published ratio; what the choices do to one is shown by varying one at a time.
+Each prediction is a ratio of throughputs. The parameters are the paper's if its section V gives
+them, else published measurements, with their sources, else a guess, marked as such. None was chosen
+to match a published ratio; their influence on one ratio is shown by varying one at a time.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ DAINT = dataclasses.replace(MACHINES["aries"], staging=12e9)
 
 @dataclass(frozen=True)
 class Case:
-    """What a figure was measured with.
+    """The settings of one of the paper's figures.
 
     Attributes:
-        step: seconds of a step without delays; the median where `sigma` is more than jitter.
+        step: seconds of a step without delays; the median if `sigma` is more than jitter.
         sigma: deviation of the steps' logarithm; None for the reinforcement learner's steps.
         median: of the reinforcement learner's steps, between the 1.7 and 2 s of the paper.
-        lasts: how many steps of a reinforcement learner in a row are as long as each other.
+        lasts: number of consecutive steps of a reinforcement learner that take equally long.
         doubling: whether WAGMA-SGD averages by recursive doubling: section III-B's phases, and in
             the published code its global averages, too.
-        neighbors: how many ranks each sends to in SGP.
-        clock: whom D-PSGD's ranks wait for: all, as the paper has it.
+        neighbors: number of ranks that each sends to in SGP.
+        clock: ranks that D-PSGD's ranks wait for: all, as in the paper.
         delays: "cloud": exactly two ranks a step; "binomial": each with probability 2/P.
     """
 
@@ -80,7 +80,7 @@ TRANSFORMER = Case(61_362_176, steps=200, sync_period=10, step=0.5, sigma=0.3)
 # Section V-D, with the τ of its figure 10.
 HABITAT = Case(8_476_421, steps=96, sync_period=8, sigma=None)
 
-# What others do to the predictions.
+# The influence of other values on the predictions.
 VARIATIONS = {
     "figure 4": {
         "a step takes 0.54 s": {"step": 0.54},
@@ -119,7 +119,7 @@ VARIATIONS = {
 
 
 def local_sgd(case):
-    """Local SGD averages every step where the paper does not say otherwise (section V-A)."""
+    """Return local SGD: it averages every step unless the paper says otherwise (section V-A)."""
     return "allreduce", case
 
 
@@ -136,11 +136,11 @@ def ad_psgd(case):
 
 
 def eager_sgd(trigger):
-    """Eager-SGD averages by the same schedules, and its models every τ steps."""
+    """Return eager-SGD: it averages by the same schedules, and its models every τ steps."""
     return lambda case: ("eager-sgd", dataclasses.replace(case, trigger=trigger))
 
 
-# Name, ranks, what WAGMA-SGD's throughput is divided by, and the published ratio.
+# Name, ranks, the method that WAGMA-SGD's throughput is divided by, and the published ratio.
 PUBLISHED = [
     ("figure 4", RESNET, 64, "Allreduce-SGD", lambda case: ("allreduce", case), 1.26),
     ("figure 4", RESNET, 64, "local SGD (τ = 1)", local_sgd, 1.25),
@@ -188,7 +188,7 @@ SCALES = {
 
 
 def step_times(case, ranks, seed):
-    """The seconds of all steps, of shape (steps, ranks)."""
+    """Return the seconds of all steps, of shape (steps, ranks)."""
     if case.sigma is None:
         made = steps.long_tailed(case.steps // case.lasts, ranks, seed, case.median)
         return np.repeat(made, case.lasts, axis=0)
@@ -204,7 +204,7 @@ def throughput(method, case, ranks, seed):
 
 
 def predict(case, ranks, other, seeds):
-    """The ratio of WAGMA-SGD's throughput to another's: geometric mean over the seeds."""
+    """Return WAGMA-SGD's throughput ÷ another's: the geometric mean over the seeds."""
     logs = [
         math.log(throughput("wagma", case, ranks, seed) / throughput(*other(case), ranks, seed))
         for seed in range(seeds)
@@ -220,7 +220,7 @@ def varied(name, case, ranks, other, seeds):
 
 
 def print_ratios(seeds):
-    """Print, and return, each published ratio beside the predicted one."""
+    """Print and return each published ratio beside the predicted one."""
     rows = []
     print(f"{'':10}{'ranks':>6}  {'÷':<32}{'published':>10}{'predicted':>10}{'off by':>8}  varied")
     for name, case, ranks, against, other, published in PUBLISHED:
@@ -248,7 +248,7 @@ def print_ratios(seeds):
 
 
 def print_scaling():
-    """Print, and return, the throughputs over ranks."""
+    """Print and return the throughputs over ranks."""
     scaling = {}
     titles = "".join(f"{title:>15}" for title in (*SCALED.values(), "ideal"))
     print(f"{'':10}{'ranks':>6}{titles}  steps/s")

@@ -3,14 +3,14 @@
     python benchmarks/simulated_hop.py
 
 Hop's cluster (section 7.2): machines of four workers each, on Ethernet of 1 Gbit/s, and VGG11 on
-CIFAR-10, of 9.2 million parameters. An undisturbed step takes 3.4 s in the median, which is about
-what an iteration takes in Figure 18; steps are log-normal. At random, every worker takes 6 times as
-long with probability 1/n (7.3.1), or one worker always takes 4 times as long (7.3.5). A rank is at
-most five iterations ahead of those that average its model, but in one table: the paper does not say
-how many.
+CIFAR-10, of 9.2 million parameters. An undisturbed step takes 3.4 s in the median, about as long as
+an iteration in Figure 18; steps are log-normal. At random, every worker takes 6 times as long with
+probability 1/n (7.3.1), or one worker always takes 4 times as long (7.3.5). A rank is at most five
+iterations ahead of those that average its model, except in one table: the paper does not state the
+number.
 
-Tables: seconds per iteration on three graphs, with stragglers and without (Figure 12), and how much
-faster than the standard setting others are (Figures 14 to 17), also by how far ranks may be ahead;
+Tables: seconds per iteration on three graphs, with stragglers and without (Figure 12), and speedups
+of other settings over the standard one (Figures 14 to 17), also by how far ranks may be ahead;
 beside servers (Figure 13); with a rank that is always slow, by iterations and by time (Figures 18
 and 19); and 8 workers on machines with 4, 2 and 2 of them (Figures 20 and 21). All are means over
 the seeds.
@@ -53,7 +53,7 @@ PLACED = ("ring-based", "hierarchical-4+2+2", "hierarchical-4+2+2-gateways-2")
 
 
 def step_times(count, ranks, slow, seed, step=STEP):
-    """Return the seconds of all ranks' steps: undisturbed, "random", or some ranks' factors."""
+    """Return the seconds of all ranks' steps: undisturbed, "random", or with ranks' factors."""
     made = steps.log_normal(count, ranks, step, SIGMA, seed)
     if slow == "random":
         return steps.delayed(made, slow, seed)
@@ -63,7 +63,7 @@ def step_times(count, ranks, slow, seed, step=STEP):
 
 
 def run(label, times, machine, seconds=None):
-    """Simulate a method with options of its own."""
+    """Simulate a method with its own options."""
     method, options = simulated(label)
     return simulate(method, times, machine, Settings(4 * PARAMETERS, **options), seconds)
 
@@ -186,7 +186,7 @@ def skipping(arguments, results):
 
 
 def placement(arguments, results):
-    """Also with steps that are so short that most time is spent on the network."""
+    """Compare placements, also with steps so short that most time is spent on the network."""
     machine = replace(CLUSTER, ranks_per_node=1, node_sizes=(4, 2, 2))
     print(
         f"\n# 8 workers on machines with 4, 2 and 2, seconds per iteration\n{'graph':<32}"

@@ -1,8 +1,8 @@
-"""Methods with stragglers in simulated time: throughput, updates, and what groups' sizes do.
+"""Methods with stragglers in simulated time: throughput, updates, and the sizes of groups.
 
     python benchmarks/simulated_stragglers.py
 
-All ranks train for as long (`--seconds`), so that fast ones make more steps. Steps are log-normal,
+All ranks train for the same time (`--seconds`), so fast ones make more steps. Steps are log-normal,
 of 0.2 s in the median; the model is ResNet-34's, 21.8 million numbers of single precision; nodes
 have four ranks each on a Cray Aries network. Undisturbed; one rank sleeps 2 or 5 step times longer
 at every step (Ripples, section 7.4); every rank takes 6 times as long with probability 1/n (Hop,
@@ -66,7 +66,7 @@ def step_times(ranks, slow, seconds, seed=0):
 
 
 def measure(label, ranks, slow, seconds):
-    """Return what a method does in that time."""
+    """Return a method's results in that time."""
     method, options = simulated(label)
     if "ranks_per_node" in options:
         options["ranks_per_node"] = NODE

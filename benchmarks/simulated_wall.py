@@ -1,12 +1,12 @@
-"""Simulated beside measured wall time, with stragglers that sleep.
+"""Simulated wall time compared with measured wall time, with stragglers that sleep.
 
     mpiexec -n 4 python benchmarks/simulated_wall.py
 
 All ranks make steps in which they sleep, some of them longer, and average a vector after each:
-WAGMA-SGD's collective, and MPI_Allreduce. The simulation gets the steps' lengths as they were asked
-for, and a machine whose parameters are measured before: messages between two ranks while the
-others sleep, copies by all ranks at once, and by how much a sleep is too long. Beside it stands
-what a network that takes no time would make of the same steps.
+WAGMA-SGD's collective, and MPI_Allreduce. The simulation is given the requested lengths of the
+steps, and a machine whose parameters are measured before: messages between two ranks while the
+others sleep, copies by all ranks at once, and the excess length of a sleep. For comparison, the
+same steps are simulated with a network that takes no time.
 """
 
 import math
@@ -26,7 +26,7 @@ FREE = Machine(0, 0, 0, 0, math.inf, memory=math.inf)
 
 
 def stragglers(arguments, ranks):
-    """The seconds of all steps, of shape (steps, ranks), of every kind of straggler."""
+    """Return the seconds of all steps, of shape (steps, ranks), for every kind of straggler."""
     seconds = arguments.step_ms / 1000
     even = steps.constant(arguments.steps, ranks, seconds)
     scale = 2 * seconds / 0.320
@@ -38,10 +38,10 @@ def stragglers(arguments, ranks):
 
 
 def measured_machine(comm, nbytes):
-    """A `Machine` for this one: what two ranks' messages take, and copies by all ranks.
+    """Return a `Machine` for this one, from times of two ranks' messages and all ranks' copies.
 
-    Two cores carry all ranks' messages: like two nodes, each of half of the ranks, that can send as
-    much as one rank does on its own.
+    Two cores carry all ranks' messages: like two nodes, each with half of the ranks, that can send
+    as much as one rank alone.
     """
     small, long = np.zeros(1), np.zeros(nbytes // 8)
     copy = np.empty_like(long)
@@ -68,7 +68,7 @@ def measured_machine(comm, nbytes):
 
 
 def ping(comm, vector):
-    """Seconds that a vector takes from rank 0 to rank 1; the others sleep meanwhile."""
+    """Return the seconds of a vector's message from rank 0 to rank 1; the others sleep."""
     begin = time.perf_counter()
     if comm.rank == 0:
         comm.Send(vector, 1)
@@ -80,7 +80,7 @@ def ping(comm, vector):
 
 
 def oversleep(comm, arguments):
-    """By how many seconds a rank's sleep is too long, in the mean over ranks."""
+    """Return the seconds by which a rank's sleep is too long, as a mean over ranks."""
     comm.Barrier()
     begin = time.perf_counter()
     for _ in range(20):
@@ -90,7 +90,7 @@ def oversleep(comm, arguments):
 
 
 def wall(comm, step_times, call):
-    """Seconds until the last rank has made all its steps."""
+    """Return the seconds until the last rank has made all its steps."""
     comm.Barrier()
     begin = time.perf_counter()
     for seconds in step_times[:, comm.rank]:
@@ -100,7 +100,7 @@ def wall(comm, step_times, call):
 
 
 def measure(comm, arguments, step_times, vector):
-    """The wall times of each method."""
+    """Return the wall times of each method."""
     with GroupAllreduce(
         comm,
         vector,

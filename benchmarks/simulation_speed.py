@@ -1,9 +1,9 @@
-"""How long simulations of many ranks take, and how much memory.
+"""Time and memory of simulations of many ranks.
 
     python benchmarks/simulation_speed.py
 
-WAGMA-SGD with the defaults of `wagma simulate` on ranks whose steps vary, and two random ones of
-which are delayed; each in a process of its own.
+WAGMA-SGD with the defaults of `wagma simulate` on ranks whose steps vary, two random ones of which
+are delayed; each simulation in a separate process.
 """
 
 import json
@@ -21,7 +21,7 @@ CASES = ((1_024, 100, 30, None), (65_536, 20, 600, 8))
 
 
 def measure(ranks, count):
-    """The seconds, events and bytes of one simulation, as this process's only work."""
+    """Return the seconds, events and bytes of one simulation, this process's only work."""
     begin = time.perf_counter()
     step_times = steps.delayed(steps.log_normal(count, ranks, 0.5, 0.05, 0), "cloud", 0)
     result = simulate("wagma", step_times, MACHINES["aries"], Settings(4 * 25_559_081))

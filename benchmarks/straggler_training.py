@@ -4,9 +4,9 @@
 
 Runs `wagma train` on four ranks with a step time of 50 ms and the cloud imbalance scaled to it
 (two random ranks of the job are delayed at every step), WAGMA-SGD beside synchronous averaging
-(--sync-period 1). Without waiting beyond that at synchronizations the wall time would be the sum
-over synchronization periods of the slowest rank's own compute and delay in that period; it must
-be at most a ninth longer.
+(--sync-period 1). If ranks waited only at synchronizations, the wall time would be the sum over
+synchronization periods of the slowest rank's own compute and delay in that period; it must be at
+most a ninth longer.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""How long a straggler makes the others wait, beside what MPI_Allreduce makes them wait.
+"""Time that ranks wait for a straggler, compared with MPI_Allreduce.
 
     mpiexec -n 4 python benchmarks/straggler_wait.py
 
 The last rank sleeps 100 ms at every step, the others 10 ms; then each averages a vector of 1 MiB,
-all ranks in one group. A rank waits in its call: the time is that of the steps between two
-synchronizations, and of the one of the other ranks that waits the longest. What the next
-synchronization takes is shown beside it: whoever makes as many steps as a rank that is always the
-slow one must let it catch up there.
+all ranks in one group. A rank waits in its call: the time is over the steps between two
+synchronizations, and of the rank, other than the straggler, that waits the longest. The time of the
+next synchronization is shown beside it: ranks that make as many steps as a rank that is always slow
+must let it catch up there.
 """
 
 import time
@@ -23,7 +23,7 @@ REFERENCE = "MPI_Allreduce"
 
 
 def waited(comm, call, arguments):
-    """Seconds per step that this rank spends in calls, and whether it is the straggler."""
+    """Return the seconds per step that this rank spends in calls, and if it is the straggler."""
     straggles = comm.rank == comm.size - 1
     pause = (arguments.straggler_ms if straggles else arguments.step_ms) / 1000
     comm.Barrier()

@@ -2,13 +2,13 @@
 
     python benchmarks/stragglers.py
 
-Runs `wagma compare` with `--seconds` on four and on eight ranks: all train for as long, so fast
-ones make more steps. Undisturbed; one rank sleeps 2 or 5 step times longer at every step (Ripples,
-section 7.4); every rank takes 6 times as long with probability 1/n (Hop, 7.3.1); three ranks always
-take 1.87 times as long (what sharing an accelerator costs All-Reduce in Partial Reduce, section
-5.2). Steps sleep, so that ranks do not wait for processors rather than for each other.
+Runs `wagma compare` with `--seconds` on four and on eight ranks: all train for the same time, so
+fast ones make more steps. Undisturbed; one rank sleeps 2 or 5 step times longer at every step
+(Ripples, section 7.4); every rank takes 6 times as long with probability 1/n (Hop, 7.3.1); three
+ranks always take 1.87 times as long (what sharing an accelerator costs All-Reduce in Partial
+Reduce, section 5.2). Steps sleep, so that ranks wait for each other and not for processors.
 
-Where a step averages in at most one group, "updates/s" counts averages of several ranks (one is one
+If a step averages in at most one group, "updates/s" counts averages of several ranks (each is one
 update, Partial Reduce's equation 3), from the groups that ranks have recorded of their steps.
 """
 
@@ -46,13 +46,13 @@ GROUPED = ("partial-reduce", "ripples:groups=smart", "ripples:groups=static")
 
 
 def methods(arguments):
-    """Return the methods as the command line has them."""
+    """Return the methods as on the command line."""
     nodes = f":ranks_per_node={arguments.ranks_per_node}" if arguments.ranks_per_node else ""
     return [name + nodes * name.startswith("ripples") for name in METHODS]
 
 
 def updates(directory, run, seconds):
-    """Return how many groups of several ranks the steps of a run were in, per second."""
+    """Return the number of groups of several ranks in a run, per second."""
     total = 0.0
     for path in (Path(directory) / "runs" / run["directory"]).glob("rank-*.jsonl"):
         for line in path.read_text().splitlines():
@@ -96,7 +96,7 @@ def main():
 
 
 def line(found):
-    """Return what is found of a method as a line of the table."""
+    """Return the table's line of a method's results."""
     rate, target, rho = found.get("updates_per_s"), found["target_s"], found["rho"]
     each = f"{rate:11.2f}{1000 / rate:11.1f}" if rate else f"{'–':>11}{'–':>11}"
     reached = "–" if target is None else f"{target:.1f}"

@@ -2,9 +2,9 @@
 
     mpiexec -n 4 python benchmarks/torn.py
 
-Part r of the vector is what rank r contributes: the number of its call. Every call's result is
-taken apart: each part must be constant (not torn), and this rank's own part must be this call's
-number if and only if the call was timely.
+Part r of the vector is rank r's contribution: the number of its call. Every call's result is
+examined: each part must be constant (not torn), and this rank's own part must be this call's number
+if and only if the call was timely.
 """
 
 import random
@@ -20,7 +20,7 @@ WIDTH = 32
 
 
 def count(comm, calls, transport):
-    """How many calls this rank made, found a torn vector or a wrong flag after, and were timely."""
+    """Return this rank's numbers of calls, of torn vectors, of wrong flags and of timely calls."""
     chance = random.Random(comm.rank)
     own = np.zeros((comm.size, WIDTH))
     torn = wrong = timely = 0

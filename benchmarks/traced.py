@@ -1,7 +1,7 @@
-"""How long the engine's calls of the CUDA driver and of MPI take, by threads.
+"""Durations of the engine's calls of the CUDA driver and of MPI, by thread.
 
-A library between them, traced.c, is compiled for each: the driver's is named by WAGMA_CUDA_LIBRARY,
-so that what torch or CuPy call themselves is not counted; MPI's is preloaded.
+An interposed library, traced.c, is compiled for each: the driver's is named by WAGMA_CUDA_LIBRARY,
+so that calls by torch or CuPy themselves are not counted; MPI's is preloaded.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("traced.c")
-# Of MPI those that the engine calls while it averages.
+# The MPI functions that the engine calls while it averages.
 MPI_FUNCTIONS = (
     *("MPI_Iallgather", "MPI_Ialltoall", "MPI_Improbe", "MPI_Imrecv", "MPI_Iprobe", "MPI_Irecv"),
     *("MPI_Isend", "MPI_Recv", "MPI_Recv_init", "MPI_Request_free", "MPI_Start", "MPI_Test"),
     *("MPI_Testall", "MPI_Testsome"),
 )
-# Of the driver those that may wait for a device.
+# The driver functions that may wait for a device.
 WAITING = (
     *("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemAlloc_v2"),
     *("cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuIpcOpenMemHandle_v2"),
@@ -30,7 +30,7 @@ THREADS = "main", "progress"
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Compile both libraries into a folder; return what makes a process use them.
+    """Compile both libraries into a folder; return the variables with which they are used.
 
     Raises:
         RuntimeError: there is no C compiler, or no driver.
@@ -57,7 +57,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def mpi_library() -> str:
-    """Return the path of a library whose functions are MPI's: mpi4py's, which is linked with it."""
+    """Return the path of a library linked with MPI, whose functions it resolves: mpi4py's."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -91,7 +91,7 @@ class Times(ctypes.Structure):
 
 
 class Traced:
-    """What has been counted in this process since the last `reset`.
+    """The calls counted in this process since the last `reset`.
 
     Raises:
         RuntimeError: the process was not started with `environment`.
@@ -116,13 +116,13 @@ class Traced:
             ctypes.memset(times, 0, ctypes.sizeof(times))
 
     def read(self, kind: str, thread: str) -> dict[str, Times]:
-        """Return what was called of a kind, on a thread."""
+        """Return the calls of a kind on a thread, by function."""
         names, times = self._of[kind]
         found = dict(zip(names, times[THREADS.index(thread)], strict=True))
         return {name: each for name, each in found.items() if each.calls}
 
     def longest(self, kind: str, thread: str = "progress"):
-        """Return the longest call of a kind on a thread, None where there was none."""
+        """Return the longest call of a kind on a thread, None if there was none."""
         found = self.read(kind, thread)
         if not found:
             return None
@@ -131,7 +131,7 @@ class Traced:
         return {"function": name, "seconds": found[name].longest / 1e9, "calls": calls}
 
     def waits(self) -> dict[str, int]:
-        """Return how often functions of the driver were called that may wait for a device."""
+        """Return the numbers of calls of driver functions that may wait for a device."""
         found = {}
         for thread in THREADS:
             for name, times in self.read("CUDA", thread).items():

@@ -1,4 +1,4 @@
-"""Callers that wait for one passive rank: do they take the core that it needs?
+"""Callers that wait for one passive rank: do they occupy the core that it needs?
 
     mpiexec -n 8 python benchmarks/waiting_callers.py
 
@@ -18,7 +18,7 @@ from collectives import GroupAllreduce
 
 
 def measure(comm, callers, versions, transport):
-    """Seconds of each version on the slowest caller."""
+    """Return the seconds of each version on the slowest caller."""
     vector = np.zeros(1024, np.float32)
     times = []
     with GroupAllreduce(

@@ -2,15 +2,14 @@
 
     python benchmarks/wp_sgd.py
 
-The paper's settings for real-sim (section 6.6): λ = 0.001, η = 0.1, all parameters 100 at first, a
+The paper's settings for real-sim (section 6.6): λ = 0.001, η = 0.1, all parameters 100 initially, a
 span of 1,000 samples; 20 nodes, 7 of them at 0.5 to 0.7 of the speed. A sample takes 10 µs, and an
-average what an allreduce takes on Ethernet of 10 Gbit/s. What is not its: the data; the paper does
-not say how long a sample takes, nor an average.
+average as long as an allreduce on Ethernet of 10 Gbit/s. Not the paper's are the data; nor does it
+state the time of a sample or of an average.
 
 Tables: the objective on 1,000 test samples by samples of the fastest node and by time (Figures 8
-and 9); how many samples and seconds until it is near its least (as Figure 10, with 10 and 40
-nodes, too); the updates that Check abandons; and where Corollary 4 holds. All are means over the
-seeds.
+and 9); the samples and seconds until it is near its minimum (as Figure 10, with 10 and 40 nodes,
+too); the updates that Check abandons; and where Corollary 4 holds. All are means over the seeds.
 """
 
 from dataclasses import replace
@@ -35,7 +34,7 @@ NODES = {10: PAPER_SPEEDS[::2], 20: PAPER_SPEEDS, 40: PAPER_SPEEDS * 2}
 
 
 def problem(preset, rows, seed=0):
-    """Return what is trained, of generated samples."""
+    """Return the training problem, with generated samples."""
     made = generate(rows + TEST_SAMPLES, preset.features, preset.nonzeros, seed)
     return Problem(*split(made, seed), preset.start, preset.lr, preset.l2, span=preset.span)
 
@@ -55,13 +54,13 @@ def means(name, given, speeds, arguments):
 
 
 def at(points, column, value):
-    """Return the last objective by then, None where there was none."""
+    """Return the last objective up to `value` of a column, None if there is none."""
     there = points[points[:, column] <= value * (1 + 1e-9), 2]
     return float(there[-1]) if there.size else None
 
 
 def first_near(points, column):
-    """Return when the objective is first below NEAR, None where it is not."""
+    """Return the column's value at which the objective is first below NEAR, None if never."""
     near = points[points[:, 2] < NEAR, column]
     return float(near[0]) if near.size else None
 

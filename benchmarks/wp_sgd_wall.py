@@ -3,18 +3,18 @@
     mpiexec -n 4 python benchmarks/wp_sgd_wall.py
 
 Methods: seconds until the objective on 1,000 test samples is below 1, with the paper's settings for
-real-sim (section 6.6) on data that are generated in its shape; rank 1 has half of the speed. Ranks
-sleep so that a sample takes 10 µs, as it does in modelled time, which stands beside: ranks then do
-not wait for processors rather than for each other. "as fast as it goes" is without that. Methods
-take turns in every round, which has a seed of its own; medians of the rounds. Of minibatch, which
-makes the modelled steps, 500 are measured.
+real-sim (section 6.6) on data generated in its shape; rank 1 has half of the speed. Ranks sleep so
+that a sample takes 10 µs, as in modelled time, which is shown for comparison: ranks then wait for
+each other and not for processors. "as fast as it goes" is without that. Methods take turns in every
+round, each of which has its own seed; medians of the rounds. Of minibatch, which makes the modelled
+steps, 500 are measured.
 
 Inner loop: ns per non-zero of passes over 5,000 rows of real-sim's shape on rank 0, the others
 asleep, beside scikit-learn's SGDClassifier, and the same step in numpy and with scipy's rows. The
-passes take turns; the median, and the least, which is not what others did on the machine.
+passes take turns; the median, and the minimum, which other load on the machine affects least.
 
-Memory: what a node takes beside the model, w itself, and the samples, in vectors of as many
-features, each method's largest; PSS, of the rank that has most.
+Memory: a node's memory beside the model, w itself, and the samples, in vectors of as many features,
+each method's largest; PSS, of the rank with the most.
 """
 
 import functools
@@ -44,9 +44,9 @@ NEAR = 1.0
 MOST = 150_000  # samples
 EVERY = 2500
 SLOW, FACTOR = 1, 2.0
-ROWS = 5000  # of a pass
+ROWS = 5000  # per pass
 NUMPY_ROWS = 500
-STEPS = 500  # of minibatch that are measured: a step on many ranks and few processors is long
+STEPS = 500  # measured steps of minibatch: one takes long on many ranks and few processors
 FEATURES = 4 << 20  # of the measurement of memory
 
 
@@ -55,7 +55,7 @@ def problem(train, test):
 
 
 def seconds_until_near(method, team, comm=None):
-    """Return when a team's objective is below NEAR, None where it is not; collective on ranks."""
+    """Return when a team's objective is below NEAR, None if never; collective on ranks."""
     for point in run(method, team, REAL_SIM.span, MOST, EVERY):
         near = point.objective < NEAR
         if comm.bcast(near) if comm else near:
@@ -64,7 +64,7 @@ def seconds_until_near(method, team, comm=None):
 
 
 def on_ranks(comm, name, everything, seed, sample_seconds, samples):
-    """Return the seconds of a run on the ranks, and what has become of updates."""
+    """Return the seconds of a run on the ranks, and the counts of its updates."""
     method = METHODS[name]
     shard = share_out(everything, seed, comm)
     train = everything[0] if method.alone and comm.rank == 0 else shard
@@ -90,7 +90,7 @@ def on_ranks(comm, name, everything, seed, sample_seconds, samples):
 
 
 def modelled(comm, name, everything, seed):
-    """Return the seconds of a run in modelled time, and how many samples."""
+    """Return the seconds of a run in modelled time, and its samples."""
     speeds = [1 / FACTOR if rank == SLOW else 1.0 for rank in range(comm.size)]
     team = Modelled(METHODS[name], problem(*everything), speeds, MACHINES["10gbe"], seed=seed)
     return seconds_until_near(METHODS[name], team), max(node.consumed for node in team.nodes)
@@ -153,7 +153,7 @@ def shown(value):
 
 
 def numpy_steps(samples, rows, w, scale=1.0):
-    """The same step, a row's slices at a time."""
+    """Make the same step with numpy, on slices of a row."""
     shrink = 1 - REAL_SIM.lr * REAL_SIM.l2
     indptr, indices, data = samples.indptr, samples.indices, samples.data
     for row in rows:
@@ -166,7 +166,7 @@ def numpy_steps(samples, rows, w, scale=1.0):
 
 
 def scipy_steps(samples, matrix, rows, w, scale=1.0):
-    """The same step, with scipy's matrix of one row."""
+    """Make the same step with scipy's matrix of one row."""
     shrink = 1 - REAL_SIM.lr * REAL_SIM.l2
     for row in rows:
         x, y = matrix[row], samples.labels[row]
@@ -188,7 +188,7 @@ def inner_loop(samples, arguments, results):
     learner = SGDClassifier(alpha=REAL_SIM.l2, learning_rate="constant", eta0=REAL_SIM.lr,
                             fit_intercept=False)  # fmt: skip
     classes = np.array([-1.0, 1.0])
-    # How many rows, and what consumes them.
+    # The number of rows, and the function that consumes them.
     variants = {
         "native": (rows, lambda: alone.advance(rows)),
         "native, Check": (rows, functools.partial(make(workers=2, check=True).advance, rows)),
@@ -203,7 +203,7 @@ def inner_loop(samples, arguments, results):
 
     def timed(name):
         consumed, make_pass = variants[name]
-        make_pass()  # brings the rows into the cache, for all alike
+        make_pass()  # brings the rows into the cache, for each variant alike
         began = time.perf_counter()
         make_pass()
         return (time.perf_counter() - began) / lengths[consumed].sum() * 1e9
@@ -228,8 +228,8 @@ def inner_loop(samples, arguments, results):
 
 
 def memory(comm, results):
-    """Measure what a node takes beside its model."""
-    Ranks(METHODS["wp"], problem(*2 * [generate(20, 20, 2, 0)]), comm).close()  # what MPI takes
+    """Measure a node's memory beside its model."""
+    Ranks(METHODS["wp"], problem(*2 * [generate(20, 20, 2, 0)]), comm).close()  # MPI's memory
     samples = generate(2000, FEATURES, 20, comm.rank)
     given, found = problem(samples, samples), {}
     vector = 8 * FEATURES

@@ -1,7 +1,8 @@
-"""Build an sdist and from it a wheel; install that elsewhere, alone, and run a job with it.
+"""Build an sdist and from it a wheel; install that in a new environment and run a job with it.
 
-Fails if the sdist lacks a file that git knows, if the wheel lacks what users or their compilers
-need, or if the job does not average. Usage: python tools/check_dist.py FOLDER; the two go there.
+Fails if the sdist lacks a file tracked by git, if the wheel lacks files that users or their
+compilers need, or if the job does not average. Usage: python tools/check_dist.py FOLDER; sdist and
+wheel are written there.
 """
 
 import os
@@ -43,13 +44,13 @@ def run(*command, **options):
 
 
 def tracked():
-    """Return the files that git knows, but for results of benchmarks."""
+    """Return the files tracked by git, except results of benchmarks."""
     names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     return {name for name in names if not name.startswith("benchmarks/results/")}
 
 
 def copy(folder):
-    """Copy those files: a build leaves its own compiler's flags where it is made."""
+    """Copy the tracked files: a build leaves its compiler's flags in the directory."""
     for name in tracked():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
@@ -78,7 +79,7 @@ def check_wheel(path):
 
 
 def environment(folder):
-    """Return the path of the executables of a new environment."""
+    """Make a new environment; return the path of its executables."""
     venv.create(folder, with_pip=True, clear=True)
     return folder / "bin"
 

@@ -1,8 +1,8 @@
-"""Check a built site: whatever a browser loads to show a page is in the site itself.
+"""Check that a built site contains everything that a browser loads to show its pages.
 
 Usage: python tools/check_site.py DIRECTORY
 
-Links to other hosts are left alone, for nothing is requested until they are followed.
+Links to other hosts are allowed, since nothing is requested until they are followed.
 """
 
 import re
@@ -13,13 +13,13 @@ from urllib.parse import unquote
 
 FOLLOWED = {"alternate", "author", "canonical", "help", "license", "next", "prev", "search"}
 LOADED = {"data", "poster", "src"}
-# The theme's script would fetch these elements' libraries from elsewhere.
+# The theme's script would fetch libraries for these elements from other hosts.
 FETCHING = {"mermaid"}
 IN_STYLES = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
 
 
 class Page(HTMLParser):
-    """Collects what a page loads."""
+    """Collects the files that a page loads."""
 
     def __init__(self, text):
         super().__init__()
@@ -45,12 +45,12 @@ class Page(HTMLParser):
 
 
 def loaded_by_styles(text):
-    """Return what a style sheet loads."""
+    """Return the files that a style sheet loads."""
     return [address or imported for address, imported in IN_STYLES.findall(text)]
 
 
 def problems(site):
-    """Return a line for each thing that the files of a directory load, and that is not in it."""
+    """Return a line for each file that the pages of a directory load and that is not in it."""
     found = []
     for path in sorted(site.rglob("*.html")) + sorted(site.rglob("*.css")):
         page = Page(path.read_text()) if path.suffix == ".html" else None
@@ -58,7 +58,7 @@ def problems(site):
             if address.startswith(("data:", "#")):
                 continue
             local = unquote(re.split("[?#]", address)[0])
-            # An absolute path is the published site's: 404.html has such.
+            # An absolute path refers to the published site: 404.html has some.
             file = site / local[1:] if local.startswith("/") else path.parent / local
             if re.match(r"[a-z]+:|//", address) or not file.is_file():
                 found.append(f"{path.relative_to(site)} loads {address}")

@@ -1,4 +1,4 @@
-"""An extension of Griffe: our docstrings as its parser of Google's style takes them."""
+"""A Griffe extension that adapts our docstrings to its parser of Google style."""
 
 import re
 
@@ -9,7 +9,7 @@ SOURCE = re.compile(r"^( *)Source: (.*(?:\n +.*)*)", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
-    """Keeps names that are explained together in one item; headings are those that it knows."""
+    """Keeps names that are explained together in one item, and uses headings that it knows."""
 
     def on_object(self, *, obj, **_):
         if obj.docstring:
@@ -19,10 +19,10 @@ class Docstrings(griffe.Extension):
 
 
 def nonbreaking(names):
-    """Return names between which the parser finds no end of the first, and no type."""
+    """Return the names joined by spaces at which the parser does not split them."""
     return names.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def paragraph(source):
-    """Return a paragraph without a section's heading and indentation."""
+    """Return a "Source:" section as a paragraph, without indentation."""
     return f"{source[1]}**Source:** {' '.join(source[2].split())}"

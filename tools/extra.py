@@ -4,7 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-# Python 3.10 has no tomllib, but pip brings its like.
+# Python 3.10 has no tomllib, but pip vendors an equivalent.
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli")
 project = toml.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 print(*project["optional-dependencies"][sys.argv[1]])

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: pages from outside docs/, and links as the source tree has them."""
+"""A MkDocs hook: adds pages from outside docs/, and adapts links of the source tree."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -15,26 +15,26 @@ OUTSIDE = {
 SOURCES = {page: source for source, page in OUTSIDE.items()}
 LINK = re.compile(r"(\]\(|src=\")([^)\s\"]+)")
 
-# In a table's code GitHub takes the backslash away, and Python-Markdown keeps it.
+# In a table's code GitHub removes the backslash, and Python-Markdown keeps it.
 IN_TABLE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 
 
 def on_files(files, config):
-    """Add the pages that are elsewhere in the source tree."""
+    """Add the pages from elsewhere in the source tree."""
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Let links that lead through the source tree lead through the site."""
+    """Replace a page's links to files of the source tree by links within the site."""
     source = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     markdown = LINK.sub(lambda link: link[1] + in_site(link[2], source), markdown)
     return IN_TABLE.sub(lambda code: code[0].replace(r"\|", "|"), markdown)
 
 
 def in_site(link, source):
-    """Return where a link of a file of the source tree leads in the site."""
+    """Return the site's link for a link in a file of the source tree."""
     path, hash_, anchor = link.partition("#")
     if not path or re.match(r"[a-z]+:", link):
         return link

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 STEPS = 20
-SPENT = {  # the picture's names of `rank-0000.jsonl`'s times, in the order of a step
+SPENT = {  # the picture's names of the times in `rank-0000.jsonl`, in the order of a step
     "compute_s": ("compute", "#0072B2"),
     "delay_s": ("injected delay", "#E69F00"),
     "average_s": ("averaging and waiting", "#D55E00"),
@@ -19,7 +19,7 @@ def intervals(records):
     """Return for each kind of time a list of (begin, duration) in s.
 
     Args:
-        records: a rank's steps, of which `elapsed_s` says when they ended.
+        records: the records of a rank's steps; `elapsed_s` is the time at which each ended.
     """
     found = {kind: [] for kind in SPENT}
     for record in records:

@@ -70,7 +70,7 @@ def slow_rank(text: str) -> tuple[int, float]:
 
 
 def separated(convert: Callable[[str], Any]) -> Callable[[str], list]:
-    """Return a converter of values that commas separate, none of them twice."""
+    """Return a converter of values separated by commas, none of them twice."""
 
     def convert_all(text: str) -> list:
         values = [convert(part.strip()) for part in text.split(",")]

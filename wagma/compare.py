@@ -39,13 +39,13 @@ def compare(
 
     Args:
         settings: The command line's; `compared` holds each algorithm's own options by its label.
-        task: What is trained.
-        directory: Where the runs' directories, ``comparison.json`` and ``comparison.png`` go.
+        task: The task to train.
+        directory: For the runs' directories, ``comparison.json`` and ``comparison.png``.
         comm: The ranks that train together.
-        signals: What may end the comparison early.
+        signals: Signals that may end the comparison early.
 
     Raises:
-        UsageError: An algorithm's options are invalid for so many ranks.
+        UsageError: An algorithm's options are invalid for the number of ranks.
     """
     for label in settings.compared:
         try_to_make(settings_of(settings, label, settings.seed), label, comm)
@@ -92,7 +92,7 @@ def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> Non
 
 
 def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
-    """Make the first steps of a run, so that torch's initialization is in none of the runs."""
+    """Make the first steps of a run, so that no run includes torch's initialization."""
     torch.set_num_threads(fair_threads(comm))
     length = {"steps": WARM_UP, "seconds": None, "evaluate_every_seconds": None}
     trainer = Trainer(argparse.Namespace(**vars(settings) | length), task, comm)
@@ -153,20 +153,20 @@ def figures(of: list[dict], first: list[dict], target: float | None) -> dict[str
 
     Args:
         of: The summary of each of its runs, one for each seed.
-        first: Those of the algorithm that ratios are to.
-        target: What the metric is to reach.
+        first: Those of the algorithm that ratios are relative to.
+        target: The value of the metric to reach.
 
     Returns:
-        samples_per_s, waiting_share, mean_staleness, bytes_sent: medians over the seeds; None
-            for what is not known.
+        samples_per_s, waiting_share, mean_staleness, bytes_sent: medians over the seeds; None if
+            not known.
         ratio: the median of the seeds' ratios of samples per second to the first algorithm's.
-        bound_ratio: the same, were both as fast as their bounds.
+        bound_ratio: the same if both were as fast as their bounds.
         bound_over_wall: the median.
         target_s: the median of the seconds until the target was reached; None without a target,
-            or where most seeds do not reach it.
-        reached: how many do.
-        metric: the name of what the next two are of, None without test batches.
-        mean, deviation: of the final averaged model's over the seeds; no deviation of one.
+            or if most seeds do not reach it.
+        reached: number of seeds that reach it.
+        metric: the name of the metric of the next two, None without test batches.
+        mean, deviation: of the final averaged models' metric over the seeds; no deviation for one.
     """
     pairs = list(zip(of, first))
     metric = metric_of(of[0])
@@ -190,18 +190,18 @@ def figures(of: list[dict], first: list[dict], target: float | None) -> dict[str
 
 
 def middle_of(of: list[dict], name: str) -> float | None:
-    """Return the median over the runs, None where one of them does not know."""
+    """Return the median over the runs, None if one of them has no value."""
     values = [each[name] for each in of]
     return None if None in values else median(values)
 
 
 def most(values: list[int | None]) -> int | None:
-    """Return the largest, None where it is not known."""
+    """Return the largest value, None if one is not known."""
     return None if None in values else max(values)
 
 
 def metric_of(summary: dict) -> str | None:
-    """Return which metric is compared: the accuracy, else the loss, else the first."""
+    """Return the metric to compare: the accuracy, else the loss, else the first."""
     names = summary["metrics"]
     return next((name for name in ("accuracy", "loss") if name in names), next(iter(names), None))
 
@@ -212,7 +212,7 @@ def points(summary: dict, metric: str | None) -> list[tuple[float, float]]:
 
 
 def time_to(summary: dict, metric: str | None, target: float | None) -> float:
-    """Return the seconds until an evaluation reached the target; infinity where none did.
+    """Return the seconds until an evaluation reached the target; infinity if none did.
 
     An accuracy reaches it from below, any other metric from above.
     """
@@ -248,7 +248,7 @@ def rows(results: dict[str, dict], target: float | None) -> dict[str, list[str]]
 
 
 def spread(figures: dict, scale: float) -> str:
-    """Return "95.28 ± 0.51", or without the deviation that one seed does not have."""
+    """Return "95.28 ± 0.51", without the deviation for one seed."""
     text = f"{scale * figures['mean']:.4g}"
     if figures["deviation"] is None:
         return text
@@ -269,7 +269,7 @@ def megabytes(nbytes: float | None) -> str:
 
 
 def show(labels: list[str], columns: dict[str, list[str]]) -> None:
-    """Print the table: by rich on a terminal, else as plain lines."""
+    """Print the table: with rich on a terminal, else as plain lines."""
     output = progress.terminal()
     lines = list(zip(labels, *columns.values()))
     if output is not None:

@@ -16,7 +16,7 @@ import numpy as np
 TRAIN_IMAGES, TEST_IMAGES = 1437, 360
 SPLIT_SEED = 1797
 SHARDS_STREAM, BATCHES_STREAM, DIRICHLET_STREAM = 1, 2, 5
-LEAST = 10  # images of a rank with a "dirichlet" shard
+LEAST = 10  # fewest images of a rank with a "dirichlet" shard
 
 
 class Images(NamedTuple):
@@ -39,8 +39,8 @@ def load_digits() -> tuple[Images, Images]:
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return scikit-learn's pixels, 0 to 16, shape (1797, 64), and its labels, shape (1797,).
 
-    They are read from its file where that is found: to import scikit-learn takes longer than to
-    import torch.
+    They are read from its file if that is found: importing scikit-learn takes longer than importing
+    torch.
     """
     if (found := importlib.util.find_spec("sklearn")) and found.origin:
         file = Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz"
@@ -61,11 +61,11 @@ def shard(
         labels: The labels of the whole training set, shape (n,).
         rank: This rank, 0 to size - 1.
         size: The number of ranks, at most n.
-        kind: "iid" deals the shuffled images out; "label-sorted" gives each rank a run of the
-            images in the order of their labels, so that a rank sees few of the ten digits;
-            "dirichlet" divides each label's images in proportions of their own.
+        kind: "iid" deals out the shuffled images; "label-sorted" gives each rank a contiguous part
+            of the images sorted by label, so that a rank sees few of the ten digits; "dirichlet"
+            divides each label's images in separately drawn proportions.
         seed: The job's seed.
-        alpha: For "dirichlet", the concentration: the smaller, the less alike the shards.
+        alpha: For "dirichlet", the concentration: the smaller, the more the shards differ.
     """
     if size > len(labels):
         raise ValueError(f"{len(labels)} training images cannot be divided among {size} ranks")
@@ -83,12 +83,12 @@ def shard(
 def dirichlet(
     labels: np.ndarray, shuffled: np.ndarray, size: int, seed: int, alpha: float
 ) -> list[np.ndarray]:
-    """Return every rank's shard where each label's images are divided by a Dirichlet draw.
+    """Return every rank's shard if each label's images are divided by a Dirichlet draw.
 
-    A rank that would have fewer than `LEAST` images, or than its even share of fewer, gets what
-    it lacks from the largest shard. That apart it is the division of Hsu, Qi and Brown,
+    A rank that would have fewer than `LEAST` images, or than an even share if that is less, gets
+    the missing ones from the largest shard. Otherwise this is the division of Hsu, Qi and Brown,
     Measuring the effects of non-identical data distribution, 2019, as Li et al. draw it (ICDE
-    2022, "distribution-based label imbalance"), who draw again in place of that.
+    2022, "distribution-based label imbalance"), who draw again in that case.
 
     Args:
         labels, size, seed, alpha: As for `shard`.

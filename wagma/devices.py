@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
 
 def accelerator() -> str | None:
-    """Return the kind of device that torch sees here and models can be averaged on, if any."""
+    """Return the kind of device that torch finds here and models can be averaged on, or None."""
     if torch.version.cuda and torch.cuda.is_available():
         return "cuda"
-    # A backend that is not part of torch may have memory that the CUDA driver knows.
+    # A backend that is not part of torch may use memory that the CUDA driver knows.
     other = torch._C._get_privateuse1_backend_name()
     module = getattr(torch, other, None)
     return other if module is not None and module.is_available() else None
@@ -39,15 +39,15 @@ def why_none() -> str:
 def choose(asked: str, comm: MPI.Comm) -> torch.device:
     """Return the device of this rank's model, and make it torch's current one; collective.
 
-    The ranks of a node have its devices in turn: several may share one.
+    The ranks of a node are assigned its devices in turn: several may share one.
 
     Args:
-        asked: "cpu", "cuda", or "auto": CUDA where torch sees a GPU, else the CPU.
+        asked: "cpu", "cuda", or "auto": CUDA if torch finds a GPU, else the CPU.
         comm: The ranks that train together.
 
     Raises:
-        UsageError: CUDA is asked for and not there on all ranks, or found on some of them; the same
-            on every rank.
+        UsageError: CUDA is requested but missing on some ranks, or it is found on some ranks only;
+            the same on every rank.
     """
     if asked == "cpu":
         return torch.device("cpu")
@@ -76,18 +76,18 @@ def choose(asked: str, comm: MPI.Comm) -> torch.device:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Return the device of a model's first parameter; the CPU where it has none."""
+    """Return the device of a model's first parameter; the CPU if it has none."""
     return next((each.device for each in model.parameters()), torch.device("cpu"))
 
 
 def name_of(device: torch.device) -> str:
-    """Return "cuda:1, NVIDIA H100", as far as the device has a name."""
+    """Return "cuda:1, NVIDIA H100", or without the name if the backend has none."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return str(device) if name is None else f"{device}, {name(device)}"
 
 
 def names_of(kind: str) -> str:
-    """Return "4 × NVIDIA H100" for all devices of a kind that torch sees here."""
+    """Return "4 × NVIDIA H100" for all devices of a kind that torch finds here."""
     module = torch.get_device_module(kind)
     name = getattr(module, "get_device_name", lambda index: kind)
     counts = Counter(name(index) for index in range(module.device_count()))
@@ -95,9 +95,9 @@ def names_of(kind: str) -> str:
 
 
 def record(device: torch.device, comm: MPI.Comm, collective: Any) -> dict[str, Any]:
-    """Return what a run's configuration says of the devices; complete on rank 0; collective."""
+    """Return the devices' entries of a run's configuration, complete on rank 0; collective."""
     path, reason = path_of(device.type)
-    if hasattr(collective, "path"):  # those of other libraries have none
+    if hasattr(collective, "path"):  # torch's own methods have none
         path, reason = collective.path, collective.path_reason
     return {
         "device": device.type,
@@ -108,9 +108,9 @@ def record(device: torch.device, comm: MPI.Comm, collective: Any) -> dict[str, A
 
 
 def on(task: Task, device: torch.device) -> Task:
-    """Return the task with its model on the device, and batches moved there before they are used.
+    """Return the task with its model on the device, and batches moved there before their use.
 
-    On the CPU it is the task as it was.
+    For the CPU it is the unchanged task.
     """
     if device.type == "cpu":
         return task
@@ -126,14 +126,14 @@ def on(task: Task, device: torch.device) -> Task:
 
 
 def there(model: Any, device: torch.device) -> Any:
-    """Return a model that was moved; what is none is for others to refuse."""
+    """Return the model moved to the device; other values unchanged, for the caller to refuse."""
     return model.to(device) if isinstance(model, torch.nn.Module) else model
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch on a device: tensors, what else has `to`, and tuples, lists and dicts of it.
+    """Move a batch to a device: tensors, objects with `to`, and tuples, lists and dicts of these.
 
-    The host does not wait: from pinned memory it is copied while the host goes on.
+    The host does not wait for copies from pinned memory.
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
@@ -151,10 +151,10 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 class Moment:
-    """A moment to measure from: of the host, or of the work that a device was given.
+    """A point in time to measure from: of the host, or of a device's queued work.
 
     Args:
-        device: Where what is measured happens, on torch's current stream.
+        device: The device to measure, on torch's current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -162,11 +162,11 @@ class Moment:
         self._at = self._now()
 
     def note(self) -> None:
-        """Let it be now, or when the device has done what it was given so far."""
+        """Set the point to now: on a device, to the end of the work queued so far."""
         self._at = self._now()
 
     def elapsed(self) -> float:
-        """Return the seconds since then, until the device has done what it was given so far."""
+        """Return the seconds since the point, on a device until the work queued so far is done."""
         now = self._now()
         if self._device.type == "cpu":
             return now - self._at
@@ -182,6 +182,6 @@ class Moment:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done what it was given on the current stream."""
+    """Wait until a device has completed the work queued on the current stream."""
     if device.type != "cpu":
         torch.get_device_module(device).current_stream(device).synchronize()

@@ -1,7 +1,7 @@
 """Evaluation of the averaged model, at the end of a training and during it.
 
-During a training models are only copied; they are averaged and tested when it is over, so that
-evaluations take none of its time and no rank waits for them.
+During a training models are only copied; they are averaged and tested after it, so that evaluations
+take none of its time and no rank waits for them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def copy_of(model: torch.nn.Module) -> State:
 
 
 def mean_over_ranks(state: State, comm: MPI.Comm, counts: bool = True) -> State:
-    """Return the mean of those ranks' states that count; collective.
+    """Return the mean of the states of the ranks whose `counts` is true; collective.
 
-    What is no floating-point number stays.
+    Tensors that are not floating-point are returned unchanged.
     """
     floating = {name: value for name, value in state.items() if value.is_floating_point()}
     flat = torch.cat([value.detach().double().flatten() for value in floating.values()]).numpy()
@@ -61,7 +61,7 @@ def mean_over_ranks(state: State, comm: MPI.Comm, counts: bool = True) -> State:
 def evaluate(trainer: Trainer) -> tuple[State, contract.Means]:
     """Return a copy of the averaged model's state, and its test results on this rank; collective.
 
-    How ranks' results are put together is left for when all have some: a signal may come between.
+    The ranks' results are combined later, once all have some: a signal may arrive in between.
     """
     with trainer.optimizer.averaged():
         measured = contract.evaluate(trainer.task, trainer.model, trainer.test)
@@ -69,17 +69,17 @@ def evaluate(trainer: Trainer) -> tuple[State, contract.Means]:
 
 
 def evaluate_kept(trainer: Trainer, comm: MPI.Comm, signals: Signals) -> list[dict]:
-    """Return how good the means of the models were that all ranks kept that train; collective.
+    """Evaluate the means of the models that all ranks that train have kept; collective.
 
-    Where a signal has come on any rank, all stop. The model is not as it was afterwards.
+    If any rank has received a signal, all stop. The model is changed.
 
     Returns:
-        On rank 0, for each: step, how many had been made, by the mean rank; elapsed_s, when the
-        last rank had made them, or the time that all ranks have kept their models of; and the
-        task's metrics.
+        On rank 0, for each: step, the number of steps made, as a mean over the ranks; elapsed_s,
+        the time at which the last rank had made them, or the common time at which ranks kept their
+        models; and the task's metrics.
     """
     results = []
-    # A rank that was faster has kept none for the last of other ranks' times.
+    # A faster rank has kept none for the last of the other ranks' times.
     counts = comm.allgather(len(trainer.kept) if trainer.trains else None)
     number = min(count for count in counts if count is not None)
     nothing = [] if trainer.trains else number * [Kept(0, 0.0, copy_of(trainer.model))]

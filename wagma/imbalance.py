@@ -20,7 +20,7 @@ RANDOM_STREAM = 4
 
 
 def cloud_ranks(seed: int, step: int, size: int) -> tuple[int, ...]:
-    """Return the ranks that are slow at a step: two of the job, or all where it has fewer.
+    """Return the ranks that are slow at a step: two of the job, or all if it has fewer.
 
     "We randomly select two processes at every training step to inject a certain amount of delay
     (320 ms)": the WAGMA-SGD paper, section V-B.
@@ -45,7 +45,7 @@ def delays(kind: str, seed: int, step: int, compute: np.ndarray) -> np.ndarray:
 
     Args:
         kind: one of `KINDS`.
-        compute: float64 array of shape (ranks,): how long the steps take without.
+        compute: float64 array of shape (ranks,): seconds of the steps without delays.
     """
     size = len(compute)
     delays = np.zeros(size)
@@ -58,12 +58,12 @@ def delays(kind: str, seed: int, step: int, compute: np.ndarray) -> np.ndarray:
 
 
 def delay(kind: str, seed: int, step: int, rank: int, size: int, compute: float) -> float:
-    """Return the seconds by which it delays one rank's step, which takes ``compute`` without."""
+    """Return the seconds by which an imbalance delays one rank's step of ``compute`` seconds."""
     return float(delays(kind, seed, step, np.full(size, compute))[rank])
 
 
 def slow_rank_delay(factor: float, compute: float | np.ndarray) -> float | np.ndarray:
-    """Return the seconds that make a step of ``compute`` seconds take ``factor`` times as long.
+    """Return the delay that makes a step of ``compute`` seconds take ``factor`` times as long.
 
     The Hop paper, section 7.3.5, has one worker slow by a factor of 4. The Ripples paper, section
     7.4, adds "2 or 5 times the normal iteration time of sleep every iteration on one specific

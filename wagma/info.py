@@ -64,7 +64,7 @@ def thread_level() -> str:
 
 
 def engine_mode() -> str:
-    """Return the engine's mode, and what sets it."""
+    """Return the engine's mode, and the variable that sets it."""
     from collectives.settings import CHOICES, VARIABLES
 
     variable, default = VARIABLES["engine"]
@@ -88,7 +88,7 @@ def native_engine() -> str:
 
 
 def cuda_awareness(comm) -> str:
-    """Return whether MPI takes device memory, and the reason; collective.
+    """Return whether MPI accepts device memory, and the reason; collective.
 
     Args:
         comm: An mpi4py communicator.
@@ -134,7 +134,7 @@ def path_of(kind: str, is_aware: bool = False, shares: bool = False) -> tuple[st
     Args:
         kind: "cpu" or "cuda".
         is_aware: Whether MPI may be given device memory.
-        shares: Whether all ranks are on one node, and use each other's memory on devices.
+        shares: Whether all ranks are on one node, and use each other's device memory.
     """
     if kind == "cpu":
         return "host", "models are in host memory"
@@ -145,11 +145,11 @@ def path_of(kind: str, is_aware: bool = False, shares: bool = False) -> tuple[st
 
 
 def nodes(homes: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return how many ranks each node has.
+    """Return the number of ranks on each node, in words.
 
     Args:
         homes: The lowest rank of each rank's node.
-        hosts: Each rank's host, by which nodes are called.
+        hosts: Each rank's host name, by which nodes are named.
     """
     named: dict[int, list[str]] = {}
     for home, count in Counter(homes).items():
@@ -194,7 +194,7 @@ def by_rank(values: Sequence[str]) -> str:
 def gather(comm) -> list[tuple[str, str]]:
     """Return the table's rows on rank 0, and none elsewhere; collective.
 
-    Only rank 0 looks for a GPU: that loads torch, and the others sleep meanwhile.
+    Only rank 0 looks for a GPU: that loads torch. The others sleep meanwhile.
 
     Args:
         comm: An mpi4py communicator.
@@ -241,7 +241,7 @@ def gather(comm) -> list[tuple[str, str]]:
 
 
 def show(rows: Sequence[tuple[str, str]]) -> None:
-    """Print the table: by rich on a terminal, else as plain lines."""
+    """Print the table: with rich on a terminal, else as plain lines."""
     output = progress.terminal()
     if output is not None and version("rich") != NOT_INSTALLED:
         from rich.console import Console

@@ -1,7 +1,7 @@
 """Errors, signals and exit statuses of a job whose ranks behave as one command.
 
 Importing this module does not load MPI. ``run`` loads it before anything else, because a rank that
-fails before MPI is initialized cannot end the others, which would wait for it there.
+fails before MPI is initialized cannot end the others, which would wait for it in MPI_Init.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ EXIT_STATUSES = {
     128 + signal.SIGUSR1: "ended by SIGUSR1",
     128 + signal.SIGTERM: "ended by SIGTERM",
 }
-OWN, ASKED, TOLD = "123"  # what a rank ends by, in the order of what all are told
-CLOSING = 90.0  # seconds: from what the Slurm scripts ask for to when Slurm kills
+OWN, ASKED, TOLD = "123"  # why a rank ends (see `kind_of`); the lowest is reported first
+CLOSING = 90.0  # seconds from the signal that the Slurm scripts request until Slurm kills the job
 ENDING = 30.0  # seconds that a rank waits to be ended by another's failure
-PATIENCE = {OWN: 1.0, ASKED: 5.0, TOLD: ENDING}  # seconds that it waits for others to end as well
+PATIENCE = {OWN: 1.0, ASKED: 5.0, TOLD: ENDING}  # seconds that a rank waits for others to end
 SPEAK_FIRST = 1.0  # seconds for rank 0: launchers end the job when any rank exits with an error
-LINE = 1000  # bytes of what a rank tells the others
+LINE = 1000  # bytes of a rank's message to the others
 T = TypeVar("T")
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 COUNT_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -45,21 +45,21 @@ class Interrupted(KeyboardInterrupt):
 
 
 def launcher_rank() -> int:
-    """Return this process's rank without MPI, as its launcher told it; 0 without a launcher."""
+    """Return this process's rank without MPI, from its launcher's variables; else 0."""
     torch = ("RANK",) if "LOCAL_RANK" in os.environ else ()
-    at_work = "TORCHELASTIC_RUN_ID" in os.environ  # torchrun, which `srun` may have started
+    at_work = "TORCHELASTIC_RUN_ID" in os.environ  # by torchrun, which `srun` may have started
     variables = (*torch, *RANK_VARIABLES) if at_work else (*RANK_VARIABLES, *torch)
     return first_number(variables) or 0
 
 
 def first_number(variables: Iterable[str]) -> int | None:
-    """Return the first of these variables of the environment that is a whole number, else None."""
+    """Return the first of these environment variables that is a whole number, else None."""
     values = (os.environ.get(variable, "") for variable in variables)
     return next((int(value) for value in values if value.isdigit()), None)
 
 
 def announce(what: str) -> None:
-    """Let rank 0 say at once that the job begins: to load MPI and torch takes seconds."""
+    """Print on rank 0 that the job starts, at once: loading MPI and torch takes seconds."""
     count = first_number(COUNT_VARIABLES) or 1
     where = f" on {count} ranks" if count > 1 else ""
     if launcher_rank() == 0:
@@ -67,21 +67,21 @@ def announce(what: str) -> None:
 
 
 def let_rank_0_speak() -> None:
-    """Wait a moment on every other rank that the launcher has started."""
+    """Wait a moment on every rank but 0, so that rank 0 prints its message first."""
     if launcher_rank() > 0:
         time.sleep(SPEAK_FIRST)
 
 
 def complain(message: str) -> None:
     """Write one line to standard error."""
-    sys.stderr.write(f"wagma: {message}\n")  # in one piece, or another rank's may come between
+    sys.stderr.write(f"wagma: {message}\n")  # in one call, or another rank's may come between
     sys.stderr.flush()
 
 
 class Signals:
     """SIGINT, SIGTERM and SIGUSR1, deferred except inside ``raising()``.
 
-    They are deferred because a rank that left the job's set-up or its end half-way would leave the
+    They are deferred because a rank that left the job's set-up or shutdown half-way would leave the
     others waiting for it. A second SIGINT kills the process. Batch systems send the other two,
     often twice; they are ignored for `CLOSING` seconds after a first signal, and then kill as well.
     """
@@ -95,7 +95,7 @@ class Signals:
         atexit.register(self._ignore_again)
 
     def _ignore_again(self) -> None:
-        """Python takes its handlers away before it ends, and MPI is finalized after that."""
+        """Ignore SIGTERM and SIGUSR1: Python removes its handlers before MPI is finalized."""
         if self.received:
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_IGN)
@@ -114,7 +114,7 @@ class Signals:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Inside it, a signal raises Interrupted, one that was held back as well."""
+        """Let signals, also a deferred one, raise Interrupted in the block."""
         self._raise = True
         try:
             if self.received:
@@ -127,7 +127,7 @@ class Signals:
 def from_rank_0(function: Callable[[], T], comm) -> T:
     """Call a function on rank 0 and return its result on every rank; collective.
 
-    A UsageError that it raises is raised on every rank. The others sleep while they wait.
+    A UsageError that it raises is raised on every rank. The other ranks sleep while they wait.
     """
     result = error = None
     if comm.rank == 0:
@@ -146,7 +146,7 @@ def together(function: Callable[[], T], comm) -> T:
     """Call a function on every rank and return this rank's result; collective.
 
     A UsageError that it raises on any rank is raised on every rank. After any other exception
-    every rank raises: its own, else RankFailedError.
+    every rank raises its own, or else RankFailedError.
     """
     from collectives import RankFailedError  # not at the top: it loads numpy
     from collectives.agreement import raise_collectively
@@ -167,14 +167,14 @@ def together(function: Callable[[], T], comm) -> T:
 
 
 def meet(comm) -> None:
-    """Wait for all ranks, asleep: MPI would spin, on cores that the others may need."""
+    """Wait for all ranks, asleep: MPI would spin on cores that other ranks may need."""
     arrived = comm.Ibarrier()
     while not arrived.Test():
         time.sleep(0.001)
 
 
 def check_launch(comm) -> None:
-    """Raise UsageError where every rank of the job takes itself for the only one."""
+    """Raise UsageError if each process of the job is in an MPI_COMM_WORLD of its own."""
     from collectives.agreement import singleton_error  # not at the top: it loads numpy
 
     error = singleton_error(comm.size)
@@ -185,14 +185,14 @@ def check_launch(comm) -> None:
 def run(command: Callable, settings: object) -> int:
     """Run ``command(settings, comm, signals)`` on this rank and return the exit status.
 
-    A UsageError is one line, and status 2 everywhere. Any other exception ends the whole job with
-    status 1: see `end`.
+    A UsageError prints one line and gives status 2 on every rank. Any other exception ends the
+    whole job with status 1: see `end`.
     """
     signals = Signals()
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    apart = comm.Dup()  # from what ranks that have not failed do meanwhile
+    apart = comm.Dup()  # apart from the operations of ranks that have not failed
     try:
         check_launch(comm)
         return command(settings, comm, signals)
@@ -201,18 +201,18 @@ def run(command: Callable, settings: object) -> int:
 
 
 def end(comm, error: BaseException) -> int:
-    """Say why this rank ends, once for all ranks together; end the job, or return the status.
+    """Report why this rank ends, once for all ranks; end the job, or return the exit status.
 
-    Where all ranks end, the lowest that was not only told of another's failure writes its
-    traceback, and others a line each, but not what a lower one says. A rank that ends alone, while
-    others compute or wait, does not wait for them long.
+    If all ranks end, the lowest that has failed itself writes its traceback, and others a line
+    each, unless a lower rank writes the same. A rank that ends alone, while others compute or wait,
+    does not wait for them long.
 
     Args:
         comm: A communicator of all ranks that nothing else uses.
-        error: What has ended the command on this rank.
+        error: The exception that has ended the command on this rank.
 
     Returns:
-        The status for a UsageError, where all ranks have one or were told of it.
+        The status for a UsageError, if all ranks have one or were told of a failure.
     """
     from mpi4py import MPI
 
@@ -221,7 +221,7 @@ def end(comm, error: BaseException) -> int:
     rank, kind = comm.rank, kind_of(error)
     line = f"{type(error).__name__}: {error}" if kind == OWN else str(error)
     sent = f"{kind}{line}".encode()[:LINE].ljust(LINE)
-    received = bytearray(comm.size * LINE)  # here as long as MPI may write to it
+    received = bytearray(comm.size * LINE)  # must live as long as MPI may write to it
     if not (may_meet() and completed(comm.Iallgather(sent, received), PATIENCE[kind])):
         if kind == OWN:
             complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error)}")
@@ -249,7 +249,7 @@ def end(comm, error: BaseException) -> int:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return whether it is OWN, what was ASKED for, or whether the rank was TOLD of a failure."""
+    """Return OWN for this rank's failure, ASKED for a UsageError, TOLD for another rank's."""
     from collectives import RankFailedError
 
     if isinstance(error, UsageError):
@@ -277,7 +277,7 @@ def may_meet() -> bool:
 
 
 def completed(request, seconds: float) -> bool:
-    """Return whether a request completes in so many seconds, asleep meanwhile."""
+    """Return whether a request completes within `seconds`; sleep meanwhile."""
     deadline = time.monotonic() + seconds
     while not request.Test():
         if time.monotonic() > deadline:
@@ -289,7 +289,7 @@ def completed(request, seconds: float) -> bool:
 def run_alone(command: Callable, settings: object) -> int:
     """Run ``command(settings, signals)``, which needs no MPI, and return the exit status.
 
-    A UsageError is one line, and status 2; so is a launcher that has started several processes.
+    A UsageError prints one line and gives status 2; so does a launch of several processes.
     """
     signals = Signals()
     from collectives.agreement import launched_tasks  # not at the top: it loads numpy

@@ -2,7 +2,7 @@
 
 The messages are those of the loggers "wagma" and "collectives", and warnings and errors of all
 others, including Python's own warnings. Ranks other than 0 never write to the terminal, but files
-have every rank's messages from "info" up, whatever the terminal shows.
+have every rank's messages from "info" up, whatever level the terminal shows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VARIABLE = "WAGMA_LOG_LEVEL"
 LOGGERS = ("wagma", "collectives")
 FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-_handlers: list[logging.Handler] = []  # the root logger's, as far as they are this module's
+_handlers: list[logging.Handler] = []  # the root logger's handlers that this module added
 
 
 class Terminal(logging.Handler):
@@ -31,13 +31,13 @@ class Terminal(logging.Handler):
 
 
 def start(level: str, rank: int) -> None:
-    """Let rank 0's messages from ``level`` on appear on standard error.
+    """Write rank 0's messages from ``level`` on to standard error.
 
     An earlier call's terminal and file get no more messages: a process may run several commands.
 
     Args:
         level: One of `LEVELS`.
-        rank: This process's.
+        rank: This process's rank.
     """
     number = getattr(logging, level.upper())
     stop()
@@ -50,11 +50,11 @@ def start(level: str, rank: int) -> None:
 
 
 def to_file(run: Path, rank: int) -> None:
-    """Write this rank's messages to the run's ``rank-0003.log`` too, from the first one on.
+    """Also write this rank's messages to the run's ``rank-0003.log``, made at the first one.
 
     Args:
         run: The run's directory.
-        rank: This process's.
+        rank: This process's rank.
     """
     file = logging.FileHandler(run / f"rank-{rank:04}.log", encoding="utf-8", delay=True)
     file.setFormatter(logging.Formatter(FILE_FORMAT))

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from wagma.simulation import Result
 
-LEGEND_RANKS = 8  # more get one common entry
+LEGEND_RANKS = 8  # more ranks share one entry
 MOST_TICKS = 10
-LABEL_WIDTH = 36  # characters of a line of a label
+LABEL_WIDTH = 36  # characters per line of a label
 LINE_STYLES, MARKERS = ("-", "--", ":", "-."), ("o", "s", "^")
-COLOURS = {  # Okabe and Ito's, which the color-blind can tell apart
+COLOURS = {  # from Okabe and Ito's palette for the color-blind
     "compute": "#0072B2",
     "delay": "#E69F00",
     "waiting": "#D55E00",
@@ -43,12 +43,12 @@ log = logging.getLogger(__name__)
 
 
 def color_of(label: str) -> str:
-    """Return the color of a method, also of "wagma:group_size=2"."""
+    """Return the color of a method, also for a label with options: "wagma:group_size=2"."""
     return named(label).color
 
 
 def styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return each label's color, line style and marker; those of one method share the color."""
+    """Return each label's color, line style and marker; labels of one method share the color."""
     drawn: dict[str, dict[str, str]] = {}
     for label in labels:
         color = color_of(label)
@@ -59,7 +59,7 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def wrapped(label: str) -> str:
-    """Return a label with its line broken after colons, where it is long."""
+    """Return a label, broken into lines after colons if it is long."""
     text = textwrap.fill(label.replace(":", ": "), LABEL_WIDTH, break_on_hyphens=False)
     return text.replace(": ", ":")
 
@@ -70,12 +70,12 @@ def counted(number: int, what: str) -> str:
 
 
 def unit_of(metric: str | None) -> tuple[int, str]:
-    """Return what to multiply a metric's values by to show them, and the unit that follows."""
+    """Return the factor by which to show a metric's values, and their unit."""
     return (100, " %") if metric == "accuracy" else (1, "")
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Say below a figure what the lines of one of its axes are."""
+    """Add a legend of one axes' lines below a figure."""
     lines, labels = axes.get_legend_handles_labels()
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     columns = int(figure.get_figwidth() / (0.7 + 0.07 * longest))  # inches of handle and character
@@ -84,7 +84,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def draw(run: Path, tallies: Sequence[Tally]) -> None:
-    """Write a finished run's ``loss.png`` and ``time.png``, where matplotlib is installed.
+    """Write a finished run's ``loss.png`` and ``time.png`` if matplotlib is installed.
 
     Args:
         run: The run's directory.
@@ -102,7 +102,7 @@ def draw_loss(path: Path, curves: Sequence[Curve], title: str) -> None:
 
     Args:
         path: The file to write.
-        curves: Every rank's; without points of one that has made no steps.
+        curves: Every rank's; without points for a rank that has made no steps.
         title: The run's name.
     """
     from matplotlib.figure import Figure
@@ -132,11 +132,11 @@ def draw_loss(path: Path, curves: Sequence[Curve], title: str) -> None:
 
 
 def mean_curve(points: Sequence[np.ndarray], row: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ranks' mean loss as (x, y), where all ranks have one.
+    """Return the ranks' mean loss as (x, y), over the range in which all ranks have one.
 
     Args:
         points: For each rank an array of shape (3, n): step, time, loss.
-        row: Which is x: 0, the steps, or 1, the time.
+        row: The row of x: 0, the steps, or 1, the time.
     """
     first, last = max(curve[row, 0] for curve in points), min(curve[row, -1] for curve in points)
     x = np.linspace(first, last, POINTS)
@@ -144,11 +144,11 @@ def mean_curve(points: Sequence[np.ndarray], row: int) -> tuple[np.ndarray, np.n
 
 
 def draw_time(path: Path, seconds: Sequence[dict[str, float]], title: str) -> None:
-    """Draw where each rank's time went, as one bar for each.
+    """Draw how each rank's time was used, as one bar for each.
 
     Args:
         path: The file to write.
-        seconds: For each rank its seconds by what they were spent on, as in `Tally.seconds`.
+        seconds: For each rank its seconds by use, as in `Tally.seconds`.
         title: The run's name.
     """
     from matplotlib.figure import Figure
@@ -181,16 +181,16 @@ def draw_comparison(
 ) -> None:
     """Write ``comparison.png``: the averaged model's metric against time, and throughput.
 
-    As in WAGMA-SGD's Figures 5 and 4. The curve is the mean over the seeds, and what lies between
-    the best and the worst is shaded.
+    As in WAGMA-SGD's Figures 5 and 4. The curve is the mean over the seeds, and the range from the
+    lowest to the highest is shaded.
 
     Args:
-        directory: Where it goes.
+        directory: The directory of the file.
         curves: For each algorithm and seed the evaluations, (seconds, metric).
         rates: For each algorithm and seed the samples per second.
-        metric: Its name; empty where nothing was tested.
-        target: What the metric is to reach, None without one.
-        title: What was compared.
+        metric: Its name; empty without test batches.
+        target: The value of the metric to reach; None without one.
+        title: The plot's title.
     """
     if importlib.util.find_spec("matplotlib") is None:
         log.warning("no comparison.png: matplotlib is not installed")
@@ -261,13 +261,13 @@ def behind(axes: Axes) -> None:
 def draw_simulation(directory: Path, results: dict[str, Sequence[Result]], title: str) -> None:
     """Write ``simulation.png``: throughput and idle share against ranks, and the staleness.
 
-    Throughput is divided by that of ranks which never wait and whose messages take no time: where
-    all make as many steps, what the slowest rank's own steps allow.
+    Throughput is divided by that of ranks which never wait and whose messages take no time: if all
+    make equally many steps, the throughput that the slowest rank's own steps allow.
 
     Args:
-        directory: Where it goes.
-        results: Every algorithm's, by ranks.
-        title: What was simulated, and where.
+        directory: The directory of the file.
+        results: Every algorithm's, by number of ranks.
+        title: The job and the machine.
     """
     if importlib.util.find_spec("matplotlib") is None:
         log.warning("no simulation.png: matplotlib is not installed")
@@ -313,7 +313,7 @@ def draw_over_ranks(throughput: Axes, idle: Axes, results: dict[str, Sequence[Re
 
 
 def spaced(ranks: Sequence[int]) -> list[int]:
-    """Return those of ascending numbers that have room for a label on a logarithmic axis."""
+    """Return those of ascending numbers whose labels have room on a logarithmic axis."""
     room = (ranks[-1] / ranks[0]) ** (1 / MOST_TICKS)
     kept = [ranks[0]]
     for each in ranks:
@@ -323,7 +323,7 @@ def spaced(ranks: Sequence[int]) -> list[int]:
 
 
 def draw_staleness(axes: dict[str, Axes], results: dict[str, Result]) -> None:
-    """Draw how old what ranks gave to group averages was, each algorithm's on axes of its own."""
+    """Draw the staleness of the vectors in group averages, on separate axes per algorithm."""
     shares = {
         name: 100 * np.trim_zeros(result.staleness, "b") / result.staleness.sum()
         for name, result in results.items()

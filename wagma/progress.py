@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TextIO
 
 LAUNCHERS = ("mpiexec", "mpirun", "orterun", "orted", "prterun", "prted")
-WORDS = "step", "loss"  # what is counted, and what is shown of it
+WORDS = "step", "loss"  # the unit counted, and the value shown with it
 LINES = 10
 REDRAW_EVERY = 0.1
 
 
 def terminal() -> TextIO | None:
-    """Return the terminal that the user looks at, or None if output goes elsewhere.
+    """Return the user's terminal, or None if output goes elsewhere.
 
-    What counts is where the launcher writes: MPICH's gives its ranks a pipe and Open MPI's a
-    pseudo-terminal, wherever their output goes from there.
+    The launcher's output decides: MPICH's gives its ranks a pipe and Open MPI's a pseudo-terminal,
+    wherever their output goes from there.
     """
     try:
         pid = os.getpid()
@@ -43,14 +43,14 @@ class Silent:
     """The progress of ranks other than 0: nothing is shown."""
 
     def update(self, step: int, elapsed_s: float, loss: float, samples_per_s: float) -> None:
-        """Show that ``step`` steps are done, after so many seconds."""
+        """Show that ``step`` steps are done after ``elapsed_s`` seconds."""
 
     def close(self) -> None:
-        """Leave the screen in order."""
+        """End the display."""
 
 
 class Lines(Silent):
-    """About ten lines over the run, for logs and pipes."""
+    """Progress in about ten lines over the run, for logs and pipes."""
 
     def __init__(
         self, steps: int | None, seconds: float | None = None, words: tuple[str, str] = WORDS
@@ -118,7 +118,7 @@ class Bar(Silent):
 
 
 def figures(measure: str, loss: float, samples_per_s: float) -> str:
-    """Return what is shown of a moment of the training."""
+    """Return the figures shown at a step of the training."""
     return f"{measure} {loss:.4f}  {samples_per_s:,.0f} samples/s"
 
 
@@ -128,13 +128,13 @@ def start(
     seconds: float | None = None,
     words: tuple[str, str] = WORDS,
 ) -> Silent:
-    """Return what shows a rank's progress: update it after each step, and close it.
+    """Return the display of a rank's progress: update it after each step, and close it.
 
     Args:
-        rank: Its number.
-        steps: How many steps it will make; None where that is not known.
-        seconds: For how long it will make some.
-        words: What steps and their loss are called.
+        rank: This process's rank.
+        steps: Number of steps that it will make; None if unknown.
+        seconds: Seconds for which it will make steps; None if unlimited.
+        words: Names of the unit counted and of the value shown.
     """
     if rank != 0:
         return Silent()

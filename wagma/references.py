@@ -1,8 +1,8 @@
 """torch's own methods with the interface that a `Trainer` needs: outside references.
 
-Only `wagma compare` offers them. They communicate by gloo, or by nccl if each rank has a GPU of its
-own, and have torch's properties: stragglers are waited for, a rank that ends early is not, and none
-of the guarantees of `Averaging` holds.
+Only `wagma compare` offers them. They communicate by gloo, or by nccl if each rank has its own GPU,
+and have torch's properties: all ranks wait for stragglers, a rank that ends early ends the others'
+averages, and none of the guarantees of `Averaging` holds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
     @property
     def source(self) -> int:
-        """The version that the model is of."""
+        """The version of the model."""
         return self.version
 
 
@@ -56,22 +56,22 @@ class Counts(NamedTuple):
 
 
 class Reference:
-    """An optimizer of torch's that averages over all ranks, on a process group of its own.
+    """An optimizer of torch that averages over all ranks, on its own process group.
 
     Attributes:
         module: the module to compute the loss with.
         result, results: of the last step, as in `Averaging`.
-        settings: the method's, by name.
+        settings: the method's settings by name.
     """
 
     period = 1
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, comm: MPI.Comm):
-        """Have the ranks meet; collective."""
+        """Make the ranks' process group; collective."""
         self.optimizer, self.model, self.module, self.comm = optimizer, model, model, comm
         self.steps, self.seconds = 0, 0.0
         self.result, self.results, self.settings = None, [], {}
-        self.collective = self  # it counts for itself
+        self.collective = self  # it keeps the statistics itself
         self.device = device_of(model)
         self.backend = backend_for(self.device, comm)
         start_group(comm, self.backend)
@@ -81,12 +81,12 @@ class Reference:
         self.optimizer.zero_grad()
 
     def backward(self, loss: torch.Tensor) -> float:
-        """Compute the gradients, and return the seconds in which others were waited for."""
+        """Compute the gradients, and return the seconds spent waiting for other ranks."""
         loss.backward()
         return 0.0
 
     def step(self) -> None:
-        """Take a step of the optimizer, and what the method does with it."""
+        """Take a step of the optimizer and of the method."""
         self.take_step()
         synchronized = (self.steps + 1) % self.period == 0
         group = tuple(range(self.comm.size)) if synchronized else (self.comm.rank,)
@@ -95,10 +95,10 @@ class Reference:
         self.steps += 1
 
     def complete(self) -> None:
-        """Nothing is ever outstanding."""
+        """Do nothing: no average is ever outstanding."""
 
     def statistics(self) -> Counts:
-        """Return what is known of the steps so far."""
+        """Return the known statistics of the steps so far."""
         return Counts(self.seconds)
 
     @contextmanager
@@ -113,11 +113,11 @@ class Reference:
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """Do nothing: all ranks make as many steps, as `any_goes_on` says."""
+        """Do nothing: all ranks make equally many steps, by `any_goes_on`."""
         yield
 
     def any_goes_on(self, own: bool) -> bool:
-        """Return whether any rank goes on, which all ask each other where they have averaged."""
+        """Return whether any rank continues; ranks exchange that after each average."""
         if self.steps % self.period:
             return True
         here = self.device if self.backend == "nccl" else torch.device("cpu")
@@ -136,7 +136,7 @@ class Reference:
         self.module = None
         if distributed.is_initialized():
             distributed.destroy_process_group()
-        gc.collect()  # the connections close with the last reference to them
+        gc.collect()  # connections are closed with the last reference to them
 
 
 class DDP(Reference):
@@ -144,8 +144,9 @@ class DDP(Reference):
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, comm: MPI.Comm):
         super().__init__(optimizer, model, comm)
-        # Buffers stay each rank's own, as with `Allreduce`: sending rank 0's would wait, unseen.
-        with warnings.catch_warnings():  # newer torch has another name for it
+        # Each rank keeps its own buffers, as with `Allreduce`: a broadcast of rank 0's would wait,
+        # and that time would not be counted as waiting.
+        with warnings.catch_warnings():  # newer torch has renamed the argument
             warnings.simplefilter("ignore", FutureWarning)
             self.module = DistributedDataParallel(model, broadcast_buffers=False)
         self.last_gradient = Moment(self.device)
@@ -155,7 +156,7 @@ class DDP(Reference):
                 parameter.register_post_accumulate_grad_hook(self.note_time)
 
     def note_time(self, _: torch.Tensor) -> None:
-        """Note when a gradient was there."""
+        """Note the time at which a gradient is ready."""
         self.last_gradient.note()
 
     def backward(self, loss: torch.Tensor) -> float:
@@ -183,14 +184,14 @@ class PostLocalSGD(Reference):
     ):
         super().__init__(optimizer, model, comm)
         self.settings, self.period = {"sync_period": sync_period}, sync_period
-        # It averages after the steps number warmup_steps, warmup_steps + period, …, from 0.
+        # It averages after steps warmup_steps, warmup_steps + period, …, counted from 0.
         averager = PeriodicModelAverager(sync_period, warmup_steps=sync_period - 1)
         self.periodic = PostLocalSGDOptimizer(optimizer, averager)
         self.done = Moment(self.device)
         optimizer.register_step_post_hook(self.note_time)
 
     def note_time(self, *_: Any) -> None:
-        """Note when the local step was done."""
+        """Note the time at which the local step is done."""
         self.done.note()
 
     def take_step(self) -> None:
@@ -205,7 +206,7 @@ class PostLocalSGD(Reference):
 
 
 def backend_for(device: torch.device, comm: MPI.Comm) -> str:
-    """Return what torch is to communicate by, the same on every rank; collective.
+    """Return the backend of torch's process group, the same on every rank; collective.
 
     nccl cannot have two ranks on one GPU; gloo can.
     """
@@ -221,7 +222,7 @@ def start_group(comm: MPI.Comm, backend: str) -> None:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     alone = all(comm.allgather(node.size == comm.size))
     node.Free()
-    if alone:  # else gloo takes the device that the host's name leads to
+    if alone:  # else gloo takes the network interface of the host's name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     host = comm.bcast(LOOPBACK if alone else socket.getfqdn())
     store = None
@@ -231,12 +232,12 @@ def start_group(comm: MPI.Comm, backend: str) -> None:
     store = store or distributed.TCPStore(host, port, comm.size, is_master=False)
     distributed.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
     log.info("torch.distributed communicates by %s", backend)
-    comm.Barrier()  # rank 0 has the store, and may leave at once
+    comm.Barrier()  # rank 0 has the store, and may leave soon
 
 
 @contextmanager
 def closed_by_others() -> Iterator[None]:
-    """Raise ClosedError where gloo or nccl finds that another rank has left."""
+    """Raise ClosedError if gloo or nccl reports that another rank has left."""
     try:
         yield
     except RuntimeError as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collectives.statistics import Statistics
 
 FLUSH_EVERY = 1.0
-POINTS = 60  # of a curve: more would show the batches' noise
+POINTS = 60  # per curve: more would show the batches' noise
 
 
 def make_directory(runs_dir: Path, name: str | None, comm) -> Path:
@@ -43,8 +43,8 @@ def new_directory(runs_dir: Path, name: str | None) -> Path:
     """Make a new run's directory, which no other job can make as well, and return it.
 
     Args:
-        runs_dir: Where the runs are.
-        name: The run's name; without one `default_names`.
+        runs_dir: The directory of all runs.
+        name: The run's name; None: the first free one of `default_names`.
 
     Raises:
         UsageError: The directory exists or cannot be made.
@@ -87,7 +87,7 @@ class JsonLines:
         self._flushed = time.monotonic()
 
     def write(self, record: dict) -> None:
-        """Append a record; numbers that are not finite become null, which JSON has a word for."""
+        """Append a record; numbers that are not finite, which JSON lacks, become null."""
         values = {key: _json_value(value) for key, value in record.items()}
         self._file.write(json.dumps(values) + "\n")
         now = time.monotonic()
@@ -127,11 +127,11 @@ class Curve:
         self._by_time = steps is None
         self._width = seconds / POINTS if self._by_time else math.ceil(steps / POINTS)
         self._steps = 0
-        # Of the last point: which one it would be of evenly spaced ones, and how many steps it has.
+        # Of the last point: its index among evenly spaced points, and its number of steps.
         self._place, self._count = -1, 0
 
     def add(self, elapsed_s: float, loss: float) -> None:
-        """Count the next step."""
+        """Add the next step."""
         place = (elapsed_s if self._by_time else self._steps) // self._width
         self._steps += 1
         if place > self._place:
@@ -176,7 +176,7 @@ class Tally:
         self.loss = Curve(steps, seconds)
 
     def add(self, record: dict) -> None:
-        """Count one step's record."""
+        """Add one step's record."""
         self.step_seconds.append(record["compute_s"] + record["delay_s"])
         self.compute_s += record["compute_s"]
         self.delay_s += record["delay_s"]
@@ -191,7 +191,7 @@ class Tally:
             self.timely_calls += record["timely"]
 
     def add_averaging(self, statistics: Statistics) -> None:
-        """Take over what the collective has counted in the steps."""
+        """Take over the collective's statistics of the steps."""
         self.waiting_s = statistics.waiting
         self.communicating_s = statistics.communicating
         self.bytes_sent = statistics.bytes_sent
@@ -199,12 +199,12 @@ class Tally:
 
     @property
     def timely_share(self) -> float:
-        """The share of the group averages that this rank's vector was in; no synchronizations."""
+        """The share of group averages, without synchronizations, that had this rank's vector."""
         return share(self.timely_calls, self.group_calls)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Where this rank's time went; "other" is the rest, such as writing the metrics."""
+        """This rank's seconds by use; "other" is the rest, such as writing the metrics."""
         spent = {
             "compute": self.compute_s,
             "delay": self.delay_s,
@@ -215,16 +215,16 @@ class Tally:
 
 
 def mean_staleness(tallies: list[Tally]) -> float | None:
-    """Return the mean age, in versions, of what ranks gave to averages; None without any."""
+    """Return the mean age of the vectors averaged, in versions; None if not counted."""
     counts = [count for tally in tallies for count in tally.staleness]
     versions = [version for tally in tallies for version in range(len(tally.staleness))]
     return float(np.average(versions, weights=counts)) if sum(counts) else None
 
 
 def put_together(reports: list[dict]) -> dict:
-    """Return what ranks report: lists of what is each one's, and what only one of them knows.
+    """Return the ranks' reports in one: lists of values per rank, and values that one rank knows.
 
-    Of whom their groups were with ("met"; None of a rank that makes no steps), return the run's ρ.
+    Replace "met", the ranks that each rank's groups were with (None if it makes no steps), by ρ.
     """
     names = dict.fromkeys(name for report in reports for name in report)
     values = {name: [report.get(name) for report in reports] for name in names}
@@ -241,22 +241,23 @@ def put_together(reports: list[dict]) -> dict:
 
 
 def share(part: int, whole: int) -> float:
-    """Return part ÷ whole, and 1 for nothing out of nothing."""
+    """Return part ÷ whole, and 1 for 0 ÷ 0."""
     return part / whole if whole else 1.0
 
 
 def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None], float]) -> dict:
-    """Return what the ranks' tallies say about the job.
+    """Return the job's summary, from the ranks' tallies.
 
-    ``bound_s`` is what the job would take if averaging were free, and ranks waited for whom they
-    must; ``bound_over_wall`` says how near the job came to that. Of ranks that have trained for a
-    time, that is ``wall_s``, and ``bound_s`` is when they would have made as many steps.
+    ``bound_s`` is the time that the job would take if averaging were free and ranks waited only for
+    those that the method must wait for; ``bound_over_wall`` tells how near the job came to it. If
+    ranks train for a fixed time, that is ``wall_s``, and ``bound_s`` is the time in which they
+    would have made as many steps.
 
     Args:
         tallies: Every rank's.
-        bound: What returns, for the seconds that each of every rank's steps has taken that rank
-            itself, ``bound_s``; or how many steps they would make, if averaging were free, in so
-            many seconds.
+        bound: Function of the seconds that every rank's steps have taken on that rank itself, and
+            of a time limit. It returns ``bound_s``, or with a limit the number of steps that ranks
+            would make within it if averaging were free.
     """
     seconds, limit = [tally.step_seconds for tally in tallies if tally.steps], tallies[0].limit
     if limit == math.inf:

@@ -16,8 +16,8 @@ from wagma.methods import named
 from wagma.runs import new_directory, write_json
 from wagma.simulation import MACHINES, Machine, Result, Settings, simulate, steps
 
-NAME = 19  # characters of the table's column of names, where none is longer
-DEFAULT_STEP_TIME_MS = 500.0  # said in --help, too
+NAME = 19  # characters of the table's column of names, if none is longer
+DEFAULT_STEP_TIME_MS = 500.0  # also in --help
 DEFAULT_SIGMA = 0.05
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
 
     Args:
         settings: The command line's.
-        signals: What may end the simulation early.
+        signals: Signals that may end the simulation early.
 
     Raises:
         UsageError: The settings cannot be simulated.
@@ -68,7 +68,7 @@ def simulate_all(
     ranks: int,
     results: dict[str, list[Result]],
 ) -> None:
-    """Simulate all algorithms on so many ranks, print them, and add them to the results."""
+    """Simulate all algorithms on this number of ranks; print their results and collect them."""
     first = None
     try:
         step_times = step_times_of(settings, trace, ranks)
@@ -95,7 +95,7 @@ def machine_of(settings: argparse.Namespace) -> Machine:
 
 
 def job_in_words(settings: argparse.Namespace) -> str:
-    """Return how many steps of what kind, of which model, with what injected delays."""
+    """Return a description of the job: its steps, its model and the injected delays."""
     kind = "recorded" if settings.trace else settings.step_times
     model = f"{settings.parameters:,} parameters of {plots.counted(settings.itemsize, 'byte')}"
     if settings.seconds is None:
@@ -111,7 +111,7 @@ def job_in_words(settings: argparse.Namespace) -> str:
 
 
 def machine_in_words(settings: argparse.Namespace, machine: Machine) -> str:
-    """Return the machine's name, which of its values the command line changes, and its values."""
+    """Return the machine's name, the names of values that the command line sets, and its values."""
     name = settings.machine
     if settings.set:
         name += f" with another {', '.join(settings.set)}"
@@ -133,7 +133,7 @@ def machine_in_words(settings: argparse.Namespace, machine: Machine) -> str:
 
 
 def read_trace(settings: argparse.Namespace) -> np.ndarray | None:
-    """Return the recorded steps, None where there are none to be read."""
+    """Return the recorded steps, None without --trace."""
     if settings.trace is None:
         return None
     try:
@@ -146,7 +146,7 @@ def read_trace(settings: argparse.Namespace) -> np.ndarray | None:
 
 
 def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Settings:
-    """Return what a method needs to know; a group is never larger than the job."""
+    """Return a method's settings; a group is never larger than the job."""
     method, options = named(label), settings.compared[label]
     known = {name: options[name] for name in method.simulated_options}
     if known.get("group_size"):
@@ -160,7 +160,7 @@ def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Setting
 def step_times_of(settings: argparse.Namespace, trace: np.ndarray | None, ranks: int) -> np.ndarray:
     """Return the seconds of all ranks' steps, of shape (steps, ranks).
 
-    Where a job ends by time, each rank has as many as it could make in that time.
+    If the job ends by time, each rank has as many steps as it could make in that time.
     """
     if settings.seconds is None:
         return first_steps(settings, trace, ranks, settings.steps)
@@ -197,12 +197,12 @@ def first_steps(
 
 
 def or_default(value: float | None, default: float) -> float:
-    """Return what was given, or else the default."""
+    """Return the value given, or else the default."""
     return default if value is None else value
 
 
 def name_width(settings: argparse.Namespace) -> int:
-    """Return how many characters the column of names has."""
+    """Return the width of the column of names, in characters."""
     return max(NAME, *(len(label) + 1 for label in settings.algorithms))
 
 
@@ -239,7 +239,7 @@ def staleness(result: Result) -> tuple[float, int, int]:
 
 
 def in_json(result: Result) -> dict:
-    """Return a result with its arrays of ranks summed up."""
+    """Return a result for JSON, with its per-rank arrays summed or averaged."""
     return {
         "ranks": result.ranks,
         "steps": result.made.sum() / result.ranks,

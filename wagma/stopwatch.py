@@ -10,8 +10,8 @@ import torch
 class Stopwatch:
     """The parts of a training step's time, in seconds; a sleep counts with its actual duration.
 
-    The local optimizer's own step counts as compute: hooks on it tell where averaging, which may
-    also be before it, ends and begins.
+    The local optimizer's own step counts as compute: hooks on it mark where averaging, which may
+    also precede it, ends and begins.
     """
 
     def __init__(self, local_optimizer: torch.optim.Optimizer) -> None:
@@ -25,7 +25,7 @@ class Stopwatch:
         self._last = time.perf_counter()
 
     def computed(self, waited: float = 0.0) -> None:
-        """Count the time since the last call as this rank's own work, but for what it waited."""
+        """Count the time since the last call as this rank's own work, except `waited` seconds."""
         self.compute += self._lap() - waited
         self.average += waited
 
@@ -38,7 +38,7 @@ class Stopwatch:
         self.average += self._lap()
 
     def skip(self) -> None:
-        """Count the time since the last call as nothing of the step's."""
+        """Do not count the time since the last call in the step."""
         self._lap()
 
     def _lap(self) -> float:

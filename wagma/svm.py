@@ -43,7 +43,7 @@ class Outcome:
     updates: Updates = field(default_factory=Updates)
 
     def mean(self) -> np.ndarray:
-        """Return the mean over the seeds, as far as all have come."""
+        """Return the mean over the seeds, up to the last point that all have reached."""
         shortest = min(map(len, self.runs))
         return np.mean([points[:shortest] for points in self.runs], axis=0)
 
@@ -125,10 +125,10 @@ def train_simulated(settings: argparse.Namespace, signals: Signals) -> int:
 
 
 def load(settings: argparse.Namespace, nodes: int) -> tuple[Samples, Samples]:
-    """Return the samples to train on and those to test with, of as many features.
+    """Return the training and test samples, with the same number of features.
 
     Raises:
-        UsageError: a file is none of samples for the model, or there are too few for the nodes.
+        UsageError: a file has no valid samples for the model, or too few for the nodes.
     """
     preset = PRESETS[settings.preset]
     if settings.data is None:
@@ -177,7 +177,7 @@ def share_out(everything: list[Samples], seed: int, comm) -> Samples:
 
 
 def problem_of(settings: argparse.Namespace, train: Samples, test: Samples) -> Problem:
-    """Return what the settings train on these samples."""
+    """Return the training problem of the settings on these samples."""
     return Problem(
         train,
         test,
@@ -197,12 +197,12 @@ def train_all(
     start: Callable[[str, int], Team],
     rank: int = 0,
 ) -> dict[str, Outcome]:
-    """Train by all methods with a seed before the next seed's turn; return what came of each.
+    """Train by all methods with one seed before the next seed; return each method's outcome.
 
     Args:
         settings: The command line's.
-        start: Returns a method's nodes, with a seed.
-        rank: Who trains; rank 0 shows the progress.
+        start: Function of a method's name and a seed that returns its nodes.
+        rank: This process's rank; rank 0 shows the progress.
     """
     length = settings.samples * len(settings.methods) * settings.seeds
     shown = progress.start(rank, length, words=("sample", "objective"))
@@ -268,7 +268,7 @@ def report(
 
 
 def delays_in_words(updates: Updates) -> str:
-    """Return the end of a delayed method's line: by how many others its updates were late."""
+    """Return the end of a delayed method's line: the shares of its updates by delay."""
     pushed = max(updates.applied + updates.abandoned, 1)
     counts = *updates.late[:2], updates.late[2:].sum()
     words = "  late by 0: {:.1%}, 1: {:.1%}, more: {:.1%}".format(*(n / pushed for n in counts))

@@ -38,7 +38,7 @@ from wagma.tasks import contract, local
 if TYPE_CHECKING:
     from wagma.optim.interfaces import AveragingOptimizer
 
-SILENCE = 20.0  # seconds that rank 0 waits in silence for others to stop
+SILENCE = 20.0  # seconds that rank 0 waits for others to stop before it prints a message
 ALMOST = 1 - 1e-9  # tolerance for rounding
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Trainer:
     def __init__(self, settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
         self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
         self.method = named(settings.algorithm)
-        # A rank that makes no steps has no part of the data, but needs a model like the others'.
+        # A rank that makes no steps has no part of the data, but needs the same model.
         idle = self.method.idle_rank(settings.options)
         self.some_idle, self.trains = idle is not None, idle != comm.rank
         self.trainers = comm.size - self.some_idle
@@ -77,10 +77,10 @@ class Trainer:
         return optimizer, local.make_scheduler(self.task, optimizer)
 
     def bound(self, seconds: list[array], limit: float | None) -> float:
-        """Return the least wall time of ranks whose steps take so long.
+        """Return the least wall time of ranks whose steps take this long.
 
-        Where it is limited, return how many steps they make in it. A rank that has too few steps,
-        also as it has skipped iterations, makes its own ones again.
+        With a time limit, return the number of steps that they make within it. The steps of a rank
+        that has too few, such as one that has skipped iterations, are repeated.
         """
         options = self.settings.options | self.optimizer.settings
         if limit is None:
@@ -89,9 +89,9 @@ class Trainer:
         return self.method.bound_of_steps(lasting(seconds, limit), options, limit)
 
     def steps(self) -> Iterator[dict]:
-        """Make all steps, and yield each one's record for the metrics once its average is there.
+        """Make all steps, and yield each one's metrics record once its average is complete.
 
-        No clock runs while a model is kept for its evaluation.
+        The clock is stopped while a model is copied for evaluation.
         """
         self.started = time.perf_counter()
         records = deque()
@@ -132,34 +132,34 @@ class Trainer:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the first step began, without those in which a model was kept."""
+        """Seconds since the first step began, without those in which a model was copied."""
         return time.perf_counter() - self.started
 
     def goes_on(self, steps: int) -> bool:
-        """Return whether this rank makes another step after so many."""
+        """Return whether this rank makes another step after this number of steps."""
         if not self.trains:
             return False
         if self.settings.seconds is None:
             return self.iteration(steps) < self.settings.steps
         own = self.elapsed < self.settings.seconds
-        # torch's own methods have no way to go on without a rank.
+        # torch's own methods cannot continue without a rank.
         any_goes_on = getattr(self.optimizer, "any_goes_on", None)
         return any_goes_on(own) if any_goes_on else own
 
     def iteration(self, steps: int) -> int:
-        """Return this rank's iteration number after so many steps: more, if it has skipped some."""
+        """Return this rank's iteration number after `steps`: higher if it has skipped some."""
         return steps + getattr(self.optimizer.collective, "skipped", 0)
 
     def until_all_end(self) -> AbstractContextManager:
-        """Return a block in which ranks may make different numbers of steps, if they will."""
+        """Return a block for the steps: `join` if ranks will make different numbers of steps."""
         if self.settings.seconds is None and not self.some_idle:
             return nullcontext()
         return self.optimizer.join()
 
     def keep_by_steps(self, steps: int) -> None:
-        """Keep the model, after so many steps, once for each iteration to evaluate that is over.
+        """Keep the model after `steps`, once for each iteration to evaluate that has been passed.
 
-        The last one is not among these.
+        The last iteration is not among these.
         """
         every = self.settings.evaluate_every
         if every is None:
@@ -170,10 +170,10 @@ class Trainer:
                 self.kept += [Kept(steps, elapsed, copy_of(self.model))] * over
 
     def keep_by_time(self, steps: int) -> None:
-        """Keep the model, after so many steps, once for each time to evaluate it that has passed.
+        """Keep the model after `steps`, once for each time to evaluate it that has passed.
 
-        Before a step's average it is the model as it was at that time; if the time was in the
-        middle of an average, it is the model after that.
+        Called before a step's average, it keeps the model of that time; if the time fell within an
+        average, the model after it.
         """
         if self.settings.evaluate_every_seconds is None or self.next_time() > self.elapsed:
             return
@@ -183,13 +183,13 @@ class Trainer:
                 self.kept.append(Kept(steps, self.next_time(), state))
 
     def next_time(self) -> float:
-        """Return the next time to evaluate the model, which is not the end of the training."""
+        """Return the next time to evaluate the model before the end of the training."""
         at = self.settings.evaluate_every_seconds * (len(self.kept) + 1)
         return at if at < (self.settings.seconds or math.inf) * ALMOST else math.inf
 
     @contextmanager
     def clock_stopped(self) -> Iterator[float]:
-        """Let what is done in the block take none of the training's time; give the time."""
+        """Stop the training's clock in the block; yield the elapsed time."""
         elapsed = self.elapsed
         yield elapsed
         self.started += self.elapsed - elapsed
@@ -198,7 +198,7 @@ class Trainer:
     def compute_gradient(self, batches: list) -> float:
         """Compute the mean gradient on these batches, and return the mean loss."""
         self.optimizer.zero_grad()
-        # A method of torch's may have put a module around the model, and wait in the backward pass.
+        # A method of torch may have wrapped the model in a module, and wait in the backward pass.
         model = getattr(self.optimizer, "module", self.model)
         backward = getattr(self.optimizer, "backward", torch.Tensor.backward)
         total = 0.0
@@ -207,13 +207,13 @@ class Trainer:
             waited = backward(loss)
             self.stopwatch.computed(waited or 0.0)
             total += loss.detach()
-        devices.wait_for(self.device)  # else what it computes would count as waiting for ranks
+        devices.wait_for(self.device)  # else its computation would count as waiting for ranks
         time.sleep(self.settings.step_time_ms / 1000)
         self.stopwatch.computed()
         return float(total)
 
     def hold_up(self, step: int) -> None:
-        """Sleep for as long as the injected imbalance makes this rank's step longer."""
+        """Sleep for the time by which the injected imbalance delays this rank's step."""
         settings = self.settings
         compute = self.stopwatch.compute
         drawn = imbalance.delay(
@@ -228,11 +228,11 @@ class Trainer:
 
 
 def lasting(seconds: list[array], limit: float) -> np.ndarray:
-    """Return all ranks' steps, each rank's again and again until they take so long.
+    """Return all ranks' steps, each rank's repeated until they take at least `limit`.
 
     Args:
-        seconds: for each rank how long its steps take, of which one takes some time at least.
-        limit: how long.
+        seconds: for each rank the seconds of its steps, not all 0.
+        limit: in seconds.
 
     Returns:
         float64 array of shape (ranks, steps).
@@ -242,7 +242,7 @@ def lasting(seconds: list[array], limit: float) -> np.ndarray:
 
 
 def outcome(result: Any) -> dict:
-    """Return what the metrics say of a `Result`."""
+    """Return the metrics' fields of a `Result`."""
     return {
         "version": result.version,
         "timely": result.timely,
@@ -259,10 +259,10 @@ def train(
 
     Args:
         settings: The command line's.
-        task: What is trained.
+        task: The task to train.
         run: The run's directory, which is empty.
         comm: The ranks that train together.
-        signals: What may end the training early.
+        signals: Signals that may end the training early.
     """
     shown = progress.start(comm.rank, settings.steps, settings.seconds)
     status, summary = make_run(settings, task, run, comm, signals, shown)
@@ -287,10 +287,10 @@ def make_run(
 
     Args:
         settings, task, run, comm, signals: As for `train`.
-        shown: What shows the progress.
+        shown: The display of the progress.
 
     Returns:
-        The exit status, and on rank 0 the summary where all ranks have finished.
+        The exit status, and on rank 0 the summary if all ranks have finished.
     """
     torch.set_num_threads(fair_threads(comm))
     trainer = Trainer(settings, task, comm)
@@ -315,7 +315,7 @@ def make_run(
     except collectives.ClosedError as error:
         closed = error
     except collectives.CollectiveError:
-        raise  # all ranks are told of it
+        raise  # it is raised on all ranks
     except Exception as error:
         optimizer.collective.fail(error)
         raise
@@ -374,9 +374,9 @@ def keeping_own(model: torch.nn.Module, run: Path, rank: int) -> Iterator[None]:
 
 
 def fair_threads(comm: MPI.Comm) -> int:
-    """Return how many of the cores that this rank may run on are its share; collective.
+    """Return this rank's share of the cores that it may run on, in threads; collective.
 
-    A rank that is bound to cores of its own does not share them.
+    A rank that is bound to its own cores does not share them.
     """
     cores = os.sched_getaffinity(0)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -450,7 +450,7 @@ def write_run(run: Path, state: State, summary: dict, tallies: list[Tally]) -> N
 
 
 def save(run: Path, state: State) -> None:
-    """Write a model's state to the run's ``model.pt``, which is never there in part."""
+    """Write a model's state to the run's ``model.pt`` atomically, so that it is never partial."""
     torch.save(state, run / "model.pt.part")
     os.replace(run / "model.pt.part", run / "model.pt")
 

@@ -1,7 +1,7 @@
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, nanosleep, timespec
 
 cdef inline long long now() noexcept nogil:
-    """Nanoseconds on the monotonic clock."""
+    """Return the nanoseconds on the monotonic clock."""
     cdef timespec time
     clock_gettime(CLOCK_MONOTONIC, &time)
     return time.tv_sec * 1000000000LL + time.tv_nsec

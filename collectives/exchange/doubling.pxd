@@ -5,7 +5,7 @@ from collectives.memory.layout cimport Layout
 from collectives.protocols.schedule cimport Schedule
 
 cdef enum:
-    # Steps of one exchange at most: a fold, 31 of doubling, an unfold.
+    # Most steps of one exchange: a fold, 31 of doubling, an unfold.
     PHASES = 34
 
 cdef class Doubling:
@@ -15,12 +15,12 @@ cdef class Doubling:
     cdef Layout layout
     cdef MPI_Request requests[2]
     cdef bint summed
-    # Two blocks: what has been averaged so far, and what comes in.
+    # Two blocks: `partial`, averaged so far, and `incoming`, being received.
     cdef char *memory
     cdef char *partial
     cdef char *incoming
     cdef Py_ssize_t low, high, block
-    # The weights that meet in each step, known from the first block on.
+    # The two weights combined in each step, known from the first block on.
     cdef double ours[PHASES]
     cdef double theirs[PHASES]
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""An allreduce by recursive doubling, for vectors that are not long.
+"""An allreduce by recursive doubling, for vectors too short for slices.
 
 The vector is averaged block by block, so that a block stays in cache through all phases of the
 schedule and the scratch memory is two blocks, whatever the vector's length. Means are sent, never
@@ -28,7 +28,7 @@ cdef enum:
 
 
 cdef class Doubling:
-    """The reduction's allreduce; its members' exchanges are those of their schedule."""
+    """The reduction's allreduce; the `Schedule` gives each member's exchanges."""
 
     def __init__(self, Comm comm, Reduction reduction):
         cdef Py_ssize_t space
@@ -51,7 +51,7 @@ cdef class Doubling:
         self._begin_block()
 
     cdef bint progress(self) noexcept nogil:
-        """Do what can be done without waiting; return whether the mean is there."""
+        """Progress without blocking; return whether the mean is complete."""
         cdef long long began
         while self.low < self.layout.size and self.reduction.error == 0:
             if not self.reduction.have_arrived(self.requests, 2):
@@ -75,7 +75,7 @@ cdef class Doubling:
             self._post()
 
     cdef char *_mean(self) noexcept nogil:
-        """This block of the mean of what has come together here so far."""
+        """Return this block of the partial mean accumulated so far."""
         return self.partial if self.summed else self.reduction.source + self.low
 
     cdef void _post(self) noexcept nogil:
@@ -103,7 +103,7 @@ cdef class Doubling:
             self.reduction.error = rc
 
     cdef void _receive(self) noexcept nogil:
-        """The messages of the present step are through: average, and go on to the next."""
+        """Average the completed messages of the current step and advance to the next step."""
         cdef int received = self.schedule.receives
         cdef int phase = self.schedule.phase
         cdef double share_ours = 0, share_theirs = 0, total
@@ -129,7 +129,7 @@ cdef class Doubling:
             self._finish_block(self.incoming if received == TAKE else self._mean(), 1, NULL, 0)
 
     cdef void _combine(self, double share_ours, double share_theirs) noexcept nogil:
-        """Put the mean of ours and theirs, which are to travel further, into `partial`."""
+        """Write the mean of the own and the received block to `partial`, to be sent on."""
         cdef char *mean = self._mean()
         cdef Py_ssize_t begin, first, count
         cdef int i

@@ -10,9 +10,9 @@ cdef class Exchange:
     cdef Shared shared
     cdef Py_ssize_t length
     cdef bint sliced, in_memory
-    # It begins once the application's vector has come from its device.
+    # The exchange begins once the application's vector has arrived from its device.
     cdef bint coming
-    # The ticket of the passes that wrote the mean of a single member.
+    # The ticket of the passes that write the mean of a single member.
     cdef long long written
 
     cdef void begin(

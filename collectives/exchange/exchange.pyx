@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""One allreduce in progress: the mean of its members' vectors, by the fastest algorithm."""
+"""A pending allreduce: the mean of its members' vectors, by the fastest algorithm."""
 
 from mpi4py.MPI cimport Comm
 
@@ -30,14 +30,14 @@ cdef class Exchange:
         double weight, char *source, char **user, bint given, bint keeps,
         char **target, char **copy, char **saved
     ) noexcept nogil:
-        """Average `source`, a vector in our memory, into the arrays of `target`, over the members.
+        """Average `source`, an engine vector, over the members, into the arrays of `target`.
 
-        Where they are `given`, the arrays of `user`, the application, are averaged instead of the
-        source, with the same `weight`; where it `keeps` them, they are there afterwards.
+        If `given`, the arrays of `user`, the application, are averaged instead of the source, with
+        the same `weight`; if `keeps`, the source holds a copy of them afterwards.
 
-        `target` may be the arrays of `source`. It is left alone if the total weight is zero. `copy`
-        and `saved` may be NULL: the mean goes to `copy` as well, and what was in `target` to
-        `saved`.
+        `target` may be the arrays of `source`. It is left unchanged if the total weight is zero.
+        The mean is also written to `copy`, and the old content of `target` to `saved`, unless
+        they are NULL.
         """
         self.reduction.members = members
         self.reduction.size = size
@@ -53,7 +53,7 @@ cdef class Exchange:
         self.reduction.copy = copy
         self.reduction.saved = saved
         self.in_memory = False
-        # Members that share memory send what is to be rounded as an average in memory would be.
+        # Members that share memory use slices, which round as an average in shared memory does.
         self.sliced = size > 1 and (self.reduction.compressed or suits(self.length, size)
                                     or self.reduction.space.deferred or self.shares(members, size))
         self.coming = not self.sliced
@@ -63,7 +63,7 @@ cdef class Exchange:
             self._begin_whole()
 
     cdef void _begin_whole(self) noexcept nogil:
-        """Begin what takes the application's vector at once, if all of that is there."""
+        """Begin an algorithm that reads the whole vector at once, if all of it has arrived."""
         if not self.reduction.has_user(self.reduction.wire.size):
             return
         self.coming = False
@@ -76,30 +76,30 @@ cdef class Exchange:
             self.doubling.begin()
 
     cdef bint shares(self, const int *members, int size) noexcept nogil:
-        """Whether these ranks exchange their vectors in the memory that they share."""
+        """Return whether these ranks exchange their vectors in shared memory."""
         return size > 1 and self.shared is not None and self.shared.joins(members, size)
 
     cdef void begin_in_memory(
         self, long long number, bint together, const int *members, int size,
         char **user, bint given, bint ringed
     ) noexcept nogil:
-        """Average the snapshots of ranks that share memory, as their parts say, by a number.
+        """Average the snapshots of ranks that share memory, in the exchange of this number.
 
-        The application's arrays `user` may be NULL. Where they are `given`, they replace the
-        snapshot meanwhile, or, `ringed`, leave it alone; they get the mean. Where all members are
-        in it `together`, none executes it for another.
+        Each rank's `Part` describes its vectors. The application's arrays `user` may be NULL; else
+        they receive the mean. If `given`, they replace the snapshot during the exchange, or leave
+        it alone if `ringed`. If all members enter it `together`, none executes it for another.
         """
         self.resume_in_memory()
         self.shared.begin(number, together, members, size, user, given, ringed)
 
     cdef void resume_in_memory(self) noexcept nogil:
-        """Go on with an exchange that another rank has begun this one's part in."""
+        """Resume an exchange in which another rank has begun this rank's part."""
         self.in_memory = True
         self.coming = False
         self.reduction.given = False
 
     cdef bint progress(self) noexcept nogil:
-        """Do what can be done without waiting; return whether the mean is there."""
+        """Progress without blocking; return whether the mean is complete."""
         if self.in_memory:
             return self.shared.progress()
         if self.coming:
@@ -111,10 +111,11 @@ cdef class Exchange:
         return self.slices.progress() if self.sliced else self.doubling.progress()
 
     cdef void adopt(self, char **kept) noexcept nogil:
-        """Publish what is left of the application's arrays: they are not to be used any longer.
+        """Publish the rest of the application's arrays and stop using them.
 
-        Where nothing else has what they have got so far, `kept` takes it: the arrays of the source,
-        which are then to be the target. Else it is NULL. All that come from a device are here.
+        If no other vector holds the part of the mean that they have received, `kept` receives it:
+        the arrays of the source, which the caller then makes the target; else `kept` is NULL.
+        Arrays from a device must have arrived.
         """
         if self.in_memory:
             self.shared.adopt(kept)
@@ -127,12 +128,12 @@ cdef class Exchange:
             self.reduction._copy_target(kept, 0, self.doubling.low)
 
     cdef void divert(self) noexcept nogil:
-        """Receive nothing more into the application's memory, as far as that is possible."""
+        """Stop receiving into the application's buffer, as far as that is possible."""
         if self.sliced and not self.in_memory:
             self.slices.divert()
 
     cdef bint uses(self, char **user) noexcept nogil:
-        """Whether an exchange under way uses the application's memory, or what it is kept in."""
+        """Return whether a pending exchange uses the application's buffer or its kept copy."""
         if self.in_memory:
             return self.shared.uses()
         return self.reduction.user == user and self.sliced and self.slices.uses()

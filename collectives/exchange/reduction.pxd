@@ -7,34 +7,33 @@ from collectives.memory.space cimport Space
 
 cdef class Reduction:
     cdef Layout layout
-    # What travels: `layout` itself unless it is compressed.
+    # Layout of the data sent: `layout` itself unless it is compressed.
     cdef Layout wire
     cdef bint compressed, decodes
     cdef Space space
     cdef bint *coded
-    # What all ranks have in common, which compressed vectors are told from.
+    # A vector equal on all ranks; compressed vectors are sent as differences from it.
     cdef char *reference
     cdef Memory reference_memory
     cdef int tag, size, me, error
     cdef const int *members
     cdef char *source
-    # The application's arrays. `given`: they are averaged instead of what is in the source, block
-    # by block, and put there where it `keeps` them; how far that has come, in the bytes of `wire`.
+    # The application's arrays. `given`: they are averaged instead of the source, block by block;
+    # `keeps`: they are copied to the source as well. `taken`: bytes of `wire` processed so far.
     cdef char **user
     cdef bint given, keeps
     cdef Py_ssize_t taken
-    # The application's arrays where they are a handover's, in which they may still be on their way
-    # from a device, and from which they go back block by block; else NULL. `more`: they are averaged
-    # once more before that.
+    # The application's arrays if they belong to a handover, else NULL: they may still be arriving
+    # from a device, and return to it block by block. `more`: they are averaged once more first.
     cdef bint more
     cdef Handover handover
     cdef char **staged
     cdef char **target
     cdef char **copy
     cdef char **saved
-    # What this rank's vector weighs, and what has been averaged.
+    # The weight of this rank's vector, and of all that has been averaged.
     cdef double own_weight, weight
-    # busy_ns: nanoseconds spent on messages that had come.
+    # busy_ns: nanoseconds spent processing messages that had arrived.
     cdef long long bytes_sent, progress_count, busy_ns
 
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil

@@ -10,9 +10,9 @@ from collectives.memory.layout cimport Layout
 WIDE = ("float32", "float64")
 
 cdef enum:
-    # Elements of a pass that must find in the first-level cache what the one before it wrote.
+    # Elements per pass, so that the next pass finds the result in the first-level cache.
     CHUNK = 2048
-    # Bytes of a vector whose copies would only push others out of the last cache.
+    # Bytes of a vector whose copies would only evict other data from the last-level cache.
     LONG = 8 * 1024 * 1024
 
 
@@ -49,7 +49,7 @@ cdef class Reduction:
         free(self.coded)
 
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil:
-        """Whether all these messages are through."""
+        """Return whether all these messages are complete."""
         cdef int rc, done = 0
         pthread_mutex_lock(&mpi_mutex)
         rc = MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE)
@@ -59,15 +59,15 @@ cdef class Reduction:
         return done and rc == MPI_SUCCESS
 
     cdef void remember(self, const char *vector) noexcept nogil:
-        """Make this vector, which all ranks have alike, the reference."""
+        """Make this vector, equal on all ranks, the reference."""
         if self.compressed:
             self.space.copy(self.reference, vector, self.layout.size)
 
     cdef char *contiguous(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
-        """Return where these bytes of a vector are in one piece for messages, or NULL.
+        """Return the address at which these bytes of a vector are contiguous for MPI, or NULL.
 
-        In our own memory they always are; the application's arrays may be anywhere, and where they
-        are on a device its allocator may have them moved or freed while MPI still knows them.
+        In the engine's memory they always are; the application's arrays may be anywhere, and on a
+        device its allocator may move or free them while MPI still has them registered.
         """
         cdef int i
         if arrays != self.user:
@@ -79,31 +79,31 @@ cdef class Reduction:
                 return arrays[i] + (low - self.layout.begin[i])
         return NULL
 
-    # Arrays that come from a device, and go back there
+    # Arrays that arrive from a device and return there
 
     cdef bint has(self, char **arrays, Py_ssize_t end) noexcept nogil:
-        """Whether these arrays are there up to this byte of a vector."""
+        """Return whether these arrays have arrived up to this byte of a vector."""
         return arrays == NULL or arrays != self.staged or self.handover.has(end)
 
     cdef bint has_user(self, Py_ssize_t end) noexcept nogil:
-        """Whether the application's are, up to this byte of `wire`, as far as they are used."""
+        """Return whether the application's arrays have arrived, if used, to this byte of `wire`."""
         return (self.staged == NULL
                 or not (self.given or self.target == self.user or self.copy == self.user)
                 or self.has(self.user, self._end_in_layout(end)))
 
     cdef void give_back(self, char **arrays, Py_ssize_t end) noexcept nogil:
-        """These arrays have the mean up to this byte of a vector."""
+        """Return these arrays to the device up to this byte of a vector: they hold the mean."""
         if arrays != NULL and arrays == self.staged and not self.more:
             self.handover.return_until(end)
 
     cdef void give_back_user(self, Py_ssize_t end) noexcept nogil:
-        """The target and its copy have the mean up to this byte of `wire`."""
+        """Return the application's arrays up to this byte of `wire` if they receive the mean."""
         if self.staged != NULL and self.weight > 0:
             if self.target == self.user or self.copy == self.user:
                 self.give_back(self.user, self._end_in_layout(end))
 
     cdef Py_ssize_t _end_in_layout(self, Py_ssize_t end) noexcept nogil:
-        """Where in a vector that ends which travels up to this byte of `wire`."""
+        """Return the byte of `layout` that corresponds to this end of a block of `wire`."""
         cdef Py_ssize_t first, count
         cdef int i
         if end == self.wire.size or not self.compressed:
@@ -117,9 +117,9 @@ cdef class Reduction:
     # Blocks
 
     cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
-        """Return what travels for the bytes `low` to `high` of `wire`: from `space`, if need be.
+        """Return the data to send for the bytes `low` to `high` of `wire`, in `space` if needed.
 
-        Blocks are asked for in their order.
+        Blocks must be requested in order.
         """
         cdef Py_ssize_t first, count, begin, bytes
         cdef char *to
@@ -152,16 +152,16 @@ cdef class Reduction:
         return space if self.compressed or not self.keeps else self.source + low
 
     cdef void adopt(self, bint whole) noexcept nogil:
-        """Put what is left of the application's arrays into the source, and go on from there.
+        """Copy the rest of the application's arrays to the source and continue from there.
 
-        Or put the `whole` arrays there, also what has been averaged.
+        If `whole`, copy all of the arrays, also what has been averaged.
         """
         cdef Py_ssize_t first, begin
         cdef int i
         if not self.given:
             return
         if whole or self.weight == 0:
-            self.taken = 0  # nothing will replace what was taken
+            self.taken = 0  # no mean will replace what was taken
         for i in range(self.wire.count):
             if self.wire.part(i, self.taken, self.wire.size, &first) == 0:
                 continue
@@ -171,7 +171,7 @@ cdef class Reduction:
         self.given = False
 
     cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
-        """Return where the mean of these bytes can be received, or NULL; save what is there."""
+        """Return where the mean of these bytes can be received, or NULL; save the old content."""
         cdef char *to = NULL
         if not self.compressed and self.weight > 0:
             to = self.contiguous(self.target, low, high)
@@ -180,14 +180,14 @@ cdef class Reduction:
         return to
 
     cdef void finish(self, Py_ssize_t low, Py_ssize_t high, char *mean) noexcept nogil:
-        """Put the mean of these bytes where it belongs and is not yet."""
+        """Write the mean of these bytes to the target, unless received there, and the copy."""
         if self.compressed or self.contiguous(self.target, low, high) != mean:
             self.write(low, high, mean, 1, NULL, 0)
         elif self.copy != NULL:
             self._copy_target(self.copy, low, high)
 
     cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
-        """Copy what is in these bytes of the target."""
+        """Copy these bytes of the target to the arrays `to`."""
         cdef Py_ssize_t first, count, begin
         cdef int i
         for i in range(self.layout.count):
@@ -215,7 +215,7 @@ cdef class Reduction:
                               b + begin if b != NULL else NULL, share_b)
 
     cdef void write_source(self) noexcept nogil:
-        """Write the source as the mean, of a single member."""
+        """Write the source as the mean of a single member."""
         cdef int i
         self.decodes = False
         for i in range(self.layout.count):

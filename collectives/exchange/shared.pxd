@@ -5,12 +5,12 @@ from collectives.memory.layout cimport Layout
 from collectives.protocols.claims cimport ClaimsProtocol
 
 cdef enum:
-    # Blocks that a rank publishes before they are needed, and averages before it looks after its
-    # messages again; and those of a ring. With more, the first are not in cache any longer.
+    # Blocks that a rank publishes ahead of need, that it averages before it polls its messages
+    # again, and that a ring holds. With more, the first ones would have left the cache.
     AHEAD = 8
 
 cdef struct Averaging:
-    # A block that this rank averages, of which exchange, and the ticket of the passes for it.
+    # A block that this rank averages: its exchange's number, and the ticket of its passes.
     long long number, ticket
     Py_ssize_t block, blocks
     int size
@@ -29,12 +29,12 @@ cdef class Shared:
     cdef Part **parts
     cdef bint everywhere
     cdef readonly bint works
-    # What to add to a number for the version that users see; the number of the first version after
-    # the last operation.
+    # `shift`: what to add to a number for the version that users see. `oldest`: the number of the
+    # first version after the last operation.
     cdef long long shift, oldest
-    # The exchange that this rank is in: its first member, its blocks' bytes and number, and how
-    # many of them have been copied from the application, with what tickets, how many of those are
-    # published, and how many the application has got.
+    # The exchange that this rank is in: its first member, the bytes and number of its blocks, how
+    # many of them have been copied from the application (with the tickets `copies`), how many of
+    # those are published, and how many have been returned to the application.
     cdef long long number
     cdef bint together, given
     cdef int first, own_size
@@ -42,13 +42,13 @@ cdef class Shared:
     cdef char **user
     cdef Py_ssize_t own_block, own_blocks, copied, published, returned
     cdef long long copies[AHEAD]
-    # It begins there, in this state, once the passes are over that this ticket is for.
+    # The part begins in state `entry` once the passes of `entry_ticket` are complete.
     cdef int entry
     cdef long long entry_ticket
-    # What this rank averages, the first of which is to end first.
+    # A circular queue of the blocks that this rank averages; they end in order.
     cdef Averaging averaging[AHEAD]
     cdef int first_averaging, count_averaging
-    # The one of which a block is taken next.
+    # The exchange of which a block is averaged next.
     cdef Py_ssize_t block, blocks
     cdef int *members
     cdef double *shares

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """An allreduce among ranks of one node, in shared memory.
 
-Members that have arrived average the vector block by block, directly from the snapshots of all to
-the destination of each one's mean. A member that computes is not needed: see `protocols.claims`.
-A member that is present until the end may have its blocks in a short ring instead, which stays in
-cache.
+Members that have arrived average the vector block by block, directly from all snapshots to the
+destination of each member's mean. A member that computes need not take part: see
+`protocols.claims`. A member that is present until the end may have its blocks in a short ring
+instead, which stays in cache.
 """
 
 from libc.stdlib cimport calloc, free
@@ -34,18 +34,18 @@ from collectives.protocols.claims cimport (
 from collectives.protocols.slicing cimport most_shared_blocks, shared_block
 
 cdef enum:
-    # Elements of a pass that must find in the first-level cache what the one before it wrote.
+    # Elements per pass, so that the next pass finds the result in the first-level cache.
     CHUNK = 1024
-    # Exchanges that one may have to wait for another.
+    # Longest chain of exchanges of which each waits for an earlier one.
     DEEPEST = 64
 
 
 cdef class Shared:
-    """This rank's part in the exchanges of its node, and its help in those of others.
+    """This rank's part in its own exchanges on the node, and its help with those of other ranks.
 
     Args:
         groups: the members of each exchange, used for the groups of other ranks, too; None if
-            members know only their own, and all are present for each.
+            members know only their own groups, and all are present in each exchange.
         rank, size: this rank, and number of ranks.
         vectors: whether to have a snapshot and a result vector.
         rings: whether to have a ring.
@@ -61,7 +61,7 @@ cdef class Shared:
         self.length = self.layout.size - HEADER
         self.groups = groups
         self.rank, self.size = rank, size
-        # In groups of any size; blocks are longest in the smallest.
+        # Sufficient for groups of any size: blocks are longest in the smallest.
         ring = min(AHEAD * self._block_for(2), self.length) if rings else 0
         self.memory = SharedMemory(
             self.layout, rank, size, BLOCKS + most_shared_blocks(self.length, size), vectors, ring)
@@ -83,27 +83,27 @@ cdef class Shared:
         free(self.vectors)
 
     def map(self, handles):
-        """Map the memory of the node's other ranks, given by rank where it is."""
+        """Map the memory of the node's other ranks, given their handles by rank."""
         self.memory.map(handles)
         self.everywhere = len(handles) == self.size
 
     def use(self):
-        """All ranks of the node have mapped all: share from now on."""
+        """Share memory from now on: all ranks of the node have mapped all others'."""
         self.memory.close()
         self.works = True
 
     cdef char *_in_ring(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
-        """Return where a vector would begin whose block, of so many bytes, is in a rank's ring."""
+        """Return where a vector would begin whose block of this size is in a rank's ring."""
         return self.memory.ring(rank) + block % AHEAD * bytes - (HEADER + block * bytes)
 
     cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
-        """Return the vector whose block of so many bytes a rank contributes."""
+        """Return the vector of which a rank contributes this block, of this size."""
         if self.parts[rank].ringed:
             return self._in_ring(rank, block, bytes)
         return self.memory.snapshot(rank)
 
     cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
-        """Return the vector in which a rank gets the mean of this block."""
+        """Return the vector in which a rank receives the mean of this block."""
         if self.parts[rank].ringed:
             return self._in_ring(rank, block, bytes)
         if self.parts[rank].in_place:
@@ -111,7 +111,7 @@ cdef class Shared:
         return self.memory.result(rank)
 
     cdef bint joins(self, const int *members, int size) noexcept nogil:
-        """Whether these ranks can exchange their vectors by way of their memory."""
+        """Return whether these ranks can exchange their vectors in shared memory."""
         cdef int i
         if not self.works:
             return False
@@ -126,7 +126,7 @@ cdef class Shared:
     cdef void describe(
         self, bint in_place, bint saves, double weight, double weight_after
     ) noexcept nogil:
-        """Say what is to become of this rank's vectors; its part is closed."""
+        """Set what an exchange does with this rank's vectors; the part must be closed."""
         self.parts[self.rank].ringed = False
         self.parts[self.rank].takes = True
         self.parts[self.rank].in_place = in_place
@@ -140,7 +140,7 @@ cdef class Shared:
         self.claims.set(self.rank, number, OPEN)
 
     cdef bint close(self) noexcept nogil:
-        """Keep others from that again; return whether one has begun its part in `number`."""
+        """Close this rank's part to others; return whether it has begun, in exchange `number`."""
         cdef unsigned long long word = self.claims.close(self.rank)
         self.number = number_of(word)
         self.together = False
@@ -151,18 +151,18 @@ cdef class Shared:
         return state_of(word) == KEPT
 
     cdef long long reached(self) noexcept nogil:
-        """The number of the exchange that this rank's part has been opened for, or is in."""
+        """Return the number of the exchange that this rank's part is opened for, or is in."""
         return self.claims.number(self.rank)
 
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,
         bint given, bint ringed
     ) noexcept nogil:
-        """Begin this rank's part in an exchange; of one that is `together` all members do so.
+        """Begin this rank's part in an exchange; in one that is `together` every member does so.
 
-        The application's arrays, `user`, are published meanwhile where they are `given`, and get
-        the mean, unless NULL; where they are both, or nothing of this rank counts and it gets
-        nothing, that may be by way of the ring alone.
+        If `given`, the application's arrays, `user`, are published block by block; unless NULL,
+        they receive the mean. `ringed`, by way of the ring alone, is possible if they do both, or
+        if this rank has weight 0 and receives nothing.
         """
         cdef int i
         self.parts[self.rank].ringed = ringed
@@ -180,18 +180,19 @@ cdef class Shared:
         self._divide(size)
         self.own_block, self.own_blocks = self.block, self.blocks
         self.entry = FLOWING if given else KEPT
-        # What others average is to be there; the application's they are told of block by block.
+        # Others may average the snapshot only once its passes are complete; the application's
+        # blocks are published one by one.
         self.entry_ticket = self.layout.space.begun()
         self._enter()
 
     cdef void _enter(self) noexcept nogil:
-        """Begin this rank's part, if that is due and its vectors are as others are to find them."""
+        """Begin this rank's part if it is due and the passes over its vectors are complete."""
         if self.entry != CLOSED and self.layout.space.over(self.entry_ticket):
             self.claims.set(self.rank, self.number, self.entry)
             self.entry = CLOSED
 
     cdef bint progress(self) noexcept nogil:
-        """Do what can be done without waiting; return whether the mean is there."""
+        """Progress without blocking; return whether the mean is complete."""
         cdef int count
         self._enter()
         if self.entry != CLOSED:
@@ -212,7 +213,7 @@ cdef class Shared:
         return True
 
     cdef bint _advance(self) noexcept nogil:
-        """Take the exchange that this rank is in one step on; return whether it did."""
+        """Average a block of the exchange that this rank is in; return whether there was one."""
         cdef int i
         if not self.together:
             return self.help(self.rank, self.number)
@@ -222,9 +223,9 @@ cdef class Shared:
                 and self._average_block(self.number, self.own_size))
 
     cdef bint _copy_next_block(self) noexcept nogil:
-        """Copy the application's next block, if others are near it; return whether it did.
+        """Copy the application's next block if it is needed soon; return whether it was copied.
 
-        In the ring it takes the place of one that the application has got.
+        In the ring it replaces a block that has been returned to the application.
         """
         cdef Py_ssize_t near
         if not self.given or self.copied == self.own_blocks:
@@ -242,12 +243,12 @@ cdef class Shared:
     cdef void _take_block(self, char *vector) noexcept nogil:
         """Copy the application's next block to this vector."""
         self._copy_block(self.copied, vector, True)
-        # Of those that are not published the later have the later tickets.
+        # Among unpublished blocks, later ones have later tickets.
         self.copies[self.copied % AHEAD] = self.layout.space.begun()
         self.copied += 1
 
     cdef void _publish_copies(self) noexcept nogil:
-        """Let others average the blocks that are there."""
+        """Let others average the blocks whose copies are complete."""
         cdef Py_ssize_t before = self.published
         while (self.published < self.copied
                and self.layout.space.over(self.copies[self.published % AHEAD])):
@@ -256,7 +257,7 @@ cdef class Shared:
             self.claims.publish(self.rank, self.number, self.published)
 
     cdef bint _return_block(self) noexcept nogil:
-        """Give the application its next block of the mean; return whether it was there."""
+        """Copy the next block of the mean to the application; return whether it was available."""
         cdef int fate
         if self.user == NULL or self.returned == self.own_blocks:
             return False
@@ -273,11 +274,11 @@ cdef class Shared:
         return True
 
     cdef Py_ssize_t _end_of(self, Py_ssize_t block) noexcept nogil:
-        """Where a block of this rank's exchange ends in a vector."""
+        """Return where a block of this rank's exchange ends in a vector."""
         return min(HEADER + (block + 1) * self.own_block, self.layout.size)
 
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil:
-        """Copy a block between the application's arrays and a vector of ours."""
+        """Copy a block from the application's arrays to an engine vector (`publishes`), or back."""
         cdef long long began = now()
         cdef Py_ssize_t low = HEADER + block * self.own_block
         cdef Py_ssize_t high = self._end_of(block)
@@ -295,9 +296,9 @@ cdef class Shared:
         self.reduction.busy_ns += now() - began
 
     cdef void adopt(self, char **kept) noexcept nogil:
-        """Publish what is left of the application's arrays, and give nothing back to them.
+        """Publish the rest of the application's arrays and return nothing to them.
 
-        In a ring there is no room for that: the arrays `kept` go on in their place. NULL: they do.
+        A ring has no room for that: the arrays `kept` take their place; if NULL, they stay in use.
         """
         if self.given and self.parts[self.rank].ringed:
             if kept != NULL and kept != self.user:
@@ -311,21 +312,21 @@ cdef class Shared:
         self.user = NULL
 
     cdef bint uses(self) noexcept nogil:
-        """Whether an exchange in progress still writes to the result vector besides the mean."""
+        """Return whether a pending exchange still saves the snapshot in the result vector."""
         return self.parts[self.rank].saves and (
             self.entry != CLOSED or self.reached() == self.number)
 
     # Exchanges
 
     cdef bint needs_messages(self, long long number) noexcept nogil:
-        """Whether not all members of this rank's group in a version share their memory."""
+        """Return whether some members of this rank's group in a version do not share memory."""
         cdef int size = self.groups.of(self.rank, number + self.shift, self.members)
         return not self.joins(self.members, size)
 
     cdef bint help(self, int rank, long long number) noexcept nogil:
-        """Take the exchange of a version on by one block, for a rank's part; return whether it did.
+        """Average a block of a version for a rank's group; return whether there was one.
 
-        Where a member is still to execute an earlier version, that one is taken on instead.
+        If a member has yet to execute an earlier version, average a block of that one instead.
         """
         cdef int step, state, size
         cdef long long earlier
@@ -340,23 +341,23 @@ cdef class Shared:
                 return False
             rank = self.claims.missing
             earlier = self.claims.number(rank)
-            # What came before the last operation is over, if not yet in that rank's words.
+            # Versions before the last operation are complete, even if that rank's words lag.
             if self.claims.state(rank) == CLOSED or not self.oldest <= earlier < number:
                 return False
             number = earlier
         return False
 
     cdef Py_ssize_t _block_for(self, int size) noexcept nogil:
-        """The bytes of a block for so many members."""
+        """Return the bytes of a block for this number of members."""
         return shared_block(self.length, size, self.layout.space.deferred)
 
     cdef void _divide(self, int size) noexcept nogil:
-        """Divide the vector into blocks for so many members."""
+        """Divide the vector into blocks for this number of members."""
         self.block = self._block_for(size)
         self.blocks = (self.length + self.block - 1) // self.block
 
     cdef bint _average_block(self, long long number, int size) noexcept nogil:
-        """Average a block of an exchange whose members have all come, if there is one left."""
+        """Average a block of an exchange whose members have all arrived, if one is available."""
         cdef long long began = now()
         cdef long long ready, block
         cdef Averaging *averaging
@@ -381,7 +382,7 @@ cdef class Shared:
         return True
 
     cdef void end_blocks(self) noexcept nogil:
-        """Tell of the blocks that are averaged, and end the exchanges of which they are the last."""
+        """Mark completed blocks as averaged, and finish each exchange whose last block this is."""
         cdef Averaging *averaging
         while self.count_averaging > 0:
             averaging = &self.averaging[self.first_averaging]
@@ -396,7 +397,7 @@ cdef class Shared:
                 self.claims.release(averaging.number, averaging.members, averaging.size)
 
     cdef double _weigh(self, int size) noexcept nogil:
-        """Which part of the mean has each member? Return the weight of all."""
+        """Compute each member's share of the mean; return the total weight."""
         cdef double total = 0
         cdef int i
         for i in range(size):
@@ -408,7 +409,7 @@ cdef class Shared:
         return total
 
     cdef void _average(self, Py_ssize_t block, int size) noexcept nogil:
-        """Average a block, and put the mean where each member wants it."""
+        """Average a block and write the mean to the target of each member that takes it."""
         cdef Py_ssize_t low = HEADER + block * self.block
         cdef Py_ssize_t high = min(low + self.block, self.layout.size)
         cdef Py_ssize_t itemsize, first, count, n, begin
@@ -428,7 +429,8 @@ cdef class Shared:
                     self.vectors[k] = self._source(self.members[k], block, self.block) + begin
                     if self.parts[self.members[k]].saves:
                         self.layout.space.copy(
-                            self.memory.result(self.members[k]) + begin, self.vectors[k], n * itemsize)
+                            self.memory.result(self.members[k]) + begin, self.vectors[k],
+                            n * itemsize)
                 mean = self._target(self.members[taker], block, self.block) + begin
                 self.layout.space.mean(i, mean, self.vectors, self.shares, size, n)
                 for k in range(taker + 1, size):
@@ -440,7 +442,7 @@ cdef class Shared:
                 count -= n
 
     cdef void _finish(self, const int *members, int size, double total) noexcept nogil:
-        """Every block has its mean: say so to every member."""
+        """Update every member's part: all blocks of the exchange are averaged."""
         cdef Part *part
         cdef int i
         for i in range(size):

@@ -2,11 +2,12 @@ from collectives.memory.allocation cimport Memory, Segment
 from collectives.memory.layout cimport Layout
 
 cdef struct Part:
-    # What its rank weighs, and will after an exchange; the weight of all members of the last one.
+    # The rank's weight, its weight after an exchange, and the total weight of the last exchange.
     double weight, weight_after, total
-    # Whether the mean replaces the snapshot rather than the result vector, what was in the snapshot
-    # is then to be in the result vector, and a mean has replaced it since; or whether both what is
-    # averaged and the mean are in its ring, and neither vector is touched; whether it gets the mean.
+    # in_place: the mean replaces the snapshot rather than the result vector. saves: the old
+    # snapshot is then copied to the result vector. replaced: a mean has replaced the snapshot
+    # since. ringed: the contribution and the mean are in the ring, and neither vector is touched.
+    # takes: the rank receives the mean.
     bint in_place, saves, replaced, ringed, takes
 
 cdef class SharedMemory:
@@ -17,7 +18,7 @@ cdef class SharedMemory:
     cdef Part **parts
     cdef unsigned long long **words
     cdef char **vectors
-    # This rank's, and those of others.
+    # This rank's memory, and the mapped memory of the others.
     cdef Segment segment
     cdef Memory exported
     cdef list segments, mapped

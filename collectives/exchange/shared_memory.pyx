@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Memory shared by all ranks of a node: words, and the vectors that they describe.
+"""Memory shared by all ranks of a node: words, parts and vectors.
 
-Words, and each rank's description of its part, are in host memory. So are vectors, unless they are
-on devices, whose drivers let other processes map them.
+Each rank's words, which synchronize exchanges, and its `Part` are in host memory. So are vectors,
+unless they are on devices, whose drivers let other processes map them.
 """
 
 from libc.stdlib cimport calloc, free
@@ -10,18 +10,18 @@ from libc.stdlib cimport calloc, free
 from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up
 
 cdef enum:
-    # In a segment, after its token: what each rank says of its part, and its words.
+    # Offsets in a segment, after its token: the rank's `Part`, and its words.
     PARTS = LINE
     WORDS = 4 * LINE
 
 
 cdef class SharedMemory:
-    """This rank's memory, and, once mapped, that of the node's others.
+    """This rank's memory and, once mapped, that of the node's other ranks.
 
     Args:
         layout: of the vectors.
         rank, size: this rank, and number of ranks.
-        words: how many.
+        words: number of words.
         vectors: whether to have a snapshot and a result vector.
         ring: bytes of the ring; 0: none.
 
@@ -60,12 +60,12 @@ cdef class SharedMemory:
 
     @property
     def handle(self):
-        """Where other ranks of the node find this one's."""
+        """What other ranks of the node map this rank's memory by."""
         exported = self.exported is not None
         return self.segment.handle, self.layout.space.handle_of(self.exported) if exported else None
 
     def map(self, handles):
-        """Map the memory of the node's other ranks, given by rank where it is."""
+        """Map the memory of the node's other ranks, given their handles by rank."""
         cdef Segment segment
         cdef Memory vectors
         for rank, (words, exported) in handles.items():
@@ -83,7 +83,7 @@ cdef class SharedMemory:
                 self._place(rank, segment, vectors.address)
 
     def close(self):
-        """Let no further process map this rank's."""
+        """Let no further process map this rank's memory."""
         self.segment.close()
 
     def unmap(self):

@@ -6,10 +6,11 @@ from collectives.memory.layout cimport Layout
 from collectives.protocols.slicing cimport Slicing
 
 cdef enum:
-    # Blocks in flight: the messages of one travel while another is averaged.
+    # Blocks in flight: the messages of one are pending while another is averaged.
     DEPTH = 2
-    # What a block waits for: the application's vector on its way from a device; passes over what this member sends; messages of the others' slices;
-    # passes that average this member's own; messages of the others' means.
+    # What a block waits for: the application's vector to arrive from a device; passes that write
+    # what this member sends; messages with the others' slices; passes that average this member's
+    # own slice; messages with the others' means.
     COMING
     SOURCE
     PARTS
@@ -17,19 +18,19 @@ cdef enum:
     MEANS
 
 cdef struct Block:
-    # Its number, past the last if there is none left, and what it waits for.
+    # Its number, past the last if none is left, and what it waits for.
     Py_ssize_t number
     int stage
     long long ticket
     MPI_Request *requests
-    # What this member sends; slices that come in; the mean of the block. Space of our own for the
-    # first and the last, where the messages cannot be from or to where they belong.
+    # What this member sends; the slices received; the block's mean. The engine's own space for the
+    # first and the last, used where messages cannot read or write the vectors directly.
     char *outgoing
     char *parts
     char *mean
     char *outgoing_space
     char *mean_space
-    # Whether one of them is in the application's memory.
+    # Whether `outgoing` or `mean` is in the application's buffer.
     bint lent
 
 cdef class Slices:
@@ -46,10 +47,10 @@ cdef class Slices:
     cdef const char **vectors
     cdef int pending
     cdef bint weighed
-    # The device whose memory this is has failed, so that MPI gets the host's in its place.
+    # The device that holds `memory` has failed: MPI is given the host memory `spare` instead.
     cdef bint failed
     cdef Memory spare
-    # The ticket of the passes that wrote what was finished last.
+    # The ticket of the passes that wrote the block finished last.
     cdef long long finished
 
     cdef void begin(self) noexcept nogil

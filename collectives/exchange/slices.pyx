@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """An allreduce by reduce-scatter and allgather, for long vectors.
 
-The messages of one block are sent while another is averaged. At most `DEPTH` blocks are in
-progress, so that they stay in cache and a stopped member is not sent more than that. If possible, messages
-are sent from and received in the application's memory while it is in its call, but not before all
+The messages of one block are sent while another is averaged. At most `DEPTH` blocks are in flight,
+so that they stay in cache and a stopped member is not sent more than that. If possible, messages
+are sent from and received in the application's buffer while it is in its call, but not before all
 members have arrived. Passes over memory may be deferred, as on a device: no message is sent before
 the pass that writes it is complete.
 """
@@ -31,7 +31,7 @@ cdef class Slices:
     """The reduction's allreduce. Slice j of each block is averaged by member j.
 
     Args:
-        used: whether it is to have memory for that.
+        used: whether to allocate memory for it.
     """
 
     def __init__(self, Comm comm, Reduction reduction, bint used):
@@ -86,16 +86,18 @@ cdef class Slices:
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef bint progress(self) noexcept nogil:
-        """Do what can be done without waiting; return whether the mean is there."""
+        """Progress without blocking; return whether the mean is complete."""
         cdef bint progressed = True
         cdef int k
         cdef long long began
-        if not self.weighed and self.reduction.have_arrived(self.requests, 2 * (self.reduction.size - 1)):
+        if not self.weighed and self.reduction.have_arrived(
+                self.requests, 2 * (self.reduction.size - 1)):
             self._weigh()
             self.reduction.progress_count += 1
             began = now()
             for k in range(DEPTH):
-                # At all members the same, in whatever order blocks end: their tags tell them.
+                # Place k has the same blocks at all members, whatever order blocks end in: the
+                # tags of their messages give k.
                 self.blocks[k].number = k
                 self._begin_block(k)
             self.reduction.busy_ns += now() - began
@@ -107,14 +109,14 @@ cdef class Slices:
                 and self.reduction.space.over(self.finished))
 
     cdef void divert(self) noexcept nogil:
-        """Receive means that have not been asked for yet into our own memory."""
+        """Receive means whose receives are not posted yet into the engine's own memory."""
         cdef int k
         for k in range(DEPTH):
             if self.weighed and self.blocks[k].stage < AVERAGING:
                 self.blocks[k].mean = self.blocks[k].mean_space
 
     cdef bint uses(self) noexcept nogil:
-        """Whether messages under way are from or to the application's memory."""
+        """Return whether a pending message reads or writes the application's buffer."""
         cdef int k
         for k in range(DEPTH):
             if self.weighed and self.blocks[k].number < self.slicing.blocks and self.blocks[k].lent:
@@ -122,7 +124,7 @@ cdef class Slices:
         return False
 
     cdef bint _step(self, int k) noexcept nogil:
-        """Take a block one step on; return whether that was possible."""
+        """Advance a block by one stage; return whether that was possible."""
         cdef Block *block = &self.blocks[k]
         cdef long long began
         if block.number >= self.slicing.blocks or not self._may_go_on(block):
@@ -151,7 +153,7 @@ cdef class Slices:
         return True
 
     cdef bint _may_go_on(self, Block *block) noexcept nogil:
-        """Whether that is through which a block waits for."""
+        """Return whether what a block waits for is complete."""
         cdef int messages = 2 * (self.reduction.size - 1)
         if block.stage == COMING:
             return (self.reduction.has_user(HEADER + self.slicing.end(block.number))
@@ -164,7 +166,7 @@ cdef class Slices:
                 and self.reduction.have_arrived(block.requests, messages))
 
     cdef bint _is_first(self, Block *block) noexcept nogil:
-        """Whether no block before this one is under way: they end in order, and so begin in order."""
+        """Return whether no earlier block is pending: blocks end, and so begin, in order."""
         cdef int other
         for other in range(DEPTH):
             if self.blocks[other].number < block.number:
@@ -172,7 +174,7 @@ cdef class Slices:
         return True
 
     cdef bint _is_next(self, Block *block) noexcept nogil:
-        """Whether all blocks before this one have been taken from the application's vector."""
+        """Return whether all earlier blocks have been taken from the application's vector."""
         cdef int other
         for other in range(DEPTH):
             if self.blocks[other].number < block.number and self.blocks[other].stage == COMING:
@@ -180,9 +182,10 @@ cdef class Slices:
         return True
 
     cdef void _look_for_errors(self) noexcept nogil:
-        """Give MPI no memory of a device that has failed, whose driver tells it nothing any more.
+        """Give MPI host memory once the device has failed: its driver no longer serves MPI.
 
-        The others are told of the failure, and have waited for these messages.
+        The messages are still exchanged: the other members wait for them, and are told of the
+        failure.
         """
         if self.spare is None or self.failed:
             return
@@ -191,7 +194,7 @@ cdef class Slices:
             memset(self.spare.address, 0, self.room)
 
     cdef void _weigh(self) noexcept nogil:
-        """All weights are there: what share has each member?"""
+        """Compute each member's share of the mean; all weights have arrived."""
         cdef int member
         self.reduction.weight = 0
         for member in range(self.reduction.size):
@@ -202,7 +205,7 @@ cdef class Slices:
         self.weighed = True
 
     cdef void _begin_block(self, int k) noexcept nogil:
-        """Have what this member sends of this place's next block, if there is one."""
+        """Begin this place's next block, if one is left and its data has arrived."""
         cdef Block *block = &self.blocks[k]
         block.stage = COMING
         block.lent = False
@@ -210,7 +213,7 @@ cdef class Slices:
             self._take(block, k)
 
     cdef void _take(self, Block *block, int k) noexcept nogil:
-        """Take a block from the application's vector, or the source, and send it once it is there."""
+        """Take a block from the application's vector or the source; send it once it is written."""
         cdef Py_ssize_t low, end
         low = HEADER + self.slicing.bound(block.number, 0)
         end = HEADER + self.slicing.end(block.number)
@@ -291,14 +294,14 @@ cdef class Slices:
     cdef Py_ssize_t _slice_of(
         self, Py_ssize_t number, int member, Py_ssize_t *begin
     ) noexcept nogil:
-        """How long a member's slice of a block is, and where it begins."""
+        """Return the length of a member's slice of a block; set `begin` to where it begins."""
         begin[0] = self.slicing.bound(number, member)
         return self.slicing.bound(number, member + 1) - begin[0]
 
     cdef void _receive(
         self, char *to, Py_ssize_t count, int member, int tag, MPI_Request *request
     ) noexcept nogil:
-        """Begin to receive from a member, unless that is nothing; the MPI mutex is held."""
+        """Post a receive from a member, unless it is empty; the MPI mutex is held."""
         request[0] = MPI_REQUEST_NULL
         if self.failed and tag > 0:
             to = self.spare.address
@@ -309,7 +312,7 @@ cdef class Slices:
     cdef void _send(
         self, const char *source, Py_ssize_t count, int member, int tag, MPI_Request *request
     ) noexcept nogil:
-        """Begin to send to a member, unless that is nothing; the MPI mutex is held."""
+        """Post a send to a member, unless it is empty; the MPI mutex is held."""
         request[0] = MPI_REQUEST_NULL
         if self.failed and tag > 0:
             source = self.spare.address

@@ -1,5 +1,5 @@
 # cython: language_level=3, cdivision=True
-"""Memory for vectors: of this process alone, or that other processes of its node see as well."""
+"""Memory for vectors: private to this process, or shared with other processes of its node."""
 
 import os
 
@@ -21,7 +21,7 @@ cdef enum:
 
 
 cdef char *allocate(Py_ssize_t size) except NULL:
-    """Memory for vectors; MemoryError where there is none."""
+    """Return memory for vectors; raise MemoryError if there is none."""
     cdef char *memory = try_to_allocate(size)
     if memory == NULL:
         raise MemoryError(f"no {size} bytes for the vectors of a collective")
@@ -29,7 +29,7 @@ cdef char *allocate(Py_ssize_t size) except NULL:
 
 
 cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil:
-    """Memory on huge pages unless it is small: a peer reads from those at twice the speed."""
+    """Return memory, on huge pages unless small: a peer reads from those at twice the speed."""
     cdef void *memory = NULL
     cdef bint huge = size >= HUGE_PAGE // 8
     if huge:
@@ -49,17 +49,17 @@ cdef class Memory:
 
 
 cdef class Segment:
-    """Zeroed memory that other processes can map, freed with the last of them.
+    """Zeroed memory that other processes can map, freed when the last of them unmaps it.
 
-    It has no name in any file system, so nothing is left behind however they end; they find it by
-    the process and descriptor of the one that made it, and know it by its first bytes, a token.
+    It has no name in any file system, so nothing is left behind however the processes end; they
+    open it by the creator's process id and descriptor, and verify its first bytes, a token.
 
     Args:
         size: bytes, of which the token takes the first `LINE`.
-        handle: that of a segment of another process; None makes a new one.
+        handle: the handle of another process's segment; None creates a new segment.
 
     Raises:
-        OSError: there is no memory left, or none can be shared with that process.
+        OSError: there is no memory left, or the segment cannot be mapped.
     """
 
     def __init__(self, Py_ssize_t size, handle=None):
@@ -68,7 +68,7 @@ cdef class Segment:
         self.descriptor = -1
         if handle is None:
             self.descriptor = os.memfd_create("wagma")
-            # Now, not at a first touch that the kernel cannot serve and answers with a signal.
+            # Allocate now: at a first touch the kernel could only report a failure by a signal.
             os.posix_fallocate(self.descriptor, 0, size)
             self.token = os.urandom(TOKEN)
         else:
@@ -76,7 +76,7 @@ cdef class Segment:
             self.descriptor = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
             if os.fstat(self.descriptor).st_size != size:
                 raise OSError(f"descriptor {descriptor} of process {process} is something else")
-        # All pages now, not one by one in the first averages.
+        # Map all pages now, not by faults in the first averages.
         address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
                        self.descriptor, 0)
         if address == MAP_FAILED:
@@ -97,11 +97,11 @@ cdef class Segment:
 
     @property
     def handle(self):
-        """What another process of this node maps the same memory by, until it is closed."""
+        """What another process of this node maps the same memory by, until `close`."""
         return os.getpid(), self.descriptor, self.token
 
     def close(self):
-        """Let no further process map it."""
+        """Let no further process map the segment."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A vector's blocks, in which it travels and is gone through while it is in cache."""
+"""A vector's blocks, in which it is sent, and processed while in cache."""
 
 from libc.stdlib cimport calloc, free
 
@@ -7,11 +7,11 @@ from collectives.memory.layout cimport HEADER, Layout
 
 
 cdef class Blocks:
-    """The passes over one block of a vector, which has parts of one or several arrays.
+    """The passes over one block of a vector, which contains parts of one or several arrays.
 
     Args:
-        layout: the vector's.
-        length: bytes of a block, but for the last one; a multiple of 64.
+        layout: the vector's layout.
+        length: bytes of each block except the last; a multiple of 64.
     """
 
     def __init__(self, Layout layout, Py_ssize_t length):
@@ -32,22 +32,22 @@ cdef class Blocks:
         free(self.first)
 
     cdef Py_ssize_t begin(self, int block) noexcept nogil:
-        """Where it begins in a vector in our memory."""
+        """Return where the block begins in a vector in the engine's memory."""
         return HEADER + block * self.length
 
     cdef Py_ssize_t end(self, int block) noexcept nogil:
         return self.begin(block) + self.size(block)
 
     cdef Py_ssize_t size(self, int block) noexcept nogil:
-        """Its bytes, with what is between arrays."""
+        """Return the bytes of the block, including the padding between arrays."""
         return min(self.length, self.layout.size - self.begin(block))
 
     cdef bint part(
         self, int block, int i, Py_ssize_t *offset, Py_ssize_t *count
     ) noexcept nogil:
-        """Where its part of an array begins in that, in bytes, and how many elements it has.
+        """Set the byte at which the block's part of array i begins, and the part's elements.
 
-        Return whether there is such an array, and it begins before the block's end.
+        Return whether array i exists and begins before the block's end.
         """
         cdef Py_ssize_t begin = self.begin(block)
         cdef Py_ssize_t end = self.end(block)
@@ -81,9 +81,9 @@ cdef class Blocks:
             i += 1
 
     cdef void copy(self, int block, char *to, char *source) noexcept nogil:
-        """Copy one vector in our memory to another."""
+        """Copy a block of one vector in the engine's memory to another."""
         self.layout.space.copy(to + self.begin(block), source + self.begin(block), self.size(block))
 
     cdef void zero(self, int block, char *vector) noexcept nogil:
-        """Zero a vector in our memory."""
+        """Zero a block of a vector in the engine's memory."""
         self.layout.space.zero(vector + self.begin(block), self.size(block))

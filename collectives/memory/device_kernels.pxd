@@ -13,7 +13,7 @@ cdef enum:
 
 cdef class DeviceKernels:
     cdef Context context
-    # Blocks of threads that fill the device.
+    # Thread blocks that fill the device.
     cdef long long most_blocks
     # In the order of `NAMES`.
     cdef Handle kernels[COUNT]

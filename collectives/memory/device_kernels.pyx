@@ -24,9 +24,9 @@ from collectives.memory.driver cimport (
 from collectives.memory import nvrtc
 
 cdef enum:
-    # Threads of a block.
+    # Threads per block.
     THREADS = 256
-    # Where the kernels of a pass begin in `NAMES`.
+    # Where the kernels of each pass begin in `NAMES`.
     ALL_FINITE = 0
     FINITE_CHANGE = 4
     COMBINE = 8
@@ -44,45 +44,45 @@ NAMES = (
       for name in ("encode", "decode") for dtype in WIDE for wire in HALVES),
 )
 
-# Of devices, once they are loaded.
+# The `DeviceKernels` of each device whose kernels are loaded.
 _loaded = {}
 
 
 def most_members():
-    """Return how many vectors a mean is of at most."""
+    """Return the largest number of vectors of a mean."""
     return MOST_MEMBERS
 
 
 cdef DeviceKernels kernels_of(Context context):
-    """Return the kernels of a device, loaded once: CudaError where that fails, or without NVRTC."""
+    """Return a device's kernels, loaded once; raise CudaError if that fails or NVRTC is missing."""
     if context.device not in _loaded:
         _loaded[context.device] = DeviceKernels(context)
     return _loaded[context.device]
 
 
 cdef inline int _dtype(int code) noexcept nogil:
-    """A dtype's place among all four."""
+    """Return a dtype's index among all four."""
     return 0 if code == c"f" else 1 if code == c"d" else 2 + _half(code)
 
 
 cdef inline int _half(int code) noexcept nogil:
-    """Its place among those that travel."""
+    """Return a dtype's index among fp16 and bf16, those that can be sent for wider ones."""
     return code == c"E"
 
 
 cdef class DeviceKernels:
-    """The passes over vectors of one device, which its context's streams make: see `Space`.
+    """The passes over vectors of one device, launched in streams of its context: see `Space`.
 
-    Dtypes are the characters of `space.CODES`, n is a number of elements, and none is no error.
-    Addresses are those of the device's memory. What is returned is the driver's result; nothing
-    waits for the stream. The context is current: see `driver.enter`.
+    Dtypes are the characters of `space.CODES`; n is a number of elements, and may be 0. Addresses
+    are in the device's memory. The functions return the driver's result, and do not wait for the
+    stream. The context must be current: see `driver.enter`.
 
     Args:
-        context: that of the device.
+        context: the device's context.
 
     Raises:
-        CudaError: a function of the driver fails, or it lacks one; or there is no NVRTC, or it
-            does not know such devices.
+        CudaError: a function of the driver fails or is missing; or there is no NVRTC, or it does
+            not support such devices.
     """
 
     def __init__(self, Context context):
@@ -111,7 +111,7 @@ cdef class DeviceKernels:
             leave(mode)
 
     cdef int _launch_each_once(self) except -1:
-        """With no elements: drivers load a kernel when it is first launched, and stall others."""
+        """Launch each kernel empty: drivers load it at its first launch, and stall others then."""
         cdef Members nothing
         cdef void *arguments[6]
         cdef Handle stream
@@ -142,15 +142,15 @@ cdef class DeviceKernels:
     cdef int all_finite(
         self, int dtype, int *flag, Address x, long long n, Handle stream
     ) noexcept nogil:
-        """flag = 0 unless all of x is finite; in pinned memory, and 1 before."""
+        """flag = 0 unless all of x is finite; it is in pinned memory and must be 1 before."""
         return self._of_one(ALL_FINITE + _dtype(dtype), flag, x, n, stream)
 
     cdef int all_bounded(
         self, int dtype, int *flag, Address x, long long n, Handle stream
     ) noexcept nogil:
-        """flag = 0 unless x + (y − x) is finite for all finite y; in pinned memory, and 1 before.
+        """flag = 0 unless x + (y − x) is finite for all finite y; pinned, and 1 before.
 
-        It is 0 as well where x has large numbers that would do no harm.
+        It may also become 0 for some large x for which that holds.
         """
         return self._of_one(ALL_BOUNDED + _dtype(dtype), flag, x, n, stream)
 
@@ -165,7 +165,7 @@ cdef class DeviceKernels:
         self, int dtype, int *flag, Address snapshot, Address x, Address returned, long long n,
         Handle stream
     ) noexcept nogil:
-        """flag = 0 unless snapshot + (x − returned) is finite; in pinned memory, and 1 before."""
+        """flag = 0 unless snapshot + (x − returned) is finite; pinned, and 1 before."""
         return self._of_change(
             FINITE_CHANGE + _dtype(dtype), <Address>flag, snapshot, x, returned, n, stream)
 
@@ -185,7 +185,8 @@ cdef class DeviceKernels:
     ) noexcept nogil:
         """to = Σ shares · vectors; a vector with share 0 is not read, and `to` may be one.
 
-        Both are read now. More than MOST_MEMBERS others are INVALID_VALUE.
+        `vectors` and `shares` are read before the function returns. More than MOST_MEMBERS nonzero
+        shares give INVALID_VALUE.
         """
         cdef Members members
         cdef void *arguments[3]
@@ -223,7 +224,7 @@ cdef class DeviceKernels:
         self, int dtype, int wire, Address to, Address source, Address reference, long long n,
         Handle stream
     ) noexcept nogil:
-        """to = source − reference, as the dtype that travels."""
+        """to = source − reference, in the dtype sent."""
         return self._code(
             ENCODE + 2 * _dtype(dtype) + _half(wire), to, source, reference, n, stream)
 
@@ -231,7 +232,7 @@ cdef class DeviceKernels:
         self, int dtype, int wire, Address to, Address source, Address reference, long long n,
         Handle stream
     ) noexcept nogil:
-        """to = reference + source, of the dtype that travels."""
+        """to = reference + source, where source is in the dtype sent."""
         return self._code(
             DECODE + 2 * _dtype(dtype) + _half(wire), to, source, reference, n, stream)
 

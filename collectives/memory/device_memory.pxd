@@ -4,7 +4,7 @@ from collectives.memory.driver cimport Handle
 cdef class DeviceMemory(Memory):
     cdef Handle current
     cdef int pid
-    # It is another process's.
+    # Whether the memory is another process's.
     cdef bint mapped
 
 cdef class ExportedMemory(DeviceMemory):

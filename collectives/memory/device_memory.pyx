@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Memory of a device, also such as other processes of the node map.
+"""Memory of a device, private or shared with other processes of the node.
 
-That is CUDA's interprocess communication (IPC). Nothing orders what two processes have devices do
-with it, but what they tell each other once they have seen it end.
+Sharing uses CUDA's interprocess communication (IPC). The device work of two processes on shared
+memory is ordered only by what they tell each other after they have seen it complete.
 """
 
 from libc.string cimport memcmp, memcpy
@@ -29,21 +29,21 @@ cdef extern from "<unistd.h>" nogil:
     int getpid()
 
 cdef enum:
-    # The driver shares such pieces whole, with whatever else of the process is in them.
+    # The driver shares pieces of this size whole, with any other allocations in them.
     PIECE = 2097152
-    # So that processes with other devices can use it, too.
+    # So that processes with other devices can use the memory, too.
     LAZY_PEER_ACCESS = 1
 
 
 cdef class DeviceMemory(Memory):
-    """Memory of a device; the host waits for the device when it goes.
+    """Memory of a device; the host waits for the device when it is freed.
 
     Args:
         size: bytes.
-        context: that of the device.
+        context: the device's context.
 
     Raises:
-        CudaError: there is none.
+        CudaError: there is no memory left.
     """
 
     def __init__(self, Py_ssize_t size, Context context):
@@ -60,7 +60,7 @@ cdef class DeviceMemory(Memory):
 
     def __dealloc__(self):
         cdef int mode
-        # A fork has the address, but not the driver.
+        # A forked child has the address, but cannot use the driver.
         if (self.address != NULL and self.pid == getpid()
                 and enter(self.current, &mode) == SUCCESS):
             with nogil:
@@ -75,9 +75,9 @@ cdef class DeviceMemory(Memory):
 cdef class ExportedMemory(DeviceMemory):
     """Memory of a device that other processes can map by its `handle`, bytes.
 
-    It must not go as long as one of them does: see `MappedMemory`.
+    It must not be freed as long as one of them has it mapped: see `MappedMemory`.
 
-    Args, raises: see `DeviceMemory`; a driver without IPC is a CudaError.
+    Args, raises: see `DeviceMemory`; also raises CudaError if the driver lacks IPC.
     """
 
     def __init__(self, Py_ssize_t size, Context context):
@@ -99,11 +99,11 @@ cdef class ExportedMemory(DeviceMemory):
 
 
 cdef class MappedMemory(DeviceMemory):
-    """Another process's exported memory, as long as this object lives.
+    """Another process's exported memory, mapped as long as this object lives.
 
     Args:
         handle: of the exported memory.
-        context: of the device that is to use it.
+        context: of the device that uses it.
 
     Raises:
         CudaError: it cannot be mapped.
@@ -127,7 +127,7 @@ cdef class MappedMemory(DeviceMemory):
 
 
 def export(int device, bytes content):
-    """Return memory of a device with this content, as `ExportedMemory`; the host waits for it."""
+    """Return an `ExportedMemory` of a device with this content; wait for the copy."""
     load()
     cdef Context context = context_of(device)
     cdef ExportedMemory memory = ExportedMemory(len(content), context)
@@ -138,7 +138,7 @@ def export(int device, bytes content):
 
 
 def holds(int device, bytes handle, bytes content):
-    """Return whether another process's memory, mapped, begins with this; the host waits for it."""
+    """Return whether another process's memory, mapped, begins with this; wait for the copy."""
     cdef Context context = context_of(device)
     cdef MappedMemory memory = MappedMemory(handle, context)
     cdef PinnedMemory pinned = PinnedMemory(len(content), context)
@@ -147,7 +147,7 @@ def holds(int device, bytes handle, bytes content):
 
 
 cdef int _copy(Context context, Memory memory, PinnedMemory pinned, bint to_device) except -1:
-    """Copy as much as is pinned, and wait for it."""
+    """Copy `pinned.size` bytes to or from the device and wait for the copy."""
     cdef Handle stream
     cdef int mode
     check(b"cuCtxPushCurrent", enter(context.handle, &mode))

@@ -3,7 +3,7 @@ from collectives.memory.device_kernels cimport DeviceKernels
 from collectives.memory.driver cimport Context, Handle
 
 cdef enum:
-    # Events in which tickets take turns.
+    # Events that tickets use in turn.
     RING = 64
 
 cdef class DeviceQueue:
@@ -13,10 +13,11 @@ cdef class DeviceQueue:
     cdef Handle events[RING]
     cdef pthread_mutex_t mutex
     cdef int pid
-    # The last ticket, the last that is known to be over, and whether passes have been begun since.
+    # The last ticket, the last one known to be complete, and whether a pass was begun after the
+    # last ticket.
     cdef long long given, passed
     cdef bint pending
-    # The first error of the driver, and the function.
+    # The driver's error, and the function that returned it.
     cdef readonly int error
     cdef const char *failed
 

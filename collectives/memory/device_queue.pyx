@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What a device is to do with vectors in its memory, in order, and tickets for when it has."""
+"""A queue of a device's passes over vectors in its memory, with tickets for their completion."""
 
 from collectives.exchange.mutex cimport (
     pthread_mutex_init,
@@ -25,15 +25,15 @@ cdef extern from "<unistd.h>" nogil:
 
 
 cdef class DeviceQueue:
-    """A stream of a device's own, which waits for no other by itself.
+    """A stream of a device that does not synchronize with others by itself.
 
-    A pass is begun between `enter` and `leave`, by any thread; nothing waits for the device. A
-    ticket is an event behind all passes so far. An error of the driver stays: passes are left out
-    from then on, and all tickets are over, so that no caller waits forever; one that has
-    waited asks for `error`, or by `check`.
+    Any thread begins a pass between `enter` and `leave`; nothing waits for the device. A ticket is
+    an event behind all passes so far. An error of the driver is permanent: passes are skipped from
+    then on, and all tickets are over, so that no caller waits forever; a caller that has waited
+    must look at `error` or call `check`.
 
     Args:
-        device: its number.
+        device: the device's number.
 
     Raises:
         CudaError: there is no driver, or no NVRTC, or one of their functions fails.
@@ -63,7 +63,7 @@ cdef class DeviceQueue:
         return <size_t>self.stream
 
     cdef bint enter(self, int *mode) noexcept nogil:
-        """Whether a pass can be begun now; the thread's calls are about the device then."""
+        """Return whether a pass can be begun; if so, the device's context is current."""
         if not self._enter(mode):
             return False
         self.pending = True
@@ -81,7 +81,7 @@ cdef class DeviceQueue:
         return False
 
     cdef void leave(self, int mode, const char *function, int result) noexcept nogil:
-        """That is what the driver's function has returned, by which the pass was begun."""
+        """Undo `enter`, and record the driver's `function` and its `result` if that is an error."""
         if result != SUCCESS and result != NOT_READY:
             self.error, self.failed = result, function
         leave(mode)
@@ -102,9 +102,9 @@ cdef class DeviceQueue:
         return ticket
 
     cdef bint over(self, long long ticket) noexcept nogil:
-        """Whether the passes that a ticket is for are over.
+        """Return whether the passes that a ticket is for are complete.
 
-        One whose event was reused since is over when the oldest is that is left.
+        For a ticket whose event has been reused, the oldest ticket that still has one is queried.
         """
         cdef int mode
         cdef int result
@@ -118,18 +118,18 @@ cdef class DeviceQueue:
         return result != NOT_READY
 
     cdef void look_for_errors(self) noexcept nogil:
-        """See whether the device has failed, whatever for."""
+        """Query the device so that `error` is set if it has failed, for whatever reason."""
         cdef int mode
         if self._enter(&mode):
             self.leave(mode, b"cuEventQuery", cu.EventQuery(self.events[self.given % RING]))
 
     def check(self):
-        """Raise CudaError where a function of the driver has failed."""
+        """Raise CudaError if a function of the driver has failed."""
         if self.error != SUCCESS:
             check(self.failed, self.error)
 
     def close(self):
-        """Wait for all passes; a fork has the queue, but not the driver."""
+        """Wait for all passes and free the stream; a forked child cannot use the driver."""
         cdef int i, mode
         if (self.stream != NULL and self.pid == getpid()
                 and enter(self.context.handle, &mode) == SUCCESS):

@@ -3,11 +3,11 @@ from collectives.memory.space cimport Space
 
 cdef class DeviceSpace(Space):
     cdef DeviceQueue queue
-    # The dtypes of the arrays, and of what travels for them, as `CODES` has them.
+    # The `CODES` of the arrays' dtypes, and of the dtypes sent in their place.
     cdef bytes kept_codes
     cdef const char *dtypes
     cdef const char *wires
-    # For passes that return something.
+    # The flag of passes that return a value.
     cdef int *flag
 
     cdef bint _answer(self) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Where vectors are in a device's memory: passes are kernels and copies in the device's queue."""
+"""Vectors in a device's memory: passes are kernels and copies in the device's queue."""
 
 from collectives.memory.allocation cimport Memory
 from collectives.memory.device_memory cimport DeviceMemory, ExportedMemory, MappedMemory
@@ -16,15 +16,15 @@ cdef enum:
 
 
 cdef class DeviceSpace(Space):
-    """The memory of a device; pointers are addresses in it, but for those of flags.
+    """The memory of a device; pointers are addresses in it, except those of flags.
 
-    Spaces with one queue have their passes made in one order, and any of them answers for the
-    tickets of all. No pass waits for the device but those that return something.
+    Spaces with one queue have their passes run in one order, and share its tickets. Only the
+    passes that return a value wait for the device.
 
     Args:
         dtypes: names of the arrays' dtypes.
-        sent: names of those that travel in their place.
-        queue: the device's.
+        sent: names of the dtypes sent in their place.
+        queue: the device's queue.
 
     Raises:
         CudaError: there is no pinned memory for a flag.
@@ -60,7 +60,7 @@ cdef class DeviceSpace(Space):
         return self.queue.error
 
     cdef void attach(self) noexcept nogil:
-        """A CUDA-aware MPI takes the context that it finds; a thread that has none gets the device's."""
+        """Make the device's context current if the thread has none: CUDA-aware MPIs need one."""
         cdef Handle current = NULL
         if cu.CtxGetCurrent(&current) == SUCCESS and current == NULL:
             cu.CtxSetCurrent(self.queue.context.handle)
@@ -100,7 +100,7 @@ cdef class DeviceSpace(Space):
         self, int i, char *to, const char **vectors, const double *shares, int size,
         Py_ssize_t count
     ) noexcept nogil:
-        """An error where more vectors have shares than a kernel takes, MOST_MEMBERS."""
+        """See `Space`; an error if more than MOST_MEMBERS vectors have nonzero shares."""
         cdef int mode
         if self.queue.enter(&mode):
             self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.mean(
@@ -135,7 +135,7 @@ cdef class DeviceSpace(Space):
                 self.queue.stream))
 
     cdef bint all_finite(self, int i, const char *x, Py_ssize_t count) noexcept nogil:
-        """Wait for the device, by queries; False where a pass has failed."""
+        """See `Space`; wait for the device, by queries. False if a pass has failed."""
         self.flag[0] = 1
         self.begin_all_finite(self.flag, i, x, count)
         return self._answer()
@@ -143,7 +143,7 @@ cdef class DeviceSpace(Space):
     cdef bint finite_change(
         self, int i, const char *snapshot, const char *x, const char *returned, Py_ssize_t count
     ) noexcept nogil:
-        """Wait for the device, by queries; False where a pass has failed."""
+        """See `Space`; wait for the device, by queries. False if a pass has failed."""
         self.flag[0] = 1
         self.begin_finite_change(self.flag, i, snapshot, x, returned, count)
         return self._answer()

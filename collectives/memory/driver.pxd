@@ -3,7 +3,7 @@ ctypedef unsigned long long Address
 ctypedef void *Handle
 
 cdef enum:
-    # Results, of which all but the first two are errors.
+    # Results; all but the first two are errors.
     SUCCESS = 0
     NOT_READY = 600
     DEINITIALIZED = 4
@@ -12,19 +12,19 @@ cdef enum:
     # Flags of streams and events.
     NON_BLOCKING = 1
     DISABLE_TIMING = 2
-    # What `PointerGetAttribute` is asked for.
+    # Attributes of `PointerGetAttribute`.
     MEMORY_TYPE = 2
     DEVICE_ORDINAL = 9
     IN_DEVICE_MEMORY = 2
-    # What `DeviceGetAttribute` is asked for.
+    # Attributes of `DeviceGetAttribute`.
     MULTIPROCESSORS = 16
     THREADS_PER_MULTIPROCESSOR = 39
     CAPABILITY_MAJOR = 75
     CAPABILITY_MINOR = 76
-    # How graphs that are being captured restrict a thread: not at all.
+    # The capture mode in which graphs being captured do not restrict a thread.
     RELAXED = 2
 
-# What another process knows memory by.
+# What another process maps memory by.
 cdef struct IpcHandle:
     char name[64]
 
@@ -50,7 +50,7 @@ cdef struct Functions:
     int (*MemcpyDtoHAsync)(void *, Address, size_t, Handle) noexcept nogil
     int (*MemcpyHtoDAsync)(Address, const void *, size_t, Handle) noexcept nogil
     int (*PointerGetAttribute)(void *, int, Address) noexcept nogil
-    # NULL where the driver lacks them: see `check_for_kernels`.
+    # NULL if the driver lacks them: see `check_for_kernels`.
     int (*DeviceGetAttribute)(int *, int, int) noexcept nogil
     int (*ModuleLoadData)(Handle *, const void *) noexcept nogil
     int (*ModuleGetFunction)(Handle *, Handle, const char *) noexcept nogil
@@ -68,7 +68,7 @@ cdef struct Functions:
     int (*IpcOpenMemHandle)(Address *, IpcHandle, unsigned) noexcept nogil
     int (*IpcCloseMemHandle)(Address) noexcept nogil
 
-# The driver's, once `load` was called.
+# The driver's functions, once `load` was called.
 cdef Functions cu
 
 cdef int load() except -1

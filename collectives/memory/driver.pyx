@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The CUDA driver: loaded when a vector on a device is first met, and not needed before.
+"""The CUDA driver: loaded when a vector on a device is first used, and not needed before.
 
 WAGMA_CUDA_LIBRARY names another library than libcuda.so.1.
 """
@@ -39,7 +39,7 @@ NAMES = (
     "cuPointerGetAttribute",
 )
 
-# What only launches of kernels take, behind those in `Functions`.
+# Functions that only kernels need, next in `Functions`.
 OF_KERNELS = (
     "cuDeviceGetAttribute",
     "cuModuleLoadData",
@@ -53,16 +53,16 @@ OF_KERNELS = (
     "cuCtxSetCurrent",
 )
 
-# And what only memory of other processes takes, behind those.
+# Functions that only other processes' memory needs, last in `Functions`.
 OF_IPC = ("cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle")
 
-# The library, once it is loaded, and the primary contexts of devices that were met.
+# The library, once it is loaded, and the primary contexts of the devices used so far.
 _library = None
 _contexts = {}
 
 
 cdef int load() except -1:
-    """Load the driver, unless it is; CudaError where there is none that works."""
+    """Load the driver unless it is loaded; raise CudaError if there is none that works."""
     global _library
     cdef void **table = <void **>&cu
     cdef size_t address
@@ -84,12 +84,12 @@ cdef int load() except -1:
 
 
 cdef int check_for_kernels() except -1:
-    """Raise CudaError where the driver, which is loaded, lacks what launches take."""
+    """Raise CudaError if the driver, which is loaded, lacks functions that kernels need."""
     return _check_for(OF_KERNELS, len(NAMES))
 
 
 cdef int check_for_ipc() except -1:
-    """Likewise, what memory of other processes takes."""
+    """Raise CudaError if the driver lacks functions that other processes' memory needs."""
     return _check_for(OF_IPC, len(NAMES) + len(OF_KERNELS))
 
 
@@ -102,7 +102,7 @@ cdef int _check_for(names, int first) except -1:
 
 
 cdef int check(const char *function, int result) except -1 nogil:
-    """Raise CudaError where a function of the driver has not succeeded."""
+    """Raise CudaError if a function of the driver has not succeeded."""
     if result != SUCCESS:
         with gil:
             raise CudaError(f"{function.decode()} returned {name_of(result)}")
@@ -110,7 +110,7 @@ cdef int check(const char *function, int result) except -1 nogil:
 
 
 def name_of(int result):
-    """Return what the driver calls a result."""
+    """Return the driver's name of a result."""
     cdef const char *name = NULL
     if cu.GetErrorName(result, &name) != SUCCESS or name == NULL:
         return f"error {result}"
@@ -118,7 +118,7 @@ def name_of(int result):
 
 
 cdef int device_of(Address address) except? -1:
-    """Return the device whose memory this is an address in; ValueError where it is in none's."""
+    """Return the device whose memory contains this address; raise ValueError if none's does."""
     cdef unsigned memory = 0
     cdef int device = 0
     cdef int result = cu.PointerGetAttribute(&memory, MEMORY_TYPE, address)
@@ -130,7 +130,7 @@ cdef int device_of(Address address) except? -1:
 
 
 cdef class Context:
-    """A device's primary context, which applications use as well; kept until the process ends."""
+    """A device's primary context, which applications use as well; retained until process exit."""
 
 
 cdef Context context_of(int device):
@@ -145,10 +145,10 @@ cdef Context context_of(int device):
 
 
 cdef int enter(Handle context, int *mode) noexcept nogil:
-    """Let this thread's calls be about a device, until it leaves; return the driver's result.
+    """Make a context current on this thread until `leave`; return the driver's result.
 
-    They are about streams that are in no graph. Without the mode that is set here they would break
-    one that any thread captures meanwhile.
+    The thread's calls use streams that are in no graph. Without the capture mode set here they
+    would break a graph that any thread is capturing.
     """
     cdef int result = cu.CtxPushCurrent(context)
     if result == SUCCESS:
@@ -158,21 +158,21 @@ cdef int enter(Handle context, int *mode) noexcept nogil:
 
 
 cdef void leave(int mode) noexcept nogil:
-    """The thread is as it was when it entered, and got this mode."""
+    """Restore the thread's context, and the capture mode that `enter` has returned."""
     cdef Handle left
     cu.ThreadExchangeStreamCaptureMode(&mode)
     cu.CtxPopCurrent(&left)
 
 
 cdef int create_stream(Handle *stream) except -1:
-    """Create a stream that waits for no other by itself, and goes before others where both could."""
+    """Create a stream of highest priority that does not synchronize with the default stream."""
     cdef int lowest, highest
     check(b"cuCtxGetStreamPriorityRange", cu.CtxGetStreamPriorityRange(&lowest, &highest))
     return check(b"cuStreamCreate", cu.StreamCreateWithPriority(stream, NON_BLOCKING, highest))
 
 
 cdef int create_event(Handle *event) except -1:
-    """Create an event that has no time."""
+    """Create an event without timing."""
     return check(b"cuEventCreate", cu.EventCreate(event, DISABLE_TIMING))
 
 
@@ -180,11 +180,11 @@ cdef class PinnedMemory:
     """Pinned host memory, for asynchronous copies from and to a device; it exports a buffer.
 
     Args:
-        size: bytes, of no particular values.
-        context: that of the device.
+        size: bytes, uninitialized.
+        context: the device's context.
 
     Raises:
-        CudaError: there is none.
+        CudaError: there is no memory left.
     """
 
     def __init__(self, Py_ssize_t size, Context context):
@@ -203,7 +203,7 @@ cdef class PinnedMemory:
 
     def __dealloc__(self):
         cdef int mode
-        # A fork has the memory, but not the driver.
+        # A forked child has the memory, but cannot use the driver.
         if (self.address != NULL and self.pid == getpid()
                 and enter(self.current, &mode) == SUCCESS):
             with nogil:

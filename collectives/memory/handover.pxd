@@ -3,38 +3,38 @@ from collectives.memory.driver cimport Address, Context, Handle, PinnedMemory
 from collectives.memory.layout cimport Layout
 
 cdef enum:
-    # The device has not been asked whether a vector is finite: the host is to see for itself.
+    # The device has not checked whether a vector is finite: the host must check.
     UNKNOWN = -1
 
 cdef class Handover:
     cdef Layout layout
     cdef Context context
-    # What threads that call the driver have for a context; NULL once there are no streams.
+    # The context that threads make current to call the driver; NULL once the streams are destroyed.
     cdef Handle current
     cdef int pid
-    # Where the application's arrays are, their dtypes as `space.CODES` has them, its stream.
+    # The addresses of the application's arrays, their dtypes' `space.CODES`, and its stream.
     cdef Address *device
     cdef char *code
     cdef Handle stream
-    # What is put before a vector is used; what the application's stream had come to, a vector is
-    # checked, and is the application's again.
+    # `out`: the stream of the work that precedes a vector's use. Events: the application's stream
+    # has made the vector `ready`, the vector `was_checked`, it is `returned` to the application.
     cdef Handle out
     cdef Handle ready
     cdef Handle was_checked
     cdef Handle returned
-    # The device has not yet said whether the vector is finite. Whether it is: 1, 0 or UNKNOWN.
+    # The device's answer to whether the vector is finite is pending. The answer: 1, 0 or UNKNOWN.
     cdef bint unchecked
     cdef readonly int finite
     # The first error of a query.
     cdef readonly int error
-    # The device's kernels, or None and why it has none.
+    # The device's kernels, or None and the reason why it has none.
     cdef DeviceKernels kernels
     cdef readonly str why_unchecked
-    # Two, which are 1 before a kernel uses them: whether the vector is finite, and whether what was
+    # Two flags, set to 1 before a kernel runs: whether the vector is finite, and whether the vector
     # given back is bounded.
     cdef PinnedMemory flag_memory
     cdef int *flag
-    # The application's arrays that something may still be under way from and to.
+    # The application's arrays that queued work may still read or write.
     cdef list kept
 
     cdef bint checked(self) noexcept nogil

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""How the engine gets a vector that is on a device, and the application gets it back.
+"""Hands a vector on a device over to the engine and back to the application.
 
-Either the host has a copy in pinned memory, which it averages in the vector's place (`Mirror`), or
-the device averages the vector itself (`InPlace`). Nothing here waits for the device: what it is to
-do is queued on streams of ours, which wait for the application's stream on the device, and it for
-them. The host asks by queries.
+Either the host averages a copy in pinned memory (`Mirror`), or the device averages the vector
+itself (`InPlace`). Only `wait` and `close` wait for the device: all work is queued on the engine's
+own streams, which wait on the device for the application's stream, and it for them. The host polls
+with queries.
 """
 
 import time
@@ -42,22 +42,22 @@ cdef double BETWEEN_QUERIES = 1e-4
 
 
 cdef class Handover:
-    """Hands vectors of one layout to the engine and back, one after the other.
+    """Hands vectors of one layout over to the engine and back, one after the other.
 
-    `point_to` says where one is, and `fetch` gives it to the engine, which may begin once it is
-    `checked`, and use what it `has`. `give_back` makes it the application's again, or `withdraw`,
-    where it has not been used.
+    `point_to` sets a vector's addresses, and `fetch` hands it to the engine, which may begin once
+    it is `checked`, and use the bytes that it `has`. `give_back` returns it to the application, or
+    `withdraw` does if it has not been used.
 
     Args:
         layout: of the vectors.
-        addresses: where the arrays of one of them are, which says on which device.
+        addresses: the addresses of one vector's arrays, which determine the device.
 
     Attributes:
-        why_unchecked: why the device does not say whether vectors are finite, so that the host does
-            once all of one is there; None: it does.
+        why_unchecked: why the device cannot check whether vectors are finite, so that the host does
+            once a whole vector has arrived; None: the device does.
 
     Raises:
-        ValueError: the first is not in a device's memory.
+        ValueError: the first address is not in a device's memory.
         CudaError: there is no driver, or one of its functions fails.
     """
 
@@ -102,7 +102,7 @@ cdef class Handover:
         free(self.code)
 
     cdef void _destroy(self) noexcept:
-        """What is in streams still runs. A fork has them, but not the driver."""
+        """Destroy the streams, whose work still runs; a forked child cannot use the driver."""
         cdef int mode
         if (self.pid == getpid() and self.current != NULL
                 and enter(self.current, &mode) == SUCCESS):
@@ -116,20 +116,20 @@ cdef class Handover:
 
     @property
     def ordinal(self):
-        """The device."""
+        """The device's number."""
         return self.context.device
 
     # From the application
 
     def point_to(self, addresses, size_t stream):
-        """Be about a vector from now on; the one before has arrived.
+        """Set the current vector; the previous one has arrived.
 
         Args:
-            addresses: where its arrays are.
-            stream: the application's: a handle of the driver's, 0 or 1 for the default one.
+            addresses: the addresses of its arrays.
+            stream: the application's stream: a driver handle, 0 or 1 for the default stream.
 
         Raises:
-            TypeError, ValueError: they are not on the same device as the first, or on none.
+            TypeError, ValueError: they are on another device than the first vector, or on none.
             CudaError: a function of the driver fails, or has failed.
             RuntimeError: the stream is being captured into a graph.
         """
@@ -159,10 +159,10 @@ cdef class Handover:
         return check(b"cuStreamIsCapturing", result)
 
     def fetch(self, vector):
-        """Begin to take the vector, as it is when the application's stream gets here.
+        """Begin to take the vector, as it is when the application's stream reaches this point.
 
         Args:
-            vector: what keeps its memory.
+            vector: the object that owns its memory.
 
         Raises:
             CudaError: a function of the driver fails.
@@ -179,13 +179,13 @@ cdef class Handover:
             leave(mode)
 
     cdef int _begin(self) except -1 nogil:
-        """Queue what is to be done before the vector is used, once the application's stream is here."""
+        """Queue the work that precedes the vector's use, behind the application's stream."""
         return 0
 
     cdef int _check_finite(self) except -1 nogil:
-        """Have the device say whether the vector is finite."""
+        """Queue the device's check whether the vector is finite."""
         cdef int i
-        self.checked()  # one that was withdrawn
+        self.checked()  # consumes the answer for a vector that was withdrawn
         for i in range(self.layout.count):
             check(b"cuLaunchKernel", self.kernels.all_finite(
                 self.code[i], self.flag, self.device[i], self.layout.length[i], self.out))
@@ -194,7 +194,7 @@ cdef class Handover:
         return 0
 
     cdef int _check_bounded(self, Handle stream) except -1 nogil:
-        """Have the device say whether what has been given back is bounded."""
+        """Queue the device's check whether the vector given back is bounded."""
         cdef int i
         self.flag[1] = 1
         for i in range(self.layout.count):
@@ -203,7 +203,7 @@ cdef class Handover:
         return 0
 
     cdef bint _is_over(self, Handle event) noexcept nogil:
-        """Whether the device has come to an event; or never will: see `check`."""
+        """Return whether the device has reached an event, or never will: see `check`."""
         cdef int result
         cdef int mode
         if self.error != SUCCESS:
@@ -218,7 +218,7 @@ cdef class Handover:
         return True
 
     cdef bint checked(self) noexcept nogil:
-        """Whether `finite` says what it can of the vector that was fetched; or never will."""
+        """Return whether `finite` is final for the vector fetched, or never will be."""
         if self.flag == NULL:
             return self.arrived()
         if self.unchecked:
@@ -227,38 +227,38 @@ cdef class Handover:
             self.unchecked = False
             if self.error == SUCCESS:
                 self.finite = self.flag[0]
-                # Not later, when the other may be about to be written.
+                # Now: later the other flag may be about to be written.
                 self.flag[0] = 1
         return True
 
     cdef bint bounded(self) noexcept nogil:
-        """Whether no finite vector is too far from the one last given back with `bounds`.
+        """Return whether x, last given back with `bounds`, keeps x + (y − x) finite for finite y.
 
-        To be asked once another one is `checked`.
+        Valid once the next vector is `checked`.
         """
         return self.flag != NULL and self.flag[1]
 
     cdef bint has(self, Py_ssize_t end) noexcept nogil:
-        """Whether the vector can be used up to this byte; or never will be: see `check`."""
+        """Return whether the vector can be used up to this byte, or never will be: see `check`."""
         return not self.unchecked or self.checked()
 
     cdef bint arrived(self) noexcept nogil:
-        """Whether all of the vector can be used; or never will be: see `check`."""
+        """Return whether all of the vector can be used, or never will be: see `check`."""
         return self.has(self.layout.size)
 
     def check(self):
-        """Raise CudaError where the vector will never be there."""
+        """Raise CudaError if the vector will never arrive."""
         if self.error != SUCCESS:
             raise CudaError(f"cuEventQuery returned {name_of(self.error)}")
 
     def wait(self):
-        """Wait until the vector can be used; others' Python goes on meanwhile."""
+        """Wait until the vector can be used; other Python threads run meanwhile."""
         while not self.arrived():
             time.sleep(BETWEEN_QUERIES)
         self.check()
 
     def withdraw(self):
-        """The vector that was fetched is not wanted: the application's stream goes on without us.
+        """Return the fetched vector unused: the application's stream continues after its fetch.
 
         An error is left to the next call.
         """
@@ -266,29 +266,29 @@ cdef class Handover:
     # Back to the application
 
     cdef void return_until(self, Py_ssize_t end) noexcept nogil:
-        """The vector is up to this byte what the application gets; an error is left to `give_back`."""
+        """Return the vector up to this byte, where it is final; an error is left to `give_back`."""
 
     def give_back(self, bint bounds=False):
-        """Make the vector the application's again: what it puts into its stream now comes after us.
+        """Return the vector to the application: its stream's later work waits for the engine's.
 
         Args:
-            bounds: whether to have the device say if it is `bounded`.
+            bounds: whether the device is to check if the vector is `bounded`.
 
         Raises:
             CudaError: a function of the driver fails, or has failed.
         """
 
     cdef int _return(self, Handle stream) except -1 nogil:
-        """The application's stream goes on when this one has come so far."""
+        """Make the application's stream wait for what is queued on this stream."""
         check(b"cuEventRecord", cu.EventRecord(self.returned, stream))
         return check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.stream, self.returned, 0))
 
     def forget(self):
-        """The application's arrays are used no longer, and have not changed: as `give_back`."""
+        """Release the application's arrays, which have not changed, instead of `give_back`."""
         self.kept.clear()
 
     def close(self):
-        """Wait for the device to be done with vectors, and give back all but memory in use."""
+        """Wait until the device has finished with the vectors; release all but memory in use."""
         self._destroy()
         self.unchecked = False
         self.kept = []

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Vectors that the device averages where they are."""
+"""Vectors that the device averages in place."""
 
 from collectives.memory.device_queue cimport DeviceQueue
 from collectives.memory.driver cimport SUCCESS, check, cu, enter, leave
@@ -10,15 +10,15 @@ cdef extern from "<unistd.h>" nogil:
 
 
 cdef class InPlace(Handover):
-    """The device averages the vector where it is, in a queue that `arrays` are used in from then on.
+    """The device averages the vector in place: passes over `arrays` are in the device's queue.
 
-    That does not wait for the application's stream: passive contributions are in it, too. So the
-    vector is checked in a stream of its own, and the queue begins with it once the host has seen
-    that it is.
+    The queue does not wait for the application's stream, because passive contributions are in it,
+    too. So the vector is checked in a separate stream, and passes over it are queued once the host
+    has seen that the check is complete.
 
     Args:
         layout, addresses: see `Handover`.
-        queue: the device's, of which the layout's space is.
+        queue: the device's queue, which the layout's space uses.
     """
 
     def __init__(self, Layout layout, addresses, DeviceQueue queue):

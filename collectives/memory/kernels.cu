@@ -1,8 +1,8 @@
-/* The passes over vectors on a device: those of kernels.h, of which they give the bits.
+/* The passes over vectors on a device: those of kernels.h, with bitwise equal results.
 
-   A thread computes some of the elements, and needs no other thread: there is no barrier, and no
-   memory that threads share. So the same source is compiled by the host's C compiler too, for tests,
-   and run one thread after the other. Flags are in pinned host memory. */
+   Each thread computes some elements independently: there is no barrier and no shared memory.
+   So the same source can be compiled by the host's C compiler for tests, and run one thread after
+   the other. Flags are in pinned host memory. */
 
 #include "members.h"
 #include "numbers.h"
@@ -22,9 +22,9 @@
 /* combine: out = share_a · a + share_b · b.
    mean: out = Σ share_j · vector_j, in the order of j; out may be one.
    add_change: out = snapshot + (x − returned).
-   all_finite, finite_change: *finite becomes 0 unless x, or what add_change gives, is.
-   all_bounded: *bounded becomes 0 unless all of x is so small that what is finite stays so when it is
-   subtracted and added again: below half of what the largest numbers are apart. */
+   all_finite, finite_change: *finite becomes 0 unless x, or the result of add_change, is finite.
+   all_bounded: *bounded becomes 0 unless all of x is so small that a finite number stays finite
+   when x is subtracted and added again: below half the spacing of the largest numbers. */
 #define KERNELS(type, real)                                                                       \
                                                                                                   \
 KERNEL combine_##type(type *out, const type *a, double share_a, const type *b, double share_b,    \

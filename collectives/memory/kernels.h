@@ -1,6 +1,6 @@
 /* The passes over vectors, once for each dtype. Plain loops that the compiler vectorizes; where it
-   can, it makes a version for each generation of x86 and the loader chooses. kernels.cu has the same
-   for devices. */
+   can, it compiles a version for each generation of x86, and the loader chooses one. kernels.cu has
+   the same passes for devices. */
 
 #include <stddef.h>
 #include "numbers.h"
@@ -23,20 +23,21 @@ typedef struct {
     int (*finite_change)(const void *, const void *, const void *, ptrdiff_t);
 } Kernels;
 
-/* Between a dtype and the one that travels for it. */
+/* Converts between a dtype and the one sent in its place. */
 typedef struct {
     void (*encode)(void *, const void *, const void *, ptrdiff_t);
     void (*decode)(void *, const void *, const void *, ptrdiff_t);
 } Codec;
 
-/* Elements that are averaged at a time: their sums stay in the first-level cache. */
+/* Elements averaged at a time: their sums stay in the first-level cache. */
 #define CHUNK 1024
 
 /* combine: out = share_a · a + share_b · b, the same for (a, b) as for (b, a).
-   mean: out = Σ share_j · vector_j, in the order of j, less those with share 0; out may be one.
+   mean: out = Σ share_j · vector_j, in the order of j, skipping those with share 0; out may be one.
    add_change: out = snapshot + (x − returned).
-   all_finite, finite_change: whether x, or what add_change gives, is; value − value is 0 unless it
-   is infinite or NaN, and a reduction of integers vectorizes where one of floats does not. */
+   all_finite, finite_change: return whether x, or the result of add_change, is finite; value −
+   value is 0 unless it is infinite or NaN, and a reduction of integers vectorizes where one of
+   floats does not. */
 #define KERNELS(type, real)                                                                       \
                                                                                                   \
 KERNEL void combine_##type(void *out, const void *a, double share_a, const void *b,               \
@@ -158,7 +159,7 @@ __attribute__((unused)) static void choose_kernels(Kernels *kernels, char dtype)
     }
 }
 
-/* A copy that is not read again soon, and leaves the cache to what is. */
+/* Copy data that is not read again soon, past the cache, which keeps other data. */
 __attribute__((unused)) static void copy_away(void *to, const void *from, size_t size)
 {
 #if defined(__SSE2__)
@@ -179,8 +180,8 @@ __attribute__((unused)) static void copy_away(void *to, const void *from, size_t
     codec->encode = encode_##type##_##wire;                                                       \
     codec->decode = decode_##type##_##wire
 
-/* Fill in the codec of a dtype and of what travels for it, and return whether there is one: halves
-   travel as they are. */
+/* Fill in the codec of a dtype and the one sent in its place; return whether there is one: fp16 and
+   bf16 are sent unchanged. */
 __attribute__((unused)) static int choose_codec(Codec *codec, char dtype, char wire)
 {
     if (dtype == 'f' && wire == 'e') { USE_CODEC(float32, float16); return 1; }

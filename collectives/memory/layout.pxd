@@ -3,11 +3,11 @@ from cpython.buffer cimport Py_buffer
 from collectives.memory.space cimport Space
 
 cdef enum:
-    # Bytes before the data of a vector in our memory: room for the header of a message.
+    # Bytes before the data of a vector in the engine's memory: room for a message's header.
     HEADER = 64
 
 cdef inline double *weight_in(char *message) noexcept nogil:
-    """The weight in the header of a message that holds a vector."""
+    """Return the address of the weight in the header of a message that holds a vector."""
     return <double *>message
 
 cdef class Layout:
@@ -18,9 +18,9 @@ cdef class Layout:
     # Where vectors are, and the passes over them.
     cdef Space space
     cdef object make_space
-    # Of each array: what the struct module calls its dtype as its memory is lent.
+    # Of each array: the struct module's code for its dtype in the buffer protocol.
     cdef char *format
-    # Of each array: where it begins in a vector, the bytes of an element, its elements and bytes.
+    # Of each array: where it begins in a vector, the bytes per element, its elements and bytes.
     cdef Py_ssize_t *begin
     cdef Py_ssize_t *itemsize
     cdef Py_ssize_t *length
@@ -43,7 +43,7 @@ cdef class DeviceVector:
 
 cdef class UserVector:
     cdef char **arrays
-    # Of arrays on a device; else NULL.
+    # The addresses of arrays on a device; else NULL.
     cdef char **addresses
     cdef _point_to(self, DeviceVector vector, Layout layout)
     cdef Py_buffer *views

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What is averaged: a vector of one or several arrays, the user's or in memory of our own.
+"""The layout of a vector: one or several arrays, the application's or in the engine's memory.
 
-In our memory a vector is contiguous: a header, then the arrays, each at a multiple of 64 bytes.
-Everywhere a vector is given by the addresses of its arrays.
+In the engine's memory a vector is contiguous: a header, then the arrays, each at a multiple of 64
+bytes. In either memory a vector is given by the addresses of its arrays.
 """
 
 from cpython.buffer cimport (
@@ -18,8 +18,8 @@ from collectives.memory.allocation cimport LINE, round_up
 from collectives.device_arrays import SIZES
 from collectives.memory import space
 
-# What Python's struct module calls the dtypes. Numpy knows bfloat16 from ml_dtypes, whose arrays
-# lend their memory as integers only.
+# The struct module's codes for the dtypes. Numpy's bfloat16 is that of ml_dtypes, whose arrays
+# export a buffer as integers only.
 FORMATS = {"float16": b"e", "bfloat16": b"H", "float32": b"f", "float64": b"d"}
 
 
@@ -29,9 +29,9 @@ cdef class Layout:
     Args:
         dtypes: the names of the arrays' dtypes.
         lengths: the arrays' numbers of elements.
-        single: whether users give one array rather than a list.
-        make_space: function of the dtypes of arrays, and of those that travel in their place, that
-            makes the `Space` where vectors are; by default the host's memory.
+        single: whether users pass one array rather than a list.
+        make_space: function of the dtypes of the arrays, and of those sent in their place, that
+            makes the `Space` of the vectors; by default the host's memory.
     """
 
     def __init__(self, dtypes, lengths, bint single, make_space=None):
@@ -66,14 +66,14 @@ cdef class Layout:
     cdef Py_ssize_t part(
         self, int i, Py_ssize_t low, Py_ssize_t high, Py_ssize_t *first
     ) noexcept nogil:
-        """How many of an array's elements are in these bytes of a vector, from which one on."""
+        """Return how many elements of array i are in these bytes of a vector; set the first."""
         cdef Py_ssize_t begin = max(self.begin[i], low)
         cdef Py_ssize_t end = min(self.begin[i] + self.bytes[i], high)
         first[0] = (begin - self.begin[i]) // self.itemsize[i]
         return max(0, end - begin) // self.itemsize[i]
 
     cdef void locate(self, char **arrays, char *vector) noexcept nogil:
-        """Fill in where the arrays of a vector in our memory are."""
+        """Set the addresses of the arrays of a vector in the engine's memory."""
         cdef int i
         for i in range(self.count):
             arrays[i] = vector + self.begin[i]
@@ -113,7 +113,7 @@ cdef class Layout:
         return True
 
     cdef bint finite_change(self, char **snapshot, char **x, char **returned) noexcept nogil:
-        """Whether snapshot + (x − returned) is finite."""
+        """Return whether all elements of snapshot + (x − returned) are finite."""
         cdef int i
         for i in range(self.count):
             if not self.space.finite_change(i, snapshot[i], x[i], returned[i], self.length[i]):
@@ -122,18 +122,18 @@ cdef class Layout:
 
 
 cdef class DeviceVector:
-    """A vector on a device, checked before: the addresses of its arrays, which others keep."""
+    """A checked vector on a device: the addresses of its arrays, which the caller keeps alive."""
 
     def __init__(self, list addresses):
         self.addresses = addresses
 
 
 cdef class UserVector:
-    """A user's vector, checked, its memory kept open as long as this object lives.
+    """A user's vector, checked; its buffers are held as long as this object lives.
 
     Raises:
-        TypeError, ValueError: it does not fit the layout, or is read-only where `flags` say that
-            it is written to.
+        TypeError, ValueError: it does not fit the layout, or is read-only although `flags` request
+            write access.
     """
 
     def __init__(self, vector, Layout layout, int flags):
@@ -156,7 +156,7 @@ cdef class UserVector:
             array = arrays[i]
             try:
                 if layout.format[i] == c"H":
-                    # Real integers of 16 bits would look the same as its buffer.
+                    # An array of 16-bit integers would have the same buffer format.
                     array = array.view("uint16") if array.dtype.name == "bfloat16" else None
                 PyObject_GetBuffer(
                     array, &self.views[i], flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
@@ -193,7 +193,7 @@ cdef class UserVector:
 
 
 def _check_apart(arrays):
-    """Raise ValueError where two of the arrays share memory."""
+    """Raise ValueError if two of the arrays share memory."""
     import numpy
 
     from collectives.settings import sharing_error
@@ -204,7 +204,7 @@ def _check_apart(arrays):
 
 
 def _not_such_a_list(vector, Layout layout):
-    """The error for what is no list of as many arrays as the collective averages."""
+    """Return the error for a vector that is not a list of as many arrays as the layout has."""
     if isinstance(vector, (list, tuple)):
         return ValueError(
             f"the vector has {len(vector)} arrays, the collective's have {layout.count}"
@@ -215,7 +215,7 @@ def _not_such_a_list(vector, Layout layout):
 
 
 def _what_is_wrong(array, Layout layout, int i):
-    """The error for an array that the collective cannot average."""
+    """Return the error for an array that the collective cannot average."""
     from collectives.settings import array_error
 
     name = "the vector" if layout.single else f"array {i} of the vector"

@@ -1,9 +1,9 @@
-/* The vectors of a mean on a device, as a kernel gets them by value. */
+/* The vectors of a mean on a device, passed to a kernel by value. */
 
 #ifndef MEMBERS_H
 #define MEMBERS_H
 
-/* All devices allow a kernel's arguments 4 KiB. */
+/* All devices allow 4 KiB of kernel arguments. */
 #define MOST_MEMBERS 250
 
 typedef struct {

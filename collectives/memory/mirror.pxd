@@ -3,19 +3,19 @@ from collectives.memory.handover cimport Handover
 
 cdef class Mirror(Handover):
     cdef PinnedMemory memory
-    # The host's arrays, and where they begin.
+    # The host's arrays, and their addresses.
     cdef readonly list arrays
     cdef char **host
-    # What copies to the device are in.
+    # The stream of copies to the device.
     cdef Handle back
-    # Each block is on the host.
+    # Of each block: the event that it has arrived on the host.
     cdef Handle *fetched
-    # Blocks: their bytes, and how many there are; how many of a vector's are known to be here, and
-    # how far it has been given back, in the bytes of a vector.
+    # Blocks: their bytes and number; how many of a vector's blocks are known to have arrived, and
+    # up to which byte of the vector it has been given back.
     cdef Py_ssize_t block
     cdef int blocks, here
     cdef Py_ssize_t given_back
-    # A vector is on its way to the host.
+    # A vector's copy to the host is pending.
     cdef bint fetching
 
     cdef int _copy_block(self, Py_ssize_t low, Py_ssize_t high) except -1 nogil

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A copy in pinned host memory of vectors on a device, which the host averages in their place."""
+"""Copies of a device's vectors in pinned host memory, which the host averages in their place."""
 
 import numpy
 
@@ -22,10 +22,10 @@ cdef extern from "<unistd.h>" nogil:
 
 
 cdef class Mirror(Handover):
-    """Copies on the host: `arrays` are its numpy arrays, as of a `Layout`.
+    """Copies on the host: `arrays` are its numpy arrays, one per array of the `Layout`.
 
-    Vectors are copied in blocks, so that the first can be averaged, and copied back, while the last
-    are in progress.
+    Vectors are copied in blocks, so that the first blocks can be averaged, and copied back, while
+    the copies of the last are pending.
 
     Args:
         layout, addresses: see `Handover`.
@@ -76,7 +76,7 @@ cdef class Mirror(Handover):
     cdef int _begin(self) except -1 nogil:
         cdef int block
         cdef Py_ssize_t low
-        # What the host gave back last is still read.
+        # The copy that the host gave back last may still be read.
         check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.returned, 0))
         if self.flag != NULL:
             self._check_finite()
@@ -114,11 +114,11 @@ cdef class Mirror(Handover):
         if self.fetching and enter(self.current, &mode) == SUCCESS:
             cu.StreamWaitEvent(self.stream, self.fetched[self.blocks - 1], 0)
             leave(mode)
-        # What came before the vector before has been given back, as that was fetched after it.
+        # Vectors before the previous one have been given back, since it was fetched after that.
         del self.kept[:max(len(self.kept) - 2, 0)]
 
     cdef void return_until(self, Py_ssize_t end) noexcept nogil:
-        """Begin to copy the vector back up to there; what is less than a block waits for more."""
+        """Begin to copy the vector back up to this byte, if that is a block or the vector's end."""
         cdef int mode, result
         if end - self.given_back < self.block and end < self.layout.size or self.error != SUCCESS:
             return
@@ -129,7 +129,7 @@ cdef class Mirror(Handover):
         self.error = result
 
     def give_back(self, bint bounds=False):
-        """Begin to copy back what is left of the vector."""
+        """Begin to copy back the rest of the vector."""
         cdef int mode
         self.check()
         check(b"cuCtxPushCurrent", enter(self.current, &mode))
@@ -146,7 +146,7 @@ cdef class Mirror(Handover):
         self.kept = [self.kept.pop()]
 
     cdef int _copy_back(self, Py_ssize_t end) noexcept nogil:
-        """Copy from where it was given back to this byte; return the driver's result."""
+        """Queue the copy of bytes `given_back` to `end`; return the driver's result."""
         cdef Py_ssize_t first, size, begin
         cdef int i, result
         for i in range(self.layout.count):
@@ -161,10 +161,10 @@ cdef class Mirror(Handover):
         return SUCCESS
 
     def close(self):
-        """Wait for the copies, and give back all but the memory, which ends with `arrays`.
+        """Wait for the copies and release all but the memory, which is freed with `arrays`.
 
-        That is the one place where the host waits for the device. What has failed by now has been
-        said in a call; at the end of a process the driver may have gone before.
+        This is the one place where the host waits for the device. Earlier failures have been
+        reported by a call; at the end of a process the driver may have been unloaded before.
         """
         cdef int mode
         if self.current == NULL or self.pid != getpid():

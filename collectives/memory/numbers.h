@@ -1,10 +1,10 @@
-/* What the passes over vectors do to one number, in C, C++ and CUDA alike. Halves are computed with in
-   single precision, and converted by integer arithmetic that needs no instruction of its own. */
+/* The passes' operations on one number, in C, C++ and CUDA alike. Arithmetic on fp16 and bf16 is in
+   single precision; they are converted by integer operations that need no special instructions. */
 
 #ifndef NUMBERS_H
 #define NUMBERS_H
 
-#ifdef __CUDACC_RTC__ /* which has no files of the host's */
+#ifdef __CUDACC_RTC__ /* has no headers of the host */
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 #define INLINE static __device__ __forceinline__
@@ -48,7 +48,7 @@ INLINE uint16_t store_bfloat16(float value)
     return (bits & 0x7fffffff) > 0x7f800000 ? nan : rounded;
 }
 
-/* The exponent's bias differs by 112, and multiplying makes subnormal numbers right as well. */
+/* The exponents' biases differ by 112; multiplying converts subnormal numbers correctly as well. */
 INLINE float load_float16(uint16_t half)
 {
     uint32_t bits = as_bits(as_float((uint32_t)(half & 0x7fff) << 13) * 0x1p112f);
@@ -56,7 +56,7 @@ INLINE float load_float16(uint16_t half)
     return as_float(bits | (uint32_t)(half & 0x8000) << 16);
 }
 
-/* Adding 0.5, whose last bit is worth the smallest half, rounds what becomes a subnormal one. */
+/* Adding 0.5, whose last bit is worth the smallest fp16, rounds numbers that become subnormal. */
 INLINE uint16_t store_float16(float value)
 {
     uint32_t bits = as_bits(value), size = bits & 0x7fffffff;
@@ -68,7 +68,7 @@ INLINE uint16_t store_float16(float value)
     return half | (bits >> 16 & 0x8000);
 }
 
-/* What is too large for a half becomes the largest, not infinite. */
+/* A number too large for fp16 becomes the largest one, not infinite. */
 INLINE uint16_t saturate_float16(float value)
 {
     uint16_t half = store_float16(value);

@@ -25,18 +25,19 @@ SOURCE = HERE / "kernels.cu"
 HEADERS = ("members.h", "numbers.h")
 # No fused multiply-add: the bits are those of the passes on the host (see setup.py).
 OPTIONS = ("--std=c++17", "--fmad=false")
-VERSIONS = (13, 12)  # of its interface, as libraries are called; the newest first
-# Where packages of PyPI have it.
+VERSIONS = (13, 12)  # of its ABI, as in the libraries' names; the newest first
+# The PyPI packages that contain it.
 PACKAGES = ("nvidia.cu13", "nvidia.cuda_nvrtc")
 
 
 def kernels(capability: tuple[int, int]) -> bytes:
     """Return the machine code of all kernels for devices of a compute capability, such as (9, 0).
 
-    It is kept in $WAGMA_CACHE_DIR, or else wagma/ in $XDG_CACHE_HOME or ~/.cache, by its contents.
+    The code is cached in $WAGMA_CACHE_DIR, or else wagma/ in $XDG_CACHE_HOME or ~/.cache, by a hash
+    of its sources.
 
     Raises:
-        CudaError: there is no NVRTC, or it does not know such devices.
+        CudaError: there is no NVRTC, or it does not support such devices.
     """
     nvrtc = library()
     options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", *OPTIONS]
@@ -46,7 +47,7 @@ def kernels(capability: tuple[int, int]) -> bytes:
     with contextlib.suppress(OSError):
         return kept.read_bytes()
     made = compiled(nvrtc, *files, options)
-    # Where it cannot be kept it is compiled again. Ranks of a job may all be here at once.
+    # If it cannot be cached it is compiled again. All ranks of a job may write it at once.
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
@@ -56,14 +57,14 @@ def kernels(capability: tuple[int, int]) -> bytes:
 
 
 def cache() -> Path:
-    """Return the directory in which compiled kernels are kept."""
+    """Return the directory in which compiled kernels are cached."""
     if named := os.environ.get("WAGMA_CACHE_DIR"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wagma"
 
 
 def library() -> ctypes.CDLL:
-    """Load NVRTC: $WAGMA_NVRTC_LIBRARY, a package's, or one where the loader looks."""
+    """Load NVRTC: $WAGMA_NVRTC_LIBRARY, a package's, or one that the loader finds."""
     if named := os.environ.get("WAGMA_NVRTC_LIBRARY"):
         candidates = [named]
     else:
@@ -80,7 +81,7 @@ def library() -> ctypes.CDLL:
 
 
 def folders():
-    """Yield the folders of packages that may have NVRTC."""
+    """Yield the folders of packages that may contain NVRTC."""
     for package in PACKAGES:
         with contextlib.suppress(ImportError):
             found = importlib.util.find_spec(package)
@@ -95,7 +96,7 @@ def version_of(nvrtc) -> tuple[int, int]:
 
 
 def compiled(nvrtc, source: bytes, headers: dict[str, bytes], options) -> bytes:
-    """Return the machine code of a source and what it includes; CudaError with what is wrong."""
+    """Return the machine code of a source and its headers; raise CudaError with the compile log."""
     program = ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*headers.values())
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
@@ -116,7 +117,7 @@ def compiled(nvrtc, source: bytes, headers: dict[str, bytes], options) -> bytes:
 
 
 def text(nvrtc, program, what) -> bytes:
-    """Return what NVRTC has made of a program: `what`, whose size it says first."""
+    """Return an output of NVRTC for a program, its code or log; `what`: the function's name."""
     size = ctypes.c_size_t()
     check(nvrtc, f"{what}Size", program, ctypes.byref(size))
     made = ctypes.create_string_buffer(size.value)
@@ -125,7 +126,7 @@ def text(nvrtc, program, what) -> bytes:
 
 
 def check(nvrtc, function, *arguments):
-    """Call a function of NVRTC's; CudaError with its name and NVRTC's of the error."""
+    """Call a function of NVRTC; if it fails, raise CudaError with its and the error's name."""
     result = getattr(nvrtc, function)(*arguments)
     if result != 0:
         nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p

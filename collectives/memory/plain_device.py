@@ -1,4 +1,4 @@
-"""A CUDA device by the driver alone, through ctypes, for uses that need not be fast.
+"""A CUDA device through the driver alone, by ctypes, for uses that need not be fast.
 
 Neither the engine's binding nor a CUDA library is loaded, only libcuda.so.1 or the library named by
 WAGMA_CUDA_LIBRARY.
@@ -23,7 +23,7 @@ Address = ctypes.c_ulonglong
 
 
 def library(path: str | None = None) -> ctypes.CDLL:
-    """Load the CUDA driver, and do nothing with it; CudaError where there is none."""
+    """Load the CUDA driver without initializing it; raise CudaError if there is none."""
     try:
         return ctypes.CDLL(path or os.environ.get("WAGMA_CUDA_LIBRARY") or "libcuda.so.1")
     except OSError as error:
@@ -33,17 +33,17 @@ def library(path: str | None = None) -> ctypes.CDLL:
 class PlainDevice:
     """A device's memory, streams and copies, in its primary context.
 
-    Addresses and handles of streams are integers, a size is in bytes, and stream None is the legacy
-    default one. Methods raise CudaError where a function of the driver fails.
+    Addresses and stream handles are integers, sizes are in bytes, and stream None is the legacy
+    default stream. Methods raise CudaError if a function of the driver fails.
 
     Attributes:
         driver: the library.
-        ordinal: which of its devices it is.
-        context: its primary one.
+        ordinal: the device's number.
+        context: its primary context.
 
     Args:
-        place: this process's among those of its node, which have the devices in turn.
-        path: the driver's, where it is another one.
+        place: this process's index among those of its node, which use the devices in turn.
+        path: the driver's path, if it is not the default.
 
     Raises:
         CudaError: there is no driver or device, or a function fails.
@@ -62,7 +62,7 @@ class PlainDevice:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Let this thread's calls be about the device, for a block."""
+        """Make the device's context current on this thread for a block."""
         self.check("cuCtxPushCurrent", self.driver.cuCtxPushCurrent_v2(self.context))
         try:
             yield
@@ -75,20 +75,20 @@ class PlainDevice:
             self.check(name, getattr(self.driver, name)(*arguments))
 
     def check(self, name: str, result: int) -> None:
-        """Raise where a function has not returned success."""
+        """Raise CudaError if a function has not returned success."""
         if result:
             text = ctypes.c_char_p()
             self.driver.cuGetErrorName(result, ctypes.byref(text))
             raise CudaError(f"{name} returned {(text.value or b'an error').decode()}")
 
     def allocate(self, size: int) -> int:
-        """Return the address of memory, until it is freed by cuMemFree."""
+        """Return the address of new memory, to be freed by cuMemFree."""
         address = Address()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
 
     def pin(self, size: int) -> int:
-        """Return the address of pinned host memory, until it is freed by cuMemFreeHost."""
+        """Return the address of new pinned host memory, to be freed by cuMemFreeHost."""
         address = ctypes.c_void_p()
         self.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
         return address.value  # type: ignore[return-value]
@@ -110,11 +110,11 @@ class PlainDevice:
         self.call("cuMemcpyHtoDAsync_v2", Address(address), ctypes.c_void_p(host), *sizes)
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Wait until a stream has done what it was given."""
+        """Wait until all work queued on a stream is complete."""
         self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def is_over(self, event: ctypes.c_void_p) -> bool:
-        """Whether an event has been reached, without waiting."""
+        """Return whether an event has been reached, without waiting."""
         with self.current():
             result = self.driver.cuEventQuery(event)
         self.check("cuEventQuery", result if result != NOT_READY else 0)

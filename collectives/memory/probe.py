@@ -1,4 +1,4 @@
-"""Device memory to test an MPI with, by the CUDA driver alone.
+"""Tests an MPI with device memory, by the CUDA driver alone.
 
     python -m collectives.memory.probe PLACE
 
@@ -29,7 +29,7 @@ class Device(PlainDevice):
 
     Attributes:
         sent, received: addresses of as many bytes as the longest message has.
-        busy: whether MPI may still use them.
+        busy: whether MPI may still use that memory.
 
     Args:
         place: see `PlainDevice`.
@@ -45,7 +45,7 @@ class Device(PlainDevice):
         self.sent, self.received = self.allocate(max(SIZES)), self.allocate(max(SIZES))
 
     def write(self, address: int, data: bytes):
-        """Overwrite memory, and wait until that is done."""
+        """Overwrite memory and wait until that is complete."""
         memory = ctypes.create_string_buffer(data, len(data))
         self.to_device(address, ctypes.addressof(memory), len(data), self._stream)
         self.synchronize(self._stream)
@@ -57,10 +57,10 @@ class Device(PlainDevice):
         return data.raw
 
     def hold(self, seconds: float) -> ctypes.c_void_p:
-        """Keep the default stream busy for a while, with nothing; return an event that is its end.
+        """Keep the default stream idly busy for a while; return an event that marks its end.
 
-        The stream calls the C library's usleep: so no kernel need be compiled, and it takes as long
-        on every device.
+        The stream calls the C library's usleep: so no kernel need be compiled, and it takes equally
+        long on every device.
         """
         sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
         stream, event = ctypes.c_void_p(DEFAULT_STREAM), ctypes.c_void_p()
@@ -70,13 +70,13 @@ class Device(PlainDevice):
         return event
 
     def has_ended(self, event: ctypes.c_void_p) -> bool:
-        """Whether an event has been reached, which is asked once."""
+        """Return whether an event has been reached, and destroy the event."""
         ended = self.is_over(event)
         self.call("cuEventDestroy_v2", event)
         return ended
 
     def close(self):
-        """Give all back, except what MPI may still use: that is the context, too."""
+        """Free everything, unless MPI may still use it; then the context must stay, too."""
         if self.busy:
             return
         for address in (self.sent, self.received):
@@ -85,9 +85,9 @@ class Device(PlainDevice):
 
 
 def exchange(comm, device: Device, size: int, limit: float, hold: float = 0.0):
-    """Send device memory to the next rank and receive the one before's; collective.
+    """Send device memory to the next rank and receive the previous rank's; collective.
 
-    The device is the thread's current one.
+    The device's context must be current on this thread.
 
     Args:
         size: bytes.
@@ -95,7 +95,7 @@ def exchange(comm, device: Device, size: int, limit: float, hold: float = 0.0):
         hold: seconds for which the device's default stream is busy meanwhile.
 
     Returns:
-        What is wrong with what has arrived, or None; whether it has arrived before the hold's end.
+        What is wrong with the message received, or None; whether it arrived before the hold's end.
     """
     from mpi4py import MPI
 
@@ -121,7 +121,7 @@ def exchange(comm, device: Device, size: int, limit: float, hold: float = 0.0):
 
 
 def _message(rank, size):
-    period = 65521  # a prime, so that what arrives at another place is seen
+    period = 65521  # a prime, so that bytes that arrive at another offset are detected
     return (random.Random(rank).randbytes(period) * (size // period + 1))[:size]
 
 
@@ -132,7 +132,7 @@ def _buffer(address, size):
 
 
 def main(place: int):
-    # Some MPIs have to find the device when they are initialized.
+    # Some MPIs must find the device when they are initialized.
     device = Device(place)
     from mpi4py import MPI
 

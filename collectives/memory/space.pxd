@@ -2,9 +2,9 @@ from collectives.memory.allocation cimport Memory
 from collectives.memory.kernels cimport Codec, Kernels
 
 cdef class Space:
-    # Whether passes may be over later than the functions return that begin them.
+    # Whether passes may complete after the functions that begin them return.
     cdef readonly bint deferred
-    # What holds the memory of flags.
+    # The objects that own the memory of flags.
     cdef list flags
 
     cdef Memory allocate(self, Py_ssize_t size)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Where vectors are, and all that is done with what is in them: here, the host's memory."""
+"""The memory that holds vectors, and the passes over it: the interface, and the host's memory."""
 
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -8,62 +8,62 @@ from collectives.memory cimport allocation, kernels
 from collectives.memory.allocation cimport Memory
 from collectives.memory.kernels cimport choose_codec, choose_kernels
 
-# What Python's struct module and our kernels call the dtypes.
+# The codes of the dtypes in Python's struct module and in the kernels.
 CODES = {"float16": b"e", "bfloat16": b"E", "float32": b"f", "float64": b"d"}
 
 
 cdef class Space:
     """The passes over memory of one kind. Sizes are bytes, and counts are elements of array `i`.
 
-    Passes are made one after the other, in the order in which they are begun. Where they are
-    `deferred`, what one writes is there once the ticket is over that `begun` has given after it.
-    Those that return something are over then, and with them all before.
+    Passes run one after the other, in the order in which they are begun. If they are `deferred`, a
+    pass is complete once the ticket that `begun` has returned after it is `over`. A pass that
+    returns a value is complete on return, and so are all passes before it.
 
-    Where a pass fails, all tickets are over, and `error` says so: what passes have written since
-    the ticket before is worth nothing then.
+    If a pass fails, all tickets are over and `error` reports it: what passes have written since
+    the previous ticket is then invalid.
     """
 
     def __cinit__(self, *_):
         self.flags = []
 
     cdef Memory allocate(self, Py_ssize_t size):
-        """Return memory for vectors; MemoryError or CudaError where there is none."""
+        """Return memory for vectors; raise MemoryError or CudaError if there is none."""
 
     cdef Memory export(self, Py_ssize_t size):
-        """Likewise, of memory that other processes of the node can map, where passes are deferred."""
+        """Return memory that other processes of the node can map; only if passes are deferred."""
 
     cdef handle_of(self, Memory memory):
-        """What they map it by."""
+        """Return what other processes map exported memory by."""
 
     cdef Memory map(self, handle):
-        """Return another process's, which is freed only once this is gone."""
+        """Map another process's exported memory, which must outlive the object returned."""
 
     cdef int *new_flag(self) except NULL:
-        """A flag for passes that ask something, there as long as the space."""
+        """Return a flag for the passes that test something; it lives as long as the space."""
         flag = bytearray(sizeof(int))
         self.flags.append(flag)
         return <int *><char *>flag
 
     cdef int error(self) noexcept nogil:
-        """The driver's number of the error with which a pass has failed, or 0."""
+        """Return the driver's error number if a pass has failed, or 0."""
         return 0
 
     cdef void attach(self) noexcept nogil:
-        """Let this thread give MPI addresses in this memory."""
+        """Prepare this thread to pass addresses in this memory to MPI."""
 
     cdef long long begun(self) noexcept nogil:
         """Return a ticket for all passes begun so far."""
         return 0
 
     cdef bint over(self, long long ticket) noexcept nogil:
-        """Whether the passes that a ticket is for are over."""
+        """Return whether the passes that a ticket is for are complete."""
         return True
 
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
-        """Copy what will be used soon."""
+        """Copy data that will be used soon."""
 
     cdef void copy_away(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
-        """Copy so much that it would only push other data out of the caches."""
+        """Copy data so long that it would only evict other data from the caches."""
 
     cdef void zero(self, char *to, Py_ssize_t size) noexcept nogil:
         """to = 0"""
@@ -87,41 +87,41 @@ cdef class Space:
         """to = snapshot + (x − returned)"""
 
     cdef bint all_finite(self, int i, const char *x, Py_ssize_t count) noexcept nogil:
-        """Whether all of x is finite."""
+        """Return whether all elements of x are finite."""
 
     cdef bint finite_change(
         self, int i, const char *snapshot, const char *x, const char *returned, Py_ssize_t count
     ) noexcept nogil:
-        """Whether snapshot + (x − returned) is finite."""
+        """Return whether all elements of snapshot + (x − returned) are finite."""
 
     cdef void begin_all_finite(
         self, int *flag, int i, const char *x, Py_ssize_t count
     ) noexcept nogil:
-        """flag = 0 unless all of x is finite; 1 before, and left alone until a ticket is over."""
+        """flag = 0 unless all of x is finite; 1 before, and not touched until a ticket is over."""
 
     cdef void begin_finite_change(
         self, int *flag, int i, const char *snapshot, const char *x, const char *returned,
         Py_ssize_t count
     ) noexcept nogil:
-        """Likewise, unless snapshot + (x − returned) is finite."""
+        """flag = 0 unless snapshot + (x − returned) is finite; see `begin_all_finite`."""
 
     cdef void encode(
         self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
     ) noexcept nogil:
-        """to = source − reference, as the dtype that travels."""
+        """to = source − reference, in the dtype sent."""
 
     cdef void decode(
         self, int i, char *to, const char *source, const char *reference, Py_ssize_t count
     ) noexcept nogil:
-        """to = reference + source, of the dtype that travels."""
+        """to = reference + source, where source is in the dtype sent."""
 
 
 cdef class HostSpace(Space):
-    """The host's memory: a pass is over when its function returns.
+    """The host's memory: a pass is complete when its function returns.
 
     Args:
         dtypes: names of the arrays' dtypes.
-        sent: names of those that travel in their place.
+        sent: names of the dtypes sent in their place.
     """
 
     def __init__(self, dtypes, sent):
@@ -202,5 +202,5 @@ cdef class HostSpace(Space):
         self.codecs[i].decode(to, source, reference, count)
 
 
-# What makes the spaces of vectors; a test puts another in its place.
+# The default factory of spaces; a test replaces it.
 make = HostSpace

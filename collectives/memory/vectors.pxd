@@ -3,13 +3,14 @@ from collectives.protocols.contribution cimport Vectors
 
 cdef class HostVectors(Vectors):
     cdef Layout layout
-    # Whether X is finite, where a device has seen to that: 1 or 0; else UNKNOWN.
+    # Whether X is finite, if a device has checked it: 1 or 0; else UNKNOWN.
     cdef int finite
-    # Of each of the rank's vectors, NULL where it has none: the addresses of its arrays.
+    # Of each of the rank's vectors: the addresses of its arrays; NULL if the rank has none.
     cdef char **of[4]
-    # The arrays of those that are in one piece of memory each.
+    # The addresses of the arrays of the rank's own vectors, which are contiguous.
     cdef char **located
-    # The answer of a device to whether X, or its change, is finite, when it was asked for that.
+    # A device's answer to whether X, or its change, is finite; `asked`: whether that is pending;
+    # `answered`: the ticket of the answer.
     cdef int *change_finite
     cdef bint asked
     cdef long long answered

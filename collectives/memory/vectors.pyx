@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A rank's vectors in memory of one kind, as the rules of contribution name them."""
+"""A rank's vectors in one `Space`, by the names that `protocols.contribution` gives them."""
 
 from libc.stdlib cimport calloc, free
 
@@ -12,7 +12,7 @@ cdef enum:
 
 
 cdef class HostVectors(Vectors):
-    """The application's vector and the rank's own, of one layout."""
+    """The application's vector and the rank's own vectors, of one layout."""
 
     def __init__(self, Layout layout):
         self.layout = layout
@@ -26,12 +26,12 @@ cdef class HostVectors(Vectors):
         free(self.located)
 
     cdef void place(self, int vector, char *memory) noexcept nogil:
-        """One of the rank's own vectors is in this memory."""
+        """Place one of the rank's own vectors in this memory."""
         self.of[vector] = self.located + vector * self.layout.count
         self.layout.locate(self.of[vector], memory)
 
     cdef char **arrays(self, int vector) noexcept nogil:
-        """The arrays of a vector; NULL for none."""
+        """Return the addresses of a vector's arrays; NULL for NOWHERE."""
         return self.of[vector] if vector >= 0 else NULL
 
     cdef void copy(self, int to, int source) noexcept nogil:
@@ -46,7 +46,10 @@ cdef class HostVectors(Vectors):
         return self.layout.all_finite(self.of[vector])
 
     cdef bint knows_change(self) noexcept nogil:
-        """Whether `is_change_finite` answers without waiting for a device, which is asked for that."""
+        """Return whether `is_change_finite` answers without waiting for a device.
+
+        The first call queues the check on the device.
+        """
         cdef int i
         if not self.layout.space.deferred:
             return True
@@ -61,9 +64,9 @@ cdef class HostVectors(Vectors):
         return self.layout.space.over(self.answered)
 
     cdef bint knows_finite(self, char **x) noexcept nogil:
-        """Whether it is known, without waiting for a device, if the application's vector is finite.
+        """Return whether it is known, without waiting, if the application's vector is finite.
 
-        A device is asked for that, and `finite` says it then.
+        The first call queues the check on a device; `finite` is set once its answer has arrived.
         """
         cdef int i
         if self.finite != UNKNOWN or not self.layout.space.deferred:

@@ -101,7 +101,7 @@ def check(settings: argparse.Namespace) -> list[str]:
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
-    """Check what depends on the running job, and compare."""
+    """Check the settings against the running job, and compare."""
     task, directory = prepare(settings, comm)
     from wagma.compare import compare  # not at the top: it loads torch
 

@@ -27,7 +27,7 @@ class Chosen(NamedTuple):
 
 
 def chosen(methods: Mapping[str, Method]) -> Callable[[str], Chosen]:
-    """Return a converter of "NAME:option=value:option", with names of these."""
+    """Return a converter of "NAME:option=value:option" for these methods."""
 
     def convert(text: str) -> Chosen:
         name, *words = text.split(":")
@@ -43,7 +43,7 @@ def chosen(methods: Mapping[str, Method]) -> Callable[[str], Chosen]:
 
 
 def all_chosen(methods: Mapping[str, Method]) -> Callable[[str], list[Chosen]]:
-    """Return a converter of several, separated by commas, none of them twice."""
+    """Return a converter of several such texts, separated by commas, none of them twice."""
     return lambda text: [chosen(methods)(label) for label in separated(str)(text)]
 
 

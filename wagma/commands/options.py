@@ -131,7 +131,7 @@ def add_run_options(group) -> None:
 
 
 def check_task(settings: argparse.Namespace) -> list[str]:
-    """Refuse options that do not go together, and return the modules that the task needs."""
+    """Refuse options that conflict, and return the modules that the task needs."""
     parser = settings.parser
     local.check(settings)
     if settings.script and settings.shards:

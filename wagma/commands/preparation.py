@@ -1,4 +1,4 @@
-"""What `wagma train` and `wagma compare` prepare and check in the running job."""
+"""The preparation and checks of `wagma train` and `wagma compare` in the running job."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def load_task(settings: argparse.Namespace, found, comm):
 
     Args:
         settings: The command line's.
-        found: What `find_data` returned.
+        found: The result of `find_data`.
         comm: An mpi4py communicator.
     """
     from wagma.tasks import digits, images, script  # not at the top: they load torch

@@ -22,7 +22,7 @@ from wagma.parsing import EXIT_STATUSES
 NAMES = sorted(METHODS, key=lambda name: name != "allreduce")
 SIMULATED = ",".join([*NAMES, "eager-sgd:trigger=majority"])
 DEFAULT_STEPS = 100
-# Those of `wagma.simulation`, which --help does not load.
+# The names in `wagma.simulation`, which --help does not load.
 MACHINES = ("10gbe", "aries", "hdr")
 MACHINE_VALUES = (
     "latency",
@@ -156,7 +156,7 @@ def add_step_time_options(group) -> None:
 
 
 def check(settings: argparse.Namespace) -> list[str]:
-    """Refuse options that conflict, or do not fit any of the numbers of ranks."""
+    """Refuse options that conflict, or that are invalid for all of the numbers of ranks."""
     parser, methods = settings.parser, settings.algorithms
     resolve(settings, methods, "none of the algorithms takes it")
     settings.algorithms = [each.label for each in methods]

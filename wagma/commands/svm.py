@@ -16,7 +16,7 @@ from wagma.wpsgd.methods import DEFAULT_PRESET, KDD_FEATURES, METHODS, PAPER_SPE
 
 DEFAULT_MACHINE = "10gbe"
 DEFAULT_WORKERS = 2
-SAMPLE_TIME_US = 10.0  # of a simulated sample
+SAMPLE_TIME_US = 10.0  # per simulated sample
 SVM_EXAMPLES = """\
 examples:
   mpiexec -n 4 wagma svm --slow-rank 1:0.5
@@ -193,7 +193,7 @@ def add_node_options(group) -> None:
 
 
 def slowed(text: str) -> tuple[int, float]:
-    """Convert "R:FACTOR" to the rank and how many times as long it takes."""
+    """Convert "R:FACTOR" to the rank and the factor by which it takes longer."""
     rank, _, factor = text.partition(":")
     try:
         value = positive(factor)
@@ -213,7 +213,7 @@ def speeds(text: str) -> list[float]:
 def check(settings: argparse.Namespace) -> list[str]:
     """Refuse options that conflict, and return the modules that are needed.
 
-    Options that are not given get the preset's values.
+    Set options that are not given to the preset's values.
     """
     parser, preset = settings.parser, PRESETS[settings.preset]
     if settings.test and not settings.data:

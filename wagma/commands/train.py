@@ -93,7 +93,7 @@ def check(settings: argparse.Namespace) -> list[str]:
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
-    """Check what depends on the running job, and train."""
+    """Check the settings against the running job, and train."""
     task, directory = prepare(settings, comm)
     from wagma.train import train  # not at the top: it loads torch
 

@@ -67,7 +67,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The command's option that sets it for all methods at once."""
+        """The command-line option that sets it for all methods at once."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -78,7 +78,7 @@ class Option:
         return f"{self.name}={'|'.join(self.choices) or self.metavar}"
 
     def words(self) -> list[str]:
-        """Return the ways to write it, as far as they are known."""
+        """Return the known ways to write it, for completion."""
         if self.convert is on_or_off:
             return [self.name]
         return [f"{self.name}={choice}" for choice in self.choices or ("",)]
@@ -194,13 +194,13 @@ class Method:
 
         Args:
             local: the optimizer of a rank's own steps.
-            model: whose parameters these change.
+            model: the model whose parameters these change.
             comm: mpi4py intracommunicator of the ranks that train together.
             options: by name, as `resolved` returns them.
-            seed: of what the method draws, the same on all ranks.
+            seed: seed of the method's random draws, the same on all ranks.
 
         Returns:
-            The optimizer, which is to be closed.
+            The optimizer, which the caller closes.
         """
         seeded = {"seed": seed} if self.seeded else {}
         return load(self.optimizer)(local, model, comm=comm, **options, **seeded)
@@ -209,8 +209,8 @@ class Method:
         """Return the seconds that a job would take if communication were free.
 
         Args:
-            seconds: float64 array of shape (ranks, steps): how long every rank's steps take.
-            options: its own, as `resolved` returns them, or those that its optimizer has chosen.
+            seconds: float64 array of shape (ranks, steps): seconds of every rank's steps.
+            options: its options, as `resolved` returns them, or its optimizer's `settings`.
         """
         return self._simulate_free(seconds, options, None).wall
 
@@ -237,6 +237,6 @@ class Method:
 
 
 def load(name: str) -> Any:
-    """Return what a dotted name stands for."""
+    """Return the object that a dotted name refers to."""
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)

@@ -8,7 +8,7 @@ from wagma.methods.shared import TRANSPORT
 
 
 def none_left(backups: int, ranks: int) -> str | None:
-    """Return why a round of such a job cannot omit so many ranks."""
+    """Return why a round of a job of this size cannot omit so many ranks."""
     if backups >= ranks:
         return f"{backups} backups in a job of {ranks} ranks: at most {ranks - 1} are possible"
     return None

@@ -8,7 +8,7 @@ from wagma.methods.shared import TRANSPORT
 
 
 def too_many(neighbors: int, ranks: int) -> str | None:
-    """Return why ranks of such a job cannot push to so many others."""
+    """Return why ranks of a job of this size cannot push to so many others."""
     hops = max(1, (ranks - 1).bit_length())
     if neighbors > hops:
         return (

@@ -23,7 +23,7 @@ def outside_the_job(controller_rank: int, ranks: int) -> str | None:
 
 
 def nobody_left(controller_only: bool, ranks: int) -> str | None:
-    """Return why a job of so many ranks cannot spare one for the controller."""
+    """Return why a job of so many ranks has none left to train beside the controller's."""
     return "--controller-only leaves no rank to train" if controller_only and ranks == 1 else None
 
 
@@ -112,7 +112,7 @@ TRANSPORT = Option(
     otherwise="shared where possible",
     simulated=False,
 )
-# Several methods have it, each with a default of its own.
+# Several methods have this option, each with its own default.
 GRAPH = Option(
     "graph",
     "graph of the ranks: ring, ring-based, double-ring, or hierarchical-4+2+2 for machines with "

@@ -71,7 +71,7 @@ class Allreduce(GradientAveraging):
             group_size=1,
             sync_period=1,
             wait="group",
-            late="paper",  # a vector counts by itself, not as a change of the last mean
+            late="paper",  # a vector is averaged itself, not as a change of the last mean
             **options,
         )
 

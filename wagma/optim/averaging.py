@@ -33,15 +33,15 @@ _made: weakref.WeakSet[Averaging] = weakref.WeakSet()
 class _JoinBlocks(threading.local):
     """The `join` blocks that a thread is in, and the joins begun in the inner ones.
 
-    It waits for other ranks only at the end of the outermost block; until then they may need this
-    rank in the steps of any other optimizer.
+    The thread waits for other ranks only at the end of the outermost block; until then they may
+    need this rank in the steps of any other optimizer.
     """
 
     begun: ExitStack | None = None
 
     @contextmanager
     def enter(self) -> Iterator[ExitStack]:
-        """Return a block that waits, at its end, for the joins begun in it."""
+        """Yield an exit stack that waits, at the outermost block's end, for the joins begun."""
         if self.begun is not None:
             yield self.begun
             return
@@ -269,7 +269,7 @@ class Averaging(Wrapper):
             self._inside_average = False
             self.flat.restore(own)
             self._put_back(outstanding)
-            self._release()  # if it was closed inside
+            self._release()  # if the optimizer was closed inside the block
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -322,7 +322,7 @@ class Averaging(Wrapper):
         self.collective.synchronize(self._model_vectors)
 
     def _go_on_from(self, version: int) -> None:
-        """Continue with this version, from the model as it is now."""
+        """Continue with this version, from the current model."""
         self.collective.load(self._model_vectors, version)
 
     @contextmanager
@@ -424,7 +424,7 @@ class Averaging(Wrapper):
                 if exception[0] is None:
                     raise
 
-    # What methods are made of
+    # Parts of methods
 
     def _average_model(self, **weight: float) -> None:
         """Call the collective with the model, which is overwritten by the result."""
@@ -448,31 +448,31 @@ class Averaging(Wrapper):
             )
 
     def _release(self) -> None:
-        """Put the result of closing into the model, and give it memory of its own again."""
+        """Put the result of closing into the model, and move its tensors to their own memory."""
         if self.closed and not self._inside_average:
             try:
                 self._keep_last_average()
             finally:
                 self.flat.release()
 
-    # What a method that overlaps does with an average that is outstanding
+    # What a method that overlaps does with an outstanding average
 
     def _set_aside(self) -> Any:
-        """Complete it, and return what `_put_back` needs once the model is as it was before."""
+        """Complete the outstanding average; return what `_put_back` needs to restore it."""
         self.complete()
 
     def _put_back(self, outstanding: Any) -> None:
-        """Go on as before `_set_aside`."""
+        """Restore the outstanding average that `_set_aside` returned; the model is restored."""
 
     def _drop(self) -> None:
-        """Complete it, and leave the model as it is."""
+        """Complete the outstanding average, and leave the model unchanged."""
 
     def _keep_last_average(self) -> None:
-        """Put what closing has completed into the model, unless that was changed since."""
+        """Put the average that closing completed into the model, unless the model was changed."""
 
 
 def weights_of(collective: Any) -> dict[str, Any]:
-    """Return the settings of the models' weights, as far as they have an effect."""
+    """Return the settings of the models' weights that have an effect."""
     weights = {"weights": collective.weights}
     if collective.weights == "wp":
         weights["contraction"] = collective.contraction

@@ -91,7 +91,7 @@ class EagerSGD(GradientAveraging):
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Contribute the gradient, and take a step of the wrapped optimizer with the average."""
         loss = self._compute_gradients(closure)
-        own = np.array(self._gradients.own)  # nothing is where gradients are not finite
+        own = np.array(self._gradients.own)  # all False if gradients are not finite
         if weight != 1:
             self._gradients.multiply(weight)
         result = self.collective(self._gradients.vectors)
@@ -103,7 +103,7 @@ class EagerSGD(GradientAveraging):
         return returned if closure is None else loss
 
     def _average_now(self) -> None:
-        """Set every rank's model to the average over all; contributions are unaffected."""
+        """Set every rank's model to the average over all ranks; contributions are unaffected."""
         self.collective.average(self._model_vectors)
 
     def _go_on_from(self, version: int) -> None:
@@ -122,6 +122,6 @@ class EagerSGD(GradientAveraging):
         self.collective.average(self._model_vectors, weight=float(is_last))
 
     def _step_with_what_has_come(self, own: np.ndarray | bool = False) -> Any:
-        """Take a step with the parameters of which something has come, and with its own."""
+        """Take a step with the parameters whose gradients have arrived or are this rank's own."""
         self._gradients.write_back((self._gradients.shares(self.collective) != 0) | own)
         return self._bare_step()

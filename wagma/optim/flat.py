@@ -93,7 +93,7 @@ def named_tensors(model: torch.nn.Module) -> Iterable[Tensor]:
 
 
 def every_value(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the values of `named_tensors`, tied ones often: without the names, in a tenth of it."""
+    """Yield the values of `named_tensors`, tied ones repeatedly: ten times as fast, unnamed."""
     for module in model.modules():
         for values in (module._parameters.values(), module._buffers.values()):
             yield from (value for value in values if value is not None)
@@ -136,8 +136,8 @@ def check_averageable(tensor: Tensor) -> None:
 def averageable_devices() -> set[str]:
     """Return the kinds of devices whose memory a collective can average.
 
-    A backend that is not part of torch may be in memory that the CUDA driver knows; if it is not,
-    the collective's constructor says so.
+    A backend that is not part of torch may use memory that the CUDA driver knows; if it does not,
+    the collective's constructor raises.
     """
     return {"cpu", "cuda", torch._C._get_privateuse1_backend_name()}
 
@@ -163,9 +163,9 @@ def check_any_parameter(tensors: list[Tensor]) -> None:
 
 
 def check_no_aliases(tensors: list[Tensor]) -> None:
-    """Raise for distinct tensors that share a byte: as views of the vector they would not."""
+    """Raise for distinct tensors that share memory: as parts of the vector they would not."""
     cluster: list[Tensor] = []
-    end = 0  # tensors whose ranges of addresses overlap; they may still interleave
+    end = 0  # a cluster: tensors whose address ranges overlap; they may still interleave
     for tensor in sorted(tensors, key=lambda tensor: tensor.value.data_ptr()):
         if not tensor.value.numel():
             continue
@@ -246,7 +246,7 @@ def agree(comm: MPI.Intracomm, find: Callable[[], list[Any]]) -> list[Any]:
         found = find()
     except (TypeError, ValueError) as problem:
         error = problem
-    except Exception as problem:  # the other ranks wait to hear of any
+    except Exception as problem:  # the other ranks wait for the outcome, whatever it is
         error = RuntimeError(f"{type(problem).__name__}: {problem}")
     mine = [str(item) for item in found]
     reference = comm.bcast(None if error else mine, root=0)
@@ -257,7 +257,7 @@ def agree(comm: MPI.Intracomm, find: Callable[[], list[Any]]) -> list[Any]:
 
 
 def difference(reference: list[str], mine: list[str]) -> str:
-    """Return the first difference between two ranks' lists, as a sentence's end."""
+    """Return the first difference between two ranks' lists, as an error message."""
     pairs = zip_longest(mine, reference, fillvalue="nothing")
     here, there = next(pair for pair in pairs if pair[0] != pair[1])
     return f"the model has {here} where rank 0 has {there}"
@@ -380,7 +380,7 @@ class FlatModel:
             tensor.value.detach().copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's `state_dict()` of clones: of tied tensors one, as in the model."""
+        """Return the model's `state_dict()` of clones; tied tensors share one."""
         state, clones = self.model.state_dict(), {}
         for name, value in state.items():
             if isinstance(value, torch.Tensor):  # else it is a module's extra state

@@ -18,15 +18,15 @@ from wagma.optim.vectors import DeviceVector, for_collective, new_vector
 class FlatGradients:
     """The gradients of a flat model's parameters, as vectors in that model's layout.
 
-    They cover all parameters: one without a gradient counts as zeros, and the last vector tells how
-    many ranks have one. The places of buffers hold zeros, so that a collective that averages
+    They cover all parameters: one without a gradient counts as zeros, and the last vector counts
+    the ranks that have one. The parts of buffers hold zeros, so that a collective that averages
     gradients can average the model as well.
 
     Attributes:
         vectors: list of 1-D arrays for collectives: one for each of `FlatModel.vectors`, of its
             dtype and length, and one of float32 with an element for each parameter: 1 if it has a
             gradient on this rank, else 0; after averaging, the share of ranks that have one.
-        own: list of whether each parameter has a gradient on this rank that counts.
+        own: list of whether each parameter has a gradient on this rank, and it is not excluded.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, gradients are copied into them later
@@ -47,7 +47,7 @@ class FlatGradients:
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Take the gradients from the parameters' `.grad`.
+        """Copy the gradients from the parameters' `.grad`.
 
         Raises:
             TypeError: one of them is sparse.
@@ -64,7 +64,7 @@ class FlatGradients:
                     "only dense ones can be averaged"
                 )
         self.own = [tensor.value.grad is not None for tensor, _ in self._parameters]
-        if self.own != self._flags_of:  # rarely: what comes from the host may wait for the device
+        if self.own != self._flags_of:  # rarely: a copy from the host may wait for the device
             self._flags_of = self.own
             self._flags = torch.tensor(self.own, dtype=torch.float32).to(
                 self._present.device, non_blocking=True
@@ -87,14 +87,14 @@ class FlatGradients:
             vector.zero_()
 
     def with_model(self, flat: FlatModel) -> list[np.ndarray | DeviceVector]:
-        """The model's vectors in this layout, with nothing in the place of the counts."""
+        """Return the model's vectors in this layout, with zeros in place of the counts."""
         return [*flat.vectors, for_collective(torch.zeros_like(self._present))]
 
     def shares(self, collective: Any) -> np.ndarray:
-        """The share of ranks that have a gradient for each parameter, after averaging.
+        """Return the share of ranks that have a gradient for each parameter, after averaging.
 
-        It is read on the host if the collective averages there, without waiting for a device. On a
-        device it arrives with the average, for which the step waits anyway.
+        It is read from the host's copy if the collective averages there, without waiting for a
+        device. On a device it arrives with the average, for which the step waits anyway.
         """
         if collective.path == "direct":
             return self._present.cpu().numpy()
@@ -102,10 +102,10 @@ class FlatGradients:
 
     @torch.no_grad()
     def write_back(self, present: Iterable[Any]) -> None:
-        """Put the vectors into `.grad` of the parameters of which `present` is not 0."""
+        """Copy the vectors to `.grad` of the parameters whose `present` is not 0."""
         for (tensor, view), is_present in zip(self._parameters, present, strict=True):
             value = tensor.value
-            if not is_present:  # also where it has one here that did not count
+            if not is_present:  # also if this rank has one that was excluded
                 value.grad = None
             elif value.grad is None:
                 value.grad = view.clone()
@@ -114,7 +114,7 @@ class FlatGradients:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step cannot be taken without a closure, as LBFGS's cannot."""
+    """Return whether the optimizer's step requires a closure, as LBFGS's does."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
@@ -185,7 +185,8 @@ class GradientAveraging(Averaging):
     def _compute_gradients(self, closure: Callable[[], Any] | None) -> Any:
         """Call the closure, if there is one, and collect the gradients; return the closure's loss.
 
-        Gradients that a GradScaler found to be infinite are marked as such, the others unscaled.
+        Gradients that a GradScaler found to be infinite make the vectors non-finite; others are
+        unscaled.
         """
         self._check_closure(closure)
         loss = None

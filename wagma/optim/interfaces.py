@@ -19,7 +19,7 @@ class Collective(Protocol):
 
     @property
     def version(self) -> int:
-        """How many calls this rank has made."""
+        """The number of calls that this rank has made."""
 
     @property
     def closed(self) -> bool:
@@ -29,7 +29,7 @@ class Collective(Protocol):
         """Overwrite the vectors by all ranks' averages, and change nothing else; collective."""
 
     def synchronize(self, vectors: list[Any], /) -> None:
-        """Average over all ranks, which go on from there; collective."""
+        """Average over all ranks, which continue from the average; collective."""
 
     def load(self, vectors: list[Any], version: int, /) -> None:
         """Let all ranks continue from these vectors and this version; collective."""
@@ -41,10 +41,10 @@ class Collective(Protocol):
         """Return the `collectives.statistics.Statistics` of this rank so far."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell all ranks of this one's error."""
+        """Report this rank's error to all ranks."""
 
     def close(self) -> None:
-        """Leave; collective."""
+        """Leave the collective; collective."""
 
     def __exit__(
         self,
@@ -52,7 +52,7 @@ class Collective(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave a block, and tell all ranks of the error that ends it, if one does."""
+        """Leave a block, and report the error that ends it, if any, to all ranks."""
 
 
 @runtime_checkable
@@ -60,7 +60,7 @@ class AveragingOptimizer(Protocol):
     """What `wagma train` requires of an optimizer that averages between ranks.
 
     Attributes:
-        optimizer: the wrapped one, which makes the rank's own steps.
+        optimizer: the wrapped optimizer, which makes the rank's own steps.
         collective: the collective that averages: at least `statistics` and `fail` of a
             `Collective`.
         result, results: of the call that was completed last, and of those that the last step
@@ -73,9 +73,9 @@ class AveragingOptimizer(Protocol):
     skipped; a training that does not end by time then ends by iterations.
 
     `report()`, optional, returns a dict for the run's summary, and is called after `averaged`.
-    Values of names that end in "_of_rank" are collected from all ranks; from "met", the ranks that
-    a rank's groups were with, the run's ρ is computed; any other value is that of the one rank that
-    knows it, and None elsewhere.
+    Values whose names end in "_of_rank" are collected from all ranks; from "met", the ranks that
+    were in this rank's groups, the run's ρ is computed; any other value is known to one rank, and
+    None on the others.
     """
 
     optimizer: Any
@@ -103,4 +103,4 @@ class AveragingOptimizer(Protocol):
         """Let ranks make different numbers of steps inside; collective."""
 
     def close(self) -> None:
-        """Leave; collective."""
+        """Leave the collective; collective."""

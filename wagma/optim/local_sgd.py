@@ -167,5 +167,5 @@ class LocalSGD(Averaging):
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimizer, then average the model if it is due."""
         loss = self._local_step(closure)
-        self._average_model(weight=weight)  # alone but for the call in which all average
+        self._average_model(weight=weight)  # in a group of one rank, except for every τ-th call
         return loss

@@ -1,4 +1,4 @@
-"""An average in progress while the application computes with the model."""
+"""An average that is pending while the application computes with the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Overlap:
-    """At most one call of a collective, which averages a copy of the model.
+    """At most one pending call of a collective, which averages a copy of the model.
 
     When the average arrives it replaces the trained parameters, which must not have changed
     meanwhile. Buffers, such as BatchNorm's statistics, and frozen parameters become the average
@@ -24,7 +24,7 @@ class Overlap:
     parameters.
 
     Attributes:
-        call: handle of the call whose average is not in the model yet, None if there is none.
+        call: handle of the call whose average has not been put into the model yet, or None.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, averages are copied from it later
@@ -47,13 +47,13 @@ class Overlap:
         self.resume(self._collective.start(self._vectors, weight=weight))
 
     def resume(self, call: Call | None) -> None:
-        """Let `take` put this call's average into the model, which is as it was at its start."""
+        """Let `take` put this call's average into the model, which is unchanged since its start."""
         self.call = call
         if call is not None:
             self._versions = [tensor.value._version for tensor in self._trained]
 
     def changed(self) -> Tensor | None:
-        """Return a trained parameter that was changed meanwhile, which `take` would undo."""
+        """Return a trained parameter that has changed since the start, which `take` would undo."""
         pairs = zip(self._trained, self._versions, strict=True)
         return next((t for t, version in pairs if t.value._version != version), None)
 
@@ -67,7 +67,7 @@ class Overlap:
         """Wait for the call, put the average into the model, and return the `Result`."""
         try:
             return self.drop()
-        finally:  # the collective counts on it, also where the call was interrupted
+        finally:  # the collective relies on it, even if the call was interrupted
             let_wait(self._flat.device, self._stream)
             self._put()
 

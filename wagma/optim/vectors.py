@@ -1,4 +1,4 @@
-"""Vectors that tensors of one dtype are parts of, for torch and for a collective."""
+"""Vectors whose parts are tensors of one dtype, for torch and for a collective."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 ALIGNMENT = 64  # bytes, at which torch and BLAS expect a tensor of its own to start
-LEGACY_STREAM = 1  # what the interface calls torch's default stream, whose handle is 0
+LEGACY_STREAM = 1  # the interface's number for torch's default stream, whose handle is 0
 
 
 class DeviceVector:
     """A vector on a CUDA device, as a collective takes it.
 
     Its interface (`__cuda_array_interface__`, version 3) names torch's current stream on the
-    device, which torch's own does not, and has bfloat16, which that lacks.
+    device, which that of torch's tensors does not, and supports bfloat16, which theirs lacks.
 
     Args:
         values: 1-D tensor on the device.
@@ -39,7 +39,7 @@ class DeviceVector:
 
 
 def let_wait(device: torch.device, stream: Any) -> None:
-    """Let torch's current stream on a device wait for another; on the CPU this is not needed."""
+    """Make torch's current stream on a device wait for another; on the CPU do nothing."""
     if device.type != "cpu":
         current = torch.get_device_module(device).current_stream(device)
         if current != stream:
@@ -49,7 +49,7 @@ def let_wait(device: torch.device, stream: Any) -> None:
 def current_stream(device: torch.device) -> int:
     """Return the handle of torch's current stream on a device."""
     stream = torch.get_device_module(device).current_stream(device)
-    # Backends that are not part of torch have torch.Stream, which has the other name.
+    # Backends that are not part of torch use torch.Stream, with the attribute `native_handle`.
     return stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.native_handle
 
 

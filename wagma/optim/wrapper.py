@@ -21,8 +21,8 @@ class Wrapper(torch.optim.Optimizer):
         closed: whether the method has ended, so that the wrapped optimizer is free again.
     """
 
-    # GradScaler then calls `step` even where it found infinite gradients, because ranks that count
-    # their steps must not skip one; it says what it found in `found_inf` and `grad_scale`.
+    # With this GradScaler calls `step` even if it found infinite gradients, since ranks that count
+    # their steps must not skip one; it reports them in `found_inf` and `grad_scale`.
     _step_supports_amp_scaling = True
 
     closed = False
@@ -31,7 +31,7 @@ class Wrapper(torch.optim.Optimizer):
         # Not super().__init__(): it would build a second set of groups, state and hooks.
         self.optimizer = optimizer
         self._stepping = False
-        if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # else it is a wrapper without them
+        if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # else it is a wrapper without hooks
             refuse_alone(optimizer, weakref.ref(self))
 
     param_groups = property(

@@ -27,10 +27,10 @@ class Result:
     Attributes:
         ranks: number of ranks.
         made: int64 array of shape (ranks,): number of steps that each rank made.
-        reached: int64 array of shape (ranks,): its iteration number at the end: the same, unless it
-            skipped iterations.
+        reached: int64 array of shape (ranks,): iteration number of each rank at the end; equal to
+            `made` unless it skipped iterations.
         wall: seconds until the end of the last rank's last step, or of the simulation.
-        ideal_wall: seconds in which ranks that never wait make as many steps.
+        ideal_wall: seconds that ranks which never wait need for as many steps.
         compute: float64 array of shape (ranks,): seconds of the rank's own steps.
         waited: float64 array of shape (ranks,): seconds that its calls took.
         staleness: int64 array of shape (ages,): see `core.Method`.
@@ -77,10 +77,10 @@ def simulate(
     Args:
         method: one of `wagma.methods.METHODS`, or the name of one.
         step_times: float64 array of shape (steps, ranks): seconds, see `wagma.simulation.steps`.
-        machine: what the ranks run on.
-        settings: the job's.
-        seconds: for how many seconds all ranks train; the steps of each must take as long. None:
-            until all have made all steps, or have skipped iterations instead.
+        machine: the `Machine` that the ranks run on.
+        settings: the job's settings.
+        seconds: simulated seconds for which all ranks train; the steps of each must take at least
+            as long. None: until all have made all steps, or have skipped iterations instead.
 
     Returns:
         A `Result`.
@@ -127,6 +127,6 @@ def simulate(
 
 
 def ideal_seconds(made: np.ndarray, compute: np.ndarray, seconds: float) -> float:
-    """Return how long ranks that always compute take for what they made in so many seconds."""
+    """Return the seconds that ranks which always compute need for the steps they made."""
     rates = np.divide(made, compute, out=np.zeros(len(made)), where=compute > 0)
     return float(made.sum() / rates.sum()) if made.any() else seconds

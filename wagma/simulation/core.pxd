@@ -13,8 +13,8 @@ cdef class Simulation:
     cdef readonly int ranks, iterations
     cdef readonly object machine
     cdef readonly Method method
-    # How many steps each rank has made, its iteration number, for how long it waited in calls, when
-    # its last one was over.
+    # Of each rank: the number of steps made, the iteration number, the time waited in calls, and
+    # when the last call ended.
     cdef readonly object made, reached, waited, ended
     cdef readonly long long events, messages
     cdef const double[:, ::1] step_times

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Ranks in simulated time: an event heap, their applications, and a LogGP network between them.
 
-What happens at the same time happens in the order in which it was caused: a simulation is a
-function of its arguments.
+Events of equal time happen in the order in which they were caused: a simulation is a function of
+its arguments.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -14,43 +14,44 @@ import numpy as np
 from collectives.protocols.schedule cimport Schedule
 from collectives.protocols.slicing cimport Slicing, suits
 
-# How far an event has come: a message arrives, is noticed, and is taken, when all others begin.
+# The stages of an event. A message arrives, is noticed by the engine, and is taken: it happens. All
+# other events begin at the last stage.
 cdef enum:
     HAPPENS
     ARRIVES
     NOTICED
 
 cdef enum:
-    # The application of a rank has computed a step: what methods number is above.
+    # The application of a rank has computed a step; methods' event kinds are 0 or more.
     COMPUTED = -1
     # Bytes up to which MPICH prefers recursive doubling.
     SHORT = 2048
-    # Events between two looks for a signal, such as Ctrl-C's.
+    # Events between checks for signals, such as Ctrl-C's.
     SIGNALS = 1 << 16
 
 
 cdef class Simulation:
-    """Some ranks' applications, each computing its steps and calling its method after each.
+    """The applications of some ranks, each of which calls its method after every step.
 
-    A method is told of each call, answers it by `returns`, and meanwhile lets things happen
-    `later` or on arrival of what one rank's engine `send`s to another's.
+    A method is told of each call and answers it by `returns`; until then it schedules events:
+    `later`, or on arrival of a message that one rank's engine `send`s to another's.
 
     Args:
         method: the `Method` that all ranks use.
         machine: the `machine.Machine` that they run on.
         step_times: float64 array of shape (iterations, ranks): the seconds that each of a rank's
-            steps takes before its call. A rank makes less steps than that where it skips iterations.
-        seconds: when the simulation ends; each rank's steps must take as long. None: when all
-            applications have made all steps.
+            steps takes before its call. A rank that skips iterations makes fewer steps.
+        seconds: when the simulation ends; each rank's steps must take at least as long. None: when
+            all applications have made all steps.
 
     Attributes:
         now: the simulated time, in seconds.
-        made: int64 array of shape (ranks,): how many calls of each application have returned.
-        reached: int64 array of shape (ranks,): the iteration number of each then: the same, unless
-            it has skipped iterations.
+        made: int64 array of shape (ranks,): number of calls of each application that have returned.
+        reached: int64 array of shape (ranks,): iteration number of each rank; equal to `made`
+            unless it has skipped iterations.
         waited: float64 array of shape (ranks,): seconds that each application waited in calls.
         ended: float64 array of shape (ranks,): when each application's last call returned.
-        events, messages: how many have been simulated.
+        events, messages: numbers of events and messages simulated.
 
     Raises:
         ValueError: the steps of a rank take less than `seconds`.
@@ -95,10 +96,10 @@ cdef class Simulation:
         free(self.heap)
 
     def run(self):
-        """Let everything happen until every application has made its steps, or the time is over.
+        """Process events until every application has made its steps, or the time is over.
 
         Raises:
-            RuntimeError: an application waits, and nothing is left that could happen.
+            RuntimeError: an application waits, and no event is left.
         """
         cdef Event event
         cdef int rank
@@ -133,7 +134,7 @@ cdef class Simulation:
             self.method.happens(event.kind, event.rank, event.a, event.b)
 
     cdef void _arrive(self, Event *event):
-        """A message is there, and is taken once the engine has looked for it and has the time."""
+        """Schedule when the engine takes a message: once it has noticed it and is free."""
         cdef double at = self.now
         if event.stage == ARRIVES and self.computing[event.rank] and self.response > 0:
             self._push(at + self.response, event.kind, event.rank, event.a, event.b, NOTICED)
@@ -142,10 +143,10 @@ cdef class Simulation:
         self.engine_free[event.rank] = at
         self._push(at, event.kind, event.rank, event.a, event.b, HAPPENS)
 
-    # What methods cause
+    # Calls by methods
 
     cpdef void later(self, double delay, int kind, int rank, long long a=0, long long b=0):
-        """Let `Method.happens` be called with these in `delay` seconds.
+        """Schedule a call of `Method.happens` with these arguments in `delay` seconds.
 
         Raises:
             ValueError: a negative delay or kind, or no such rank.
@@ -158,8 +159,8 @@ cdef class Simulation:
     ):
         """Send a message; once the receiving engine has taken it, `Method.happens` is called.
 
-        It costs the engines o each, and one engine's messages begin g after the last one's end. One
-        that leaves its node goes no faster than the node's other ones let it.
+        It costs each of the two engines o, and an engine's message begins at least g after the end
+        of its last one. Messages that leave a node share the node's injection limit.
 
         Raises:
             ValueError: a negative kind, less than a byte, or no such rank.
@@ -183,11 +184,11 @@ cdef class Simulation:
         self._push(at + wire + self.latency, kind, destination, a, b, ARRIVES)
 
     cpdef void returns(self, int rank, double delay=0, int iterations=1):
-        """The application's call returns in `delay` seconds, and its next step begins.
+        """Let the application's call return in `delay` seconds; then its next step begins.
 
         Args:
-            iterations: by how many the rank's iteration number grows: more than one where it skips
-                some.
+            iterations: number by which the rank's iteration number grows: more than one if it skips
+                iterations.
 
         Raises:
             ValueError: a negative delay, no such rank, or less than one iteration.
@@ -206,7 +207,7 @@ cdef class Simulation:
         if at <= self.seconds:
             self.returned[rank] += 1
             self.iterations_of[rank] = self.done[rank]
-        # Until its next call; one that has made its last step makes no more.
+        # Until its next call; after its last step there is none.
         self.computing[rank] = True
         if self.is_done(rank):
             self.unfinished -= 1
@@ -214,7 +215,7 @@ cdef class Simulation:
             self._begin_step(rank, at)
 
     cdef bint is_done(self, int rank) noexcept:
-        """Whether the application has made its last step."""
+        """Return whether the application has made its last step."""
         return self.done[rank] >= self.iterations
 
     cdef void _check(self, int rank, double delay, int kind):
@@ -242,7 +243,7 @@ cdef class Simulation:
         self.count += 1
         while place > 0:
             parent = (place - 1) // 4
-            # What was pushed earlier comes first among equals.
+            # Among events of equal time, those pushed earlier come first.
             if self.heap[parent].time <= time:
                 break
             self.heap[place] = self.heap[parent]
@@ -251,7 +252,7 @@ cdef class Simulation:
         self.pushed += 1
 
     cdef Event _pop(self) noexcept:
-        """Take the earliest event out: each has up to four below it that are not earlier."""
+        """Remove and return the earliest event of a 4-ary heap."""
         cdef Event first = self.heap[0], last
         cdef Py_ssize_t place = 0, child, other, end
         self.count -= 1
@@ -275,18 +276,19 @@ cdef inline bint is_before(const Event *one, const Event *other) noexcept nogil:
 
 
 cdef class Method:
-    """What the ranks' engines do: a protocol, driven in simulated time.
+    """The ranks' engines: a protocol, driven in simulated time.
 
-    A subclass says in `arrives` what an application's call causes and in `happens` what follows
-    from what it let happen later; each call must be answered by `Simulation.returns` once.
+    A subclass implements `arrives`, the effects of an application's call, and `happens`, those of
+    the events that it has scheduled; it must answer each call by `Simulation.returns` once.
 
     Attributes:
-        staleness: int64 array, empty if no rank takes part with an older vector: how many times a
-            rank took part in a group's average with a vector of so many calls before; the last
-            entry counts all from there on.
-        calls, timely: calls that average in a group, and those whose vector was in its average.
+        staleness: int64 array, empty if no rank takes part with an older vector; entry k: number of
+            times that a rank took part in a group's average with a vector k calls old; the last
+            entry counts older vectors as well.
+        calls, timely: number of calls that average in a group, and of those whose vector was in its
+            average.
         updates: averages of several ranks that have been completed, each of which is one update of
-            the models (Partial Reduce's equation 3); −1 where they are not counted.
+            the models (Partial Reduce's equation 3); −1 if they are not counted.
     """
 
     def __cinit__(self):
@@ -294,29 +296,29 @@ cdef class Method:
         self.updates = -1
 
     cpdef begin(self):
-        """All ranks are there, in `self.simulation`, and begin to compute."""
+        """Prepare the ranks of `self.simulation`, which begin to compute."""
 
     cpdef arrives(self, int rank):
-        """The application of a rank has computed a step, and calls."""
+        """Handle the call of a rank's application, which has computed a step."""
         raise NotImplementedError
 
     cpdef happens(self, int kind, int rank, long long a, long long b):
-        """What was to happen later happens, or a message has come."""
+        """Handle a scheduled event, or a message that has arrived."""
         raise NotImplementedError
 
 
 cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=False):
-    """Return the seconds from the last member's arrival to the result, in our engine's schedules.
+    """Return the seconds from the last member's arrival to the result, in the engine's schedules.
 
-    What the last one brings reaches all members in the last phase: all have the result then. (With
-    a number of members that is no power of two, some have it up to a step before.) Which schedule
-    an exchange has, and its steps, are `collectives.protocols`'.
+    The last member's data reaches all members in the last phase: all have the result then. (If the
+    number of members is not a power of two, some have it up to a step before.) The choice of the
+    schedule, and its steps, are those of `collectives.protocols`.
 
     Args:
         machine: the `machine.Machine`, whose nodes share their injection limit among their ranks.
         size: number of members.
         nbytes: length of the vector, in bytes.
-        doubling: whether long vectors go by recursive doubling, too.
+        doubling: whether long vectors use recursive doubling, too.
     """
     cdef Slicing slicing = Slicing()
     cdef double message = 2 * machine.overhead + machine.latency
@@ -326,7 +328,7 @@ cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=F
     if doubling or not suits(nbytes, size):
         return doubling_time(machine, size, nbytes)
     slicing.begin(nbytes, size)
-    # In a block a member sends a slice to each other one and receives one, twice over.
+    # In a block a member sends a slice to each other member and receives one, twice.
     wire = 2 * (size - 1) * (
         slicing.blocks * machine.gap + machine.shared_byte_gap * nbytes / size)
     engine = 4 * (size - 1) * slicing.blocks * machine.overhead + nbytes / machine.memory
@@ -336,7 +338,7 @@ cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=F
 cpdef double mpi_allreduce_time(machine, int size, long long nbytes):
     """Return the seconds from the last rank's arrival to MPI_Allreduce's result.
 
-    Recursive doubling up to 2 KiB; above, recursive halving and doubling, as MPICH has it.
+    Recursive doubling up to 2 KiB; above, recursive halving and doubling, as in MPICH.
 
     Args: those of `allreduce_time`.
 
@@ -358,13 +360,13 @@ cpdef double mpi_allreduce_time(machine, int size, long long nbytes):
     moved = nbytes * (1 - 1 / <double>core)
     time = 2 * (phases * message + moved * byte_gap) + moved / machine.memory
     if core != size:
-        # Surplus ranks are folded onto others, and get the result from them.
+        # Surplus ranks are folded onto others, and receive the result from them.
         time += 2 * (message + nbytes * byte_gap) + nbytes / machine.memory
     return time
 
 
 cdef double doubling_time(machine, int size, long long nbytes):
-    """Recursive doubling: in every step the vector is sent, and added to."""
+    """Return the seconds of recursive doubling: in every step the vector is sent and added."""
     cdef Schedule schedule = Schedule()
     cdef int steps = 0
     schedule.begin(size, 0)

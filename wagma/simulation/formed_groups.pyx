@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Methods in which something forms groups, in simulated time.
+"""Simulates methods in which a controller or a schedule forms groups.
 
-What `collectives.engine.formed_groups` does over MPI is done here at the times of the machine's
-model; all decisions are those of a `collectives.protocols.formed_groups` protocol.
+It does what `collectives.engine.formed_groups` does over MPI, at the times of the machine's model;
+all decisions are those of a `collectives.protocols.formed_groups` protocol.
 """
 
 import array
@@ -12,20 +12,20 @@ from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
 from wagma.simulation.core cimport Method, Simulation, allreduce_time
 
 cdef enum:
-    # What happens: an application's vector is in the engine's memory; a message has come; a group
-    # has averaged.
+    # Events: an application's vector has been staged in the engine's memory; a message has arrived;
+    # a group has averaged.
     STAGED
     CAME
     EXCHANGED
 
 
 cdef class SimulatedGroupPort(GroupPort):
-    """What one rank's engine does.
+    """The actions of one rank's engine.
 
     Attributes:
-        protocol: the rank's.
-        steps: what is to be done, in this order: groups, and None for the return of the call.
-        averaging: whether the first of these is under way.
+        protocol: the rank's protocol.
+        steps: queue of actions: groups to average in, and None for the return of the call.
+        averaging: whether the first of these is in progress.
     """
 
     cdef Simulation simulation
@@ -33,7 +33,7 @@ cdef class SimulatedGroupPort(GroupPort):
     cdef readonly int rank
     cdef readonly object steps
     cdef readonly bint averaging
-    # By source, oldest first: the messages on their way.
+    # By source, oldest first: the messages in flight.
     cdef dict coming
 
     def __init__(self, Simulation simulation, int rank):
@@ -60,7 +60,7 @@ cdef class SimulatedGroupPort(GroupPort):
 
 
 cdef Group copy_of(Group group):
-    """Return a record of the same group."""
+    """Return a copy of the group's record."""
     cdef Group copy = Group(group.number, room=group.size)
     cdef int i
     for i in range(group.size):
@@ -69,24 +69,24 @@ cdef Group copy_of(Group group):
 
 
 cdef class FormedGroupMethod(Method):
-    """Ranks of such a protocol.
+    """The ranks of such a protocol.
 
     A group's average begins once its last member takes part in it.
 
     Args:
-        make: returns the protocol of a (port, rank, size).
+        make: function of (port, rank, size) that returns the rank's protocol.
         nbytes: length of the vector, in bytes.
         sync_every: calls from one average of a rank to its next.
 
     Attributes:
-        most: how many groups were under way at a time, at most.
+        most: the largest number of groups that averaged at the same time.
     """
 
     cdef object make
     cdef long long nbytes, sync_every
     cdef double staging_time
     cdef list ports
-    # How many members of each group have begun, by its number.
+    # Number of members of each group that have begun, by the group's number.
     cdef dict present
     cdef int under_way
     cdef readonly int most
@@ -132,7 +132,7 @@ cdef class FormedGroupMethod(Method):
         self._proceed(port)
 
     cdef void _proceed(self, SimulatedGroupPort port):
-        """Begin what a rank is to do next."""
+        """Begin a rank's next action."""
         while port.steps and not port.averaging:
             if port.steps[0] is None:
                 port.steps.popleft()

@@ -63,10 +63,10 @@ class Machine:
             raise ValueError(f"ranks_per_node must be an integer, not {self.ranks_per_node}")
 
     def for_job(self, ranks: int) -> Machine:
-        """Return the machine as a job of so many `ranks` meets it: none shares with more.
+        """Return the machine for a job of `ranks` ranks: no node is shared by more than these.
 
         Raises:
-            ValueError: its nodes' sizes are those of another number of ranks.
+            ValueError: the sizes of its nodes do not add up to `ranks`.
         """
         if self.node_sizes and sum(self.node_sizes) != ranks:
             raise ValueError(f"nodes with {self.node_sizes} ranks, in a job of {ranks}")
@@ -75,7 +75,7 @@ class Machine:
         return replace(self, ranks_per_node=int(shared), injection=limit)
 
     def node_of(self, ranks: int) -> np.ndarray:
-        """Return the node of each of so many `ranks`: int32 array of shape (ranks,)."""
+        """Return the node of each of `ranks` ranks: int32 array of shape (ranks,)."""
         if not self.node_sizes:
             return (np.arange(ranks) // self.ranks_per_node).astype(np.intc)
         return np.repeat(np.arange(len(self.node_sizes)), self.node_sizes).astype(np.intc)
@@ -86,8 +86,8 @@ class Machine:
         return max(self.byte_gap, self.ranks_per_node / self.injection)
 
 
-# L + 2o and G are measured by others: half the round trip, and the bandwidth, of MPI messages. How
-# L + 2o is divided is chosen: no measurement of o is known.
+# L + 2o and G are published measurements: half the round trip, and the bandwidth, of MPI messages.
+# The division of L + 2o is our choice: no measurement of o is known.
 #
 # aries: half round trip 1.15 to 2.2 µs, 9.6 GB/s, 1.77 million messages per second and process:
 # Piz Daint's reference values in CSCS's ReFrame tests (osu_tests.py, 2016 to 2020); Pritchard, Open
@@ -102,5 +102,5 @@ MACHINES = {
     "10gbe": Machine(14e-6, 3e-6, 3.2e-6, 1 / 1.15e9, injection=1.177e9),
 }
 
-# Communication takes no time: what is left is who waits for whom.
+# Communication takes no time: only waiting for other ranks is left.
 FREE = Machine(0, 0, 0, 0, injection=math.inf, memory=math.inf)

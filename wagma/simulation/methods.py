@@ -61,7 +61,7 @@ def simulated_options() -> dict[str, set[Option]]:
 
 
 def check_option(options: set[Option], value: Any) -> None:
-    """Raise ValueError where none of the options of a name can have this value."""
+    """Raise ValueError if none of the options of a name accepts this value."""
     errors = []
     for option in options:
         try:
@@ -73,7 +73,7 @@ def check_option(options: set[Option], value: Any) -> None:
 
 
 def default_of(options: set[Option]) -> Any:
-    """Return the default of the options of a name, None where they have different ones."""
+    """Return the default of the options of a name, None if they have different ones."""
     defaults = {option.default for option in options}
     return defaults.pop() if len(defaults) == 1 else None
 
@@ -124,7 +124,7 @@ def wagma(settings: Settings, ranks: int) -> Method:
 
 
 def eager_sgd(settings: Settings, ranks: int) -> Method:
-    """Return eager-SGD's ranks: all are one group, and every τ steps models follow."""
+    """Return eager-SGD's ranks: all are one group, and every τ steps models are averaged, too."""
     return GroupAveraging(
         ranks,
         settings.sync_period,

@@ -14,7 +14,7 @@ __all__ = ["partial_reduce"]
 
 
 def partial_reduce(settings: Settings, ranks: int) -> FormedGroupMethod:
-    """Return Partial Reduce's ranks; the first one has the controller, and all weights are alike.
+    """Return Partial Reduce's ranks; rank 0 has the controller, and all weights are equal.
 
     Raises:
         ValueError: an option is out of range.

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The methods whose ranks send each other vectors, in simulated time.
+"""Simulates the methods whose ranks send each other vectors.
 
-What `collectives.engine.mailbox` does over MPI is done here at the times of the machine's model;
-all decisions are those of the protocols of `collectives.protocols.peers`.
+It does what `collectives.engine.mailbox` does over MPI, at the times of the machine's model; all
+decisions are those of the protocols of `collectives.protocols.peers`.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from collectives.protocols.peers cimport PeerProtocol, Port
 from wagma.simulation.core cimport Method, Simulation
 
 cdef enum:
-    # What happens: an application's vector is in the engine's memory; a message has come.
+    # Events: an application's vector has been staged in the engine's memory; a message has arrived.
     STAGED
     CAME
     # Bytes of a message without a vector.
@@ -27,11 +27,11 @@ cdef enum:
 
 
 cdef class SimulatedPort(Port):
-    """What one rank's engine does, and how long that takes it.
+    """The actions of one rank's engine, and the time that they take.
 
-    Multiplying a vector, and adding one to another, each take as long as the machine's memory says;
-    one is sent from where it is.
-    The messages that the engine sends and the model that its application gets come after that.
+    Scaling a vector, and adding one to another, each take one pass at the machine's memory
+    bandwidth; sending takes none. Later messages of the engine, and the return of the model to its
+    application, wait for these passes.
     """
 
     cdef Simulation simulation
@@ -39,7 +39,7 @@ cdef class SimulatedPort(Port):
     cdef int rank, kind
     cdef long long number, nbytes, length, skipped
     cdef double weight, pass_time, staging_time
-    # By source, oldest first: the messages on their way, and the weights of those not mixed yet.
+    # By source, oldest first: the messages in flight, and the weights of those not mixed yet.
     cdef dict coming, weights
 
     def __init__(self, Simulation simulation, int rank, long long nbytes):
@@ -50,7 +50,7 @@ cdef class SimulatedPort(Port):
         self.skipped = 0
 
     cdef void take_time(self, int passes) noexcept nogil:
-        """The engine goes through vectors: this often, one after the other."""
+        """Keep the engine busy for this number of consecutive passes over a vector."""
         cdef double began = max(self.simulation.now, self.simulation.engine_free[self.rank])
         self.simulation.engine_free[self.rank] = began + passes * self.pass_time
 
@@ -98,7 +98,7 @@ cdef class SimulatedPort(Port):
         self.take_time(1)
 
     cdef void return_model(self, double scale) noexcept nogil:
-        """The application gets the model once all that is done, and goes on."""
+        """Return the model to the application once all passes are complete."""
         cdef double ready
         cdef int iterations = 1 + self.protocol.skipped - self.skipped
         self.skipped = self.protocol.skipped
@@ -109,10 +109,10 @@ cdef class SimulatedPort(Port):
 
 
 cdef class PeerMethod(Method):
-    """Ranks of a protocol of `collectives.protocols.peers`.
+    """The ranks of a protocol of `collectives.protocols.peers`.
 
     Args:
-        make: returns the protocol of a (port, rank, size).
+        make: function of (port, rank, size) that returns the rank's protocol.
         nbytes: length of the model, in bytes.
     """
 
@@ -146,7 +146,7 @@ cdef class PeerMethod(Method):
         if kind == STAGED:
             port.protocol.call()
         else:
-            # An engine that looks finds what has come before, too, and takes that first.
+            # An engine that polls finds earlier messages, too, and takes the oldest first.
             kind, number, weight = port.coming[a].popleft()
             if weight != 0:
                 port.weights.setdefault(a, deque()).append(weight)
@@ -174,7 +174,7 @@ def hop(settings, ranks):
     """Return Hop's ranks.
 
     Raises:
-        ValueError: an option is out of range, or does not go with the others.
+        ValueError: an option is out of range, or cannot be combined with the others.
     """
     edges = graphs.edges_of(settings.graph or "ring-based", ranks)
     destinations, sources = graphs.neighbor_lists(edges, ranks)
@@ -214,7 +214,7 @@ def sgp(settings, ranks):
 
 
 def ad_psgd(settings, ranks):
-    """Return AD-PSGD's ranks, of which any may meet any other without a graph."""
+    """Return AD-PSGD's ranks; without a graph any two may average."""
     neighbors = None
     if settings.graph is not None:
         neighbors, _ = graphs.neighbor_lists(graphs.edges_of(settings.graph, ranks), ranks)
@@ -228,7 +228,7 @@ def ad_psgd(settings, ranks):
 
 
 def parameter_server(settings, ranks):
-    """Return a parameter server, on rank 0, and its ranks."""
+    """Return a parameter server on rank 0 and the other ranks."""
     if settings.backups >= ranks:
         raise ValueError(f"backups is {settings.backups}, not between 0 and {ranks - 1}")
 

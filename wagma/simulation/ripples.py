@@ -15,14 +15,14 @@ GROUP_SIZE = 3
 
 
 def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
-    """Return Ripples' ranks; the first one generates groups. Nodes are the machine's if not given.
+    """Return Ripples' ranks; rank 0 generates groups. By default the nodes are the machine's.
 
     Raises:
         ValueError: an option is out of range.
     """
     groups, group_size = settings.groups or "smart", settings.group_size or GROUP_SIZE
     if ranks == 1:
-        group_size = GROUP_SIZE  # not more than the ranks there are, as the command has it
+        group_size = GROUP_SIZE  # one rank has no groups: any valid size will do
     check(ranks, groups, group_size, settings.threshold, settings.ranks_per_node, settings.seed, 0)
     makers: list[Callable[..., Any]] = []
 

@@ -16,22 +16,22 @@ from wagma import imbalance
 
 __all__ = ["constant", "delayed", "log_normal", "long_tailed", "read_trace", "recorded"]
 
-# Habitat's episodes, as WAGMA-SGD's section V-D has them: 5,000 steps of 1.7 s to 43.5 s, "with a
-# median below 2 seconds". The median is our choice; what exceeds the shortest is log-normal, so
-# that the longest is the one in 5,000, and nothing is longer.
+# Habitat's episodes, as described in WAGMA-SGD's section V-D: 5,000 steps of 1.7 s to 43.5 s, "with
+# a median below 2 seconds". The median is our choice; the excess over the shortest is log-normal,
+# such that one in 5,000 reaches the longest, and is cut off there.
 SHORTEST, MEDIAN, LONGEST = 1.7, 1.9, 43.5
 LONGEST_QUANTILE = 3.54  # of the normal distribution, at 1 − 1/5000
 
 
 def constant(steps: int, ranks: int, seconds: float) -> np.ndarray:
-    """Return steps that all take as long."""
+    """Return steps that all take equally long."""
     return np.full((steps, ranks), float(seconds))
 
 
 def log_normal(steps: int, ranks: int, median: float, sigma: float, seed: int) -> np.ndarray:
-    """Return independent steps whose logarithms are normal, of deviation ``sigma``."""
+    """Return independent steps whose logarithms are normal, with standard deviation ``sigma``."""
     drawn = np.random.default_rng(seed).standard_normal((steps, ranks))
-    with np.errstate(over="ignore"):  # `simulate` refuses what is not finite
+    with np.errstate(over="ignore"):  # `simulate` refuses times that are not finite
         return median * np.exp(sigma * drawn)
 
 
@@ -39,7 +39,7 @@ def long_tailed(steps: int, ranks: int, seed: int, median: float = MEDIAN) -> np
     """Return independent steps like those of reinforcement learning in Habitat.
 
     Args:
-        median: of the steps, in seconds, above 1.7: the only thing about them that is chosen.
+        median: of the steps, in seconds, above 1.7: the only parameter that is our choice.
 
     Source: WAGMA-SGD, section V-D and Figure 9 (see the constants above).
     """
@@ -53,8 +53,8 @@ def recorded(trace: np.ndarray, steps: int, ranks: int, seed: int) -> np.ndarray
 
     Args:
         trace: float64 array of shape (recorded steps, recorded ranks), in seconds.
-        seed: where there are more ranks than the trace has, or steps, each rank goes through one
-            of its columns from a random step on, and again from its beginning.
+        seed: if there are more ranks or steps than the trace has, each rank repeats one of its
+            columns; those beyond the trace's ranks begin at a random step.
     """
     length, width = trace.shape
     if steps <= length and ranks <= width:
@@ -69,11 +69,12 @@ def read_trace(path: Path) -> np.ndarray:
 
     Args:
         path: the directory of a run of ``wagma train``, of which each rank's compute and delay
-            count, up to the shortest rank's last step; or a text file with one step a line and one
-            column a rank, in seconds, separated by commas or spaces.
+            times are used, up to the last step of the rank with the fewest; or a text file with a
+            line for each step and a column for each rank, in seconds, separated by commas or
+            spaces.
 
     Raises:
-        ValueError: it is neither; the message names the file, and the line where there is one.
+        ValueError: it is neither; the message names the file, and the line if there is one.
         OSError: it cannot be read.
     """
     trace = _metrics(path) if path.is_dir() else _table(path)
@@ -128,10 +129,10 @@ def delayed(
     """Return steps with a paper's injected delays, drawn as ``wagma train`` draws them.
 
     Args:
-        steps: seconds without, of shape (steps, ranks).
+        steps: seconds without delays, of shape (steps, ranks).
         kind: one of `imbalance.KINDS`.
-        scale: what its delays are multiplied by.
-        slow_ranks: by which factor the steps of which ranks take longer, besides.
+        scale: factor of its delays.
+        slow_ranks: by rank, the factor by which its steps take longer, in addition.
     """
     made = steps.copy()
     for rank, factor in (slow_ranks or {}).items():

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Local SGD whose averages the fastest rank starts, in simulated time, by the engine's protocol."""
+"""Simulates local SGD whose averages the fastest rank starts, with the engine's protocol."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from collectives.protocols.all_ranks cimport JOIN, SYNC, TreePort
 from collectives.protocols.triggered_average cimport TriggeredAverageProtocol
 from wagma.simulation.core cimport Method, mpi_allreduce_time
 
-# What happens: an activation comes in; all ranks have averaged.
+# Events: an activation has arrived; all ranks have averaged.
 cdef enum:
     ACTIVATED
     AVERAGED
@@ -20,7 +20,7 @@ cdef enum:
 
 
 cdef class Activations(TreePort):
-    """One rank's activations on their way."""
+    """Sends one rank's activations."""
 
     cdef TriggeredAveraging method
     cdef int rank
@@ -38,7 +38,7 @@ cdef class Activations(TreePort):
 cdef class TriggeredAveraging(Method):
     """The ranks of `collectives.TriggeredAverage`, as `wagma.LocalSGD` calls it.
 
-    A rank that has made all its steps takes part at once in what the others start.
+    A rank that has made all its steps takes part at once in averages that the others start.
 
     Args:
         sync_period: τ.
@@ -85,7 +85,7 @@ cdef class TriggeredAveraging(Method):
             protocol.tell(a, b)
             self._send(protocol)
             return
-        # All ranks bring the same operation and version, so one record stands for theirs.
+        # All ranks contribute the same operation and version, so one record stands for all.
         common[0], common[1] = SYNC, protocol.version
         protocol.agreed(common, 1)
         protocol.reduced()
@@ -94,7 +94,7 @@ cdef class TriggeredAveraging(Method):
             self._return(rank, protocol)
 
     cdef void _return(self, int rank, TriggeredAverageProtocol protocol):
-        """The call returns; it may have been the rank's last."""
+        """Return from the call; after its last call the rank joins."""
         self.simulation.returns(rank)
         if self.simulation.is_done(rank):
             protocol.enter(JOIN)
@@ -102,7 +102,7 @@ cdef class TriggeredAveraging(Method):
             self._begin_if_all_are_there()
 
     cdef void _begin_if_all_are_there(self):
-        """Average, where an average has been started and no rank computes."""
+        """Schedule the average if one has been started and no rank computes."""
         cdef int rank
         if self.entered == 0 or self.entered + self.joined < self.simulation.ranks:
             return

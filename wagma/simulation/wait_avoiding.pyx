@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
 
-What `collectives.engine.versions` does when messages come in and exchanges end is done here at the
-times that the machine's model says; all decisions are those of `collectives.protocols`.
+Where `collectives.engine.versions` reacts to messages and completed exchanges, this driver reacts
+at the times that the machine's model gives; all decisions are those of `collectives.protocols`.
 """
 
 import numpy as np
@@ -15,8 +15,8 @@ from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport HELD, RUNNING, WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, allreduce_time
 
-# What happens: an activation comes in; a publication or what a late call takes has been copied; a
-# group has averaged; all ranks have agreed on a synchronization; they have averaged.
+# Events: an activation has arrived; a publication has been copied; a call's result has been copied;
+# a group has averaged; all ranks have agreed on a synchronization; they have averaged.
 cdef enum:
     ACTIVATED
     PUBLISHED
@@ -26,12 +26,12 @@ cdef enum:
     MOVED
 
 cdef enum:
-    # Bytes of an activation, and of what a rank says to agree on an operation.
+    # Bytes of an activation, and of a rank's record in the agreement on an operation.
     ACTIVATION = 16
 
 
 cdef class SimulatedTree(TreePort):
-    """One rank's activations on their way."""
+    """Sends one rank's activations."""
 
     cdef GroupAveraging method
     cdef int rank
@@ -47,7 +47,7 @@ cdef class SimulatedTree(TreePort):
 
 
 cdef class NoVectors(Vectors):
-    """What a simulated rank contributes has no value; only when it does so matters."""
+    """A simulated rank's contributions, which have no values; only their times matter."""
 
     cdef void copy(self, int to, int source) noexcept nogil:
         pass
@@ -75,9 +75,9 @@ cdef class GroupAveraging(Method):
         group_size, sync_period: S and τ.
         nbytes: length of the model, in bytes.
         wait: "nobody", or the whole "group".
-        doubling: whether exchanges are by recursive doubling, whatever the model's length.
+        doubling: whether exchanges use recursive doubling for models of any length.
         drawing: whether each version is started by a rank drawn for it (eager-SGD, majority).
-        synchronous_averages: how many vectors all ranks average one after another every τ steps.
+        synchronous_averages: number of vectors that all ranks average in turn every τ steps.
         overlap: whether a call only starts a group's average, and the next one waits for it.
     """
 
@@ -90,12 +90,13 @@ cdef class GroupAveraging(Method):
     cdef Groups groups
     cdef int dimensions, window
     cdef int[:, ::1] peers
-    # What each rank is doing: the version that it has begun, and whether it copies or all average.
+    # Of each rank: the last version begun, whether it is copying, and whether it takes part in an
+    # average over all ranks.
     cdef long long[::1] begun
     cdef unsigned char[::1] copying, moving
-    # Whether an average that overlaps the next step is under way, and that step waits for it.
+    # Whether an average that overlaps the next step is pending, and whether that step waits for it.
     cdef unsigned char[::1] outstanding, waiting
-    # How many members of each group of the window's versions have begun, by their first place.
+    # Number of members that have begun, of each group of the window's versions, by its first place.
     cdef int[:, ::1] present
     cdef int entered, moving_count
     cdef double staging_time, copy_time, agreement_time, average_time
@@ -154,7 +155,7 @@ cdef class GroupAveraging(Method):
             self._call(rank)
 
     cdef void _call(self, int rank):
-        """Begin the application's call; a group's that is overlapped returns at once."""
+        """Begin the application's call; an overlapped call of a group returns at once."""
         cdef WaitAvoidingProtocol protocol = <WaitAvoidingProtocol>self.protocols[rank]
         cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
         cdef bint last = self.simulation.steps[rank] == self.simulation.iterations - 1
@@ -196,7 +197,7 @@ cdef class GroupAveraging(Method):
             self._count_version(a, contribution)
             protocol.finished()
         elif kind == AGREED:
-            # All ranks bring the same operation and version, so one record stands for theirs.
+            # All ranks contribute the same operation and version, so one record stands for all.
             common[0], common[1] = SYNC, protocol.version
             protocol.agreed(common, 1)
         else:
@@ -209,7 +210,7 @@ cdef class GroupAveraging(Method):
         self._react(rank, protocol)
 
     cdef void _react(self, int rank, WaitAvoidingProtocol protocol):
-        """Do what the protocol says is to be done, as the engine does."""
+        """Execute what the protocol has decided, as the engine does."""
         cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
         self._send_activations(rank, protocol)
         if protocol.vectors == RUNNING and self.begun[rank] < protocol.running:
@@ -232,10 +233,10 @@ cdef class GroupAveraging(Method):
     cdef void _serve_call(
         self, int rank, WaitAvoidingProtocol protocol, SnapshotProtocol contribution
     ):
-        """Let a call publish, and return once its version has run.
+        """Schedule a call's publication, and its return once its version has been executed.
 
-        A late one publishes and takes the newest result at once. The mean of a timely one is
-        written to where the application wants it.
+        A late call publishes and takes the newest result at once. The mean of a timely call is
+        written directly to the application's buffer.
         """
         self.copying[rank] = True
         if not protocol.timely:

@@ -7,14 +7,14 @@ A task is three functions, which a script defines at its top level::
     def loss(model, batch) -> scalar tensor
 
 ``model`` is called with torch's generator seeded alike on all ranks, ``data`` and ``loss`` after
-each rank's has been seeded differently. A batch is whatever ``loss`` understands. The training
+each rank's has been seeded differently. A batch is any value that ``loss`` accepts. The training
 batches are a rank's own part: an iterable, such as a ``DataLoader``, that starts again when it is
 exhausted, or one without end. Test batches may be the same on every rank or a part each. A fourth
-function may say what to report of the test batches, in place of the loss::
+function may return what to report for the test batches, in place of the loss::
 
     def metrics(model, batch) -> dict[str, float]
 
-Two more may say what makes a rank's own steps, and what changes its learning rate after each::
+Two more may return the optimizer of a rank's own steps, and its learning-rate scheduler::
 
     def optimizer(parameters) -> torch.optim.Optimizer
     def scheduler(optimizer) -> one of torch.optim.lr_scheduler
@@ -66,7 +66,7 @@ class Task(NamedTuple):
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, float]:
-        """Return what is reported of a test batch: the script's metrics, or the loss."""
+        """Return the values to report for a test batch: the script's metrics, or the loss."""
         if self.metrics is None:
             return {"loss": float(self.loss(model, batch))}
         return {name: float(value) for name, value in self.metrics(model, batch).items()}
@@ -90,14 +90,14 @@ def prepare(task: Task, rank: int, size: int, batch_size: int, seed: int) -> Pre
     """Call a task's functions as the contract says, and check what they return.
 
     Args:
-        task: What is trained.
+        task: The task to train.
         rank: This rank, 0 to size - 1.
         size: The number of ranks.
-        batch_size: Samples that a rank is to draw at each step.
+        batch_size: Samples per rank and batch.
         seed: The job's seed.
 
     Raises:
-        UsageError: A function returned what the contract does not allow.
+        UsageError: A function returned a value that the contract does not allow.
     """
     seed_generators(seed)
     model = task.model()
@@ -142,11 +142,11 @@ def seed_generators(seed: int) -> None:
 def endless(batches: Iterable, name: str) -> Iterator:
     """Yield an iterable's elements without end, starting again whenever it is exhausted.
 
-    A sampler that wants to know the epoch, as torch's ``DistributedSampler`` does, is told it.
+    A sampler that needs the epoch, as torch's ``DistributedSampler`` does, is given it.
 
     Raises:
-        RuntimeError: It can be iterated over only once. Nothing is raised, and nothing yielded,
-            where it is empty from the beginning.
+        RuntimeError: It can be iterated over only once. If it is empty from the beginning, nothing
+            is raised and nothing yielded.
     """
     for epoch in itertools.count():
         sampler = getattr(batches, "sampler", None)
@@ -167,7 +167,7 @@ def endless(batches: Iterable, name: str) -> Iterator:
 
 
 def check_loss(task: Task, model: nn.Module, batch: Any) -> None:
-    """Compute the loss once, and raise UsageError where no gradient can come of it."""
+    """Compute the loss once, and raise UsageError if it has no gradient."""
     loss = task.loss(model, batch)
     if not isinstance(loss, torch.Tensor):
         raise UsageError(f"{task.name}: loss() returned {a_or_an(loss)}, not a scalar tensor")
@@ -179,7 +179,7 @@ def check_loss(task: Task, model: nn.Module, batch: Any) -> None:
 
 
 def check_metrics(task: Task, model: nn.Module, batch: Any) -> None:
-    """Measure a test batch once, and raise UsageError where that gives no named numbers."""
+    """Measure a test batch once, and raise UsageError unless that gives named numbers."""
     values = task.metrics(model, batch) if task.metrics else task.measure(model, batch)
     if not isinstance(values, Mapping):
         raise UsageError(f"{task.name}: metrics() returned {a_or_an(values)}, not a dict")
@@ -194,7 +194,7 @@ def check_metrics(task: Task, model: nn.Module, batch: Any) -> None:
 
 @contextmanager
 def nothing_changed(model: nn.Module) -> Iterator[None]:
-    """Keep the generators, the model's buffers and its modules' modes as they are."""
+    """Restore the generators, the model's buffers and its modules' modes after the block."""
     modes = {module: module.training for module in model.modules()}
     buffers = [
         (buffer, buffer.clone()) for buffer in model.buffers() if not nn.parameter.is_lazy(buffer)
@@ -214,7 +214,7 @@ def nothing_changed(model: nn.Module) -> Iterator[None]:
 
 
 def samples(batch: Any) -> int | None:
-    """Return a batch's number of samples: the length of the first array in it, None without any."""
+    """Return a batch's number of samples: the length of its first array, None without any."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
@@ -233,13 +233,13 @@ class Means:
         self.sums: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float], samples: int) -> None:
-        """Count a batch, or several of which ``values`` are the means."""
+        """Add a batch, or several batches whose means are ``values``."""
         self.samples += samples
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + samples * value
 
     def means(self) -> dict[str, float]:
-        """Return the means of all that was counted."""
+        """Return the means of all batches added."""
         return {name: total / self.samples for name, total in self.sums.items()}
 
 
@@ -248,8 +248,8 @@ def evaluate(task: Task, model: nn.Module, test: Iterable) -> Means:
     """Measure a model on this rank's test batches.
 
     Args:
-        task: What is trained.
-        model: The model, which is in evaluation mode meanwhile and unchanged in the end.
+        task: The task that is trained.
+        model: The model, which is in evaluation mode meanwhile and unchanged afterwards.
         test: The batches.
     """
     means = Means()
@@ -261,7 +261,7 @@ def evaluate(task: Task, model: nn.Module, test: Iterable) -> Means:
 
 
 def all_ranks(each: Iterable[Means]) -> dict[str, float]:
-    """Return the means over all ranks' test batches, and nothing where there were none."""
+    """Return the means over all ranks' test batches; an empty dict without any."""
     together = Means()
     for one in each:
         if one.samples:

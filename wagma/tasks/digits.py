@@ -29,10 +29,10 @@ def small_cnn() -> nn.Module:
 
 
 def task(shards: str, comm, alpha: float | None = None) -> Task:
-    """Return the digits as a task; collective, for only rank 0 reads them.
+    """Return the digits as a task; collective, since only rank 0 reads them.
 
     Args:
-        shards: What part of the training set a rank has: see `data.shard`.
+        shards: How the training set is divided: see `data.shard`.
         comm: An mpi4py communicator.
         alpha: For "dirichlet" shards.
     """

@@ -1,6 +1,6 @@
-"""Folders of images as torchvision lays them out: one folder for each class.
+"""Folders of images in torchvision's layout: one folder for each class.
 
-Nothing here decodes an image, or loads torch.
+This module decodes no images and does not load torch.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Folders(NamedTuple):
 
 
 def scan(directory: Path) -> Folders:
-    """Return what is in DIR/train/CLASS/ and DIR/test/CLASS/ (or DIR/val/CLASS/).
+    """Return the files in DIR/train/CLASS/ and DIR/test/CLASS/ (or DIR/val/CLASS/).
 
-    Without a folder for testing, a fifth of each class is held out, always the same one. Without
-    one for training either, the classes are DIR/CLASS/.
+    Without a test folder, a fifth of each class is held out, always the same one. Without a
+    training folder either, the classes are DIR/CLASS/.
 
     Raises:
         UsageError: There are no images, fewer than two classes, or different classes in the two.
@@ -100,9 +100,9 @@ def read(folder: Path) -> tuple[list[str], Files]:
 
 
 def hold_out(files: Files) -> tuple[Files, Files]:
-    """Return a data set's part to train on and its part to test with, a fifth of each class.
+    """Return a data set's training files and its test files, a fifth of each class.
 
-    A class of one image is trained on only.
+    A class of one image is used for training only.
     """
     generator = np.random.default_rng(SPLIT_SEED)
     tested = np.zeros(len(files.labels), dtype=bool)

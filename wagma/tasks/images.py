@@ -18,7 +18,7 @@ from wagma.tasks.classification import Batch, accuracy, cross_entropy
 from wagma.tasks.contract import Task
 from wagma.tasks.folders import Files, Folders, select
 
-CHANNELS = (3, 32, 64, 128)  # of the images, and of what each block of the network returns
+CHANNELS = (3, 32, 64, 128)  # of the images, and of the output of each block of the network
 
 
 class ImageError(UsageError):
@@ -104,7 +104,7 @@ def task(folders: Folders, image_size: int, shards: str, alpha: float | None = N
     Args:
         folders: The data set.
         image_size: Pixels of a side that its images are resized to, at least 8.
-        shards: What part of the training set a rank has: see `data.shard`.
+        shards: How the training set is divided: see `data.shard`.
         alpha: For "dirichlet" shards.
     """
     model = partial(network, len(folders.classes))

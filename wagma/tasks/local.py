@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from wagma.tasks.contract import Task
 
-# What an optimizer of the command line takes, and its defaults.
+# The options of the command line's optimizers, with their defaults.
 OPTIMIZERS = {
     "sgd": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0},
     "adamw": {"lr": 0.001, "weight_decay": 0.01},
@@ -22,7 +22,7 @@ OPTIONS = ("optimizer", "lr", "momentum", "weight_decay")
 
 
 def check(settings: argparse.Namespace) -> None:
-    """Refuse options that the optimizer has no use for; a script's own takes none of them."""
+    """Refuse options that the chosen optimizer does not take."""
     takes = OPTIMIZERS[settings.optimizer or DEFAULT]
     for name in OPTIONS[1:]:
         if getattr(settings, name) is not None and name not in takes:
@@ -33,10 +33,10 @@ def check(settings: argparse.Namespace) -> None:
 
 
 def resolve(settings: argparse.Namespace, task: Task) -> None:
-    """Give the settings their defaults, or None where the script has an optimizer of its own.
+    """Set the settings' defaults, unless the script defines an optimizer of its own.
 
     Raises:
-        UsageError: It has, and the command line says something of one, too.
+        UsageError: It does, and the command line has options of an optimizer, too.
     """
     if task.optimizer is not None:
         for name in OPTIONS:
@@ -52,7 +52,7 @@ def resolve(settings: argparse.Namespace, task: Task) -> None:
 
 
 def flag_of(name: str) -> str:
-    """Return what the command line calls an option."""
+    """Return an option's name on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -60,9 +60,9 @@ def make(settings: argparse.Namespace, task: Task, model: torch.nn.Module) -> to
     """Return the optimizer that makes this rank's own steps.
 
     Raises:
-        UsageError: The script's function returned none.
+        UsageError: The script's function did not return an optimizer.
     """
-    import torch  # not at the top: --help needs none
+    import torch  # not at the top: --help does not need it
     from torch.nn.utils import clip_grad_norm_
 
     parameters = list(model.parameters())
@@ -82,13 +82,13 @@ def make(settings: argparse.Namespace, task: Task, model: torch.nn.Module) -> to
         def clip(*_: Any) -> None:
             clip_grad_norm_(parameters, settings.clip_norm)
 
-        # What the step uses: where gradients are averaged, their average.
+        # Clip the gradients that the step uses: their average, if gradients are averaged.
         local.register_step_pre_hook(clip)
     return local
 
 
 def make_scheduler(task: Task, local: torch.optim.Optimizer) -> Any:
-    """Return what changes the learning rate after every step, None where nothing does.
+    """Return the learning-rate scheduler, stepped after every step; None without one.
 
     Raises:
         UsageError: The script's function returned something else.
@@ -107,7 +107,7 @@ def make_scheduler(task: Task, local: torch.optim.Optimizer) -> Any:
 
 
 def described(local: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimizer's class and its groups' settings, for a record of what was run."""
+    """Return an optimizer's class and its groups' settings, for the run's record."""
     kinds = (bool, int, float, str, type(None))
     return {
         "class": type(local).__name__,

@@ -14,11 +14,11 @@ from wagma.tasks.contract import Task
 def load(path: Path) -> Task:
     """Import a script and return its functions as a task.
 
-    Its directory is put on the module search path, as Python does with a script's, and it is
-    known by its own name, so that it can import its neighbors and DataLoader workers can find it.
+    Its directory is put on the module search path, as Python does for a script, and the module has
+    the file's name, so that it can import its neighbors and DataLoader workers can find it.
 
     Raises:
-        UsageError: It cannot be read, or lacks a function. What it raises itself passes through.
+        UsageError: It cannot be read, or lacks a function. Its own exceptions pass through.
     """
     module = import_path(path)
     functions = {name: getattr(module, name, None) for name in ("model", "data", "loss")}

@@ -29,7 +29,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs numpy when it is asked for: `wagma.wpsgd.methods` does without."""
+    """Load modules that need numpy on first use: `wagma.wpsgd.methods` does not need it."""
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,7 @@ def check(
     delay of 0 accepts.
 
     The printed algorithm rejects a quotient above 1, and has ι/√β in place of ι/β²: both contradict
-    its Lemma 4's proof.
+    the proof of its Lemma 4.
 
     Args:
         iterates: the last ones, up to w_j of the last update: float64 arrays of shape (features,);

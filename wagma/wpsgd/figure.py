@@ -13,18 +13,16 @@ from wagma.plots import behind, legend_below
 from wagma.wpsgd.methods import METHODS
 
 log = logging.getLogger(__name__)
-MARKERS = 12  # of a curve
+MARKERS = 12  # per curve
 
 
 def draw(path: Path, curves: Mapping[str, np.ndarray], title: str) -> None:
-    """Write a picture, where matplotlib is installed.
-
-    As in WP-SGD's Figures 6 to 9.
+    """Write the plot if matplotlib is installed; it is like WP-SGD's Figures 6 to 9.
 
     Args:
-        path: of the file.
-        curves: for each method an array of shape (points, 4): what a `Point` has.
-        title: what was trained.
+        path: the file to write.
+        curves: for each method an array of shape (points, 4), the fields of its `Point`s.
+        title: the plot's title.
     """
     if importlib.util.find_spec("matplotlib") is None:
         log.warning("no %s: matplotlib is not installed", path.name)

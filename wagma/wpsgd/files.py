@@ -28,17 +28,18 @@ def read(path: Path, features: int | None = None) -> Samples:
 
 
 def read_all(paths: Sequence[Path], features: int | None = None) -> list[Samples]:
-    """Return the samples of files that are of one model, whose labels are 0 and 1, or −1 and 1.
+    """Return the samples of files for one model, whose labels are 0 and 1, or −1 and 1.
 
-    Features are counted from 1, or from 0 where any of the files has a feature 0.
+    Features are counted from 1, or from 0 if any of the files has a feature 0.
 
     Args:
-        paths: of lines such as "1 3:0.5 17:1", also compressed (.gz, .bz2). A "qid:" is ignored.
-        features: how many a model has; None: as many as the first file.
+        paths: files of lines such as "1 3:0.5 17:1", also compressed (.gz, .bz2). A "qid:" is
+            ignored.
+        features: the model's number of features; None: as many as the first file has.
 
     Raises:
-        UsageError: a file cannot be read, a line is malformed, a label is of no class, or samples
-            have other features than the model.
+        UsageError: a file cannot be read, a line is malformed, a label is invalid, or samples have
+            features that the model lacks.
     """
     loaded = [load(path) for path in paths]
     base = 0 if any((matrix.indices == 0).any() for matrix, _ in loaded) else 1
@@ -47,7 +48,7 @@ def read_all(paths: Sequence[Path], features: int | None = None) -> list[Samples
 
 
 def load(path: Path) -> tuple[csr_matrix, np.ndarray]:
-    """Return a file's matrix, of which column i has feature i, and its labels."""
+    """Return a file's matrix, whose column i is feature i, and its labels."""
     from sklearn.datasets import load_svmlight_file  # not at the top: data may be generated
 
     try:
@@ -66,7 +67,7 @@ def load(path: Path) -> tuple[csr_matrix, np.ndarray]:
 
 
 def convert(path: Path, matrix, labels: np.ndarray, base: int, features: int) -> Samples:
-    """Return the samples of what a file has, whose features are counted from `base`."""
+    """Return a file's matrix and labels as samples; its features are counted from `base`."""
     classes = (-1.0, 1.0) if (labels == -1).any() else (0.0, 1.0)
     wrong = np.flatnonzero(~np.isin(labels, classes))
     if wrong.size:
@@ -85,10 +86,10 @@ def convert(path: Path, matrix, labels: np.ndarray, base: int, features: int) ->
 
 
 def split(samples: Samples, seed: int) -> tuple[Samples, Samples]:
-    """Return what to train on, and 1,000 random samples to test with, or a fifth of fewer.
+    """Return the training samples, and 1,000 random test samples or a fifth if that is less.
 
     Raises:
-        UsageError: there are too few for both.
+        UsageError: there are too few samples for both.
     """
     count = min(TEST_SAMPLES, len(samples) // 5)
     if count == 0:
@@ -100,7 +101,7 @@ def split(samples: Samples, seed: int) -> tuple[Samples, Samples]:
 
 
 def malformed(path: Path) -> str:
-    """Return which line the reader does not understand, found by halving what it is given."""
+    """Return a description of the line that the reader rejects, found by bisection."""
     from sklearn.datasets import load_svmlight_file
 
     def error(part: list[bytes]) -> str:
@@ -129,7 +130,7 @@ def refuse(path: Path, row: int, reason: str) -> NoReturn:
 
 
 def row_of(matrix, where: np.ndarray) -> int:
-    """Return the row of the first of a matrix's values for which this is so."""
+    """Return the row of the first of a matrix's values for which `where` is true."""
     return int(np.searchsorted(matrix.indptr, np.argmax(where), side="right")) - 1
 
 

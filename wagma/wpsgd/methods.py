@@ -1,7 +1,7 @@
 """The methods that train a linear model on unbalanced nodes, and the paper's settings.
 
-A method is a set of properties; `wagma.wpsgd.training` runs all of them alike. This module needs
-neither numpy nor MPI, which the command's help would load.
+A method is a set of properties; `wagma.wpsgd.training` runs all methods by these. This module
+needs neither numpy nor MPI, which the command's help would otherwise load.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Method:
     Attributes:
         help: one line.
         source: its source in the paper.
-        color: of its curves; Okabe and Ito's, which the color-blind can tell apart.
+        color: color of its curves, from Okabe and Ito's palette for the color-blind.
         averages: all nodes continue from their average after every "step", or after every "span" of
             the fastest node; None: there is one average, of the final models.
         weighted: whether nodes that are behind have less weight, by Equation 6; else all have the
@@ -110,8 +110,8 @@ class Preset:
     nonzeros: int
 
 
-# Sections 6.5 and 6.6. How long the paper trains is not said. Rows of KDD 2010 are 8,407,752, and
-# generated ones have a tenth of its features by default, with which 20 nodes are 0.3 GB.
+# Sections 6.5 and 6.6. The paper does not state the length of its trainings. KDD 2010 has 8,407,752
+# rows; generated ones have a tenth of its features by default, with which 20 nodes need 0.3 GB.
 KDD_FEATURES = 20_216_830
 PRESETS = {
     "small": Preset(0.1, 0.001, 100.0, 1000, 100_000, 5000, 1, 20_958, 10_000, 60),

@@ -23,7 +23,7 @@ class Modelled:
     the method. A node that trains alone has all samples.
 
     Args:
-        method, problem: what is trained.
+        method, problem: the method and the training problem.
         speeds: of the nodes; only their ratios determine which nodes are behind.
         machine: the network between the nodes.
         sample_seconds: seconds per sample of a node of speed 1.
@@ -32,7 +32,7 @@ class Modelled:
 
     Attributes:
         seconds: the modelled time.
-        nodes: the `Steps` of each node; for a method that averages after every step, of all.
+        nodes: the `Steps` of each node; one for all nodes if they average after every step.
         stopped: whether the process was asked to stop.
     """
 

@@ -16,9 +16,9 @@ from wagma.wpsgd.samples import Order
 from wagma.wpsgd.training import Point, Problem, Updates
 from wagma.wpsgd.workers import Workers
 
-CHUNK = 16  # samples between two looks for what others say
+CHUNK = 16  # samples between checks for messages of other ranks
 BLOCK = 1 << 16  # samples that worker threads are given at a time
-SHORTEST = 1e-3  # seconds that a rank sleeps at least; it makes up for what it has not slept
+SHORTEST = 1e-3  # shortest sleep of a rank, in seconds; shorter ones are added up
 
 
 class Ranks:
@@ -31,7 +31,7 @@ class Ranks:
     No collective's thread calls MPI here, so a job may have any thread level except SINGLE.
 
     Args:
-        method: what is trained; the same on all ranks.
+        method: the method; the same on all ranks.
         problem: with this rank's shard to train on, or all samples if it trains alone. Only rank 0
             evaluates.
         comm: mpi4py intracommunicator, which is duplicated.
@@ -113,7 +113,7 @@ class Ranks:
         known = self._comm.rank == 0
         objective = self.problem.objective(model) if known else float("nan")
         ratio = bound_ratio(self.delays(), self.problem.r)
-        meet(self._comm)  # before the clock goes on
+        meet(self._comm)  # before the clock continues
         return Point(samples, self.seconds + seconds, objective, ratio)
 
     def updates(self) -> Updates:
@@ -138,9 +138,9 @@ class Ranks:
         self._applied, self._alike = self.steps.applied, True
 
     def _consume(self, samples: int, tells: bool, asleep: bool = True) -> None:
-        """Consume up to so many samples in all; less where another rank has, and tells.
+        """Consume up to so many samples in all; fewer if another rank has finished and `tells`.
 
-        A rank that is done waits for the others, `asleep` if that may be long.
+        A rank that is done waits for the others, `asleep` if that may take long.
         """
         comm = self._comm
         others = [rank for rank in range(comm.size) if rank != comm.rank]
@@ -148,7 +148,7 @@ class Ranks:
         while self._trains and self.steps.consumed < samples and not (told or asked):
             self._make(samples - self.steps.consumed)
             told, asked = comm.Iprobe(), self._asked()
-        while not (self._trains or told or asked):  # the rank that does tells when it is done
+        while not (self._trains or told or asked):  # the rank that trains tells when it is done
             time.sleep(SHORTEST)
             told, asked = comm.Iprobe(), self._asked()
         first = asked or (tells and self._trains and self.steps.consumed >= samples)
@@ -164,7 +164,7 @@ class Ranks:
         self._alike = False
 
     def _make(self, most: int) -> None:
-        """Consume some samples, and sleep for as long as they are to take beyond that."""
+        """Consume some samples, and sleep for the rest of the time that they must take."""
         if self._workers:
             rows = self._order.peek(min(BLOCK, most))
             stop = lambda: self._comm.Iprobe() or self._asked()  # noqa: E731

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-GRID = 400  # rates that are tried before the best of them is refined
-SLOWEST, FASTEST = 1e-6, 50.0  # of the fitted decrease: exponents over all the losses
-REFINEMENTS = 60  # of the interval of the exponent, by the golden section
+GRID = 400  # rates tried before the best of them is refined
+SLOWEST, FASTEST = 1e-6, 50.0  # fitted exponents: over all the losses, and per loss
+REFINEMENTS = 60  # golden-section steps on the interval of the exponent
 
 
 def weights(delays: Sequence[int] | np.ndarray, r: float) -> np.ndarray:
@@ -139,7 +139,7 @@ def _fit(exponent: float, places: np.ndarray, values: np.ndarray) -> tuple[float
 
 
 def _refined(low: float, high: float, places: np.ndarray, values: np.ndarray) -> float:
-    """Return the exponent between two of least error."""
+    """Return the exponent of least error between two exponents."""
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(REFINEMENTS):
         step = golden * (high - low)

@@ -11,8 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-POPULARITY = 1.0  # exponent by which features are rarer than the most frequent one
-LEANING = 0.5  # share of features that are drawn again where they belong to the other class
+POPULARITY = 1.0  # exponent of the power law of the features' frequencies
+LEANING = 0.5  # share of features of the other class that are drawn again
 NOISE = 0.02  # share of generated labels that are wrong
 
 
@@ -23,7 +23,7 @@ class Samples:
     Attributes:
         indptr, indices, data: int64, int32 and float64 arrays; a row's indices ascend.
         labels: float64 array of shape (rows,), of −1 and 1.
-        features: how many columns there are.
+        features: number of columns.
     """
 
     indptr: np.ndarray
@@ -44,8 +44,8 @@ class Samples:
 
     @property
     def matrix(self) -> csr_matrix:
-        """The rows as a matrix of scipy's, without a copy."""
-        from scipy.sparse import csr_matrix  # not at the top: the package does without
+        """The rows as a scipy matrix, without a copy."""
+        from scipy.sparse import csr_matrix  # not at the top: the package does not need it
 
         shape = len(self), self.features
         return csr_matrix((self.data, self.indices, self.indptr), shape, copy=False)
@@ -55,7 +55,7 @@ class Samples:
         return of_matrix(self.matrix[rows], self.labels[rows])
 
     def largest_square(self) -> float:
-        """Return β²_max, the largest ‖x‖²; 0 of no rows."""
+        """Return β²_max, the largest ‖x‖²; 0 without rows."""
         squares = self.matrix.multiply(self.matrix).sum(axis=1)
         return float(squares.max()) if len(self) else 0.0
 
@@ -75,7 +75,7 @@ class Samples:
 
 
 def of_matrix(matrix, labels: np.ndarray) -> Samples:
-    """Return the rows of a matrix of scipy's as `Samples`; the labels are −1 and 1."""
+    """Return the rows of a scipy matrix as `Samples`; the labels are −1 and 1."""
     matrix = matrix.tocsr()
     matrix.sort_indices()
     return Samples(
@@ -88,16 +88,16 @@ def of_matrix(matrix, labels: np.ndarray) -> Samples:
 
 
 def generate(rows: int, features: int, nonzeros: int, seed: int) -> Samples:
-    """Return samples that are like those of texts: few features are in many of them.
+    """Return samples like those of texts, in which few features are frequent.
 
-    Rows are of length 1, with the features that `nonzeros` draws give, so often as they are drawn.
-    Every feature is in rows of one class more often than in those of the other, and is drawn by
-    its popularity, which falls by a power law.
+    A row has the features that `nonzeros` draws give, weighted by how often each is drawn, and is
+    normalized to length 1. A feature's probability follows a power law, and is higher in rows of
+    one class than in those of the other.
 
     Args:
-        rows, features: how many.
-        nonzeros: features that are drawn for a row, of which some may be the same.
-        seed: of all draws.
+        rows, features: number of rows and of features.
+        nonzeros: number of features drawn for a row, of which some may be the same.
+        seed: seed of all draws.
     """
     generator = np.random.default_rng([seed, rows, features])
     labels = generator.choice([-1.0, 1.0], rows)
@@ -121,13 +121,13 @@ def generate(rows: int, features: int, nonzeros: int, seed: int) -> Samples:
 
 
 def shards(rows: int, nodes: int, generator: np.random.Generator) -> list[np.ndarray]:
-    """Return each node's rows: a random part, as many as another's or one more."""
+    """Return each node's rows: random parts whose sizes differ by at most one."""
     order = generator.permutation(rows)
     return [order[node::nodes] for node in range(nodes)]
 
 
 def epochs(rows: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield a node's rows in random order, again and again."""
+    """Yield a node's rows in random order, epoch after epoch."""
     while True:
         yield generator.permutation(rows)
 
@@ -145,13 +145,13 @@ class Order:
         self._left = next(self._epochs)
 
     def peek(self, count: int) -> np.ndarray:
-        """Return the next so many rows, which stay the next: int64 array of shape (count,)."""
+        """Return the next rows without consuming them: int64 array of shape (count,)."""
         while len(self._left) < count:
             self._left = np.concatenate([self._left, next(self._epochs)])
         return self._left[:count]
 
     def take(self, count: int) -> np.ndarray:
-        """Return the next so many rows: int64 array of shape (count,)."""
+        """Return and consume the next rows: int64 array of shape (count,)."""
         taken = self.peek(count)
         self._left = self._left[count:]
         return taken

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The inner loops of WP-SGD: steps on single rows of a CSR matrix, each O(non-zeros of its row).
 
-They are Cython's, as all that is native here: numba would be one more dependency, and compile at
-the first call, on every rank of a job.
+They are in Cython, like all native code of this package: numba would be one more dependency, and
+compile at the first call on every rank of a job.
 
 The model is w = scale · values, so that the regularizer, which shrinks all of w, is one product.
 """
@@ -22,14 +22,14 @@ cdef extern from "<pthread.h>" nogil:
 cdef extern from *:
     void __builtin_prefetch(const void *) noexcept nogil  # gcc's and clang's
 
-cdef double LEAST_SCALE = 1e-9  # below it `values`, which grow as it shrinks, take it over
+cdef double LEAST_SCALE = 1e-9  # below it the scale is multiplied into `values`, which grow
 cdef enum:
-    AHEAD = 2  # samples before a sample's turn its memory is asked for
-    LONGEST = 64  # updates: longer delays are counted as one, and too long for Check's memory
-    OFTEN = 16  # samples between two looks at the clock, which takes as long as a few non-zeros
+    AHEAD = 2  # the memory of the sample this many ahead is prefetched
+    LONGEST = 64  # updates: longer delays are counted together, and too long for Check's memory
+    OFTEN = 16  # samples between readings of the clock, which cost as much as a few non-zeros
 LATEST = LONGEST  # for Python
-cdef double LONG_SAMPLE = 1e-5  # seconds: of samples that take as long, it looks after each
-cdef double SHORTEST = 1e-4  # seconds that a thread sleeps at least
+cdef double LONG_SAMPLE = 1e-5  # seconds: after each sample at least this long the clock is read
+cdef double SHORTEST = 1e-4  # a thread's shortest sleep, in seconds
 
 
 cdef double now() noexcept nogil:
@@ -48,27 +48,27 @@ cdef void sleep(double seconds) noexcept nogil:
 cdef class Steps:
     """A linear model and the steps that one node makes with it.
 
-    A step on a sample (x, y), of which ŷ = x·w, is w ← (1 − ηλ)·w − η·L'(y, ŷ)·x: a worker pulls
-    what the model has for the sample's features, computes L', and pushes the update. With several
-    workers τ updates of others come between. `advance` lets them take turns, as those of equal
-    speed do, so that τ = workers − 1; or each is a thread's, which calls `work`, and τ is what
-    happens. The regularizer acts on the model that there is at the push, which differs from the
-    pulled one by O(ηλ‖w_{j−1} − w_{j−1−τ}‖): that would have to be pulled with all its features.
+    A step on a sample (x, y), with ŷ = x·w, is w ← (1 − ηλ)·w − η·L'(y, ŷ)·x: a worker pulls the
+    model's values for the sample's features, computes L', and pushes the update. With several
+    workers, τ updates of others come between. In `advance` workers take turns, as if of equal
+    speed, so that τ = workers − 1; or each is a thread that calls `work`, and τ varies. The
+    regularizer acts on the model at the push, which differs from the pulled one by
+    O(ηλ‖w_{j−1} − w_{j−1−τ}‖): otherwise all features would have to be pulled.
 
     Args:
-        samples: the `Samples` that rows are of.
+        samples: the `Samples` that contain the rows.
         start: float64 array of shape (features,), which is copied.
-        learning_rate, regularization: η and λ, of which the product is below 1.
+        learning_rate, regularization: η and λ, with a product below 1.
         logistic: whether the loss L is log(1 + exp(−y·ŷ)); else max(0, 1 − y·ŷ).
-        workers: how many pull, compute and push.
+        workers: number of workers that pull, compute and push.
         check: whether an update is abandoned unless `wagma.wpsgd.check` accepts it, in
             O((τ + 3)·non-zeros); one with a τ above 64 is abandoned unseen.
 
     Attributes:
-        consumed: samples that were drawn; where workers take turns, the last workers − 1 of them
-            have not been pushed.
-        applied, abandoned: updates, of those that were pushed.
-        longest: the greatest τ of an update that was pushed.
+        consumed: number of samples drawn; if workers take turns, the last workers − 1 of them have
+            not been pushed.
+        applied, abandoned: number of pushed updates that were applied, and that were abandoned.
+        longest: the greatest τ of a pushed update.
 
     Source: WP-SGD, Equation 5, and Algorithms 3 and 4.
     """
@@ -83,14 +83,14 @@ cdef class Steps:
     cdef bint logistic, check
     cdef readonly int workers
     cdef long long[::1] pushed  # updates with each τ
-    # Of each worker that has pulled: the row, the number of the iterate, what it has for the row's
-    # features, ÷ scale, and L' there.
+    # Of each worker that has pulled: the row, the number of the iterate, its values for the row's
+    # features ÷ scale, the scale, and L' there.
     cdef long long[::1] pulled_row, pulled_at
     cdef double[:, ::1] pulled_values
     cdef double[::1] pulled_scale, pulled_slope
-    cdef int pulled, oldest  # where they take turns
-    # Where they are threads: what they consume, and how long each has yet to sleep. All but what a
-    # worker has pulled is read and written under the lock.
+    cdef int pulled, oldest  # if they take turns
+    # If they are threads: the rows to consume, and the time that each has yet to sleep. All except
+    # a worker's pulled values is read and written under the lock.
     cdef pthread_mutex_t lock
     cdef const long long[::1] rows
     cdef Py_ssize_t drawn
@@ -134,7 +134,7 @@ cdef class Steps:
         self.load(start)
 
     def load(self, model):
-        """Go on from this model; workers that have pulled pull it again, for the same samples."""
+        """Continue from this model; workers that have pulled pull again for the same samples."""
         cdef int each, worker
         np.copyto(np.asarray(self.values), model)
         self.scale, self.iterate = 1, 0
@@ -150,9 +150,9 @@ cdef class Steps:
 
     @property
     def delays(self):
-        """How many of the pushed updates were how late: int64 array of shape (65,).
+        """Number of pushed updates by their delay in updates: int64 array of shape (65,).
 
-        The last are those of 64 updates and more.
+        The last entry counts delays of 64 and more.
         """
         return np.array(self.pushed)
 
@@ -175,10 +175,10 @@ cdef class Steps:
         self.consumed += rows.shape[0]
 
     def begin(self, const long long[::1] rows):
-        """Let these rows be what workers consume that are threads, each by a call of `work`.
+        """Set the rows that workers consume as threads, each in a call of `work`.
 
         Raises:
-            RuntimeError: workers that take turns have pulled what they have not pushed.
+            RuntimeError: workers that take turns have pulled without having pushed yet.
         """
         if self.pulled:
             raise RuntimeError("these workers take turns: updates of theirs are on the way")
@@ -186,7 +186,7 @@ cdef class Steps:
         self.rows, self.drawn, self.stopping = rows, 0, False
 
     def stop(self):
-        """Let workers that are threads draw no more samples."""
+        """Make workers that are threads draw no more samples."""
         pthread_mutex_lock(&self.lock)
         self.stopping = True
         pthread_mutex_unlock(&self.lock)
@@ -194,17 +194,17 @@ cdef class Steps:
     def work(self, int worker, double factor=1.0, double sample_seconds=0.0):
         """Draw samples, and pull, compute and push for each, until none is left or all stop.
 
-        It needs no GIL. What it has drawn it has pushed when it returns.
+        It releases the GIL. All drawn samples have been pushed when it returns.
 
         Args:
-            worker: which, from 0 on; each is called by one thread at a time.
-            factor: how many times as long as it takes a sample is made to take, by sleeping when
-                its update is computed and not pushed.
-            sample_seconds: what a sample takes at least, times the factor.
+            worker: number of the worker, from 0; each is called by one thread at a time.
+            factor: factor by which samples take longer: the worker sleeps between computing an
+                update and pushing it.
+            sample_seconds: least seconds per sample, times the factor.
         """
         cdef bint paced = factor > 1 or sample_seconds > 0
         cdef int often = 1 if sample_seconds >= LONG_SAMPLE else OFTEN
-        cdef int made = 0  # since the last look at the clock
+        cdef int made = 0  # since the last reading of the clock
         cdef long long row
         cdef double before = now()
         if not 0 <= worker < self.workers:
@@ -233,9 +233,9 @@ cdef class Steps:
                 self._pace(worker, before, factor, made * sample_seconds)
 
     def advance_together(self, const long long[:, ::1] rows):
-        """Make one step for the mean gradient of each line of rows, all at the same model.
+        """Make one step with the mean gradient of each line of rows, all at the same model.
 
-        It is what nodes do that average after every step, one column each.
+        This is what nodes do that average after every step; each has a column.
         """
         cdef double[::1] sizes = np.empty(rows.shape[1])
         cdef Py_ssize_t i, node
@@ -267,7 +267,7 @@ cdef class Steps:
         return total * self.scale
 
     cdef double _between(self, long long one, long long other) noexcept nogil:
-        """Return the product of two rows, whose indices ascend."""
+        """Return the dot product of two rows, whose indices ascend."""
         cdef long long i = self.indptr[one], j = self.indptr[other]
         cdef double total = 0
         while i < self.indptr[one + 1] and j < self.indptr[other + 1]:
@@ -299,7 +299,7 @@ cdef class Steps:
             self.values[self.indices[k]] += size * self.data[k]
 
     cdef void _fetch(self, const long long[::1] rows, Py_ssize_t place) noexcept nogil:
-        """Ask for the memory of the sample there, if there is one, without waiting for it."""
+        """Prefetch the memory of the sample at `place`, if there is one."""
         cdef long long row, k
         if place < rows.shape[0]:
             row = rows[place]
@@ -316,7 +316,7 @@ cdef class Steps:
         self.pulled_at[worker] = self.iterate
 
     cdef void _compute(self, int worker) noexcept nogil:
-        """Find L' of the pulled row at the pulled model."""
+        """Compute L' of the pulled row at the pulled model."""
         cdef long long row = self.pulled_row[worker], first = self.indptr[row], k
         cdef double y = self.labels[row], margin = 0
         for k in range(first, self.indptr[row + 1]):
@@ -343,7 +343,7 @@ cdef class Steps:
         self.applied += 1
 
     cdef double _pace(self, int worker, double before, double factor, double least) noexcept nogil:
-        """Sleep for what samples since then are to take beyond what they took; return the time."""
+        """Sleep for the time by which samples since `before` were too fast; return the time."""
         cdef double after = now(), taken = after - before
         self.owed[worker] += factor * fmax(taken, least) - taken
         if self.owed[worker] >= SHORTEST:
@@ -354,7 +354,7 @@ cdef class Steps:
         return after
 
     cdef bint _accepts(self, long long row, double slope, int delay) noexcept nogil:
-        """Whether Check accepts the update; if so, it is noted for the next ones.
+        """Return whether Check accepts the update; if so, record it for the next ones.
 
         Earlier iterates' projections follow from the current one's: the step from w_k to w_{k+1}
         is undone by w_k = (w_{k+1} + η·L'_k·x_k) / (1 − ηλ).
@@ -390,6 +390,6 @@ cdef class Steps:
         return True
 
     cdef double _apart(self, long long k, int m, double square) noexcept nogil:
-        """Return ‖w⊥‖² of iterate k, whose x·w is iota[m]: of the part that is orthogonal to x."""
+        """Return ‖w⊥‖² of iterate k, whose x·w is iota[m]; w⊥ is the part orthogonal to x."""
         cdef double along = self.iota[m] * self.iota[m] / square if square > 0 else 0
         return self.norms[<int>(k % self.kept)] - along

@@ -40,7 +40,7 @@ class Problem:
     logistic: bool = False
 
     def steps(self, method: Method) -> Steps:
-        """Return a node that has made none."""
+        """Return a node that has made no steps."""
         return Steps(
             self.train,
             np.full(self.train.features, self.start),
@@ -52,14 +52,14 @@ class Problem:
         )
 
     def rate_of(self, method: Method) -> float:
-        """Return r; 1, by which all count alike, of a method without weights."""
+        """Return r; 1, which gives all nodes the same weight, for a method without weights."""
         if not method.weighted:
             return 1.0
         return self.r
 
     @property
     def r(self) -> float:
-        """The contraction rate that is given, else 1 − ηλ."""
+        """The contraction rate: as given, or else 1 − ηλ."""
         return 1 - self.lr * self.l2 if self.rate is None else self.rate
 
     def objective(self, model: np.ndarray) -> float:
@@ -69,13 +69,13 @@ class Problem:
 
 @dataclass
 class Updates:
-    """What has become of updates, of one node or several.
+    """Counts of the updates of one node or several.
 
     Attributes:
-        applied, abandoned: how many.
-        late: how many of them were pushed when so many others had been applied since their pull:
-            int64 array of shape (65,), of which the last are those of 64 and more.
-        longest: the most that had.
+        applied, abandoned: number of updates that were applied, and that were abandoned.
+        late: number of updates by their delay, the number of others applied between pull and push:
+            int64 array of shape (65,); the last entry counts delays of 64 and more.
+        longest: the longest delay.
     """
 
     applied: int = 0
@@ -93,7 +93,7 @@ class Updates:
 
     @classmethod
     def of(cls, steps: Steps) -> Updates:
-        """Return a node's."""
+        """Return a node's counts."""
         return cls(steps.applied, steps.abandoned, steps.delays, steps.longest)
 
 
@@ -102,10 +102,10 @@ class Point:
     """A moment of a run.
 
     Attributes:
-        samples: what the fastest node has consumed.
-        seconds: until the average would be there, if the run ended now.
-        objective: of that average, on the test samples; nan where it is not known.
-        bound_ratio: of the nodes' delays then: above 1, Corollary 4 holds.
+        samples: number of samples that the fastest node has consumed.
+        seconds: time at which the average would be complete if the run ended now.
+        objective: the average's objective on the test samples; nan if it is not known.
+        bound_ratio: see `rates.bound_ratio`, of the nodes' delays: above 1, Corollary 4 holds.
     """
 
     samples: int
@@ -115,40 +115,40 @@ class Point:
 
 
 class Team(Protocol):
-    """All nodes, in modelled time or on the ranks of a job, where everything is collective.
+    """All nodes, in modelled time or on the ranks of a job, where all methods are collective.
 
     Attributes:
-        stopped: whether somebody was asked to stop.
+        stopped: whether any process was asked to stop.
     """
 
     stopped: bool
 
     def advance(self, samples: int) -> None:
-        """Let the fastest node have consumed so many samples; the others, what their speed says."""
+        """Train until the fastest node has consumed so many samples; others at their speed."""
 
     def advance_together(self, samples: int) -> None:
-        """Let all nodes have consumed so many samples, and average after each."""
+        """Train until all nodes have consumed so many samples, averaging after each."""
 
     def average(self) -> None:
-        """Let all nodes go on from their average."""
+        """Let all nodes continue from their average."""
 
     def evaluate(self, samples: int) -> Point:
-        """Return the point; no clock runs meanwhile."""
+        """Return the current point; the clock is stopped meanwhile."""
 
     def delays(self) -> np.ndarray:
-        """Return T_i: how many updates each node that trains is behind the one that has most.
+        """Return T_i: number of updates by which each node that trains is behind the fastest.
 
-        They are counted from the last average on that all have gone on from.
+        They are counted from the last average that all nodes have continued from.
         """
 
     def model(self) -> np.ndarray:
         """Return Σ q_i w_i of the nodes' models."""
 
     def updates(self) -> Updates:
-        """Return what has become of the updates of all nodes."""
+        """Return the counts of the updates of all nodes."""
 
     def close(self) -> None:
-        """Leave what the nodes average by."""
+        """Release the resources by which the nodes average."""
 
 
 def run(method: Method, team: Team, span: int, samples: int, every: int) -> Iterator[Point]:
@@ -157,9 +157,9 @@ def run(method: Method, team: Team, span: int, samples: int, every: int) -> Iter
     Args:
         method: one of `METHODS`.
         team: all nodes.
-        span: samples of the fastest node between averages, of a method that has them.
-        samples: what the fastest node consumes, from 1 on.
-        every: how many of them are between evaluations; there is one at the end.
+        span: samples of the fastest node between averages, for a method that has them.
+        samples: number of samples that the fastest node consumes, at least 1.
+        every: number of these between evaluations; there is one at the end as well.
     """
     done = 0
     while done < samples and not team.stopped:
@@ -178,5 +178,5 @@ def run(method: Method, team: Team, span: int, samples: int, every: int) -> Iter
 
 
 def following(done: int, every: int) -> int:
-    """Return the next multiple."""
+    """Return the next multiple of `every` after `done`."""
     return (done // every + 1) * every

@@ -9,17 +9,17 @@ import numpy as np
 
 from wagma.wpsgd.steps import Steps
 
-LOOK = 2e-4  # seconds between two looks for whether to stop
+LOOK = 2e-4  # seconds between checks whether to stop
 
 
 class Workers:
-    """As many threads as a node has workers.
+    """A thread for each of a node's workers.
 
     Args:
         steps: the node.
-        factor: how many times as long as it takes a worker's sample is made to take.
-        sample_seconds: what a sample takes the node at least, times the factor; each of its
-            workers, as often as there are workers.
+        factor: factor by which a worker's samples take longer.
+        sample_seconds: least seconds per sample of the node, times the factor; a worker takes as
+            many times as long as there are workers.
 
     Source: WP-SGD, Algorithm 3.
     """
@@ -29,15 +29,15 @@ class Workers:
         self._pool = ThreadPoolExecutor(steps.workers, "wagma-worker")
 
     def consume(self, rows: np.ndarray, stop: Callable[[], bool] = lambda: False) -> int:
-        """Consume the samples of these rows, and return how many: the first of them.
+        """Consume the samples of the first of these rows, and return how many.
 
-        They are fewer where `stop`, which is called again and again by the caller's thread, has
-        said so. What was consumed is applied or abandoned when this returns, and no thread is at
-        work, also after an exception, of `stop` or of a worker.
+        They are all rows unless `stop`, which the caller's thread calls repeatedly, returns True.
+        On return all consumed samples are applied or abandoned and no thread is running, also after
+        an exception of `stop` or of a worker.
 
         Args:
             rows: int64 array.
-            stop: whether to draw no more.
+            stop: function that returns whether to draw no more.
         """
         steps = self._steps
         before = steps.consumed
