@@ -69,7 +69,7 @@ cdef class Slices:
 
     cdef void begin(self) noexcept nogil:
         cdef int others = self.reduction.size - 1
-        cdef int k, other, member
+        cdef int other, member
         self.slicing.begin(self.wire.size - HEADER, self.reduction.size)
         self.left = self.slicing.blocks
         self.weighed = False
