@@ -1,6 +1,7 @@
 """Whether MPI may be given device memory: what decides it, and what may go wrong on the way."""
 
 import ctypes
+import subprocess
 import sys
 import types
 
@@ -157,6 +158,17 @@ def test_an_mpi_that_touches_device_memory_itself_is_found_out(device, monkeypat
     aware, reason = cuda_aware.ask(MPI.COMM_SELF)
     assert not aware
     assert "a process of its own tried to send device memory: it ended with status" in reason
+
+
+def test_a_process_that_crashes_leaves_nothing_in_shared_memory(device):
+    program = """
+import os
+from collectives.memory import probe
+probe.exchange = lambda *_: (str([path for path in probe._segments() if os.path.exists(path)]), 0)
+print(probe.main(0))
+"""
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert output.stdout == "[]\n", output.stderr
 
 
 # --- between ranks

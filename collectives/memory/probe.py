@@ -8,10 +8,13 @@ hangs does so in this process.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import random
 import sys
 import time
+from pathlib import Path
 
 from collectives.memory.plain_device import Address, PlainDevice
 
@@ -131,11 +134,26 @@ def _buffer(address, size):
     return [MPI.buffer.fromaddress(address, size), MPI.BYTE]
 
 
+def _segments() -> set[str]:
+    """Return the files in shared memory that this process has mapped, except CUDA's."""
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:  # only Linux has it
+        return set()
+    paths = {line.split(maxsplit=5)[-1] for line in maps}
+    return {path for path in paths if path.startswith("/dev/shm/") and "cuda" not in path}
+
+
 def main(place: int):
     # Some MPIs must find the device when they are initialized.
     device = Device(place)
+    before = _segments()
     from mpi4py import MPI
 
+    # An MPI that crashes would leave them behind; nobody else maps those of a job of one process.
+    for path in _segments() - before:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
     with device.current():
         found = [exchange(MPI.COMM_SELF, device, size, LIMIT)[0] for size in SIZES]
     return next(filter(None, found), FINE)
