@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import shutil
 import subprocess
 import typing
@@ -31,9 +32,6 @@ COMPILE += ["-ffp-contract=off", f"-I{MEMORY}"]
 DISORDER, HOST_ACCESS, MISUSE = 86, 87, 88
 # The environment's: a driver to run tests on instead.
 INSTEAD = "TEST_CUDA_LIBRARY"
-# Functions that it has beside the driver's.
-OWN = ("capture", "counts", "enable_ipc", "fail", "hold", "hold_copies", "open", "open_memory")
-OWN = [f"stand_in_{name}" for name in (*OWN, "report_to", "sleep")]
 LEGACY = 1
 ILLEGAL_ADDRESS = 700
 
@@ -67,7 +65,9 @@ def library() -> str:
 
 def plain_library() -> str:
     """Build one that has no functions beside the driver's: what a real one is to tests."""
-    return built("plain", *(f"-D{name}=plain_{name}" for name in OWN))
+    sources = "".join(path.read_text() for path in sorted(SOURCES.glob("*.c")))
+    own = sorted(re.findall(r"^API \w+ (stand_in_\w+)\(", sources, re.MULTILINE))
+    return built("plain", *(f"-D{name}=plain_{name}" for name in own))
 
 
 def built(kind, *options):
