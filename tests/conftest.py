@@ -1,9 +1,8 @@
 """What all tests share: hypothesis' profile, the MPI plugin, `comm`, `device` and `mpirun`."""
 
+import contextlib
 import os
-import subprocess
 import textwrap
-import threading
 
 import hypothesis
 import launch
@@ -139,23 +138,7 @@ def mpirun_text(mpirun, tmp_path):
 
 
 @pytest.fixture
-def stopping():
-    """`stopping(condition, seconds)` stops this process for so long once the condition holds."""
-    command = "read seconds; kill -STOP $PPID; sleep $seconds; kill -CONT $PPID"
-    stopper = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
-    threads = []
-
-    def begin(condition, seconds):
-        def watch():
-            together.wait_until(condition)
-            stopper.stdin.write(b"%f\n" % seconds)
-            stopper.stdin.close()
-
-        threads.append(threading.Thread(target=watch))
-        threads[0].start()
-
-    yield begin
-    for thread in threads:
-        thread.join()
-    stopper.stdin.close()
-    stopper.wait()
+def stopping(comm):
+    """`stopping(rank, condition)` is a `together.StoppingRank`; all ranks call it."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *args: stack.enter_context(together.StoppingRank(comm, *args))

@@ -203,11 +203,10 @@ def test_an_interrupted_join_loses_nothing(comm, stopping):
     ) as average:
         average(mine)
         mine += (0, 3, 9, 12)[comm.rank]
-        if comm.rank == 1:
-            stopping(lambda: mine[0] == 6, seconds=0.6)
+        stopped = stopping(1, lambda: mine[0] == 6)
         comm.Barrier()
         if comm.rank == 0:
-            with interrupted():
+            with stopped.interrupts():
                 average.join(mine)
             assert 0 < np.count_nonzero(mine == 6) < mine.size
         else:

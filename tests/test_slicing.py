@@ -157,11 +157,10 @@ def test_who_is_interrupted_before_the_others_come_has_its_vector_back(comm, lat
 def interrupt_in_the_middle(comm, stopping, operation, mine):
     """Rank 1 stops in the middle of an exchange of ranks whose mean is 6; rank 0 is interrupted."""
     mine[:] = (0, 3, 9, 12)[comm.rank]
-    if comm.rank == 1:
-        stopping(lambda: mine[0] == 6, seconds=0.5)
+    stopped = stopping(1, lambda: mine[0] == 6)
     comm.Barrier()
     if comm.rank == 0:
-        with interrupted(0.1, once=lambda: mine[0] == 6):
+        with stopped.interrupts():
             operation(mine)
         assert 0 < np.count_nonzero(mine == 6) < mine.size
     else:

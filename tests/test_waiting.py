@@ -210,11 +210,10 @@ def test_who_is_interrupted_in_the_middle_goes_on_with_all_that_there_is(comm, s
     with waiting(comm, mine, late) as average:
         average(mine)
         add((0, 3, 9, 12)[comm.rank])
-        if comm.rank == 1:
-            stopping(lambda: mine[0][0] == 6, seconds=0.7)
+        stopped = stopping(1, lambda: mine[0][0] == 6)
         comm.Barrier()
         if comm.rank == 0:
-            with interrupted(0.1, once=lambda: mine[0][0] == 6):
+            with stopped.interrupts():
                 average(mine)
             assert 0 < sum(np.count_nonzero(array) for array in mine) < 4_000_000
             left = [array.copy() for array in mine]

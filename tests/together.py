@@ -6,10 +6,12 @@ import contextlib
 import functools
 import os
 import signal
+import subprocess
 import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from protocol_messages import load_source
 
@@ -113,6 +115,52 @@ def interrupted(seconds=0.15, once=None):
     """The block is interrupted by a signal handler's exception, as by Ctrl-C: see `signalled`."""
     with signalled(interrupt, seconds, once), pytest.raises(Interrupted):
         yield
+
+
+class StoppingRank:
+    """A rank that stops, with all its threads, as soon as a condition holds there.
+
+    All ranks construct it. The rank goes on when `interrupts` has interrupted another one.
+    """
+
+    def __init__(self, comm, rank, condition):
+        self.process = psutil.Process(comm.bcast(os.getpid(), rank))
+        self.condition = condition
+        self.thread = threading.Thread(target=self.stop) if comm.rank == rank else None
+
+    def __enter__(self):
+        if self.thread:
+            # Goes on by itself where no rank lets it, because the test has failed there.
+            command = ["sh", "-c", "timeout 30 cat; kill -CONT $PPID"]
+            self.guard = subprocess.Popen(command, stdin=subprocess.PIPE)
+            self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        if self.thread:
+            self.thread.join()
+            self.guard.stdin.close()
+            self.guard.wait()
+
+    def stop(self):
+        wait_until(self.condition)
+        self.process.suspend()
+
+    @contextlib.contextmanager
+    def interrupts(self):
+        """The block is interrupted while that rank is stopped; it goes on a little later."""
+        going_on = threading.Timer(0.2, self.process.resume)
+
+        def stopped():
+            return self.condition() and self.process.status() == psutil.STATUS_STOPPED
+
+        def handle():
+            going_on.start()
+            interrupt()
+
+        with signalled(handle, 0.1, once=stopped), pytest.raises(Interrupted):
+            yield
+        going_on.join()
 
 
 def weighted(a, weight_a, b, weight_b):
