@@ -221,3 +221,26 @@ def test_an_exchange_that_was_interrupted_loses_no_update_and_counts_none_twice(
         interrupt_in_the_middle(comm, stopping, average, mine)
         average.synchronize(mine)
         np.testing.assert_array_equal(mine, 6)
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(4)
+@pytest.mark.transports("messages")
+def test_a_change_is_left_out_if_a_stopped_rank_may_still_write_to_its_base(comm, stopping):
+    """Rank 1 is stopped for longer than rank 0's exception waits for its messages."""
+    mine = np.full(2_000_000, (0.0, 3.0, 9.0, 12.0)[comm.rank])
+    with GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, wait="group") as average:
+        stopped = stopping(1, lambda: mine[0] == 6)
+        comm.Barrier()
+        if comm.rank == 0:
+            with stopped.interrupts(1.5):
+                average(mine)
+            wait_until(lambda: average.executed == 1)
+            mine += 4
+        else:
+            average(mine)
+        for mean in (6, 10):
+            average(mine)
+            np.testing.assert_array_equal(mine, mean)
+            mine += 4
+        assert average.statistics().nonfinite == (comm.rank == 0)

@@ -147,9 +147,9 @@ class StoppingRank:
         self.process.suspend()
 
     @contextlib.contextmanager
-    def interrupts(self):
-        """The block is interrupted while that rank is stopped; it goes on a little later."""
-        going_on = threading.Timer(0.2, self.process.resume)
+    def interrupts(self, seconds=0.2):
+        """The block is interrupted while that rank is stopped, which goes on so much later."""
+        going_on = threading.Timer(seconds, self.process.resume)
 
         def stopped():
             return self.condition() and self.process.status() == psutil.STATUS_STOPPED
