@@ -341,7 +341,7 @@ class World:
             rank.position += 1
 
     def _leave(self, rank):
-        rank.protocol.leave()
+        rank.protocol.leave(failed=False)
         rank.stage = Stage.ENDED
 
     def _meet_again(self, rank):

@@ -360,4 +360,4 @@ class MessageReference(Network):
 
     def leave(self, rank):
         if self.is_done(rank) and not rank.protocol.leaving:
-            rank.protocol.leave()
+            rank.protocol.leave(failed=False)

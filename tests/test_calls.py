@@ -442,7 +442,7 @@ def test_times_in_calls_are_waiting_and_communicating(comm, how):
     took = time.perf_counter() - began
     now = average.statistics()
     if comm.rank != 1:
-        assert now.waiting > 0.9 * late
+        assert now.waiting > 0.5 * late
     assert now.communicating > 0
     assert now.engine > 0
     assert now.waiting + now.communicating <= took

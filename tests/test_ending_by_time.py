@@ -326,7 +326,7 @@ def test_methods_and_references_end_by_time_and_are_compared(mpirun, tmp_path):
     mpirun(2, *arguments, timeout=TIMEOUT).check()
     results = json.loads((tmp_path / "c" / "comparison.json").read_text())["results"]
     assert list(results) == algorithms.split(",")
-    assert results["ad-psgd"]["ratio"] > 1.5
+    assert results["ad-psgd"]["ratio"] > 1
     for label in algorithms.split(","):
         run = tmp_path / "c" / "seed-0" / directory_name(label)
         summary = words_of(run)

@@ -665,3 +665,22 @@ def test_what_has_changed_since_the_last_call_goes_to_the_server_when_all_synchr
             server(mine)
             server.synchronize(mine)  # nothing has changed
             np.testing.assert_allclose(mine, before + mean, rtol=1e-6)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("kind", [NeighborAverage, PushSum, ParameterServer])
+def test_a_failed_rank_s_reason_is_waited_for_when_it_closes(comm, kind):
+    """Rank 3 computes, and so forwards the failure of rank 2 late; the others wait for rank 2."""
+    mine = np.zeros(3)
+    collective = kind(comm, mine, engine="none")
+    comm.Barrier()
+    if comm.rank == 3:
+        time.sleep(0.5)
+    if comm.rank == 2:
+        collective.fail(KeyError("the dataset is gone"))
+    else:
+        with pytest.raises(RankFailedError, match="rank 2 failed.*the dataset is gone"):
+            for _ in range(3):
+                collective(mine)
+    collective.close()

@@ -145,7 +145,7 @@ cdef class PeerExchange(ProtocolCalls):
 
     cdef void _announce_leaving(self) noexcept nogil:
         if not self.mailbox.protocol.leaving:
-            self.mailbox.protocol.leave()
+            self.mailbox.protocol.leave(self.protocol.failed >= 0)
 
     cdef void _free_requests(self) noexcept nogil:
         ProtocolCalls._free_requests(self)

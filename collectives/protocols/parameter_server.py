@@ -184,8 +184,8 @@ class ParameterServerProtocol(PeerProtocol):
     def is_waited_for_by(self, rank):
         return rank == self.server
 
-    def leave(self):
-        PeerProtocol.leave(self)
+    def leave(self, failed):
+        PeerProtocol.leave(self, failed)
         if self.rank == self.server:
             self.left[self.rank] = True
             self.proceed()

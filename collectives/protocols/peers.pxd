@@ -35,7 +35,7 @@ cdef class PeerProtocol:
     cdef void look_for_missing(self) noexcept nogil
     cdef bint is_out(self, int i) noexcept nogil
     cdef void tell(self, int kind, long long number) noexcept nogil
-    cdef void leave(self) noexcept nogil
+    cdef void leave(self, bint failed) noexcept nogil
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil
     cdef void hand_in(self) noexcept nogil

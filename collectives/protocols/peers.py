@@ -206,11 +206,15 @@ class PeerProtocol:
             if i != self.rank and self.is_waited_for_by(i):
                 self.port.post(i)
 
-    def leave(self):
-        """Note that the application makes no more calls."""
+    def leave(self, failed):
+        """Note that the application makes no more calls.
+
+        If a rank has `failed`, a notice of that ends the others' calls, and says why.
+        """
         self.leaving = True
         self.paused = True
-        self.tell(LEAVE, self.calls)
+        if not failed:
+            self.tell(LEAVE, self.calls)
 
     def pause(self):
         """Begin nothing new: the application is about to enter an operation of all ranks."""

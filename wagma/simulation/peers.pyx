@@ -152,7 +152,7 @@ cdef class PeerMethod(Method):
                 port.weights.setdefault(a, deque()).append(weight)
             port.protocol.arrived(a, kind, number, weight)
         if self.simulation.is_done(rank) and not port.protocol.leaving:
-            port.protocol.leave()
+            port.protocol.leave(False)
 
 
 def d_psgd(settings, ranks):
