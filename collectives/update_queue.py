@@ -12,7 +12,13 @@ __all__ = ["Update", "UpdateQueue"]
 
 
 class Update(NamedTuple):
-    """An entry of a queue: an update of any type, its iteration, and its sender."""
+    """An entry of a queue.
+
+    Attributes:
+        update: an object of any type.
+        iteration, sender: its tags: the number of its iteration, and its source rank; None: no
+            such tag.
+    """
 
     update: Any
     iteration: int | None

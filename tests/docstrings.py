@@ -11,6 +11,7 @@ import textwrap
 import pages
 
 PACKAGES = ("collectives", "wagma")
+SHOWN = r"^::: (\S+)\n((?:    .*\n)*)"
 ARRAYS = re.compile(r"\b(Vector|Array|ArrayLike|NDArray|ndarray)\b")  # in an annotation
 DTYPE = re.compile(r"\b(dtypes?|int\d*|float\d*)\b")
 SHAPE = re.compile(r"\b(shape|1-D|one dimension|lengths)\b")
@@ -29,9 +30,9 @@ def public():
     """Return by name what the API's pages show: an object, and the class that it is shown in."""
     found = {}
     for page in sorted((pages.ROOT / "docs").glob("api-*.md")):
-        for path in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE):
+        for path, options in re.findall(SHOWN, page.read_text(), re.MULTILINE):
             found[path] = shown = resolved(path)
-            if inspect.ismodule(shown):
+            if inspect.ismodule(shown) and "members: false" not in options:
                 names = getattr(shown, "__all__", None) or defined_in(shown)
                 found |= {f"{path}.{name}": getattr(shown, name) for name in names}
     members = {

@@ -1,7 +1,7 @@
 """The methods that a job can train by, each declared in a module of its own as its `METHOD`.
 
 `METHODS` maps their names on the command line to them, `REFERENCES` those of torch's own methods,
-for comparisons.
+for comparisons. `DEFAULT` is the name of the method that is used if none is given.
 """
 
 from __future__ import annotations
@@ -49,13 +49,24 @@ REFERENCES: dict[str, Method] = {
 
 
 def named(name: str) -> Method:
-    """Return the method or reference of this name, which options may follow."""
+    """Return a method or reference.
+
+    Args:
+        name: its name on the command line; after a colon, options may follow.
+
+    Raises:
+        KeyError: there is no method or reference of this name.
+    """
     name = name.partition(":")[0]
     return METHODS.get(name) or REFERENCES[name]
 
 
 def example(name: str) -> str | None:
-    """Return the usage of the option of this name, None if no method has it."""
+    """Return how an option is written on the command line, None if no method has it.
+
+    Args:
+        name: the option's, without its value.
+    """
     for method in METHODS.values():
         option = method.option(name)
         if option is not None:

@@ -91,16 +91,16 @@ class AveragingOptimizer(Protocol):
         """Reset the gradients."""
 
     def step(self) -> Any:
-        """Make a step, and average as the method does."""
+        """Make a step, and average as the method does; return the loss, if it is known."""
 
-    def complete(self) -> Any:
+    def complete(self) -> None:
         """Complete the average that the last step started."""
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Hold the average of all ranks' models in the model; collective."""
+        """Return a block in which the model is the average of all ranks' models; collective."""
 
     def join(self) -> AbstractContextManager[None]:
-        """Let ranks make different numbers of steps inside; collective."""
+        """Return a block in which ranks may make different numbers of steps; collective."""
 
     def close(self) -> None:
         """Leave the collective; collective."""

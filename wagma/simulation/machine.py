@@ -16,7 +16,8 @@ class Machine:
 
     A message of k bytes takes o + (k − 1)·G + L + o from one engine to the other. Long exchanges of
     the ranks of one node share the node's injection limit equally. Nodes have consecutive ranks,
-    `ranks_per_node` each.
+    `ranks_per_node` each. `MACHINES` maps names to machines with values from the literature; on
+    `FREE` communication takes no time.
 
     Attributes:
         latency: L, seconds that a message travels.

@@ -24,12 +24,27 @@ LONGEST_QUANTILE = 3.54  # of the normal distribution, at 1 − 1/5000
 
 
 def constant(steps: int, ranks: int, seconds: float) -> np.ndarray:
-    """Return steps that all take equally long."""
+    """Return steps that all take equally long: float64 array of shape (steps, ranks), in seconds.
+
+    Args:
+        steps, ranks: the number of steps of each rank, and of ranks.
+        seconds: seconds that a step takes.
+    """
     return np.full((steps, ranks), float(seconds))
 
 
 def log_normal(steps: int, ranks: int, median: float, sigma: float, seed: int) -> np.ndarray:
-    """Return independent steps whose logarithms are normal, with standard deviation ``sigma``."""
+    """Return independent steps whose logarithms are normally distributed.
+
+    Args:
+        steps, ranks: the number of steps of each rank, and of ranks.
+        median: of the steps, in seconds.
+        sigma: standard deviation of the logarithms.
+        seed: the same seed gives the same steps.
+
+    Returns:
+        float64 array of shape (steps, ranks), in seconds.
+    """
     drawn = np.random.default_rng(seed).standard_normal((steps, ranks))
     with np.errstate(over="ignore"):  # `simulate` refuses times that are not finite
         return median * np.exp(sigma * drawn)
@@ -39,7 +54,12 @@ def long_tailed(steps: int, ranks: int, seed: int, median: float = MEDIAN) -> np
     """Return independent steps like those of reinforcement learning in Habitat.
 
     Args:
+        steps, ranks: the number of steps of each rank, and of ranks.
+        seed: the same seed gives the same steps.
         median: of the steps, in seconds, above 1.7: the only parameter that is our choice.
+
+    Returns:
+        float64 array of shape (steps, ranks), in seconds.
 
     Source: WAGMA-SGD, section V-D and Figure 9 (see the constants above).
     """
@@ -53,6 +73,7 @@ def recorded(trace: np.ndarray, steps: int, ranks: int, seed: int) -> np.ndarray
 
     Args:
         trace: float64 array of shape (recorded steps, recorded ranks), in seconds.
+        steps, ranks: the number of steps of each rank, and of ranks.
         seed: if there are more ranks or steps than the trace has, each rank repeats one of its
             columns; those beyond the trace's ranks begin at a random step.
     """
@@ -65,7 +86,7 @@ def recorded(trace: np.ndarray, steps: int, ranks: int, seed: int) -> np.ndarray
 
 
 def read_trace(path: Path) -> np.ndarray:
-    """Read a trace: seconds, as a float64 array of shape (recorded steps, recorded ranks).
+    """Return a recorded trace: seconds, a float64 array of shape (recorded steps, recorded ranks).
 
     Args:
         path: the directory of a run of ``wagma train``, of which each rank's compute and delay
@@ -129,9 +150,10 @@ def delayed(
     """Return steps with a paper's injected delays, drawn as ``wagma train`` draws them.
 
     Args:
-        steps: seconds without delays, of shape (steps, ranks).
+        steps: seconds without delays, a float64 array of shape (steps, ranks).
         kind: one of `imbalance.KINDS`.
-        scale: factor of its delays.
+        seed: the same seed gives the same delays.
+        scale: factor by which the delays are multiplied.
         slow_ranks: by rank, the factor by which its steps take longer, in addition.
     """
     made = steps.copy()
