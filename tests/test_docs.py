@@ -1,16 +1,18 @@
 """The README and the pages of docs/: links, examples and command lines."""
 
 import ast
+import importlib
 import inspect
 import json
 import re
 import shlex
+import textwrap
 
+import docstrings
 import pages
 import pytest
 
 import collectives
-from collectives import errors
 from wagma import cli, optim
 from wagma.commands import compare, train
 from wagma.commands.preparation import check_ranks
@@ -19,7 +21,7 @@ from wagma.methods.__main__ import table
 
 KINDS = {"diff", "python", "sh", "text"}  # text: what a command prints
 MOST_LINES = 180  # of the README, which is read first
-MODULES = ("collectives", "wagma")
+MODULES = ("collectives", "wagma.methods", "wagma.optim", "wagma.simulation", "wagma.wpsgd")
 COMMON = {"comm", "transport", "engine", "stall", "abort", "log_level"}
 
 
@@ -36,13 +38,19 @@ def test_files_of_the_source_tree_that_are_named_are_there(page):
     assert [path for path in gone if "NAME" not in path] == []
 
 
-def test_the_api_pages_show_every_public_object():
-    text = "".join((pages.ROOT / "docs" / f"api-{name}.md").read_text() for name in MODULES)
-    shown = {name.rpartition(".")[::2] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
-    for module in (collectives, optim):
-        public = {*module.__all__} - {*errors.__all__, "DEFAULT_LATE"}
-        assert {name for where, name in shown if where == module.__name__} >= public
-    assert {("collectives", "errors"), ("wagma.wpsgd", "rates")} <= shown
+@pytest.mark.parametrize("name", MODULES)
+def test_the_api_pages_show_every_public_object(name):
+    """Functions and classes in full; constants are named in what is shown."""
+    module = importlib.import_module(name)
+    public = {each: getattr(module, each) for each in module.__all__}
+    shown = [each for each, owner in docstrings.public().values() if owner is None]
+    text = "".join(each.__doc__ or "" for each in shown)
+    missing = [
+        each
+        for each, value in public.items()
+        if not (value in shown if callable(value) else f"`{each}`" in text)
+    ]
+    assert missing == []
 
 
 def test_the_readme_is_short_and_leads_to_every_page():
@@ -114,11 +122,28 @@ def scripts(page):
 
 
 EXAMPLES = [script for page in pages.PAGES for script in scripts(page)]
+OPTIONS = [block for page in pages.PAGES for block in python(page) if calls(block)]
 ALL_OF_THEM = """
 import runpy, sys
 
 for script in sys.argv[1:]:
     runpy.run_path(script, run_name="__main__")
+"""
+# A step of each method with the options that its page shows.
+RUN_OPTIONS = """
+import json
+import torch
+from wagma.optim import *
+
+with open("options.json") as file:
+    options = json.load(file)
+for written in options:
+    model = torch.nn.Linear(8, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with eval(written) as optimizer, optimizer.join():
+        model(torch.randn(32, 8)).square().mean().backward()
+        optimizer.step()
+        assert optimizer.result.version == 0, written
 """
 # Each trap after the page's first block, and for each what it raises on which rank.
 RUN_TRAPS = """
@@ -144,17 +169,27 @@ if MPI.COMM_WORLD.rank == 0:
 
 def test_every_block_is_of_a_kind_that_is_tested():
     assert {language for page in pages.PAGES for language, _ in pages.blocks(page)} == KINDS
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_indented_blocks_are_pseudocode(page):
+    """Python has a fence, so that it runs."""
+    for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", pages.prose(page), re.MULTILINE):
+        with pytest.raises(SyntaxError):
+            ast.parse(textwrap.dedent(block))
 
 
 @pytest.mark.launch
-def test_examples_and_traps_run_on_four_ranks(mpirun, tmp_path):
+def test_examples_options_and_traps_run_on_four_ranks(mpirun, tmp_path):
     """One after the other, in one job: in each example every rank prints a line."""
     names = [f"train_{number}.py" for number in range(len(EXAMPLES))]
-    for name, script in zip([*names, "traps.py"], [*EXAMPLES, RUN_TRAPS]):
+    last = {"options.py": RUN_OPTIONS, "traps.py": RUN_TRAPS}
+    for name, script in (dict(zip(names, EXAMPLES)) | last).items():
         (tmp_path / name).write_text(script)
+    (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
     (tmp_path / "traps.json").write_text(json.dumps(python(TRAPS)))
-    ended = mpirun(4, "-c", ALL_OF_THEM, *names, "traps.py", timeout=90, cwd=tmp_path).check()
+    ended = mpirun(4, "-c", ALL_OF_THEM, *names, *last, timeout=90, cwd=tmp_path).check()
     assert len(ended.stdout.splitlines()) == 4 * len(names)
 
     raised = json.loads((tmp_path / "raised.json").read_text())
@@ -207,7 +242,7 @@ def test_there_is_one_example_with_cupy():
 
 
 def test_methods_have_the_arguments_and_defaults_that_are_written_down():
-    written = [call for page in pages.PAGES for block in python(page) for call in calls(block)]
+    written = [call for block in OPTIONS for call in calls(block)]
     assert {call.func.id for call in written} == set(optim.__all__) - {"WAGMA"}
     for call in written:
         parameters = inspect.signature(getattr(optim, call.func.id)).parameters
@@ -215,6 +250,22 @@ def test_methods_have_the_arguments_and_defaults_that_are_written_down():
         for argument, name in zip(call.args, ("optimizer", "model"), strict=True):
             assert isinstance(argument, ast.Name) and defaults.pop(name) is inspect.Parameter.empty
         assert {k.arg: ast.literal_eval(k.value) for k in call.keywords} == defaults
+
+
+def test_the_arguments_of_wagma_are_those_of_its_page_s_table():
+    text = (pages.ROOT / "docs" / "wagma.md").read_text()
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .+ \| (.+) \|$", text, re.MULTILINE)
+    written = {}
+    for names, values in rows:
+        names = re.findall(r"\w+", names)
+        defaults = [value.strip(" `") for value in values.split(", ")]
+        written |= zip(names, defaults if len(names) > 1 else [values.strip(" `")])
+    parameters = inspect.signature(optim.WAGMA).parameters
+    assert written.keys() == parameters.keys() - COMMON - {"optimizer", "model"}
+    assert written.pop("group_size") == "√P, rounded up to a power of two"
+    assert written.pop("late") == f'"{collectives.DEFAULT_LATE}"'
+    for name, value in written.items():
+        assert ast.literal_eval(value) == parameters[name].default
 
 
 def test_the_table_of_methods_is_what_they_declare():

@@ -1,15 +1,19 @@
 """The command lines of the README and the pages of docs/ run, with fewer steps, and end well.
 
-`test_docs.py` parses all of them. Those of one number of ranks run one after the other in one job,
-which loads torch once. What installs, needs a batch system or is this suite itself is left out.
+`test_docs.py` parses all of them. Those of `wagma` with one number of ranks run one after the other
+in one job, which loads torch once.
 """
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 
 import pages
 import pytest
+from launch import mpiexec
 from squares import squares
 
 pytestmark = [pytest.mark.extra, pytest.mark.launch]
@@ -31,6 +35,19 @@ ALWAYS = {
     "svm": ["--samples"],
     "train": ["--steps"],
 }
+# Lines that are not run here, and where they are tested instead.
+ELSEWHERE = {
+    "make train": ".ci/run trains by it",
+    "make test": "this suite",
+    "make lint": ".ci/run",
+    "make docs": ".ci/run",
+    "make train MPICC=/opt/mpi/bin/mpicc": "no MPI is there; test_library.py looks for compilers",
+    "pip install mpich mpi4py": "make dist, in .ci/run",
+    "pip install .[train,plot]": "make dist, in .ci/run, without the extras",
+    "mpiexec -n 4 python train.py": "test_docs.py, with the README's script",
+    "sbatch slurm/train-cpu.sbatch --imbalance cloud": "needs Slurm; test_slurm.py has its parts",
+    "printf node1:4\\nnode2:4\\n > hosts": "needs two hosts",
+}
 JOB = """
 import json
 
@@ -48,16 +65,22 @@ for number, words in enumerate(json.loads(open("lines.json").read())):
 """
 
 
+ALL = [words for page in pages.PAGES for words in pages.command_lines(page)]
+
+
 def lines():
     """Return by number of ranks the arguments of `wagma`, of all lines."""
     found = {}
-    for words in (words for page in pages.PAGES for words in pages.command_lines(page)):
-        if "wagma" in words and words[0] in ("mpiexec", "wagma"):
-            start = words.index("wagma")
-            ranks = int(words[words.index("-n") + 1]) if start else 1
-            if words[start + 1 :] not in found.setdefault(ranks, []):
-                found[ranks].append(words[start + 1 :])
+    for words in filter(is_of_wagma, ALL):
+        start = words.index("wagma")
+        ranks = int(words[words.index("-n") + 1]) if start else 1
+        if words[start + 1 :] not in found.setdefault(ranks, []):
+            found[ranks].append(words[start + 1 :])
     return found
+
+
+def is_of_wagma(words):
+    return "wagma" in words and words[0] in ("mpiexec", "wagma")
 
 
 def shortened(words):
@@ -68,11 +91,39 @@ def shortened(words):
 
 
 LINES = lines()
+OTHERS = [words for words in ALL if not is_of_wagma(words) and " ".join(words) not in ELSEWHERE]
 
 
-def test_lines_of_each_command_are_found():
-    assert {words[0] for each in LINES.values() for words in each} == ALWAYS.keys()
-    assert LINES.keys() == {1, 4, 8} and len(LINES[4]) > 10
+def test_lines_that_are_left_out_are_in_the_pages():
+    assert {" ".join(words) for words in ALL} >= ELSEWHERE.keys()
+    assert len(OTHERS) == 6
+
+
+@pytest.mark.timeout(300)
+def test_lines_of_other_programs_run(tmp_path):
+    """Where a line names results or runs, there are some."""
+    for name in ("benchmarks", "tools"):
+        (tmp_path / name).symlink_to(pages.ROOT / name)
+    for name in ("OLD.json", "NEW.json"):
+        (tmp_path / name).symlink_to(pages.ROOT / "benchmarks" / "results" / "latency-4.json")
+    record = {"compute_s": 0.25, "delay_s": 0.5, "average_s": 0.125, "elapsed_s": 1.0}
+    for method in ("allreduce", "wagma"):
+        run = tmp_path / "runs" / "straggler" / "seed-0" / method
+        run.mkdir(parents=True)
+        (run / "rank-0000.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "docs").mkdir()
+    programs = {
+        "eval": ["bash", "-c", 'eval "eval \\"$0\\""; complete -p wagma'],
+        "mpiexec": mpiexec(),
+        "python": [sys.executable],
+    }
+    env = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    for words in OTHERS:
+        command = [part for word in words for part in programs.get(word, [word])]
+        cwd = pages.ROOT if "-m" in words else tmp_path
+        ended = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+        assert ended.returncode == 0, (words, ended)
+    assert (tmp_path / "docs" / "timeline.png").stat().st_size > 10_000
 
 
 @pytest.mark.timeout(300)
