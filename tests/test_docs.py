@@ -53,6 +53,19 @@ def test_the_api_pages_show_every_public_object(name):
     assert missing == []
 
 
+def test_the_environment_s_variables_are_explained():
+    files = [f for folder in ("collectives", "wagma") for f in (pages.ROOT / folder).rglob("*.py")]
+    read = {name for f in files for name in re.findall(r"\bWAGMA_[A-Z_]+", f.read_text())}
+    assert len(read) > 9
+    assert read - set(re.findall(r"\bWAGMA_[A-Z_]+", pages.text())) == set()
+
+
+def test_every_collective_has_a_place_on_their_page():
+    text = (pages.ROOT / "docs" / "collectives.md").read_text()
+    public = {*collectives.__all__} - {*collectives.errors.__all__, "DEFAULT_LATE"}
+    assert {name for name in public if not re.search(rf"\b{name}\(?", text)} == set()
+
+
 def test_the_readme_is_short_and_leads_to_every_page():
     assert len(pages.README.read_text().splitlines()) <= MOST_LINES
     assert {pages.name(page) for page in pages.PAGES[1:]} <= set(pages.links(pages.README))
