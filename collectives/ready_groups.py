@@ -276,7 +276,7 @@ def _check_average(alpha: float, missing: str) -> None:
     if isinstance(alpha, bool) or not isinstance(alpha, (float, int, np.floating, np.integer)):
         raise TypeError(f"alpha is {alpha!r}, not a number")
     if not 0 <= alpha < 1:
-        raise ValueError(f"alpha is {alpha:g}, not from 0 to less than 1")
+        raise ValueError(f"alpha is {alpha:g}, but must be at least 0 and less than 1")
     _check_choice("missing", missing, MISSING)
 
 

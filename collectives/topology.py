@@ -319,7 +319,7 @@ def convergence_condition(
     8 and the units require, and has ρ/N for the P'/N of η.
     """
     if not 0 <= rho <= 1:
-        raise ValueError(f"rho is {rho}, not from 0 to 1")
+        raise ValueError(f"rho is {rho}, not between 0 and 1")
     if not (learning_rate >= 0 and lipschitz >= 0):
         raise ValueError(f"the learning rate {learning_rate} or L, {lipschitz}, is not 0 or more")
     if not 1 <= group_size <= world_size:

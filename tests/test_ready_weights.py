@@ -151,7 +151,7 @@ def test_far_older_models_have_no_weight():
 BAD = {
     "none": (((),), ValueError, "there are no iterations"),
     "half": (((1, 0.5),), TypeError, "an iteration is 0.5"),
-    "alpha": (((1,), 1), ValueError, "alpha is 1, not from 0 to less than 1"),
+    "alpha": (((1,), 1), ValueError, "alpha is 1, but must be at least 0 and less than 1"),
     "no number": (((1,), float("nan")), ValueError, "alpha is nan"),
     "a word": (((1,), "0.5"), TypeError, "alpha is '0.5', not a number"),
     "missing": (((1,), 0.5, "last"), ValueError, "missing is 'last', not one of nearest, initial"),
