@@ -294,7 +294,7 @@ def check_mixing(matrix: npt.ArrayLike, edges: Edges, size: int) -> np.ndarray:
     try:
         matrix = np.asarray(matrix, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"mixing is no matrix of numbers: {error}") from None
+        raise TypeError(f"mixing is not a numeric matrix: {error}") from None
     if matrix.shape != (size, size):
         raise ValueError(f"mixing has the shape {matrix.shape}, not ({size}, {size})")
     if not np.isfinite(matrix).all() or (matrix < 0).any():

@@ -246,7 +246,7 @@ def dynamic_weights(
     for iteration in given:
         checked_integer("an iteration", iteration, -(2**62), 2**62)
     if not given:
-        raise ValueError("there are no iterations")
+        raise ValueError("iterations is empty")
     weights = np.empty(len(given))
     initial = ready_controller.weights_of(
         np.array(given, np.int64), float(alpha), missing == "nearest", weights

@@ -303,7 +303,10 @@ def tensor_hint(tensor) -> str:
         return ""
     if str(tensor.device) == "cpu":
         return ": pass x.detach().numpy(), which shares its memory"
-    return f": it is on {tensor.device}, pass a copy, x.detach().cpu().numpy(), and copy that back"
+    return (
+        f": it is on {tensor.device}; pass a host copy, x.detach().cpu().numpy(), and copy the "
+        "result back"
+    )
 
 
 def process_error(settings: dict) -> Exception | None:
