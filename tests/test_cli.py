@@ -425,7 +425,10 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
     ("flags", "message"),
     [
         (["--lr", "-1"], "argument --lr: must be a number above 0, not '-1'"),
-        (["--group-size", "3"], "algorithm wagma: groups of 3 in a job of 2 ranks"),
+        (
+            ["--group-size", "3"],
+            "algorithm wagma: group_size is 3, more than the number of ranks, 2",
+        ),
         (["--name", "used"], "used exists: choose another --name, or remove it"),
         (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),
     ],

@@ -105,11 +105,11 @@ def test_the_machine_and_the_steps_are_said_in_words_and_units():
         (("--ranks", "4,99999999999"), "cannot simulate 99999999999 ranks: Unable to allocate"),
         (
             ("--algorithms", "sgp:neighbors=3"),
-            "cannot simulate 4 ranks: 3 neighbors in a job of 4 ranks, which has 2 distances",
+            "cannot simulate 4 ranks: neighbors is 3, but can be at most 2: distances",
         ),
         (
             ("--algorithms", "parameter-server:backups=4"),
-            "cannot simulate 4 ranks: 4 backups in a job of 4 ranks: at most 3 are possible",
+            "cannot simulate 4 ranks: backups is 4, but must be less than the number of ranks, 4",
         ),
         (("--parameters", "9" * 25), "cannot simulate 4 ranks: Python int too large"),
         (("--set", "injection=0"), "argument --set: injection must be above 0, not 0"),

@@ -138,7 +138,9 @@ def test_nodes_may_have_unequal_numbers_of_ranks():
     run(method, machine, np.zeros((1, 4)))
     times = {kind: now for now, kind, *_ in method.happened}
     assert times == pytest.approx({2: 1020 + 19.99, 1: 1120, 3: 1120})
-    with pytest.raises(ValueError, match=r"nodes with \(3, 1\) ranks, in a job of 5"):
+    with pytest.raises(
+        ValueError, match=r"node_sizes \(3, 1\) do not add up to the number of ranks, 5"
+    ):
         run(Scripted(), machine, np.zeros((1, 5)))
     with pytest.raises(ValueError, match="node_sizes must be 1 or more"):
         dataclasses.replace(SLOW, node_sizes=(3, 0))

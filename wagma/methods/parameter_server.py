@@ -10,7 +10,7 @@ from wagma.methods.shared import TRANSPORT
 def none_left(backups: int, ranks: int) -> str | None:
     """Return why a round of a job of this size cannot omit so many ranks."""
     if backups >= ranks:
-        return f"{backups} backups in a job of {ranks} ranks: at most {ranks - 1} are possible"
+        return f"backups is {backups}, but must be less than the number of ranks, {ranks}"
     return None
 
 

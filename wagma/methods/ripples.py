@@ -13,7 +13,7 @@ from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, S
 def no_controller(options: Mapping[str, Any], ranks: int) -> str | None:
     """Return why no controller is needed with these options."""
     if options["controller_only"] and options["groups"] == "static":
-        return "--controller-only, but groups=static needs no controller"
+        return "--controller-only is given, but groups=static needs no controller"
     return None
 
 
