@@ -48,22 +48,22 @@ METHOD = Method(
             "with weights=dynamic, the factor by which one iteration of age reduces a model's "
             "weight",
             0.5,
-            convert=number("from 0 to below 1", lambda value: 0 <= value < 1),
+            convert=number("of at least 0 and below 1", lambda value: 0 <= value < 1),
             metavar="A",
             simulated=False,
         ),
         Option(
             "missing",
-            "with weights=dynamic, what gets the weight of an iteration that no member has: the "
-            "nearest one that a member has, or the initial model",
+            "with weights=dynamic, where the weight of an iteration that no member has goes: to "
+            "the nearest iteration that one has, or to the initial model",
             "nearest",
             choices=("nearest", "initial"),
             simulated=False,
         ),
         Option(
             "history",
-            "recent groups that must connect all ranks; otherwise the controller forms a group "
-            "that does",
+            "number of recent groups that must connect all ranks; if they do not, the controller "
+            "forms a group that joins separate parts",
             convert=whole(1),
             metavar="T",
             otherwise="enough to connect N ranks: (N / S) (ln N + 3)",

@@ -32,7 +32,7 @@ METHOD = Method(
         ),
         Option(
             "threshold",
-            "steps behind from which groups=smart leaves a rank out",
+            "number of steps behind at which groups=smart leaves a rank out",
             4,
             convert=whole(1),
             metavar="C",
