@@ -75,7 +75,8 @@ SETTINGS = (
     ),
     Option(
         "mode",
-        "a rank that is ahead waits for tokens, or until its last model has been averaged by all",
+        "a rank that is ahead waits for tokens (standard), or until all have averaged its last "
+        "model (notify-ack)",
         "standard",
         choices=("standard", "notify-ack"),
     ),

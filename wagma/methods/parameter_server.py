@@ -22,8 +22,8 @@ METHOD = Method(
     options=(
         Option(
             "mode",
-            "ranks that the server waits for: all; all but the backups; none; none, with less "
-            "weight for updates to old models",
+            "ranks that the server waits for; bsp: all; backup: all but the backups; asp: none; "
+            "hete: none, with less weight for updates to old models",
             "bsp",
             choices=("bsp", "backup", "asp", "hete"),
         ),

@@ -25,8 +25,8 @@ METHOD = Method(
     options=(
         Option(
             "groups",
-            "how groups are made: a random one for each request; by dividing all ranks that are "
-            "not waiting, except those too far behind; by a schedule",
+            "how groups are made; random: a random one for each request; smart: by dividing all "
+            "ranks that are not waiting, except those too far behind; static: by a schedule",
             "smart",
             choices=("random", "smart", "static"),
         ),
