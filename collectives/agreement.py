@@ -74,8 +74,8 @@ def singleton_error(world_size: int) -> RuntimeError | None:
         )
     return RuntimeError(
         f"MPI made each of the job's {tasks} tasks ({name}) a job of its own: start it "
-        "with its own mpiexec, or with the --mpi of srun that fits it (pmi2 for MPICH, "
-        "pmix for Open MPI)"
+        "with that MPI's mpiexec, or with the srun --mpi that matches it (pmi2 for MPICH, pmix "
+        "for Open MPI)"
     )
 
 

@@ -157,7 +157,7 @@ def try_alone(place: int, limit: float = CHILD_LIMIT) -> str | None:
     verdict = verdicts[-1].removeprefix(probe.VERDICT) if verdicts else None
     if status == 0 and verdict == probe.FINE:
         return None
-    log.debug("MPI with device memory, tried in a process of its own:\n%s", "\n".join(lines))
+    log.debug("MPI with device memory, tried in a separate process:\n%s", "\n".join(lines))
     if status is None:
         wrong = f"it has not ended after {limit:g} s"
     elif status < 0:
@@ -166,7 +166,7 @@ def try_alone(place: int, limit: float = CHILD_LIMIT) -> str | None:
         wrong = f"it ended with status {status}"
     else:
         wrong = verdict
-    return f"a process of its own tried to send device memory: {wrong}"
+    return f"sending device memory failed in a separate process: {wrong}"
 
 
 class _Trial:

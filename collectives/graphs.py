@@ -94,7 +94,9 @@ def hierarchical(machines: Sequence[int], gateways: int = 1) -> Edges:
     Source: Luo et al., Hop, 2019, section 7.3.6 and Figure 21.
     """
     if not machines or min(machines) < 1:
-        raise ValueError(f"machines with {list(machines)} ranks: each needs at least 1")
+        raise ValueError(
+            f"machines is {list(machines)}, but must be numbers of ranks, each at least 1"
+        )
     if gateways not in (1, 2):
         raise ValueError(f"gateways is {gateways!r}, not 1 or 2")
     firsts = [sum(machines[:number]) for number in range(len(machines))]
@@ -294,7 +296,7 @@ def check_mixing(matrix: npt.ArrayLike, edges: Edges, size: int) -> np.ndarray:
     try:
         matrix = np.asarray(matrix, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"mixing is no matrix of numbers: {error}") from None
+        raise TypeError(f"mixing is not a numeric matrix: {error}") from None
     if matrix.shape != (size, size):
         raise ValueError(f"mixing has the shape {matrix.shape}, not ({size}, {size})")
     if not np.isfinite(matrix).all() or (matrix < 0).any():

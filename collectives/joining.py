@@ -41,7 +41,9 @@ def join(*pairs: tuple[Joined, Vector], stream: Any = None) -> None:
     """
     streams = stream if isinstance(stream, (list, tuple)) else [stream] * len(pairs)
     if len(streams) != len(pairs):
-        raise ValueError(f"stream has {len(streams)} streams, for {len(pairs)} vectors")
+        raise ValueError(
+            f"stream has length {len(streams)}, not {len(pairs)}, the number of vectors"
+        )
     with contextlib.ExitStack() as stack:
         for (collective, vector), ready in zip(pairs, streams):
             given: dict[str, Any] = {} if ready is None else {"stream": ready}

@@ -108,7 +108,7 @@ class _Meeting:
         """Return a message about the ranks that have not arrived."""
         missing = [rank for rank in range(self._comm.size) if rank not in self._present]
         if not self._reports:
-            whom = "other ranks, which ranks 0 and 1 name"
+            whom = "other ranks (see the messages of ranks 0 and 1)"
         else:
             whom = name_ranks(missing) if missing else "no rank in particular: all have arrived"
         return f"rank {self._comm.rank} has waited {waited:.0f} s in {where} for {whom}"

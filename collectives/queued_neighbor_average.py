@@ -185,6 +185,6 @@ def checked_settings(
     elif max_gap is None and (backup or max_skip):
         raise ValueError(
             f"max_gap is None, but {'backup' if backup else 'max_skip'} needs tokens: without them "
-            "nothing limits how many iterations ranks are apart"
+            "nothing limits the gap between ranks"
         )
     return settings

@@ -246,7 +246,7 @@ def dynamic_weights(
     for iteration in given:
         checked_integer("an iteration", iteration, -(2**62), 2**62)
     if not given:
-        raise ValueError("there are no iterations")
+        raise ValueError("iterations is empty")
     weights = np.empty(len(given))
     initial = ready_controller.weights_of(
         np.array(given, np.int64), float(alpha), missing == "nearest", weights
@@ -276,7 +276,7 @@ def _check_average(alpha: float, missing: str) -> None:
     if isinstance(alpha, bool) or not isinstance(alpha, (float, int, np.floating, np.integer)):
         raise TypeError(f"alpha is {alpha!r}, not a number")
     if not 0 <= alpha < 1:
-        raise ValueError(f"alpha is {alpha:g}, not from 0 to less than 1")
+        raise ValueError(f"alpha is {alpha:g}, but must be at least 0 and less than 1")
     _check_choice("missing", missing, MISSING)
 
 

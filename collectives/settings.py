@@ -129,7 +129,9 @@ def group_error(comm, settings: dict) -> Exception | None:
     if not is_integer(group_size):
         return TypeError(f"group_size is {group_size!r}, not an integer")
     if not 1 <= group_size <= comm.size:
-        return ValueError(f"group_size is {group_size}, not between 1 and the {comm.size} ranks")
+        return ValueError(
+            f"group_size is {group_size}, not between 1 and {comm.size}, the number of ranks"
+        )
     return period_error(settings) or seed_error(settings.get("seed", 0)) or average_error(settings)
 
 
@@ -176,7 +178,7 @@ def checked_weight(weight) -> float:
     except OverflowError:
         value = math.inf
     if not 0 <= value <= LARGEST_WEIGHT:
-        raise ValueError(f"weight is {value:g}, not from 0 to {LARGEST_WEIGHT:g}")
+        raise ValueError(f"weight is {value:g}, not between 0 and {LARGEST_WEIGHT:g}")
     return value
 
 
@@ -185,7 +187,7 @@ def version_error(version) -> Exception | None:
     if not is_integer(version):
         return TypeError(f"version is {version!r}, not an integer")
     if not 0 <= version <= LARGEST_VERSION:
-        return ValueError(f"version is {version}, not from 0 to {LARGEST_VERSION}")
+        return ValueError(f"version is {version}, not between 0 and {LARGEST_VERSION}")
     return None
 
 
@@ -194,7 +196,7 @@ def seed_error(seed) -> Exception | None:
     if not is_integer(seed):
         return TypeError(f"seed is {seed!r}, not an integer")
     if not 0 <= seed <= LARGEST_SEED:
-        return ValueError(f"seed is {seed}, not from 0 to {LARGEST_SEED}")
+        return ValueError(f"seed is {seed}, not between 0 and {LARGEST_SEED}")
     return None
 
 
@@ -301,7 +303,10 @@ def tensor_hint(tensor) -> str:
         return ""
     if str(tensor.device) == "cpu":
         return ": pass x.detach().numpy(), which shares its memory"
-    return f": it is on {tensor.device}, pass a copy, x.detach().cpu().numpy(), and copy that back"
+    return (
+        f": it is on {tensor.device}; pass a host copy, x.detach().cpu().numpy(), and copy the "
+        "result back"
+    )
 
 
 def process_error(settings: dict) -> Exception | None:

@@ -242,7 +242,7 @@ def averaging_matrix(groups: Iterable[Sequence[int]], world_size: int) -> np.nda
         total[members, members] -= 1
         count += 1
     if not count:
-        raise ValueError("there is no group to average")
+        raise ValueError("groups is empty")
     return np.eye(world_size) + total / count
 
 
@@ -319,9 +319,11 @@ def convergence_condition(
     8 and the units require, and has ρ/N for the P'/N of η.
     """
     if not 0 <= rho <= 1:
-        raise ValueError(f"rho is {rho}, not from 0 to 1")
+        raise ValueError(f"rho is {rho}, not between 0 and 1")
     if not (learning_rate >= 0 and lipschitz >= 0):
-        raise ValueError(f"the learning rate {learning_rate} or L, {lipschitz}, is not 0 or more")
+        raise ValueError(
+            f"learning_rate and lipschitz must be at least 0, not {learning_rate} and {lipschitz}"
+        )
     if not 1 <= group_size <= world_size:
         raise ValueError(
             f"group size {group_size} is not between 1 and the world size {world_size}"
@@ -368,7 +370,9 @@ def static_groups(world_size: int, local_size: int, iteration: int) -> list[tupl
     Source: Luo et al., Ripples, Figures 9 and 10 (section 4.2).
     """
     if world_size < 1 or local_size < 1:
-        raise ValueError(f"{world_size} ranks with {local_size} on a node: both must be 1 or more")
+        raise ValueError(
+            f"world_size and local_size must be 1 or more, not {world_size} and {local_size}"
+        )
     if iteration < 0:
         raise ValueError(f"iteration {iteration} is negative")
     ranks = range(world_size)

@@ -63,7 +63,7 @@ class UpdateQueue:
             ValueError: the iteration is missing, if `max_gap` is given.
         """
         if self._rotates and iteration is None:
-            raise ValueError("iteration is None: with max_gap it says which queue an update is in")
+            raise ValueError("iteration is None, but with max_gap it selects the queue")
         with self._changed:
             self._count += 1
             queue = self._queues[(iteration or 0) % len(self._queues)]
@@ -96,8 +96,8 @@ class UpdateQueue:
                 lambda: len(self._matching(iteration, sender)) >= count, timeout
             ):
                 raise TimeoutError(
-                    f"{len(self._matching(iteration, sender))} updates of iteration {iteration} "
-                    f"and sender {sender} after {timeout:g} s, not {count}"
+                    f"after {timeout:g} s there are {len(self._matching(iteration, sender))} "
+                    f"updates with iteration {iteration} and sender {sender}, not {count}"
                 )
             taken = dict(self._matching(iteration, sender)[:count])
             self._keep(lambda number, update: number not in taken)

@@ -115,8 +115,8 @@ def test_parts_of_one_array_may_be_averaged_together():
         ),
         (
             torch.zeros(3, device="meta"),
-            "x is a Tensor, not a numpy array: it is on meta, pass a copy, "
-            "x.detach().cpu().numpy(), and copy that back",
+            "x is a Tensor, not a numpy array: it is on meta; pass a host copy, "
+            "x.detach().cpu().numpy(), and copy the result back",
         ),
         ([1.0, 2.0], "x is a list, not a numpy array"),
     ],

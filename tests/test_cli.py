@@ -34,7 +34,8 @@ MISTAKES = {
     "train --lr -1": "argument --lr: must be a number above 0, not '-1'",
     "train --lr fast": "argument --lr: must be a number above 0, not 'fast'",
     "train --lr nan": "argument --lr: must be a number above 0, not 'nan'",
-    "train --momentum 1": "argument --momentum: must be a number from 0 to below 1, not '1'",
+    "train --momentum 1": "argument --momentum: must be a number of at least 0 and below 1, not "
+    "'1'",
     "train --optimizer adam": "argument --optimizer: invalid choice: 'adam'",
     "train --optimizer adamw --momentum 0.5": "argument --momentum: not allowed with argument "
     "--optimizer adamw",
@@ -53,13 +54,13 @@ MISTAKES = {
     "must be true or false, not 'maybe'",
     "train --algorithm sgp:neighbors=2:neighbors=1": "argument --algorithm: sgp:neighbors=2:"
     "neighbors=1: neighbors is given twice",
-    "train --late paper": "argument --late: an algorithm's own option: write --algorithm "
+    "train --late paper": "argument --late: belongs to an algorithm: write --algorithm "
     "wagma:late=paper|conserving",
-    "train --overlap --seed 3": "argument --overlap: an algorithm's own option: write --algorithm "
+    "train --overlap --seed 3": "argument --overlap: belongs to an algorithm: write --algorithm "
     "wagma:overlap (see wagma train --help)",
-    "compare --mode=asp": "argument --mode: an algorithm's own option: write --algorithms "
+    "compare --mode=asp": "argument --mode: belongs to an algorithm: write --algorithms "
     "parameter-server:mode=bsp|backup|asp|hete",
-    "simulate --neighbors 2": "argument --neighbors: an algorithm's own option: write --algorithms "
+    "simulate --neighbors 2": "argument --neighbors: belongs to an algorithm: write --algorithms "
     "sgp:neighbors=N",
     "train --step-time inf": "argument --step-time: must be a number of at least 0, not 'inf'",
     "train --imbalance sun": "argument --imbalance: invalid choice: 'sun'",
@@ -111,8 +112,8 @@ MISTAKES = {
     "be ring, ring-based, double-ring or hierarchical-A+B+",
     "train --algorithm hop:max_gap=0": "argument --algorithm: hop:max_gap=0: max_gap must be an "
     "integer of at least 1, not '0'; or none",
-    "simulate --algorithms wagma,eager-sgd-majority": "argument --algorithms: eager-sgd-majority "
-    "is written eager-sgd:trigger=majority",
+    "simulate --algorithms wagma,eager-sgd-majority": "argument --algorithms: no algorithm "
+    "eager-sgd-majority: write eager-sgd:trigger=majority",
     "simulate --algorithms wagma,wagma": "argument --algorithms: repeats a value",
     "simulate --ranks 4,0": "argument --ranks: must be an integer of at least 1, not '0'",
     "simulate --machine abacus": "argument --machine: invalid choice: 'abacus'",
@@ -425,7 +426,10 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
     ("flags", "message"),
     [
         (["--lr", "-1"], "argument --lr: must be a number above 0, not '-1'"),
-        (["--group-size", "3"], "algorithm wagma: groups of 3 in a job of 2 ranks"),
+        (
+            ["--group-size", "3"],
+            "algorithm wagma: group_size is 3, more than the number of ranks, 2",
+        ),
         (["--name", "used"], "used exists: choose another --name, or remove it"),
         (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),
     ],

@@ -126,7 +126,7 @@ def test_cray_s_mpi_needs_its_variable_and_its_library(monkeypatch):
 def test_a_process_that_does_not_succeed_is_a_no(child, program, wrong):
     child(program)
     reason = cuda_aware.try_alone(0, limit=0.5 if "sleep" in program else 20)
-    assert reason.startswith(f"a process of its own tried to send device memory: {wrong}")
+    assert reason.startswith(f"sending device memory failed in a separate process: {wrong}")
 
 
 def test_a_process_that_succeeds_decides_nothing(child):
@@ -157,7 +157,7 @@ def test_an_mpi_that_touches_device_memory_itself_is_found_out(device, monkeypat
     monkeypatch.setattr(cuda_aware, "query", lambda: None)
     aware, reason = cuda_aware.ask(MPI.COMM_SELF)
     assert not aware
-    assert "a process of its own tried to send device memory: it ended with status" in reason
+    assert "sending device memory failed in a separate process: it ended with status" in reason
 
 
 def test_a_process_that_crashes_leaves_nothing_in_shared_memory(device):
@@ -328,5 +328,5 @@ def test_one_rank_s_variable_is_every_rank_s(comm, monkeypatch):
 def test_a_process_that_fails_is_one_answer(comm, device, monkeypatch):
     monkeypatch.setattr(cuda_aware, "query", lambda: None)
     monkeypatch.setattr(cuda_aware, "COMMAND", ("false",))
-    reason = "a process of its own tried to send device memory: it ended with status 1 on rank 0"
+    reason = "sending device memory failed in a separate process: it ended with status 1 on rank 0"
     assert cuda_aware.ask(comm) == Answer(False, reason)

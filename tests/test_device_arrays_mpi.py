@@ -97,8 +97,8 @@ def test_an_array_that_cannot_be_averaged_raises(comm, x, case, where):
 def test_addresses_are_those_of_whole_elements_in_one_device_s_memory(comm, device, x):
     for address, words in (
         (x.address + 4, "is not aligned"),
-        (np.zeros(N).ctypes.data, "is no address in a device's memory"),
-        (device.pin(8 * N), "is no address in a device's memory"),
+        (np.zeros(N).ctypes.data, "is not an address in a device's memory"),
+        (device.pin(8 * N), "is not an address in a device's memory"),
     ):
         with pytest.raises(ValueError, match=words):
             GroupAllreduce(comm, Altered(x, data=(address, False)))

@@ -305,7 +305,7 @@ def test_several_collectives_join_together(comm, device, stream, given):
 def test_streams_of_a_join_are_those_of_its_vectors_on_devices(comm, device, stream):
     x, y = device.array(np.zeros(100), stream), np.zeros(100)
     with GroupAllreduce(comm, x) as a, collectives.NeighborAverage(comm, y) as b:
-        with pytest.raises(ValueError, match="stream has 1 streams, for 2 vectors"):
+        with pytest.raises(ValueError, match="stream has length 1, not 2, the number of vectors"):
             collectives.join((a, x), (b, y), stream=[stream])
         collectives.join((a, x), (b, y), stream=[stream, None])
         with pytest.raises(TypeError, match="stream"):

@@ -164,10 +164,10 @@ def test_one_rank_closes_while_another_fails(comm):
     comm.Barrier()
     if comm.rank == 0:
         for _ in range(2):
-            with pytest.raises(RankFailedError, match="rank 1 failed.* weight is -1, not from"):
+            with pytest.raises(RankFailedError, match="rank 1 failed.* weight is -1, not between"):
                 handle.wait()
     elif comm.rank == 1:
-        with pytest.raises(ValueError, match="weight is -1, not from 0 to 1e"):
+        with pytest.raises(ValueError, match="weight is -1, not between 0 and 1e"):
             average(mine, weight=-1)
     average.close()
 
@@ -179,7 +179,7 @@ def test_one_rank_closes_while_another_fails(comm):
 @pytest.mark.parametrize("name", ["__call__", "start", "publish"])
 def test_a_weight_whose_sum_overflows_is_refused(comm, name, weight, shown):
     mine = np.zeros(3)
-    message = re.escape(f"weight is {shown}, not from 0 to 1e+100")
+    message = re.escape(f"weight is {shown}, not between 0 and 1e+100")
     with GroupAllreduce(comm, mine, group_size=1, sync_period=NEVER) as average:
         if comm.rank == 0:
             with pytest.raises(ValueError, match=f"^{message}$"):

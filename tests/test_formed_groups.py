@@ -57,9 +57,13 @@ BAD = {
     "below 0": ((-1, [0]), ValueError, "number is -1, less than 0"),
     "half a number": ((0.5, [0]), TypeError, "number is 0.5, not an integer"),
     "too few": ((3, [1, 2], [1]), ValueError, "has 2 members, but 1 weights"),
-    "negative": ((3, [1, 2], [1, -1]), ValueError, "weight of rank 2 in group 3 is -1, not from 0"),
-    "no number": ((3, [1], [float("nan")]), ValueError, "is nan, not from 0 to 1e"),
-    "infinite": ((3, [1], [float("inf")]), ValueError, "is inf, not from 0 to 1e"),
+    "negative": (
+        (3, [1, 2], [1, -1]),
+        ValueError,
+        "weight of rank 2 in group 3 is -1, not between 0 and",
+    ),
+    "no number": ((3, [1], [float("nan")]), ValueError, "is nan, not between 0 and 1e"),
+    "infinite": ((3, [1], [float("inf")]), ValueError, "is inf, not between 0 and 1e"),
     "no weight": ((3, [1, 2], [0, 0]), ValueError, "no member of group 3 has a weight"),
 }
 

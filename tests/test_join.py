@@ -485,7 +485,7 @@ def test_an_interrupted_load_goes_on_from_the_version_that_all_agree_on(comm):
     ("kind", "message", "version"),
     [
         (TypeError, "version is 1.5, not an integer", 1.5),
-        (ValueError, "version is -1, not from 0", -1),
+        (ValueError, "version is -1, not between 0", -1),
     ],
 )
 def test_a_wrong_version_raises(comm, kind, message, version):

@@ -120,7 +120,9 @@ def test_a_script_may_define_groups_of_parameters_and_a_scheduler(tmp_path):
 @pytest.mark.parametrize("words", [("--lr", "1"), ("--optimizer", "sgd"), ("--weight-decay", "0")])
 def test_a_script_s_optimizer_takes_nothing_from_the_command_line(words):
     task = TASK._replace(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1))
-    with pytest.raises(UsageError, match=f"argument {words[0]}: not allowed, a task defines opt"):
+    with pytest.raises(
+        UsageError, match=f"argument {words[0]}: not allowed, as a task defines opt"
+    ):
         trained(*words, task=task)
 
 

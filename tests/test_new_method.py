@@ -216,7 +216,8 @@ def test_arguments_of_ones_own_are_checked_as_the_command_checks_them():
         argparse.ArgumentTypeError, match="backups must be an integer of at least 0"
     ):
         method.given(["backups=-1"])
-    assert method.problem(method.resolved({"backups": 4}), 4).startswith("4 backups in a job of 4")
+    problem = "backups is 4, but must be less than the number of ranks, 4"
+    assert method.problem(method.resolved({"backups": 4}), 4) == problem
     assert method.problem(method.resolved({"backups": 3}), 4) is None
 
     hop = METHODS["hop"]

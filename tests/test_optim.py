@@ -213,7 +213,7 @@ def test_the_communicator_must_be_one():
 @pytest.mark.parametrize(
     ("weight", "kind", "message"),
     [
-        (-1, ValueError, r"weight is -1, not from 0 to 1e\+100"),
+        (-1, ValueError, r"weight is -1, not between 0 and 1e\+100"),
         (float("nan"), ValueError, "weight is nan"),
         (float("inf"), ValueError, "weight is inf"),
         ("2", TypeError, "weight is a str, not a number"),

@@ -198,7 +198,7 @@ def test_the_sums_of_halves_are_kept_in_single_precision(comm, dtype):
     [
         ({"trigger": None}, "trigger is None, not one of solo, majority"),
         ({"trigger": "most"}, "trigger is 'most', not one of solo, majority"),
-        ({"seed": -1}, "seed is -1, not from 0 to 18446744073709551615"),
+        ({"seed": -1}, "seed is -1, not between 0 and 18446744073709551615"),
         ({"seed": 0.5}, "seed is 0.5, not an integer"),
         ({"sync_period": 0}, "sync_period is 0, less than 1"),
         ({"like": np.zeros(3, int)}, "like is of dtype int64"),

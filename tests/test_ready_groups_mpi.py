@@ -384,7 +384,7 @@ WRONG = {
     "five": ({"group_size": 5}, ValueError, "group_size is 5, not between 2 and 4"),
     "half": ({"group_size": 2.5}, TypeError, "group_size is 2.5, not an integer"),
     "weights": ({"weights": "equal"}, ValueError, "weights is 'equal', not one of constant, dyn"),
-    "alpha": ({"alpha": 1.0}, ValueError, "alpha is 1, not from 0 to less than 1"),
+    "alpha": ({"alpha": 1.0}, ValueError, "alpha is 1, but must be at least 0 and less than 1"),
     "missing": ({"missing": "none"}, ValueError, "missing is 'none', not one of nearest, initial"),
     "history": ({"group_size": 3, "history": 1}, ValueError, "history is 1, less than 2"),
     "nobody": ({"controller_rank": 4}, ValueError, "controller_rank is 4, not between 0 and 3"),

@@ -78,10 +78,10 @@ def test_options_that_a_job_cannot_have_together_are_refused():
     def problem(ranks, **options):
         return method.problem(method.resolved(options), ranks)
 
-    assert problem(4, group_size=1).startswith("groups of 1")
-    assert problem(4, group_size=5) == "groups of 5 in a job of 4 ranks"
-    assert problem(4, controller_rank=4) == "a controller on rank 4 in a job of 4 ranks"
-    assert problem(9, history=3).startswith("a history of 3 groups: at least 4")
+    assert problem(4, group_size=1).startswith("group_size is 1, but")
+    assert problem(4, group_size=5) == "group_size is 5, more than the number of ranks, 4"
+    assert problem(4, controller_rank=4) == "controller_rank is 4, but the last rank is 3"
+    assert problem(9, history=3).startswith("history is 3, but at least 4 groups")
     for fine in ({}, {"history": 2}, {"group_size": 2, "history": 3}, {"controller_rank": 3}):
         assert problem(4, **fine) is None
     assert problem(1) is None

@@ -51,7 +51,7 @@ def test_an_averaging_matrix_is_the_mean_of_its_groups():
 
 
 WRONG = {
-    "no group": (averaging_matrix, ([], 3), "there is no group"),
+    "no group": (averaging_matrix, ([], 3), "groups is empty"),
     "twice": (averaging_matrix, ([(0, 1, 0)], 3), "not a group"),
     "empty": (averaging_matrix, ([()], 3), "not a group"),
     "no rank": (averaging_matrix, ([(0, 3)], 3), "rank 3 is not in a world of 3"),
@@ -59,7 +59,7 @@ WRONG = {
     "not symmetric": (rho, ([[0.5, 0.5], [0.4, 0.6]],), "not symmetric"),
     "no average": (rho, (2 * np.eye(2),), "does not sum to 1"),
     "rho": (convergence_condition, (0.1, 1, 1.5, 4, 2), "rho is 1.5"),
-    "rate": (convergence_condition, (-0.1, 1, 0.5, 4, 2), "learning rate -0.1"),
+    "rate": (convergence_condition, (-0.1, 1, 0.5, 4, 2), "learning_rate .* not -0.1 and 1"),
     "group": (convergence_condition, (0.1, 1, 0.5, 4, 5), "group size 5"),
 }
 
@@ -149,9 +149,9 @@ def test_far_older_models_have_no_weight():
 
 
 BAD = {
-    "none": (((),), ValueError, "there are no iterations"),
+    "none": (((),), ValueError, "iterations is empty"),
     "half": (((1, 0.5),), TypeError, "an iteration is 0.5"),
-    "alpha": (((1,), 1), ValueError, "alpha is 1, not from 0 to less than 1"),
+    "alpha": (((1,), 1), ValueError, "alpha is 1, but must be at least 0 and less than 1"),
     "no number": (((1,), float("nan")), ValueError, "alpha is nan"),
     "a word": (((1,), "0.5"), TypeError, "alpha is '0.5', not a number"),
     "missing": (((1,), 0.5, "last"), ValueError, "missing is 'last', not one of nearest, initial"),

@@ -101,15 +101,18 @@ def test_the_machine_and_the_steps_are_said_in_words_and_units():
         (("--trace", "gone"), "argument --trace: cannot read gone: No such file or directory"),
         (("--trace", "."), "argument --trace: . has no rank-*.jsonl: is it a run of wagma train?"),
         (("--sigma", "1e6"), "cannot simulate 4 ranks: step_times must be finite, 0 or more, and"),
-        (("--set", "memory=1e-300"), "cannot simulate 4 ranks: allreduce on 4 ranks takes longer"),
+        (
+            ("--set", "memory=1e-300"),
+            "cannot simulate 4 ranks: the simulated time of allreduce on 4",
+        ),
         (("--ranks", "4,99999999999"), "cannot simulate 99999999999 ranks: Unable to allocate"),
         (
             ("--algorithms", "sgp:neighbors=3"),
-            "cannot simulate 4 ranks: 3 neighbors in a job of 4 ranks, which has 2 distances",
+            "cannot simulate 4 ranks: neighbors is 3, but can be at most 2: distances",
         ),
         (
             ("--algorithms", "parameter-server:backups=4"),
-            "cannot simulate 4 ranks: 4 backups in a job of 4 ranks: at most 3 are possible",
+            "cannot simulate 4 ranks: backups is 4, but must be less than the number of ranks, 4",
         ),
         (("--parameters", "9" * 25), "cannot simulate 4 ranks: Python int too large"),
         (("--set", "injection=0"), "argument --set: injection must be above 0, not 0"),

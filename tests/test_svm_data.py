@@ -117,7 +117,7 @@ def test_a_model_may_have_more_features(write):
         ([*LINES, "-1 1:1"], "line 4: label 0, but"),
         (["1 1:1", "2 1:1"], "line 2: label 2, but"),
         ([*LINES, "0.5 1:1"], "line 6: label 0.5, but"),
-        (["1 1:1", "1 2:1"], "has one class only: all labels are 1"),
+        (["1 1:1", "1 2:1"], "has only one class: all labels are 1"),
         ([*LINES, "0 1:1 2:nan"], "line 6: a value is not finite"),
         ([], "has no samples"),
         (["1 # nothing", "0"], "has no features"),
@@ -184,7 +184,7 @@ def test_an_empty_shard_is_refused(write):
     assert (len(train), len(test)) == (4, 1)
     with pytest.raises(UsageError, match="4 samples to train on, fewer than the 5 nodes: a shard"):
         load(5, "--data", path)
-    with pytest.raises(UsageError, match="3 samples are too few to train on some and test with"):
+    with pytest.raises(UsageError, match="3 samples are too few to train on some and to test on"):
         load(1, "--data", write(*LINES))
 
 

@@ -47,7 +47,8 @@ def test_what_is_late_is_discarded_and_what_is_early_kept_where_queues_are_used_
     queue = UpdateQueue(2)
     for iteration in (0, 3, 1, 0, 4):  # 0 and 3 share a queue
         queue.enqueue(np.full(3, iteration), iteration, 1)
-    with pytest.raises(TimeoutError, match="0 updates of iteration 6 and sender None"):
+    message = "after 0 s there are 0 updates with iteration 6 and sender None, not 1"
+    with pytest.raises(TimeoutError, match=message):
         UpdateQueue(2).dequeue(1, 6, timeout=0)
     (update,) = queue.dequeue(1, 3)
     np.testing.assert_array_equal(update.update, 3)

@@ -41,7 +41,7 @@ def test_equal_delays_give_the_plain_mean_and_a_rate_of_0_the_fastest():
 @pytest.mark.parametrize(
     ("delays", "r", "says"),
     [
-        ([], 0.5, "one number or more"),
+        ([], 0.5, "at least one number"),
         ([0, -1], 0.5, "of at least 0"),
         ([0, np.nan], 0.5, "of at least 0"),
         ([0], 1.5, "r must be from 0 to 1, not 1.5"),

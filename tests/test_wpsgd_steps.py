@@ -176,7 +176,7 @@ def test_native_updates_meet_the_same_hand_made_bounds():
         ({"learning_rate": 2.0, "regularization": 0.5}, "ηλ below 1"),
         ({"regularization": -1.0}, "λ 0 or more"),
         ({"workers": 0}, "workers must be 1 or more, not 0"),
-        ({"start": np.zeros(79)}, r"a start of shape \(79,\) for 80 features"),
+        ({"start": np.zeros(79)}, r"start has the shape \(79,\), not \(80,\)"),
     ],
 )
 def test_what_no_step_can_be_made_with_is_refused(options, says):
@@ -189,9 +189,9 @@ def test_what_no_step_can_be_made_with_is_refused(options, says):
 def test_rows_and_features_that_are_not_there_are_refused():
     steps = Steps(SAMPLES, np.zeros(80), 0.1, 0.1)
     for rows in ([300], [-1], [0, 1, 1000]):
-        with pytest.raises(IndexError, match="of 300"):
+        with pytest.raises(IndexError, match="below 300"):
             steps.advance(np.array(rows))
-    with pytest.raises(ValueError, match="of 80 features"):
+    with pytest.raises(ValueError, match="below 80, the number of features"):
         Samples(np.array([0, 1]), np.array([80], np.int32), np.ones(1), np.ones(1), 80)
 
 

@@ -105,7 +105,7 @@ def test_workers_that_take_turns_are_late_by_as_many_as_there_are_others():
     steps = Steps(GENERATED, np.ones(300), 0.05, 0.01, workers=4)
     steps.advance(np.arange(103))
     assert steps.delays[:5].tolist() == [1, 1, 1, 97, 0] and steps.longest == 3
-    with pytest.raises(RuntimeError, match="take turns: updates of theirs are on the way"):
+    with pytest.raises(RuntimeError, match="take turns have updates that they have not pushed"):
         steps.begin(np.arange(3))
 
 
@@ -175,8 +175,8 @@ def test_a_worker_s_exception_ends_the_others_and_is_raised(threads):
 
 def test_workers_and_rows_that_are_not_there_are_refused(threads):
     steps = Steps(GENERATED, np.zeros(300), 0.05, 0.01, workers=2)
-    with pytest.raises(IndexError, match="rows from 0 to 2000 of 2000"):
+    with pytest.raises(IndexError, match="from 0 to 2000, but must be at least 0 and below 2000"):
         threads(steps).consume(np.arange(2001))
     for worker in (-1, 2):
-        with pytest.raises(IndexError, match=f"worker {worker} of 2"):
+        with pytest.raises(IndexError, match=f"no worker {worker} among 2"):
             steps.work(worker)

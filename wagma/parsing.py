@@ -70,9 +70,7 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             written = methods.example(word.replace("-", "_"))
             if chooses and written and word.replace("_", "-") not in known:
-                self.error(
-                    f"argument --{word}: an algorithm's own option: write {chooses} {written}"
-                )
+                self.error(f"argument --{word}: belongs to an algorithm: write {chooses} {written}")
         nearest = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
         meant = "".join(f", did you mean {known[match]}?" for match in nearest[:1])
         self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")

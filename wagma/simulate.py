@@ -160,7 +160,7 @@ def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Setting
 def step_times_of(settings: argparse.Namespace, trace: np.ndarray | None, ranks: int) -> np.ndarray:
     """Return the seconds of all ranks' steps, of shape (steps, ranks).
 
-    If the job ends by time, each rank has as many steps as it could make in that time.
+    If the job runs for a fixed time, each rank has as many steps as it could make in that time.
     """
     if settings.seconds is None:
         return first_steps(settings, trace, ranks, settings.steps)

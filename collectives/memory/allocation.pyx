@@ -24,7 +24,7 @@ cdef char *allocate(Py_ssize_t size) except NULL:
     """Return memory for vectors; raise MemoryError if there is none."""
     cdef char *memory = try_to_allocate(size)
     if memory == NULL:
-        raise MemoryError(f"no {size} bytes for the vectors of a collective")
+        raise MemoryError(f"cannot allocate {size} bytes for the vectors of a collective")
     return memory
 
 
@@ -75,19 +75,21 @@ cdef class Segment:
             process, descriptor, self.token = handle
             self.descriptor = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
             if os.fstat(self.descriptor).st_size != size:
-                raise OSError(f"descriptor {descriptor} of process {process} is something else")
+                raise OSError(
+                    f"descriptor {descriptor} of process {process} is not the expected memory")
         # Map all pages now, not by faults in the first averages.
         address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
                        self.descriptor, 0)
         if address == MAP_FAILED:
-            raise OSError(f"no {size} bytes of shared memory can be mapped")
+            raise OSError(f"cannot map {size} bytes of shared memory")
         self.address = <char *>address
         if handle is None:
             memcpy(self.address, <char *>self.token, TOKEN)
         else:
             self.close()
             if memcmp(self.address, <char *>self.token, TOKEN) != 0:
-                raise OSError(f"descriptor {descriptor} of process {process} is something else")
+                raise OSError(
+                    f"descriptor {descriptor} of process {process} is not the expected memory")
 
     def __dealloc__(self):
         if self.address != NULL:

@@ -123,7 +123,7 @@ cdef int device_of(Address address) except? -1:
     cdef int device = 0
     cdef int result = cu.PointerGetAttribute(&memory, MEMORY_TYPE, address)
     if result == INVALID_VALUE or result == SUCCESS and memory != IN_DEVICE_MEMORY:
-        raise ValueError(f"{address:#x} is no address in a device's memory")
+        raise ValueError(f"{address:#x} is not an address in a device's memory")
     check(b"cuPointerGetAttribute", result)
     check(b"cuPointerGetAttribute", cu.PointerGetAttribute(&device, DEVICE_ORDINAL, address))
     return device

@@ -157,7 +157,7 @@ def checked_weights(number, members, weights):
         if not 0 <= weight <= LARGEST_WEIGHT:
             raise ValueError(
                 f"the weight of rank {member} in group {number} is {weight:g}, "
-                f"not from 0 to {LARGEST_WEIGHT:g}"
+                f"not between 0 and {LARGEST_WEIGHT:g}"
             )
     if members and not math.fsum(weights) > 0:
         raise ValueError(f"no member of group {number} has a weight")

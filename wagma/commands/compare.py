@@ -63,7 +63,7 @@ def add_comparison_options(group) -> None:
         type=all_chosen(METHODS | REFERENCES),
         default=",".join(sorted(METHODS, key=lambda name: name != "allreduce")),
         metavar="NAME,…",
-        help="algorithms listed below, each with options of its own, such as wagma:group_size=2 or "
+        help="algorithms listed below, each with its own options, such as wagma:group_size=2 or "
         "wagma:late=paper:overlap; ratios are relative to the first (default: all except the "
         "outside references, allreduce first)",
     ).completer = completer(METHODS | REFERENCES, several=True)
@@ -78,8 +78,8 @@ def add_comparison_options(group) -> None:
         "--target",
         type=number("above 0", lambda value: value > 0),
         metavar="VALUE",
-        help="also report the time to this accuracy, a share such as 0.95, or to this loss if the "
-        "task has no accuracy",
+        help="also report the time to this accuracy, a fraction such as 0.95, or to this loss if "
+        "the task has no accuracy",
     )
 
 

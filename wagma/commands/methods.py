@@ -32,7 +32,7 @@ def chosen(methods: Mapping[str, Method]) -> Callable[[str], Chosen]:
     def convert(text: str) -> Chosen:
         name, *words = text.split(":")
         if name in RENAMED:
-            raise argparse.ArgumentTypeError(f"{name} is written {RENAMED[name]}")
+            raise argparse.ArgumentTypeError(f"no algorithm {name}: write {RENAMED[name]}")
         method = methods[one_of(methods)(name)]
         try:
             return Chosen(text, method, method.given(words))

@@ -81,7 +81,8 @@ def add_imbalance_options(group) -> None:
         type=not_negative,
         default=0.0,
         metavar="MS",
-        help="sleep in every step, in place of an accelerator's work (default: %(default)s)",
+        help="milliseconds to sleep in every step, in place of an accelerator's work "
+        "(default: %(default)s)",
     )
     add_delay_options(group)
 
@@ -101,7 +102,7 @@ def add_delay_options(group) -> None:
         type=not_negative,
         default=1.0,
         metavar="FACTOR",
-        help="factor for these delays (default: %(default)s)",
+        help="factor by which the delays of --imbalance are multiplied (default: %(default)s)",
     )
     add(
         "--slow-rank",
@@ -135,7 +136,10 @@ def check_task(settings: argparse.Namespace) -> list[str]:
     parser = settings.parser
     local.check(settings)
     if settings.script and settings.shards:
-        parser.error("argument --shards: not allowed with argument --script: data() shares out")
+        parser.error(
+            "argument --shards: not allowed with argument --script: the script's data() "
+            "divides the data"
+        )
     if settings.dirichlet_alpha and settings.shards != "dirichlet":
         parser.error("argument --dirichlet-alpha: not allowed without argument --shards dirichlet")
     if settings.image_size and not settings.images:

@@ -73,7 +73,7 @@ def add_simulation_options(group) -> None:
         type=all_chosen(METHODS),
         default=SIMULATED,
         metavar="NAME,…",
-        help="algorithms listed below, each with options of its own, such as wagma:wait=group; "
+        help="algorithms listed below, each with its own options, such as wagma:wait=group; "
         "ratios are relative to the first (default: all)",
     ).completer = completer(METHODS, several=True)
     add(

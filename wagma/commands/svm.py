@@ -71,7 +71,7 @@ def add_data_options(group) -> None:
         help="samples in libsvm's format, with labels 0 and 1, or -1 and 1; 1000 of them, or a "
         "fifth if that is less, are held out for testing",
     )
-    add("--test", type=Path, metavar="FILE", help="samples for testing instead")
+    add("--test", type=Path, metavar="FILE", help="file of test samples, instead of held-out ones")
     add(
         "--features",
         type=whole(1),
@@ -112,8 +112,8 @@ def add_data_options(group) -> None:
         "--seeds",
         type=whole(1),
         metavar="N",
-        help="number of seeds, from --seed up, that order the samples; the means are plotted "
-        f"{preset_default('seeds')}",
+        help="number of seeds for the order of the samples, counted from --seed; the means are "
+        f"plotted {preset_default('seeds')}",
     )
 
 
@@ -167,15 +167,15 @@ def add_node_options(group) -> None:
         action=Once,
         default={},
         metavar="R:FACTOR",
-        help="rank R takes FACTOR times as long per sample, or below 1 has that share of its "
-        "speed; may be given for several ranks",
+        help="FACTOR ≥ 1: rank R takes that many times as long per sample; below 1: it has that "
+        "share of its speed; may be given for several ranks",
     )
     add(
         "--cluster",
         type=speeds,
         metavar="SPEEDS",
-        help="simulate nodes of these speeds in one process, such as 1,1,0.5; or paper: its 20 "
-        "nodes, 7 of them at 0.5 to 0.7",
+        help="simulate nodes of these speeds in one process, such as 1,1,0.5; or `paper`: the "
+        "paper's 20 nodes, 7 of them at 0.5 to 0.7",
     )
     add(
         "--machine",
@@ -188,7 +188,7 @@ def add_node_options(group) -> None:
         type=positive,
         metavar="US",
         help="microseconds per sample of a simulated node of speed 1 (default: "
-        f"{SAMPLE_TIME_US:g}), or the least of a rank",
+        f"{SAMPLE_TIME_US:g}); on MPI ranks, the minimum time per sample",
     )
 
 

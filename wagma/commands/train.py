@@ -72,7 +72,7 @@ def add(commands) -> None:
         type=chosen(METHODS),
         default=DEFAULT,
         metavar="NAME",
-        help="an algorithm listed below, with options of its own, such as wagma:late=paper:overlap "
+        help="an algorithm listed below, with its own options, such as wagma:late=paper:overlap "
         "(default: %(default)s)",
     ).completer = completer(METHODS, several=False)
     add_shared_options(group)

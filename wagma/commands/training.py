@@ -34,7 +34,7 @@ def add_training_options(group) -> None:
     )
     add(
         "--momentum",
-        type=number("from 0 to below 1", lambda value: 0 <= value < 1),
+        type=number("of at least 0 and below 1", lambda value: 0 <= value < 1),
         metavar="M",
         help=f"momentum, which is not averaged (default: {defaults_of('momentum')})",
     )
@@ -84,7 +84,7 @@ def add_length_options(group, default: int) -> None:
         "--seconds",
         type=positive,
         metavar="S",
-        help="end by time instead, after which fast ranks have made more steps; needed to compare "
+        help="train for S seconds instead, in which fast ranks make more steps; needed to compare "
         "algorithms with a rank that is always slow",
     )
 

@@ -38,7 +38,8 @@ def no_such_setting(options: Mapping[str, Any], ranks: int) -> str | None:
 SETTINGS = (
     Option(
         "max_gap",
-        "most iterations that a rank may be ahead of ranks that average its model; none: no limit",
+        "number of iterations by which a rank may be ahead of ranks that average its model; none: "
+        "no limit",
         5,
         convert=gap,
         metavar="N|none",
@@ -59,7 +60,7 @@ SETTINGS = (
     ),
     Option(
         "max_skip",
-        "most iterations that a rank skips at once when it has fallen behind",
+        "number of iterations that a rank may skip at once when it has fallen behind",
         0,
         convert=whole(0),
         metavar="N",
@@ -74,13 +75,14 @@ SETTINGS = (
     ),
     Option(
         "mode",
-        "a rank that is ahead waits for tokens, or until its last model has been averaged by all",
+        "a rank that is ahead waits for tokens (standard), or until all have averaged its last "
+        "model (notify-ack)",
         "standard",
         choices=("standard", "notify-ack"),
     ),
     Option(
         "order",
-        "a model is sent before the step that is added to its average, or after it",
+        "whether a rank sends its model before its local update (parallel) or after it (serial)",
         "parallel",
         choices=("parallel", "serial"),
     ),

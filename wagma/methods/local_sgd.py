@@ -12,8 +12,8 @@ METHOD = Method(
         SYNC_PERIOD,
         Option(
             "trigger",
-            "when all ranks average: after --sync-period steps of each rank, or of the fastest, at "
-            "the end of the others' current steps",
+            "when all ranks average; count: when every rank has made --sync-period steps; solo: "
+            "when the fastest has, and the others have completed their current step",
             "count",
             choices=("count", "solo"),
         ),

@@ -10,7 +10,7 @@ from wagma.methods.shared import TRANSPORT
 def none_left(backups: int, ranks: int) -> str | None:
     """Return why a round of a job of this size cannot omit so many ranks."""
     if backups >= ranks:
-        return f"{backups} backups in a job of {ranks} ranks: at most {ranks - 1} are possible"
+        return f"backups is {backups}, but must be less than the number of ranks, {ranks}"
     return None
 
 
@@ -22,8 +22,8 @@ METHOD = Method(
     options=(
         Option(
             "mode",
-            "ranks that the server waits for: all; all but the backups; none; none, with less "
-            "weight for updates to old models",
+            "ranks that the server waits for; bsp: all; backup: all but the backups; asp: none; "
+            "hete: none, with less weight for updates to old models",
             "bsp",
             choices=("bsp", "backup", "asp", "hete"),
         ),

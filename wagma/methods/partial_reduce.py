@@ -14,15 +14,18 @@ def no_groups(options: Mapping[str, Any], ranks: int) -> str | None:
     """Return why there are no such groups in a job of so many ranks."""
     ranks -= options["controller_only"]
     if options["group_size"] is not None and options["group_size"] > ranks:
-        return f"groups of {options['group_size']} of the {ranks} ranks that train"
+        return (
+            f"group_size is {options['group_size']}, more than the number of ranks that train, "
+            f"{ranks}"
+        )
     group_size = min(options["group_size"] or 3, ranks)
     if group_size < 2 and ranks > 1:
-        return "groups of 1 rank: at least 2 are needed to average"
+        return "group_size is 1, but at least 2 ranks are needed to average"
     least = -(-(ranks - 1) // max(group_size - 1, 1))
     if options["history"] is not None and options["history"] < least:
         return (
-            f"a history of {options['history']} groups: at least {least} are needed to connect all "
-            "ranks"
+            f"history is {options['history']}, but at least {least} groups are needed to connect "
+            "all ranks"
         )
     return None
 
@@ -45,22 +48,22 @@ METHOD = Method(
             "with weights=dynamic, the factor by which one iteration of age reduces a model's "
             "weight",
             0.5,
-            convert=number("from 0 to below 1", lambda value: 0 <= value < 1),
+            convert=number("of at least 0 and below 1", lambda value: 0 <= value < 1),
             metavar="A",
             simulated=False,
         ),
         Option(
             "missing",
-            "with weights=dynamic, what gets the weight of an iteration that no member has: the "
-            "nearest one that a member has, or the initial model",
+            "with weights=dynamic, where the weight of an iteration that no member has goes: to "
+            "the nearest iteration that one has, or to the initial model",
             "nearest",
             choices=("nearest", "initial"),
             simulated=False,
         ),
         Option(
             "history",
-            "recent groups that must connect all ranks; otherwise the controller forms a group "
-            "that does",
+            "number of recent groups that must connect all ranks; if they do not, the controller "
+            "forms a group that joins separate parts",
             convert=whole(1),
             metavar="T",
             otherwise="enough to connect N ranks: (N / S) (ln N + 3)",

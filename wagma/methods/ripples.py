@@ -13,7 +13,7 @@ from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, S
 def no_controller(options: Mapping[str, Any], ranks: int) -> str | None:
     """Return why no controller is needed with these options."""
     if options["controller_only"] and options["groups"] == "static":
-        return "--controller-only, but groups=static needs no controller"
+        return "--controller-only is given, but groups=static needs no controller"
     return None
 
 
@@ -25,14 +25,14 @@ METHOD = Method(
     options=(
         Option(
             "groups",
-            "how groups are made: a random one for each request; by dividing all ranks that are "
-            "not waiting, except those too far behind; by a schedule",
+            "how groups are made; random: a random one for each request; smart: by dividing all "
+            "ranks that are not waiting, except those too far behind; static: by a schedule",
             "smart",
             choices=("random", "smart", "static"),
         ),
         Option(
             "threshold",
-            "steps behind from which groups=smart leaves a rank out",
+            "number of steps behind at which groups=smart leaves a rank out",
             4,
             convert=whole(1),
             metavar="C",

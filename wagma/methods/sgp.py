@@ -12,8 +12,8 @@ def too_many(neighbors: int, ranks: int) -> str | None:
     hops = max(1, (ranks - 1).bit_length())
     if neighbors > hops:
         return (
-            f"{neighbors} neighbors in a job of {ranks} ranks, which has {hops} distances that "
-            "are powers of two"
+            f"neighbors is {neighbors}, but can be at most {hops}: distances are powers of two, "
+            f"and the number of ranks is {ranks}"
         )
     return None
 

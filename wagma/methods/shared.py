@@ -11,14 +11,14 @@ from wagma.methods.method import Option, on_or_off
 def larger_than_the_job(group_size: int | None, ranks: int) -> str | None:
     """Return why a job of so many ranks has no groups of this size."""
     if group_size is not None and group_size > ranks:
-        return f"groups of {group_size} in a job of {ranks} ranks"
+        return f"group_size is {group_size}, more than the number of ranks, {ranks}"
     return None
 
 
 def outside_the_job(controller_rank: int, ranks: int) -> str | None:
     """Return why a job of so many ranks has no such controller."""
     if controller_rank >= ranks:
-        return f"a controller on rank {controller_rank} in a job of {ranks} ranks"
+        return f"controller_rank is {controller_rank}, but the last rank is {ranks - 1}"
     return None
 
 

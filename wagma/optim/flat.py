@@ -130,7 +130,9 @@ def check_averageable(tensor: Tensor) -> None:
     if value.dtype is torch.bfloat16 and importlib.util.find_spec("ml_dtypes") is None:
         raise TypeError(f"{name} is torch.bfloat16, which needs `pip install ml_dtypes`")
     if any(size > 1 and not stride for size, stride in zip(value.shape, value.stride())):
-        raise ValueError(f"{name} is expanded, its elements share memory: register a clone() of it")
+        raise ValueError(
+            f"{name} is expanded, so its elements share memory: register a clone() of it"
+        )
 
 
 def averageable_devices() -> set[str]:

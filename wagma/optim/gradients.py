@@ -139,9 +139,9 @@ class GradientAveraging(Averaging):
     def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
         if isinstance(optimizer, torch.optim.Optimizer) and needs_closure(optimizer):
             raise TypeError(
-                f"{type(optimizer).__name__} evaluates a closure several times in a step, between "
-                f"which {type(self).__name__} could not average the gradients: average models "
-                "instead, as LocalSGD and WAGMA do"
+                f"{type(optimizer).__name__} evaluates a closure several times in a step, and "
+                f"{type(self).__name__} could not average the gradients of each evaluation: "
+                "average models instead, as LocalSGD and WAGMA do"
             )
         return {}
 

@@ -70,7 +70,7 @@ class AveragingOptimizer(Protocol):
     and returns the seconds spent waiting for other ranks; and `any_goes_on(own)`, which returns
     whether any rank continues, if all ranks make the same number of steps inside `join` as well. If
     ranks may skip iterations, the `collective` has `skipped`, the number that this rank has
-    skipped; a training that does not end by time then ends by iterations.
+    skipped; training with a number of steps then ends when the iterations reach that number.
 
     `report()`, optional, returns a dict for the run's summary, and is called after `averaged`.
     Values whose names end in "_of_rank" are collected from all ranks; from "met", the ranks that

@@ -109,7 +109,9 @@ def simulate(
         compute = seconds - simulation.waited
         wall, ideal_wall = seconds, ideal_seconds(simulation.made, compute, seconds)
     if not math.isfinite(wall):
-        raise ValueError(f"{method.name} on {ranks} ranks takes longer than can be counted")
+        raise ValueError(
+            f"the simulated time of {method.name} on {ranks} ranks exceeds the range of a float"
+        )
     return Result(
         ranks=ranks,
         made=simulation.made,

@@ -70,7 +70,9 @@ class Machine:
             ValueError: the sizes of its nodes do not add up to `ranks`.
         """
         if self.node_sizes and sum(self.node_sizes) != ranks:
-            raise ValueError(f"nodes with {self.node_sizes} ranks, in a job of {ranks}")
+            raise ValueError(
+                f"node_sizes {self.node_sizes} do not add up to the number of ranks, {ranks}"
+            )
         shared = min(max(self.node_sizes, default=self.ranks_per_node), ranks)
         limit = math.inf if ranks <= shared else self.injection
         return replace(self, ranks_per_node=int(shared), injection=limit)

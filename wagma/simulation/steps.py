@@ -100,7 +100,7 @@ def read_trace(path: Path) -> np.ndarray:
     """
     trace = _metrics(path) if path.is_dir() else _table(path)
     if not trace.size:
-        raise ValueError(f"{path} has no step in it")
+        raise ValueError(f"{path} has no steps")
     if not np.all(np.isfinite(trace) & (trace >= 0)):
         raise ValueError(f"{path} must hold seconds, 0 or more")
     return trace
@@ -130,14 +130,14 @@ def _table(path: Path) -> np.ndarray:
     try:
         return np.loadtxt(lines, ndmin=2, delimiter="," if "," in lines[0] else None)
     except ValueError as error:
-        raise ValueError(f"{path} is no table of seconds: {error}") from error
+        raise ValueError(f"{path} is not a table of seconds: {error}") from error
 
 
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text") from error
+        raise ValueError(f"{path} is not a text file") from error
 
 
 def delayed(

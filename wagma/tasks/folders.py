@@ -61,7 +61,7 @@ def scan(directory: Path) -> Folders:
     classes, train = read(train_folder)
     if len(classes) < 2:
         raise UsageError(
-            f"{train_folder} needs two folders of images at least, one for each class: it has "
+            f"{train_folder} needs at least two folders of images, one for each class: it has "
             f"{len(classes)}"
         )
     if test_folder is None:

@@ -42,7 +42,7 @@ def resolve(settings: argparse.Namespace, task: Task) -> None:
         for name in OPTIONS:
             if getattr(settings, name) is not None:
                 raise UsageError(
-                    f"argument {flag_of(name)}: not allowed, {task.name} defines optimizer()"
+                    f"argument {flag_of(name)}: not allowed, as {task.name} defines optimizer()"
                 )
         return
     settings.optimizer = settings.optimizer or DEFAULT

@@ -73,7 +73,7 @@ def convert(path: Path, matrix, labels: np.ndarray, base: int, features: int) ->
     if wrong.size:
         refuse(path, wrong[0], f"label {labels[wrong[0]]:g}, but classes are 0 and 1, or -1 and 1")
     if (labels == labels[0]).all():
-        raise UsageError(f"{path} has one class only: all labels are {labels[0]:g}")
+        raise UsageError(f"{path} has only one class: all labels are {labels[0]:g}")
     if not np.isfinite(matrix.data).all():
         refuse(path, row_of(matrix, ~np.isfinite(matrix.data)), "a value is not finite")
     if matrix.shape[1] - base > features:
@@ -94,7 +94,7 @@ def split(samples: Samples, seed: int) -> tuple[Samples, Samples]:
     count = min(TEST_SAMPLES, len(samples) // 5)
     if count == 0:
         raise UsageError(
-            f"{len(samples)} samples are too few to train on some and test with others"
+            f"{len(samples)} samples are too few to train on some and to test on others"
         )
     order = np.random.default_rng([seed, len(samples)]).permutation(len(samples))
     return samples.take(np.sort(order[count:])), samples.take(np.sort(order[:count]))

@@ -46,7 +46,7 @@ METHODS = {
         weighted=True,
     ),
     "simuparallel": Method(
-        "nodes train alone on as many samples each, and their models are averaged",
+        "nodes train alone, all on the same number of samples, and their models are averaged",
         "Algorithm 2",
         "#0072B2",
         waits=True,

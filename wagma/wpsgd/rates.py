@@ -121,7 +121,7 @@ def _powers(delays: Sequence[int] | np.ndarray, r: float) -> np.ndarray:
     """Return r^{T_i − min T}."""
     behind = np.asarray(delays, dtype=np.float64)
     if behind.ndim != 1 or not behind.size:
-        raise ValueError("delays must be a sequence of one number or more")
+        raise ValueError("delays must be a sequence of at least one number")
     if not (np.isfinite(behind) & (behind >= 0)).all():
         raise ValueError("delays must be numbers of at least 0")
     if not 0 <= r <= 1:

@@ -35,8 +35,8 @@ class Samples:
     def __post_init__(self) -> None:
         if self.indices.size and not 0 <= self.indices.min() <= self.indices.max() < self.features:
             raise ValueError(
-                f"indices from {self.indices.min()} to {self.indices.max()}, "
-                f"of {self.features} features"
+                f"indices range from {self.indices.min()} to {self.indices.max()}, but must be at "
+                f"least 0 and below {self.features}, the number of features"
             )
 
     def __len__(self) -> int:

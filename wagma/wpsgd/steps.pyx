@@ -117,7 +117,7 @@ cdef class Steps:
         if workers < 1:
             raise ValueError(f"workers must be 1 or more, not {workers}")
         if np.shape(start) != (samples.features,):
-            raise ValueError(f"a start of shape {np.shape(start)} for {samples.features} features")
+            raise ValueError(f"start has the shape {np.shape(start)}, not ({samples.features},)")
         self.samples = samples
         self.indptr, self.indices, self.data = samples.indptr, samples.indices, samples.data
         self.labels = samples.labels
@@ -181,7 +181,7 @@ cdef class Steps:
             RuntimeError: workers that take turns have pulled without having pushed yet.
         """
         if self.pulled:
-            raise RuntimeError("these workers take turns: updates of theirs are on the way")
+            raise RuntimeError("workers that take turns have updates that they have not pushed")
         self._check(rows)
         self.rows, self.drawn, self.stopping = rows, 0, False
 
@@ -208,7 +208,7 @@ cdef class Steps:
         cdef long long row
         cdef double before = now()
         if not 0 <= worker < self.workers:
-            raise IndexError(f"worker {worker} of {self.workers}")
+            raise IndexError(f"no worker {worker} among {self.workers}")
         with nogil:
             while True:
                 pthread_mutex_lock(&self.lock)
@@ -256,7 +256,9 @@ cdef class Steps:
         """Raise IndexError for rows that the samples do not have."""
         rows = np.asarray(rows)
         if rows.size and not (0 <= rows.min() and rows.max() < self.labels.shape[0]):
-            raise IndexError(f"rows from {rows.min()} to {rows.max()} of {self.labels.shape[0]}")
+            raise IndexError(
+                f"rows range from {rows.min()} to {rows.max()}, but must be at least 0 and below "
+                f"{self.labels.shape[0]}")
 
     cdef double _dot(self, long long row) noexcept nogil:
         """Return x·w."""
