@@ -17,6 +17,7 @@ from collectives.meeting import meet
 from collectives.node import Node
 from collectives.statistics import Statistics
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from types import TracebackType
@@ -207,6 +208,7 @@ class Collective(Described):
             self.fail(error)
             raise
 
+    @takes_vector
     @contextlib.contextmanager
     def joining(self, vector: Vector) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block.
@@ -247,6 +249,16 @@ class Collective(Described):
     def transport(self) -> str:
         """ "shared" if this rank shares memory with any other, else "messages"."""
         return "shared" if self.native.shares else "messages"
+
+    @property
+    def on_host(self) -> Any:
+        """The average of the last call, if it was made on the host for arrays on a device.
+
+        The host's copy: a 1-D numpy array, or list of arrays, with the dtypes of the vector, to be
+        read before the next call; None if vectors are numpy arrays, or averaged on devices. The
+        result of a call without a partner may still be in transfer.
+        """
+        return self._copies.on_host if self.path == "staged" else None
 
     @property
     def closed(self) -> bool:

@@ -11,9 +11,7 @@ arrays of a vector, with the same lengths and dtypes on all ranks. Each method t
 then has an argument `stream`: an integer handle, or an object with `ptr`, `cuda_stream` or
 `native_handle`. The method reads the vector after the work that is in that stream, and work put
 into the stream after the method has returned sees its result. By default it is the stream that the
-arrays' interface names, else the legacy default stream. `on_host` holds the result of the last call
-that averaged, as numpy arrays, until the next call. Type checkers do not know `stream` and
-`on_host`, which a collective gets when it is constructed.
+arrays' interface names, else the legacy default stream.
 
 In addition to the errors for numpy arrays, the methods raise:
     TypeError: arrays on the host, on several devices, or on another device than `like`; an invalid
@@ -28,29 +26,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 
 from collectives import cuda_aware, process
 from collectives.agreement import raise_collectively
 from collectives.device_arrays import described, is_on_device
 from collectives.errors import CudaError
+from collectives.vector_methods import marked
 
 __all__ = ["adopt", "is_on_device"]
 
 # Bytes of the blocks in which a vector is copied, while the first blocks are already averaged.
 BLOCK = 4 * 1024 * 1024
-# Methods that take a vector, and whether they may change it.
-METHODS = {
-    "__call__": True,
-    "average": True,
-    "synchronize": True,
-    "load": True,
-    "join": True,
-    "model": True,
-    "publish": False,
-}
-
-
 # The answer of `cuda_aware.ask` for this job's MPI; None until it is known.
 _answer = None
 
@@ -325,9 +311,8 @@ def _telling(collective):
 def _class_for_devices(kind):
     """Return the subclass of a collective that takes arrays on a device."""
     methods = {
-        name: _taking_arrays_on_devices(getattr(kind, name), returns)
-        for name, returns in METHODS.items()
-        if "vector" in inspect.signature(getattr(kind, name, lambda: None)).parameters
+        name: _taking_arrays_on_devices(getattr(kind, name), changes)
+        for name, changes in marked(kind).items()
     }
 
     if hasattr(kind, "start"):
@@ -366,17 +351,8 @@ def _class_for_devices(kind):
             self._copies.close()
 
     details = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    changed = {**methods, "joining": joining, "close": close, "on_host": property(_on_host)}
+    changed = {**methods, "joining": joining, "close": close}
     return type(kind.__name__, (kind,), {**details, **changed})
-
-
-def _on_host(collective):
-    """The result of the last call that averaged, to be read before the next call.
-
-    None if the device averages vectors. The result of a call without a partner may still be in
-    transfer.
-    """
-    return collective._copies.on_host if collective.path == "staged" else None
 
 
 def _taking_arrays_on_devices(method, returns):

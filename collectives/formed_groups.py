@@ -14,6 +14,7 @@ from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -86,6 +87,7 @@ class FormedGroupCollective(PlannedCollective):
         self._share(node, given["transport"], make)
         self.native.attach(protocol, self._initial(like))
 
+    @takes_vector
     def __call__(self, vector: Vector) -> Result:
         """Overwrite `vector` by the means of this call's groups, one after the other.
 
@@ -124,6 +126,7 @@ class FormedGroupCollective(PlannedCollective):
         """Whether a call returns the result of its averages unchanged."""
         return self.participates
 
+    @takes_vector
     def average(self, vector: Vector) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and change nothing else.
 
@@ -135,12 +138,14 @@ class FormedGroupCollective(PlannedCollective):
             self.native.average(vector, self._weight)
             self.native.pause(False)
 
+    @takes_vector
     def synchronize(self, vector: Vector) -> None:
         """Average `vector` in place over all ranks, which continue from there; collective."""
         with self._collectively("synchronize()"):
             self.native.pause(True)
             self._go_on_together(vector)
 
+    @takes_vector
     def load(self, vector: Vector, version: int) -> None:
         """Continue from `vector`, which may differ between ranks, at call `version`; collective.
 
@@ -156,6 +161,7 @@ class FormedGroupCollective(PlannedCollective):
             self.native.meet()
             self.native.pause(False)
 
+    @takes_vector
     def join(self, vector: Vector) -> None:
         """Make no more calls, and let the others form groups without this rank until all join.
 
@@ -165,6 +171,7 @@ class FormedGroupCollective(PlannedCollective):
         with self.joining(vector):
             pass
 
+    @takes_vector
     @contextlib.contextmanager
     def joining(self, vector: Vector) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block."""

@@ -11,6 +11,7 @@ from collectives.errors import CudaError
 from collectives.settings import DEFAULT_LATE
 from collectives.topology import default_group_size
 from collectives.typing import Vector
+from collectives.vector_methods import reads_vector, takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import numpy.typing as npt
@@ -204,6 +205,7 @@ class GroupAllreduce(Collective):
             return error
         return None
 
+    @takes_vector
     def __call__(self, vector: Vector, *, weight: float = 1.0) -> Result:
         """Average `vector` in place, as this rank's next version.
 
@@ -230,6 +232,7 @@ class GroupAllreduce(Collective):
         """
         return self.native.call(vector, weight)
 
+    @takes_vector
     def start(self, vector: Vector, *, weight: float = 1.0) -> Call:
         """Begin a call without blocking, and return a handle with `test()` and `wait()`.
 
@@ -238,6 +241,7 @@ class GroupAllreduce(Collective):
         """
         return self.native.start(vector, weight)
 
+    @reads_vector
     def publish(self, vector: Vector, *, weight: float = 1.0) -> None:
         """Replace this rank's snapshot without taking part in a version.
 
@@ -248,6 +252,7 @@ class GroupAllreduce(Collective):
         """
         self.native.publish(vector, weight)
 
+    @takes_vector
     def synchronize(self, vector: Vector) -> None:
         """Average `vector` in place over all ranks now; collective. It is not a version.
 
@@ -255,6 +260,7 @@ class GroupAllreduce(Collective):
         """
         self.native.synchronize(vector)
 
+    @takes_vector
     def average(self, vector: Vector, *, weight: float | None = None) -> None:
         """Overwrite `vector` by what `synchronize` would return, and change nothing else.
 
@@ -263,6 +269,7 @@ class GroupAllreduce(Collective):
         """
         self.native.average(vector, weight)
 
+    @takes_vector
     def load(self, vector: Vector, version: int) -> None:
         """Continue from `vector`, which may differ between ranks, with call number `version`.
 
@@ -271,6 +278,7 @@ class GroupAllreduce(Collective):
         """
         self._load(vector, version)
 
+    @takes_vector
     def join(self, vector: Vector) -> None:
         """Make no more calls, and take part in those of the others until all ranks have joined.
 

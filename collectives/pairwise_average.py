@@ -11,6 +11,7 @@ from collectives.peers import PeerCollective
 from collectives.planned import Planned
 from collectives.settings import is_integer
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import networkx
@@ -88,6 +89,7 @@ class PairwiseAverage(PeerCollective):
             log_level=log_level,
         )
 
+    @takes_vector
     def average(self, vector: Vector) -> None:
         """Overwrite `vector` by the average of all ranks' models and their changes since.
 
@@ -96,6 +98,7 @@ class PairwiseAverage(PeerCollective):
         """
         super().average(vector)
 
+    @takes_vector
     def join(self, vector: Vector) -> None:
         """Make no more calls, and take part in others' pairs until all ranks have joined.
 
@@ -104,6 +107,7 @@ class PairwiseAverage(PeerCollective):
         """
         super().join(vector)
 
+    @takes_vector
     @contextlib.contextmanager
     def joining(self, vector: Vector) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block."""

@@ -8,6 +8,7 @@ from collectives.peers import PeerCollective
 from collectives.planned import Planned
 from collectives.settings import is_integer
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -89,6 +90,7 @@ class ParameterServer(PeerCollective):
         """On the server: the number of changes that arrived too late ("backup")."""
         return self._protocol.dropped
 
+    @takes_vector
     def average(self, vector: Vector) -> None:
         """Overwrite `vector` by the server's model, and change nothing else; collective.
 
@@ -96,6 +98,7 @@ class ParameterServer(PeerCollective):
         """
         super().average(vector)
 
+    @takes_vector
     def synchronize(self, vector: Vector) -> None:
         """Add the changes of all ranks since their last calls, and get the model; collective.
 
@@ -106,11 +109,13 @@ class ParameterServer(PeerCollective):
             self._prepare(vector)
             self._go_on(vector, self.version)
 
+    @takes_vector
     def load(self, vector: Vector, version: int) -> None:
         """Continue from the server's `vector` after `version` calls; collective."""
         super().load(vector, version)
         self.synchronize(vector)
 
+    @takes_vector
     def join(self, vector: Vector) -> None:
         """Make no more calls, and serve those of the others until all ranks have joined.
 

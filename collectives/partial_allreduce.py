@@ -24,6 +24,7 @@ from collectives import device, process, settings
 from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from types import TracebackType
@@ -136,11 +137,17 @@ class PartialAllreduce(Described):
         return "staged" if hasattr(self, "_copies") else "host"
 
     @property
+    def on_host(self) -> Any:
+        """As `Collective.on_host`: a 1-D array or list of arrays with the dtypes of the vector."""
+        return self._copies.on_host if self.path == "staged" else None
+
+    @property
     def path_reason(self) -> str:
         """The reason for `path`, a sentence."""
         where = "averages" if self.path == "staged" else "and its vectors are"
         return f"{type(self).__name__} {where} on the host"
 
+    @takes_vector
     def __call__(self, vector: Vector) -> Result:
         """Contribute `vector`, as this rank's next version, and overwrite it by the result.
 
@@ -168,6 +175,7 @@ class PartialAllreduce(Described):
                 self._begin_period()
         return result
 
+    @takes_vector
     def synchronize(self, vector: Vector) -> None:
         """Contribute `vector`, and wait for all ranks: all contributions have then been returned.
 
@@ -179,6 +187,7 @@ class PartialAllreduce(Described):
             self._take(arrays)
             self._begin_period()
 
+    @takes_vector
     def average(self, vector: Vector, *, weight: float = 1.0) -> None:
         """Overwrite `vector` by its mean over all ranks; contributions are unaffected.
 
@@ -197,6 +206,7 @@ class PartialAllreduce(Described):
                 if wide is not None:
                     array[...] = wide
 
+    @takes_vector
     def join(self, vector: Vector) -> None:
         """Contribute `vector`, make no more calls, and take part in those of the others.
 
@@ -208,6 +218,7 @@ class PartialAllreduce(Described):
         with self.joining(vector):
             pass
 
+    @takes_vector
     @contextlib.contextmanager
     def joining(self, vector: Vector) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block."""

@@ -13,6 +13,7 @@ from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -89,6 +90,7 @@ class PeerCollective(PlannedCollective):
         mailbox.attach(self._make_protocol(mailbox))
         return mailbox
 
+    @takes_vector
     def __call__(self, vector: Vector) -> Result:
         """Publish the application's changes to `vector`, and overwrite it by a model.
 
@@ -124,6 +126,7 @@ class PeerCollective(PlannedCollective):
     def _result(self, version: int) -> Result:
         return Result(version, True, version, (self.rank,), 1.0, False)
 
+    @takes_vector
     def average(self, vector: Vector) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and change nothing else.
 
@@ -134,12 +137,14 @@ class PeerCollective(PlannedCollective):
             self.native.average(vector, self._weight())
             self.native.pause(False)
 
+    @takes_vector
     def synchronize(self, vector: Vector) -> None:
         """Average `vector` in place over all ranks, as each one's model; collective, not a call."""
         with self._collectively("synchronize()"):
             self._prepare(vector)
             self._go_on(vector, self.version)
 
+    @takes_vector
     def load(self, vector: Vector, version: int) -> None:
         """Continue from `vector`, which may differ between ranks, at call `version`; collective.
 
@@ -156,6 +161,7 @@ class PeerCollective(PlannedCollective):
             self._load(vector, version)
             self._restart(vector, version)
 
+    @takes_vector
     def model(self, vector: Vector) -> None:
         """Overwrite `vector` by this rank's current model, and change nothing else."""
         with self._guard:
@@ -178,6 +184,7 @@ class PeerCollective(PlannedCollective):
             bytes_sent=statistics.bytes_sent + mailbox.bytes_sent,
         )
 
+    @takes_vector
     def join(self, vector: Vector) -> None:
         """Make no more calls, and serve those of the others until all ranks have joined.
 
@@ -188,6 +195,7 @@ class PeerCollective(PlannedCollective):
         with self.joining(vector):
             pass
 
+    @takes_vector
     @contextlib.contextmanager
     def joining(self, vector: Vector) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block."""

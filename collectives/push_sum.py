@@ -9,6 +9,7 @@ from collectives.peers import PeerCollective
 from collectives.planned import Planned
 from collectives.settings import checked_weight, is_integer
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import networkx
@@ -99,10 +100,12 @@ class PushSum(PeerCollective):
     def weight(self) -> float:
         return self._protocol.weight
 
+    @takes_vector
     def model(self, vector: Vector) -> None:
         """Overwrite `vector` by the current x / w, and change nothing else."""
         super().model(vector)
 
+    @takes_vector
     def average(self, vector: Vector) -> None:
         """Overwrite `vector` by the weighted average Σ w·vector / Σ w over all ranks; collective.
 

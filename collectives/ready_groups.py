@@ -15,6 +15,7 @@ from collectives.process import check_owner
 from collectives.result import Result
 from collectives.settings import checked_integer
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -150,6 +151,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             log_level=log_level,
         )
 
+    @takes_vector
     def __call__(self, vector: Vector) -> Result:
         result = super().__call__(vector)
         share = self._protocol.initial_share
@@ -167,6 +169,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
     def _takes_blocks(self) -> bool:
         return super()._takes_blocks and self._initial_model is None
 
+    @takes_vector
     def synchronize(self, vector: Vector) -> None:
         super().synchronize(vector)
         self._protocol.fresh = True

@@ -9,6 +9,7 @@ from collectives.collective import Collective
 from collectives.errors import CudaError
 from collectives.group_allreduce import digest
 from collectives.typing import Vector
+from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import numpy.typing as npt
@@ -110,6 +111,7 @@ class TriggeredAverage(Collective):
         if self.wire_dtype and travels and len(set(self.comm.allgather(digest(like)))) == 1:
             self.native.compress_from_initial(self._initial(like))
 
+    @takes_vector
     def __call__(self, vector: Vector, *, weight: float = 1.0) -> Result:
         """End a step of this rank; average `vector` in place if any rank has started an average.
 
@@ -131,6 +133,7 @@ class TriggeredAverage(Collective):
         """
         return self.native.call(vector, weight)
 
+    @takes_vector
     def start(self, vector: Vector, *, weight: float = 1.0) -> Call:
         """Begin a call without blocking, and return a handle with `test()` and `wait()`.
 
@@ -139,10 +142,12 @@ class TriggeredAverage(Collective):
         """
         return self.native.start(vector, weight)
 
+    @takes_vector
     def synchronize(self, vector: Vector) -> None:
         """Average `vector` in place over all ranks, as `join` does; collective, and not a call."""
         self.join(vector)
 
+    @takes_vector
     def average(self, vector: Vector, *, weight: float | None = None) -> None:
         """Overwrite `vector` by the mean over all ranks, and change nothing else.
 
@@ -151,6 +156,7 @@ class TriggeredAverage(Collective):
         """
         self.native.average(vector, weight)
 
+    @takes_vector
     def load(self, vector: Vector, version: int) -> None:
         """Continue from `vector`, which may differ between ranks, before the average `version`.
 
@@ -159,6 +165,7 @@ class TriggeredAverage(Collective):
         """
         self._load(vector, version)
 
+    @takes_vector
     def join(self, vector: Vector) -> None:
         """Make no more calls, and take part in the others' averages until all ranks have joined.
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, Union
 
 import numpy as np
 
-__all__ = ["Array", "DeviceArray", "Vector"]
+__all__ = ["Array", "DeviceArray", "Stream", "Vector"]
 
 
 class DeviceArray(Protocol):
@@ -24,3 +24,7 @@ Array: TypeAlias = Union["np.ndarray[Any, np.dtype[Any]]", DeviceArray]
 
 Vector: TypeAlias = Array | Sequence[Array]
 """The argument that a collective averages: an array, or a list of arrays that form one vector."""
+
+Stream: TypeAlias = Any
+"""A stream of a CUDA device: an integer handle, or an object with `ptr`, `cuda_stream` or
+`native_handle`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import resources
 
 import ml_dtypes
@@ -10,8 +11,11 @@ import pytest
 import torch
 from mpi4py import MPI
 
+import collectives
 from collectives import GroupAllreduce, PushSum
+from collectives.description import Described
 from collectives.settings import array_error, checked_weight, sharing_error, vector_error
+from collectives.vector_methods import marked
 
 ALONE = MPI.COMM_SELF
 
@@ -19,6 +23,25 @@ ALONE = MPI.COMM_SELF
 @pytest.mark.parametrize("package", ["wagma", "collectives"])
 def test_packages_say_that_they_have_types(package):
     assert (resources.files(package) / "py.typed").is_file()
+
+
+PUBLIC = [getattr(collectives, name) for name in collectives.__all__]
+COLLECTIVES = [kind for kind in PUBLIC if isinstance(kind, type) and issubclass(kind, Described)]
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_methods_with_a_vector_are_those_that_are_replaced_for_devices(kind):
+    assert len(COLLECTIVES) == 10
+    taking = {
+        name
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if "vector" in inspect.signature(method).parameters
+        if name == "__call__" or not name.startswith("_")
+    }
+    assert marked(kind).keys() == taking
+    assert [name for name, changes in marked(kind).items() if not changes] == (
+        ["publish"] if kind is GroupAllreduce else []
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import wagma
 from collectives import GroupAllreduce, Statistics, graphs, topology
 from collectives.errors import CollectiveError
 from collectives.result import Result
-from collectives.typing import Vector
+from collectives.typing import DeviceArray, Vector
 from wagma import simulation
 from wagma.methods.method import Method, Option
 from wagma.optim import WAGMA
@@ -74,6 +74,25 @@ def all_collectives(comm: MPI.Intracomm, x: Vector) -> Iterator[Result]:
         collectives.join((ready, x), (generated, x), (partial, x), (push_sum, x))
 
 
+def on_device(comm: MPI.Intracomm, x: DeviceArray, stream: torch.cuda.Stream) -> Any:
+    with (
+        GroupAllreduce(comm, x) as allreduce,
+        collectives.PushSum(comm, [x]) as push_sum,
+        collectives.TriggeredAverage(comm, x) as triggered,
+        collectives.ReadyGroupAllreduce(comm, x) as ready,
+    ):
+        assert_type(allreduce(x, stream=stream), Result)
+        assert_type(allreduce.start(x, weight=2.0, stream=stream.cuda_stream).wait(), Result)
+        assert_type(ready(x, stream=stream), Result)
+        allreduce.publish(x, stream=stream)
+        allreduce.load(x, 0, stream=stream)
+        push_sum.model([x], stream=stream)
+        triggered.average(x, weight=None, stream=stream)
+        collectives.join((ready, x), (push_sum, [x]), stream=[stream, None])
+        with triggered.joining(x, stream=stream):
+            return allreduce.on_host
+
+
 def train(
     model: torch.nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> dict[str, Any]:
@@ -128,6 +147,7 @@ def mistakes(comm: MPI.Intracomm, x: Array, model: torch.nn.Module) -> None:
     WAGMA(model.parameters(), model)  # type: ignore[arg-type]
     topology.groups("8", 2, 0)  # type: ignore[arg-type]
     collectives.join((x, x))  # type: ignore[arg-type]
+    GroupAllreduce(comm, x).synchronize(x, strem=None)  # type: ignore[call-arg]
     collectives.no_such_collective  # type: ignore[attr-defined]  # noqa: B018
 
 
