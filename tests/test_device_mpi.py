@@ -5,8 +5,9 @@ import threading
 
 import numpy as np
 import pytest
+import stand_in
 from devices import CASES, Case, vectors_of
-from together import bytes_of, compute_until, wait_until
+from together import bytes_of, compute_until, same_everywhere, wait_until
 
 import collectives
 from collectives import GroupAllreduce
@@ -256,6 +257,36 @@ def test_a_rank_whose_device_and_main_thread_are_busy_holds_nobody_up(comm, devi
             compute_until(comm, True)
         average.synchronize(vector)
         assert comm.allgather(vector.get()[0]) == [vector.get()[0]] * comm.size
+
+
+def test_a_rank_that_makes_no_call_is_averaged_while_its_driver_returns_from_none(
+    comm, device, stream
+):
+    """Its progress thread serves it from the host's copy."""
+    device.require_stand_in()
+    if stand_in.is_mpi_s_driver():
+        pytest.skip("MPI calls it for every message")
+    vector = device.array(np.full(10_000, float(comm.rank)), stream)
+    versions = 4
+    with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=100) as average:
+        assert average.path == "staged"
+        average.publish(vector)
+        device.synchronize(stream)
+        comm.Barrier()
+        if comm.rank == 1:
+            with device.holding_calls():
+                compute_until(comm, False)
+            assert average.statistics().passive >= versions - 1
+            for _ in range(versions):
+                average(vector)
+        else:
+            for _ in range(versions):
+                call = average.start(vector)
+                wait_until(call.test)
+                assert 1 in call.wait().group
+            compute_until(comm, True)
+        average.synchronize(vector)
+        assert same_everywhere(comm, vector.get().tobytes())
 
 
 STARTED = {
