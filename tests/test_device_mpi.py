@@ -215,6 +215,39 @@ def test_devices_get_the_bits_of_the_host_without_a_progress_thread(
     check_bits(comm, CASES[case], arrays, device, stream)
 
 
+# Where there are no kernels
+
+
+def through_nan(comm, case, model):
+    """Return what calls make of a model that is not finite on one rank once, and counted."""
+    history = []
+    with case.make(comm, model.arrays) as collective:
+        if isinstance(model, OnDevice) and case.kind is GroupAllreduce:
+            assert "no NVRTC to compile kernels with: /nowhere" in collective.path_reason
+        for t in range(3):
+            values = [x + x.dtype.type((comm.rank + t) / 4) for x in model.get()]
+            if (t, comm.rank) == (1, 1):
+                values[-1][-1] = np.nan
+            model.set(values)
+            history.append(collective(model.arrays))
+            assert all(np.isfinite(x).all() for x in model.get())
+            history.append(bytes_of(model.get()))
+        history.append(collective.statistics().nonfinite)
+    return history
+
+
+@pytest.mark.parametrize("case", ["group", "neighbors"])
+def test_without_nvrtc_devices_get_the_bits_of_the_host_and_leave_nan_out(
+    comm, device, stream, case, monkeypatch
+):
+    monkeypatch.setattr("collectives.memory.device_kernels._loaded", {})
+    monkeypatch.setenv("WAGMA_NVRTC_LIBRARY", "/nowhere")
+    arrays = vectors_of(comm.rank, comm.size, [5001, 70], ["float32", "float64"])
+    there = through_nan(comm, CASES[case], OnDevice(arrays, device, stream))
+    assert there == through_nan(comm, CASES[case], OnHost(arrays))
+    assert there[-1] == (comm.rank == 1)
+
+
 # Who is late: its device, its main thread, or both
 
 
