@@ -203,6 +203,22 @@ def test_a_step_waits_in_no_function_of_the_driver_and_has_one_pinned_vector(
     assert {each.device_bytes for each in (begun, ended, after)} == {before.device_bytes}
 
 
+@pytest.mark.transports("messages")
+def test_a_long_vector_takes_no_memory_on_the_device_and_its_size_pinned(
+    comm, device, stream, monkeypatch
+):
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**22)
+    size = 2**25
+    vector = device.array(np.zeros(size // 4, np.float32), stream)
+    before = settled_counts(device, stream)
+    with GroupAllreduce(comm, vector, group_size=comm.size, wait="group") as average:
+        assert average.path == "staged"
+        average(vector)
+        taken = device.counts()
+    assert taken.device_bytes == before.device_bytes
+    assert size <= taken.pinned_bytes - before.pinned_bytes <= size + 2**13  # and a flag
+
+
 # Where nothing else makes progress than calls
 
 
