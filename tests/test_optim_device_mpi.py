@@ -124,6 +124,29 @@ def test_models_that_their_devices_average_have_the_bits_of_the_cpu(
     assert averaged == history(comm, METHODS[name], "cpu")
 
 
+def test_gradients_that_some_ranks_lack_have_the_bits_of_the_cpu_where_devices_average(
+    comm, device, monkeypatch
+):
+    """In the last step one that all lack as well."""
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        with ExitStack() as stack:
+            if place != "cpu":
+                stack.enter_context(stand_in.averaging(monkeypatch, "shared"))
+            optimizer = stack.enter_context(METHODS["allreduce"].wrap(model, comm, one_by_one))
+            assert optimizer.collective.path == ("host" if place == "cpu" else "direct")
+            for step in range(3):
+                backward(model, comm.rank, step)
+                if step == 2:
+                    model[0].bias.grad = None
+                if comm.rank == step:
+                    model[3].weight.grad = None
+                optimizer.step()
+        ends.append((bits_of(model), local_bits(optimizer)))
+    assert ends[0] == ends[1]
+
+
 @contextmanager
 def growing_by(most):
     """Check that tensors' memory on the device grows by so many bytes at most in the block."""
@@ -131,6 +154,12 @@ def growing_by(most):
     before = torch_device.counts().bytes
     yield
     assert torch_device.counts().peak - before <= most
+
+
+def waits():
+    """Return how often the host has read a tensor, or a function of the driver has blocked it."""
+    counts = torch_device.counts()
+    return counts.reads + counts.blocking
 
 
 @each_method
@@ -150,12 +179,11 @@ def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, 
         with optimizer.join():
             for step in range(5 + comm.rank):
                 backward(model, comm.rank, step)
-                begun = torch_device.counts()
+                begun = waits()
                 momentum = 0 if step else size
                 with growing_by(momentum + slack):
                     optimizer.step()
-                ended = torch_device.counts()
-                waited += ended.reads - begun.reads + ended.blocking - begun.blocking
+                waited += waits() - begun
         assert waited == 0
         assert same_everywhere(comm, bits(model.parameters()))
         train(comm, model, optimizer, [9])
@@ -168,6 +196,23 @@ def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, 
     assert torch_device.counts().pinned == before.pinned
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(value.device == device for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["wagma", "allreduce", "partial-reduce"])
+def test_a_step_waits_for_nothing_where_devices_average(comm, device, name, monkeypatch):
+    model = make_model(comm.rank).to(device)
+    waited = 0
+    with (
+        stand_in.averaging(monkeypatch, "shared"),
+        METHODS[name].wrap(model, comm, one_by_one) as optimizer,
+    ):
+        assert optimizer.collective.path == "direct"
+        for step in range(5):
+            backward(model, comm.rank, step)
+            begun = waits()
+            optimizer.step()
+            waited += waits() - begun
+    assert waited == 0
 
 
 @pytest.mark.parametrize("saved_on", ["cpu", "device"])
