@@ -27,11 +27,11 @@ from wagma import optim
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch_device, pytest.mark.transports("shared")]
 
-repeatable = pytest.mark.parametrize(
-    "method",
-    [method for method in METHODS.values() if method.repeatable],
-    ids=[name for name in METHODS if METHODS[name].repeatable],
+REPEATABLE = {name: method for name, method in METHODS.items() if method.repeatable}
+REPEATABLE["eager-sgd-in-step"] = METHODS["eager-sgd"]._replace(
+    settings={"sync_period": 1}, repeatable=True
 )
+repeatable = pytest.mark.parametrize("method", REPEATABLE.values(), ids=REPEATABLE)
 
 
 @pytest.fixture(scope="module")
