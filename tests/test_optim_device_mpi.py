@@ -24,6 +24,7 @@ from together import interrupted, same_everywhere
 
 import collectives
 from wagma import optim
+from wagma.optim.vectors import current_stream
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch_device, pytest.mark.transports("shared")]
 
@@ -54,6 +55,15 @@ def pair(comm):
     part = comm.Split(comm.rank // 2)
     yield part
     part.Free()
+
+
+@pytest.fixture(params=["staged", "direct"])
+def path(request, device, monkeypatch):
+    """Where vectors are averaged: on the host, or on their devices."""
+    with ExitStack() as stack:
+        if request.param == "direct":
+            stack.enter_context(stand_in.averaging(monkeypatch, "shared"))
+        yield request.param
 
 
 def one_by_one(parameters, lr=0.1):
@@ -333,6 +343,40 @@ def test_an_error_on_one_rank_raises_on_all(comm, device, name):
             optimizer.step()
     assert optimizer.closed and not optimizer.flat.vectors
     assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, path):
+    model = make_model(comm.rank).to(device)
+    with METHODS["wagma"].wrap(model, comm) as optimizer:
+        assert optimizer.collective.path == path
+        train(comm, model, optimizer, range(2))
+        comm.Barrier()
+        words = "CUDA_ERROR_ILLEGAL_ADDRESS"
+        if comm.rank == 1:
+            driver = stand_in.Device()
+            driver.fail(stand_in.ILLEGAL_ADDRESS)
+            with pytest.raises(collectives.CudaError, match=words):
+                optimizer.synchronize()
+            driver.fail(0)
+        else:
+            with pytest.raises(collectives.RankFailedError, match=f"rank 1 failed.*{words}"):
+                optimizer.synchronize()
+
+
+def test_a_graph_that_is_being_captured_is_an_error_everywhere(comm, device, path):
+    model = make_model(comm.rank).to(device)
+    words = "a CUDA graph is being captured on this stream"
+    with METHODS["wagma"].wrap(model, comm) as optimizer:
+        assert optimizer.collective.path == path
+        train(comm, model, optimizer, range(2))
+        comm.Barrier()
+        if comm.rank == 1:
+            stream = current_stream(device)
+            with stand_in.Device().capturing(stream), pytest.raises(RuntimeError, match=words):
+                optimizer.synchronize()
+        else:
+            with pytest.raises(collectives.RankFailedError, match=f"rank 1 failed.*{words}"):
+                optimizer.synchronize()
 
 
 @pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce"])
