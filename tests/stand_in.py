@@ -216,6 +216,16 @@ class Device(PlainDevice):
         finally:
             self.open()
 
+    @contextlib.contextmanager
+    def holding_calls(self):
+        """Let no call of the driver return in this process, and no stream go on, in the block."""
+        self.require_stand_in()
+        self.driver.stand_in_hold_calls()
+        try:
+            yield
+        finally:
+            self.driver.stand_in_let_calls()
+
     def open(self):
         """Let all streams that are held go on."""
         if self.is_stand_in:

@@ -102,6 +102,29 @@ def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
     assert (after.device_bytes, after.pinned_bytes) == (before.device_bytes, before.pinned_bytes)
 
 
+@pytest.mark.parametrize(
+    "case, copies, exchanges", [("group", 2, 1), ("triggered", 1, 1), ("ready", 2, 2)]
+)
+def test_a_long_vector_takes_so_many_times_its_size_on_the_device(
+    comm, direct, stream, transport, case, copies, exchanges, monkeypatch
+):
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**22)
+    size = 2**25
+    blocks = 10 * 2**20 if transport == "shared" else 6 * comm.size * (2**18 + 64)
+    vector = direct.array(np.zeros(size // 4, np.float32), stream)
+    before = settled_counts(direct, stream)
+
+    def taken():
+        return direct.counts().device_bytes - before.device_bytes
+
+    with make(CASES[case]).make(comm, vector) as collective:
+        most = 2**16 + copies * size + exchanges * blocks
+        assert copies * size <= taken() <= most
+        if case == "group":
+            collective.average(vector)
+            assert taken() <= most + size
+
+
 def test_a_rank_whose_stream_and_main_thread_are_busy_holds_nobody_up(comm, direct):
     stream = direct.create_stream()
     vector = direct.array(np.full(10_000, float(comm.rank)), stream)

@@ -25,17 +25,25 @@ device = stand_in.Device()
 stream = device.create_stream()
 vector = device.array(np.full(5000, float(comm.rank)), stream)
 average = GroupAllreduce(comm, vector, group_size=comm.size, wait="group")
+assert average.path == os.environ["EXPECTED"], average.path_reason
 """
+on_either_path = pytest.mark.parametrize("job", ["staged", "direct"], indirect=True)
 
 
 @pytest.fixture
-def job(mpirun_text):
-    path = stand_in.require()
+def job(request, mpirun_text):
+    """Start a job whose vectors are averaged on the host or, of a "direct" one, on devices."""
+    env = {
+        "TESTS": str(stand_in.SOURCES.parent),
+        "WAGMA_CUDA_LIBRARY": stand_in.require(),
+        "STAND_IN_DELAY": "300",
+        "EXPECTED": getattr(request, "param", "staged"),
+    }
+    if env["EXPECTED"] == "direct":
+        env["STAND_IN_IPC"] = "1"
 
-    def run(body, head=HEAD + DEVICE, **env):
-        tests = str(stand_in.SOURCES.parent)
-        env = {"TESTS": tests, "WAGMA_CUDA_LIBRARY": path, "STAND_IN_DELAY": "300", **env}
-        return mpirun_text(2, head, body, env=env)
+    def run(body, head=HEAD + DEVICE, **more):
+        return mpirun_text(2, head, body, env=env | more)
 
     return run
 
@@ -79,6 +87,7 @@ def test_numpy_s_arrays_load_no_driver(job):
     assert result.check().stderr == ""
 
 
+@on_either_path
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 def test_what_nobody_closed_is_closed_at_exit_with_a_call_that_waits_for_its_device(job, engine):
     result = job(
@@ -99,6 +108,40 @@ def test_what_nobody_closed_is_closed_at_exit_with_a_call_that_waits_for_its_dev
     assert result.stdout.splitlines() == ["True True 1.5"] * 2
 
 
+MODEL = """
+import atexit
+
+import torch_device
+from methods import METHODS, backward, make_model
+
+# What is registered first runs last.
+atexit.register(lambda: print(optimizer.closed, optimizer.collective.version))
+torch_device.load()
+model = make_model(comm.rank).to("standin")
+optimizer = METHODS["wagma-overlap"].wrap(model, comm)
+assert optimizer.collective.path == os.environ["EXPECTED"], optimizer.collective.path_reason
+"""
+
+
+@on_either_path
+def test_an_optimizer_that_nobody_closed_is_closed_at_exit_with_an_average_under_way(job):
+    pytest.importorskip("torch_device").build()
+    result = job(
+        """
+        backward(model, comm.rank, 0)
+        if comm.rank == 0:
+            atexit.register(comm.send, None, 1)  # rank 1 begins once rank 0 is about to end
+        else:
+            comm.recv(source=0)
+        optimizer.step()
+        """,
+        head=HEAD + MODEL,
+    )
+    assert result.check().stderr == ""
+    assert result.stdout.splitlines() == ["True 1"] * 2
+
+
+@on_either_path
 def test_a_driver_that_has_gone_before_is_no_error_at_exit(job):
     """CUDA_ERROR_DEINITIALIZED is what each of its functions returns then."""
     result = job(
@@ -113,6 +156,7 @@ def test_a_driver_that_has_gone_before_is_no_error_at_exit(job):
     assert result.check().stderr == ""
 
 
+@on_either_path
 def test_a_forked_child_neither_uses_nor_disturbs_the_device(job):
     result = job(
         """

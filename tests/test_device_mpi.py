@@ -5,8 +5,9 @@ import threading
 
 import numpy as np
 import pytest
+import stand_in
 from devices import CASES, Case, vectors_of
-from together import bytes_of, compute_until, wait_until
+from together import bytes_of, compute_until, same_everywhere, wait_until
 
 import collectives
 from collectives import GroupAllreduce
@@ -202,6 +203,22 @@ def test_a_step_waits_in_no_function_of_the_driver_and_has_one_pinned_vector(
     assert {each.device_bytes for each in (begun, ended, after)} == {before.device_bytes}
 
 
+@pytest.mark.transports("messages")
+def test_a_long_vector_takes_no_memory_on_the_device_and_its_size_pinned(
+    comm, device, stream, monkeypatch
+):
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**22)
+    size = 2**25
+    vector = device.array(np.zeros(size // 4, np.float32), stream)
+    before = settled_counts(device, stream)
+    with GroupAllreduce(comm, vector, group_size=comm.size, wait="group") as average:
+        assert average.path == "staged"
+        average(vector)
+        taken = device.counts()
+    assert taken.device_bytes == before.device_bytes
+    assert size <= taken.pinned_bytes - before.pinned_bytes <= size + 2**13  # and a flag
+
+
 # Where nothing else makes progress than calls
 
 
@@ -212,6 +229,39 @@ def test_devices_get_the_bits_of_the_host_without_a_progress_thread(
     monkeypatch.setenv("WAGMA_ENGINE", "none")
     arrays = vectors_of(0, comm.size, [5001], ["float32"])
     check_bits(comm, CASES[case], arrays, device, stream)
+
+
+# Where there are no kernels
+
+
+def through_nan(comm, case, model):
+    """Return what calls make of a model that is not finite on one rank once, and counted."""
+    history = []
+    with case.make(comm, model.arrays) as collective:
+        if isinstance(model, OnDevice) and case.kind is GroupAllreduce:
+            assert "no NVRTC to compile kernels with: /nowhere" in collective.path_reason
+        for t in range(3):
+            values = [x + x.dtype.type((comm.rank + t) / 4) for x in model.get()]
+            if (t, comm.rank) == (1, 1):
+                values[-1][-1] = np.nan
+            model.set(values)
+            history.append(collective(model.arrays))
+            assert all(np.isfinite(x).all() for x in model.get())
+            history.append(bytes_of(model.get()))
+        history.append(collective.statistics().nonfinite)
+    return history
+
+
+@pytest.mark.parametrize("case", ["group", "neighbors"])
+def test_without_nvrtc_devices_get_the_bits_of_the_host_and_leave_nan_out(
+    comm, device, stream, case, monkeypatch
+):
+    monkeypatch.setattr("collectives.memory.device_kernels._loaded", {})
+    monkeypatch.setenv("WAGMA_NVRTC_LIBRARY", "/nowhere")
+    arrays = vectors_of(comm.rank, comm.size, [5001, 70], ["float32", "float64"])
+    there = through_nan(comm, CASES[case], OnDevice(arrays, device, stream))
+    assert there == through_nan(comm, CASES[case], OnHost(arrays))
+    assert there[-1] == (comm.rank == 1)
 
 
 # Who is late: its device, its main thread, or both
@@ -256,6 +306,36 @@ def test_a_rank_whose_device_and_main_thread_are_busy_holds_nobody_up(comm, devi
             compute_until(comm, True)
         average.synchronize(vector)
         assert comm.allgather(vector.get()[0]) == [vector.get()[0]] * comm.size
+
+
+def test_a_rank_that_makes_no_call_is_averaged_while_its_driver_returns_from_none(
+    comm, device, stream
+):
+    """Its progress thread serves it from the host's copy."""
+    device.require_stand_in()
+    if stand_in.is_mpi_s_driver():
+        pytest.skip("MPI calls it for every message")
+    vector = device.array(np.full(10_000, float(comm.rank)), stream)
+    versions = 4
+    with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=100) as average:
+        assert average.path == "staged"
+        average.publish(vector)
+        device.synchronize(stream)
+        comm.Barrier()
+        if comm.rank == 1:
+            with device.holding_calls():
+                compute_until(comm, False)
+            assert average.statistics().passive >= versions - 1
+            for _ in range(versions):
+                average(vector)
+        else:
+            for _ in range(versions):
+                call = average.start(vector)
+                wait_until(call.test)
+                assert 1 in call.wait().group
+            compute_until(comm, True)
+        average.synchronize(vector)
+        assert same_everywhere(comm, vector.get().tobytes())
 
 
 STARTED = {

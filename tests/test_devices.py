@@ -237,26 +237,30 @@ def test_training_on_a_device_gives_the_bits_of_the_cpu(mpirun, tmp_path):
     script.write_text(ON_STAND_IN.format(tests=HERE))
     method = "wagma:wait=group:overlap"
     compared = "--algorithms", f"{method},allreduce", "--name", "there", "--evaluate-every", 2
-    ended = mpirun(2, script, "compare", *compared, *LENGTH, timeout=90, cwd=tmp_path).check()
-    assert ended.stderr == ""
-    mpirun(
-        2,
-        *("-m", "wagma", "train", "--algorithm", method, "--name", "here", *LENGTH),
-        timeout=60,
-        cwd=tmp_path,
-    ).check()
-    runs = {"here": tmp_path / "runs" / "here"}
-    runs["there"] = tmp_path / "runs" / "there" / "seed-0" / method.replace(":", ",")
-    here, there = (torch.load(runs[name] / "model.pt") for name in ("here", "there"))
-    assert all(
-        value.device == CPU and torch.equal(value, here[name]) for name, value in there.items()
-    )
-    here, there = (json.loads((runs[name] / "config.json").read_text()) for name in runs)
+    trained = "train", "--algorithm", method, *LENGTH, "--name"
+    for command, env in (
+        ((script, "compare", *compared, *LENGTH), {}),
+        ((script, *trained, "direct"), {"STAND_IN_IPC": "1"}),
+        (("-m", "wagma", *trained, "here"), {}),
+    ):
+        ended = mpirun(2, *command, timeout=90, cwd=tmp_path, env=env).check()
+        assert ended.stderr == ""
+    runs = {name: tmp_path / "runs" / name for name in ("here", "direct")}
+    runs["staged"] = tmp_path / "runs" / "there" / "seed-0" / method.replace(":", ",")
+    here, *there = (torch.load(run / "model.pt") for run in runs.values())
+    for model in there:
+        assert all(
+            value.device == CPU and torch.equal(value, here[name]) for name, value in model.items()
+        )
+    here, *there = (json.loads((run / "config.json").read_text()) for run in runs.values())
     assert (here["device"], here["path"]) == ("cpu", "host")
-    assert (there["device"], there["path"]) == ("standin", "staged")
-    why = ("was built without CUDA", "averages on the host")
-    assert there["path_reason"].endswith(why)
-    assert there["device_of_rank"] == 2 * ["standin:0"]
+    assert [config["path"] for config in there] == ["direct", "staged"]
+    direct, staged = (config["path_reason"] for config in there)
+    assert direct.endswith("the ranks of the node use each other's device memory")
+    assert staged.endswith(("was built without CUDA", "averages on the host"))
+    for config in there:
+        assert config["device"] == "standin"
+        assert config["device_of_rank"] == 2 * ["standin:0"]
     (summary,) = json.loads((tmp_path / "runs/there/comparison.json").read_text())["runs"][method]
     assert [each["step"] for each in summary["evaluations"]] == [2, 4, 5]
 

@@ -24,14 +24,15 @@ from together import interrupted, same_everywhere
 
 import collectives
 from wagma import optim
+from wagma.optim.vectors import current_stream
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch_device, pytest.mark.transports("shared")]
 
-repeatable = pytest.mark.parametrize(
-    "method",
-    [method for method in METHODS.values() if method.repeatable],
-    ids=[name for name in METHODS if METHODS[name].repeatable],
+REPEATABLE = {name: method for name, method in METHODS.items() if method.repeatable}
+REPEATABLE["eager-sgd-in-step"] = METHODS["eager-sgd"]._replace(
+    settings={"sync_period": 1}, repeatable=True
 )
+repeatable = pytest.mark.parametrize("method", REPEATABLE.values(), ids=REPEATABLE)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,15 @@ def pair(comm):
     part = comm.Split(comm.rank // 2)
     yield part
     part.Free()
+
+
+@pytest.fixture(params=["staged", "direct"])
+def path(request, device, monkeypatch):
+    """Where vectors are averaged: on the host, or on their devices."""
+    with ExitStack() as stack:
+        if request.param == "direct":
+            stack.enter_context(stand_in.averaging(monkeypatch, "shared"))
+        yield request.param
 
 
 def one_by_one(parameters, lr=0.1):
@@ -124,6 +134,29 @@ def test_models_that_their_devices_average_have_the_bits_of_the_cpu(
     assert averaged == history(comm, METHODS[name], "cpu")
 
 
+def test_gradients_that_some_ranks_lack_have_the_bits_of_the_cpu_where_devices_average(
+    comm, device, monkeypatch
+):
+    """In the last step one that all lack as well."""
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        with ExitStack() as stack:
+            if place != "cpu":
+                stack.enter_context(stand_in.averaging(monkeypatch, "shared"))
+            optimizer = stack.enter_context(METHODS["allreduce"].wrap(model, comm, one_by_one))
+            assert optimizer.collective.path == ("host" if place == "cpu" else "direct")
+            for step in range(3):
+                backward(model, comm.rank, step)
+                if step == 2:
+                    model[0].bias.grad = None
+                if comm.rank == step:
+                    model[3].weight.grad = None
+                optimizer.step()
+        ends.append((bits_of(model), local_bits(optimizer)))
+    assert ends[0] == ends[1]
+
+
 @contextmanager
 def growing_by(most):
     """Check that tensors' memory on the device grows by so many bytes at most in the block."""
@@ -131,6 +164,12 @@ def growing_by(most):
     before = torch_device.counts().bytes
     yield
     assert torch_device.counts().peak - before <= most
+
+
+def waits():
+    """Return how often the host has read a tensor, or a function of the driver has blocked it."""
+    counts = torch_device.counts()
+    return counts.reads + counts.blocking
 
 
 @each_method
@@ -150,12 +189,11 @@ def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, 
         with optimizer.join():
             for step in range(5 + comm.rank):
                 backward(model, comm.rank, step)
-                begun = torch_device.counts()
+                begun = waits()
                 momentum = 0 if step else size
                 with growing_by(momentum + slack):
                     optimizer.step()
-                ended = torch_device.counts()
-                waited += ended.reads - begun.reads + ended.blocking - begun.blocking
+                waited += waits() - begun
         assert waited == 0
         assert same_everywhere(comm, bits(model.parameters()))
         train(comm, model, optimizer, [9])
@@ -168,6 +206,23 @@ def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, 
     assert torch_device.counts().pinned == before.pinned
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(value.device == device for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["wagma", "allreduce", "partial-reduce"])
+def test_a_step_waits_for_nothing_where_devices_average(comm, device, name, monkeypatch):
+    model = make_model(comm.rank).to(device)
+    waited = 0
+    with (
+        stand_in.averaging(monkeypatch, "shared"),
+        METHODS[name].wrap(model, comm, one_by_one) as optimizer,
+    ):
+        assert optimizer.collective.path == "direct"
+        for step in range(5):
+            backward(model, comm.rank, step)
+            begun = waits()
+            optimizer.step()
+            waited += waits() - begun
+    assert waited == 0
 
 
 @pytest.mark.parametrize("saved_on", ["cpu", "device"])
@@ -288,6 +343,40 @@ def test_an_error_on_one_rank_raises_on_all(comm, device, name):
             optimizer.step()
     assert optimizer.closed and not optimizer.flat.vectors
     assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, path):
+    model = make_model(comm.rank).to(device)
+    with METHODS["wagma"].wrap(model, comm) as optimizer:
+        assert optimizer.collective.path == path
+        train(comm, model, optimizer, range(2))
+        comm.Barrier()
+        words = "CUDA_ERROR_ILLEGAL_ADDRESS"
+        if comm.rank == 1:
+            driver = stand_in.Device()
+            driver.fail(stand_in.ILLEGAL_ADDRESS)
+            with pytest.raises(collectives.CudaError, match=words):
+                optimizer.synchronize()
+            driver.fail(0)
+        else:
+            with pytest.raises(collectives.RankFailedError, match=f"rank 1 failed.*{words}"):
+                optimizer.synchronize()
+
+
+def test_a_graph_that_is_being_captured_is_an_error_everywhere(comm, device, path):
+    model = make_model(comm.rank).to(device)
+    words = "a CUDA graph is being captured on this stream"
+    with METHODS["wagma"].wrap(model, comm) as optimizer:
+        assert optimizer.collective.path == path
+        train(comm, model, optimizer, range(2))
+        comm.Barrier()
+        if comm.rank == 1:
+            stream = current_stream(device)
+            with stand_in.Device().capturing(stream), pytest.raises(RuntimeError, match=words):
+                optimizer.synchronize()
+        else:
+            with pytest.raises(collectives.RankFailedError, match=f"rank 1 failed.*{words}"):
+                optimizer.synchronize()
 
 
 @pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce"])

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -213,6 +214,16 @@ def test_a_sticky_error_is_what_every_call_returns(device):
     finally:
         device.fail(0)
     device.synchronize(stream)
+
+
+def test_no_call_returns_while_calls_are_held(device):
+    stream = device.create_stream()
+    caller = threading.Thread(target=device.synchronize, args=[stream])
+    with device.holding_calls():
+        caller.start()
+        caller.join(0.1)
+        assert caller.is_alive()
+    caller.join()
 
 
 def test_no_compiler_is_a_reason_to_skip(monkeypatch):

@@ -362,6 +362,9 @@ API void stand_in_hold_copies(long number) {
     copies_let = number;
     pthread_mutex_unlock(&lock);
 }
+/* No call that takes the lock returns, and no stream goes on, until they are let. */
+API void stand_in_hold_calls(void) { pthread_mutex_lock(&lock); }
+API void stand_in_let_calls(void) { pthread_mutex_unlock(&lock); }
 /* Every call fails like this from now on, and the host may touch what was being copied; 0: none does
    any more. */
 API void stand_in_fail(Result error) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,7 +81,11 @@ class Allreduce(GradientAveraging):
         result = self.collective(self._gradients.vectors, weight=weight)
         self._note(result)
         if result.weight > 0:
-            self._gradients.write_back(self._gradients.shares(self.collective))
+            # A rank whose gradients are all in the mean need not read which ones are.
+            present: Iterable[Any] = self._gradients.own
+            if not (result.timely and weight > 0 and all(present)):
+                present = self._gradients.shares(self.collective)
+            self._gradients.write_back(present)
             returned = self._bare_step()
             return returned if closure is None else loss
         return loss
