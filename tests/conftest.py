@@ -82,14 +82,22 @@ def comm():
 
 
 @pytest.fixture
-def device(monkeypatch):
-    """The first of two devices of the stand-in for the CUDA driver."""
+def device(request, monkeypatch):
+    """The first of two devices of the stand-in for the CUDA driver, whose vectors are staged.
+
+    Those of a real driver would not be where ranks can average on it, unless the test wants that:
+    see `direct`.
+    """
     pytest.importorskip("ml_dtypes")
     monkeypatch.setenv("WAGMA_CUDA_LIBRARY", stand_in.require())
     monkeypatch.setenv("STAND_IN_DELAY", "300")
     monkeypatch.setenv("STAND_IN_DEVICES", "2")
     monkeypatch.setattr("collectives.device.BLOCK", 8192)  # several even of short vectors
     device = stand_in.Device()
+    if not device.is_stand_in and "direct" not in request.fixturenames:
+        for way in ("WAGMA_CUDA_IPC", "WAGMA_CUDA_AWARE"):
+            monkeypatch.setenv(way, "0")
+        monkeypatch.setattr("collectives.device._answer", None)
     yield device
     device.reset()
 
@@ -100,6 +108,7 @@ def direct(device, transport, monkeypatch):
     if not device.is_stand_in:
         if transport != "shared" and os.environ.get("WAGMA_CUDA_AWARE") != "1":
             pytest.skip("not known to be CUDA-aware: WAGMA_CUDA_AWARE is not 1")
+        monkeypatch.setattr("collectives.device._answer", None)
         yield device
         return
     with stand_in.averaging(monkeypatch, transport):

@@ -274,6 +274,7 @@ def test_a_rank_whose_device_and_main_thread_are_busy_holds_nobody_up(comm, devi
     vector = device.array(np.full(10_000, float(comm.rank)), stream)
     versions = 6
     with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=100) as average:
+        assert average.path == "staged"
         average.publish(vector)
         comm.Barrier()
         if late:
@@ -350,6 +351,7 @@ def test_start_returns_while_the_device_is_behind_and_the_call_begins_by_itself(
 ):
     vector = device.array(np.full(1000, float(comm.rank)), stream)
     with STARTED[kind](comm, vector) as average:
+        assert average.path == "staged"
         before = device.counts()
         with device.holding(stream):
             call = average.start(vector)
