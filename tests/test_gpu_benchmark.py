@@ -160,13 +160,13 @@ def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, 
     monkeypatch.setattr(gpu, "why_no_device", lambda env: None)
     monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)
     assert gpu.main() == 1
-    assert started == ["copies", "staged", "memory"]
+    assert started == ["copies", "staged", "direct-tests", "memory"]
     parts = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert parts == {
         "copies-1": {"ratio": 2.0},
         "staged-2": {"failed": "the last words\nno end after 60 s"},
         "passive-2, MPS": {"not measured": "no MPS here"},
-        "direct-tests-4": {"not measured": "it is not known whether MPI takes device memory"},
+        "direct-tests-4": {"ratio": 2.0},
         "memory-2": {"ratio": 2.0},
     }
     table = capsys.readouterr().out.split("=== device X")[1]
@@ -192,7 +192,7 @@ def test_mps_is_started_tried_and_ended(gpu, monkeypatch, tmp_path):
         assert why_not is None
         assert Path(env["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
         assert log.read_text() == "-d\n"
-    assert log.read_text() == "-d\n\nquit\n"
+    assert log.read_text() == "-d\n\nquit -t 5\n"
     assert not Path(env["CUDA_MPS_PIPE_DIRECTORY"]).exists()
     monkeypatch.setenv("WAGMA_CUDA_LIBRARY", "/nowhere/libcuda.so")
     with gpu.mps() as (_, why_not):

@@ -92,14 +92,16 @@ def test_what_torch_knows_of_gpus(monkeypatch):
 
 
 def test_models_on_devices_are_averaged_through_host_memory():
-    assert info.path_of("cpu")[0] == "host"
-    path, reason = info.path_of("cuda")
-    assert path == "staged" and "pinned host memory" in reason
+    assert info.path_of("cpu", "no: MPI says so", "no").startswith("host: ")
+    path = info.path_of("cuda", "no: MPI says so", "no: no CUDA driver")
+    assert path == "staged: through pinned host memory; MPI says so"
 
 
-def test_models_on_devices_that_ranks_share_are_averaged_there(monkeypatch):
-    assert info.path_of("cuda", shares=True)[0] == "direct"
-    assert info.path_of("cpu", shares=True)[0] == "host"
+def test_models_on_devices_that_ranks_or_mpi_can_use_are_averaged_there(monkeypatch):
+    shared = info.path_of("cuda", "no: MPI says so", "yes: all bytes arrive")
+    assert shared.startswith("direct: ranks use each other's device memory")
+    assert info.path_of("cuda", "yes: tried", "no").startswith("direct: MPI takes device memory")
+    assert info.path_of("cpu", "yes: tried", "yes: all bytes arrive").startswith("host: ")
     monkeypatch.setenv("WAGMA_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
     assert info.device_sharing(MPI.COMM_SELF).startswith("no: no CUDA driver")
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from collectives.agreement import by_value, list_values
-from wagma.info import path_of
 from wagma.job import UsageError
 from wagma.tasks.contract import Task
 
@@ -96,14 +95,11 @@ def names_of(kind: str) -> str:
 
 def record(device: torch.device, comm: MPI.Comm, collective: Any) -> dict[str, Any]:
     """Return the devices' entries of a run's configuration, complete on rank 0; collective."""
-    path, reason = path_of(device.type)
-    if hasattr(collective, "path"):  # torch's own methods have none
-        path, reason = collective.path, collective.path_reason
     return {
         "device": device.type,
         "device_of_rank": comm.gather(name_of(device)),
-        "path": path,
-        "path_reason": reason,
+        "path": getattr(collective, "path", None),  # torch's own methods have none
+        "path_reason": getattr(collective, "path_reason", None),
     }
 
 

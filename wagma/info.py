@@ -128,20 +128,21 @@ def device() -> tuple[str, str]:
     return ("cpu", devices.why_none()) if kind is None else (kind, devices.names_of(kind))
 
 
-def path_of(kind: str, is_aware: bool = False, shares: bool = False) -> tuple[str, str]:
+def path_of(kind: str, aware: str, sharing: str) -> str:
     """Return how ranks average models on a kind of device, and the reason.
 
     Args:
         kind: "cpu" or "cuda".
-        is_aware: Whether MPI may be given device memory.
-        shares: Whether all ranks are on one node, and use each other's device memory.
+        aware: The answer of `cuda_awareness`.
+        sharing: That of `device_sharing`, if all ranks are on one node; else "no".
     """
     if kind == "cpu":
-        return "host", "models are in host memory"
-    if is_aware or shares:
-        why = "ranks use each other's device memory" if shares else "MPI takes device memory"
-        return "direct", f"{why}; peer-to-peer methods are staged"
-    return "staged", "through pinned host memory"
+        return "host: models are in host memory"
+    if sharing.startswith("yes"):
+        return "direct: ranks use each other's device memory; peer-to-peer methods are staged"
+    if aware.startswith("yes"):
+        return "direct: MPI takes device memory; peer-to-peer methods are staged"
+    return f"staged: through pinned host memory; {aware.removeprefix('no: ')}"
 
 
 def nodes(homes: Sequence[int], hosts: Sequence[str]) -> str:
@@ -211,7 +212,6 @@ def gather(comm) -> list[tuple[str, str]]:
     aware = cuda_awareness(comm)
     sharing = device_sharing(comm)
     one_node = node.elsewhere is None
-    path, reason = path_of(kind, aware.startswith("yes"), one_node and sharing.startswith("yes"))
     mine = {
         "MPI library": mpi_library(),
         "MPI standard": ".".join(map(str, MPI.Get_version())),
@@ -220,7 +220,7 @@ def gather(comm) -> list[tuple[str, str]]:
         "native engine": native_engine(),
         "transport": transport(comm, one_node=one_node),
         "device": f"{kind}: {details}",
-        "path": f"{path}: {reason}",
+        "path": path_of(kind, aware, sharing if one_node else "no"),
         "CUDA-aware MPI": aware,
         "CUDA IPC": sharing,
         "wagma": wagma.__version__,
