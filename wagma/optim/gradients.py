@@ -98,7 +98,9 @@ class FlatGradients:
         """
         if collective.path == "direct":
             return self._present.cpu().numpy()
-        return getattr(collective, "on_host", self.vectors)[-1]
+        vectors: Any = collective.on_host if collective.path == "staged" else self.vectors
+        shares: np.ndarray = vectors[-1]
+        return shares
 
     @torch.no_grad()
     def write_back(self, present: Iterable[Any]) -> None:
