@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent / "build_backend"))
 
 from wagma_build import find_mpicc
 
-# No fused multiply-add: all members of a group must round alike, whoever is a, whoever b. Nobody
-# asks whether a number was inexact; if somebody could, what halves need would not be vectorized.
+# No fused multiply-add: all members of a group must round alike, in whichever order they add.
+# Nothing reads the floating-point exception flags; if they had to be right, conversions of fp16 and
+# bf16 would not be vectorized.
 ARITHMETIC = ["-ffp-contract=off", "-fno-trapping-math"]
 # Without debugging information, of generated code, compilation takes a fifth less time.
 OPTIONS = ["-O3", "-g0", *ARITHMETIC, "-pthread"]

@@ -75,7 +75,7 @@ def main():
     with WAGMA(torch.optim.Adam(policy.parameters(), lr=5e-3), policy) as optimizer:
         before = mean_length(policy)
         played = episodes = 0
-        with optimizer.join():  # a rank that leaves it goes on averaging until all have left
+        with optimizer.join():  # a rank that has left takes part in averages until all have
             while played < frames:
                 logs = play(policy)
                 optimizer.zero_grad()

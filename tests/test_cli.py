@@ -402,6 +402,9 @@ def test_the_files_beside_the_readme_name_the_version():
     citation = (root / "CITATION.cff").read_text()
     assert newest[1] == wagma.__version__
     assert f'\nversion: {newest[1]}\ndate-released: "{newest[2]}"\n' in citation
+    papers = citation.partition("\nreferences:\n")[2].split("\n  - type: ")
+    assert len(papers) == 5
+    assert all(re.search(r"^    doi: 10\.\d+/\S+$", paper, re.MULTILINE) for paper in papers)
 
 
 @pytest.mark.parametrize(

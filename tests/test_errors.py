@@ -518,7 +518,7 @@ def test_no_call_is_made_while_a_weight_is_read(comm):
 @pytest.mark.transports("messages")
 @pytest.mark.parametrize("kind", KINDS[1:-2])  # those with groups read it without Python
 def test_no_call_is_made_while_a_vector_is_read(comm, kind):
-    """What calls keep between them, halves in single precision for one, is one call's at a time."""
+    """Calls use what they keep, such as bf16 in single precision, one at a time."""
     arrays = [np.zeros(4, np.float16), np.zeros(3)]
     with kind(comm, arrays) as collective:
         sneaky = Sneaky(arrays, lambda: collective([array.copy() for array in arrays]))

@@ -179,7 +179,7 @@ def test_nobody_waits_for_a_drawn_rank_that_has_no_more_calls_to_make(comm, endi
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
-def test_the_sums_of_halves_are_kept_in_single_precision(comm, dtype):
+def test_the_sums_of_fp16_and_bf16_are_kept_in_single_precision(comm, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     vector = np.zeros(7, dtype)

@@ -1,4 +1,4 @@
-"""What a collective averages: lists, halves, weights, and what is not finite."""
+"""What a collective averages: lists, fp16 and bf16, weights, and what is not finite."""
 
 import random
 import time
@@ -267,12 +267,12 @@ def test_every_half_is_loaded_and_stored_exactly(comm, dtype):
 
 @pytest.mark.ranks(3)
 @each_half
-def test_halves_are_summed_in_single_precision(comm, dtype):
-    """A third is no half: in halves the mean of three equal numbers would be another number."""
+def test_fp16_and_bf16_are_summed_in_single_precision(comm, dtype):
+    """In fp16 or bf16 the mean of three equal numbers would be another number."""
     x = finite_patterns(dtype)
     third = x.dtype.type(1 / 3)
-    in_halves = third * x + (third * x + third * x)
-    assert (in_halves != x).mean() > 0.3
+    in_half_precision = third * x + (third * x + third * x)
+    assert (in_half_precision != x).mean() > 0.3
     mine = x.copy()
     with GroupAllreduce(
         comm, x.copy(), group_size=3, sync_period=NEVER, wait="group", late="paper"

@@ -1,4 +1,4 @@
-"""Long vectors and short, sent as halves of what they differ by from the last average of all."""
+"""Long vectors and short, sent as fp16 or bf16 differences from the last average of all."""
 
 import ml_dtypes
 import numpy as np

@@ -164,7 +164,7 @@ class StoppingRank:
 
 
 def weighted(a, weight_a, b, weight_b):
-    """Return the mean of two arrays as one exchange makes it: halves in single precision."""
+    """Return the mean of two arrays as one exchange makes it: fp16 and bf16 in single precision."""
     real = np.float64 if a.dtype.itemsize == 8 else np.float32
     total = (weight_a + weight_b) or 1.0
     share_a, share_b = real(weight_a / total), real(weight_b / total)

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Wait-avoiding group averages: versions that any rank starts, and all ranks execute.
 
-This module drives `WaitAvoidingProtocol` and the exchanges. A rank whose application computes takes
-part with its snapshot, by its progress thread or in the memory shared by the ranks of its node.
+This module drives `WaitAvoidingProtocol` and the exchanges. A rank that is computing takes part with
+its snapshot, by its progress thread or in the memory shared by the ranks of its node.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE
