@@ -51,6 +51,7 @@ def main():
         torch.save(model.module.state_dict(), "model.pt")
         print(f"loss: {before:.3f} before, {after:.3f} after {epochs} epochs")
         print("expected on 4 ranks with default arguments: below 0.1")
+    del model  # which would wait, with Python's lock, for threads that need it
     dist.destroy_process_group()
 
 

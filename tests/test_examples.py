@@ -30,13 +30,12 @@ from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
 with socket.create_server(("127.0.0.1", 0)) as server:
-    port = server.getsockname()[1]
-# As torchrun sets them for one rank.
-os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+    port = comm.bcast(server.getsockname()[1])
+# As torchrun sets them.
+os.environ |= {"RANK": str(comm.rank), "WORLD_SIZE": str(comm.size)}
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
 for sys.argv in json.loads(sys.argv[1]):
-    if comm.rank == 0 or not sys.argv[0].endswith("ddp_before.py"):
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    runpy.run_path(sys.argv[0], run_name="__main__")
     comm.Barrier()
     if comm.rank == 0:
         print("== end", "with" if "torch" in sys.modules else "without", "torch", flush=True)
@@ -54,7 +53,7 @@ def needs_cupy(path):
 @pytest.mark.launch
 @pytest.mark.timeout(200)
 def test_examples_do_on_two_ranks_what_they_say(mpirun, tmp_path):
-    """One after the other, in one job, which imports torch once; torch's own loop on one rank."""
+    """One after the other, in one job, which imports torch once."""
     argv = [[str(pages.ROOT / "examples" / name), *arguments] for name, *arguments in SMALL]
     ended = mpirun(2, "-c", ALL_OF_THEM, json.dumps(argv), timeout=180, cwd=tmp_path).check()
     printed = re.split(r"^== end (\w+) torch\n", ended.stdout, flags=re.MULTILINE)
