@@ -19,6 +19,8 @@ MPI_FUNCTIONS = (
     *("MPI_Isend", "MPI_Recv", "MPI_Recv_init", "MPI_Request_free", "MPI_Start", "MPI_Test"),
     *("MPI_Testall", "MPI_Testsome"),
 )
+# The driver functions that a rank uses to try MPI, beside the engine's.
+PLAIN = "cuDeviceGetCount", "cuDriverGetVersion", "cuLaunchHostFunc", "cuStreamCreate"
 # The driver functions that may wait for a device.
 WAITING = (
     *("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemAlloc_v2"),
@@ -42,7 +44,7 @@ def environment(folder: Path) -> dict[str, str]:
         loaded = ctypes.CDLL(cuda)
     except OSError as error:
         raise RuntimeError(f"no CUDA driver: {error}") from None
-    optional = [*driver.OF_KERNELS, *getattr(driver, "OF_IPC", ())]
+    optional = [*driver.OF_KERNELS, *driver.OF_IPC, *PLAIN]
     names = [name for name in (*driver.NAMES, *optional) if hasattr(loaded, name)]
     ours = build(folder, "CUDA", names)
     return {
