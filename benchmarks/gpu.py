@@ -9,7 +9,7 @@ driver, the MPI and the date, and with the reason if one fails or takes too long
 
 tests    the suite's tests on the real driver instead of the stand-in: among them that kernels give
          the same bits as the host's passes in all dtypes, with subnormal numbers and NaN;
-         direct-tests: the tests in which devices average
+         direct-tests: the tests in which devices average, by MPI or by each other's memory
 copies   GB/s from and to pinned memory, and on the device; the kernel that looks for NaN and
          infinity; seconds of a call's passes over the vector on the host
 aware    whether MPI takes device memory, and seconds of a message while the default stream is busy
@@ -27,7 +27,7 @@ step     WAGMA's step of a model of ResNet-50's size, and the local optimizer's 
          average by gloo of a vector of that size on the host, with both copies; torch's report of
          operations that wait for the device; needs torch
 
-staged and passive are measured once more under MPS, which is started and ended for that.
+staged, direct and passive are measured once more under MPS, which is started and ended for that.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ import gpu_tests
 import traced
 from common import figure, machine, mpiexec, parser, report, rounded
 from cuda_driver import Device
-from gpu_mps import mps, why_no_device
+from gpu_mps import is_running, mps, why_no_device
 
 BOUND = 1.5
 LIMIT = 575.0  # seconds of all jobs
 LEAST = 10.0  # remaining seconds with which a job is still begun
-ENDING = 10.0  # seconds that a job may take to end when it is told to
-TAIL = 4000  # characters kept of the output of a job that failed
+ENDING = 5.0  # seconds that a job may take to end when it is told to
+TAIL = 8000  # characters kept of the output of a job that failed
 PARTS = {
     "tests": gpu_tests.tests,
     "copies": gpu_parts.copies,
@@ -86,11 +86,12 @@ class Job(NamedTuple):
 
 # First the parts that test results; then those that cost little or matter most.
 PLAN = (
-    *(Job("tests", 1, 90), Job("tests", 4, 120), Job("copies", 1, 60), Job("aware", 2, 60)),
-    *(Job("staged", 2, 60), Job("passive", 2, 60), Job("calls", 2, 75), Job("direct", 2, 60)),
-    *(Job("step", 2, 75), Job("memory", 2, 45), Job("staged", 4, 75), Job("passive", 4, 60)),
-    *(Job("direct", 4, 60), Job("direct-tests", 4, 90), Job("staged", 2, 60, True)),
-    *(Job("passive", 2, 60, True), Job("staged", 4, 75, True), Job("passive", 4, 60, True)),
+    *(Job("tests", 1, 90), Job("tests", 4, 120), Job("aware", 2, 60), Job("direct-tests", 4, 90)),
+    *(Job("copies", 1, 60), Job("staged", 2, 60), Job("passive", 2, 60), Job("calls", 2, 75)),
+    *(Job("direct", 2, 60), Job("step", 2, 75), Job("memory", 2, 45), Job("staged", 4, 75)),
+    *(Job("passive", 4, 60), Job("direct", 4, 60), Job("direct", 2, 60, True)),
+    *(Job("passive", 2, 60, True), Job("staged", 2, 60, True), Job("direct", 4, 60, True)),
+    *(Job("passive", 4, 60, True), Job("staged", 4, 75, True)),
 )
 
 
@@ -124,7 +125,7 @@ def measure_on(comm, arguments):
         "device": device.name,
         "driver": device.version,
         "library": device.library,
-        "mps": os.path.exists(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")),
+        "mps": is_running(),
     }
     figures = [figure(name, value, BOUND) for name, value in ratios.items()]
     if isinstance(measured, dict):
@@ -135,10 +136,14 @@ def measure_on(comm, arguments):
 
 
 class Measured:
-    """The results of the jobs so far, written to gpu.json after each."""
+    """The results of the jobs so far, written to gpu.json after each.
 
-    def __init__(self, path, options):
-        self.path, self.options, self.began = path, options, time.monotonic()
+    Args:
+        began: when the benchmark was started, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, path, options, began):
+        self.path, self.options, self.began = path, options, began
         self.parts, self.facts, self.ratios, self.figures = {}, {}, {}, []
         self.taken = {}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,9 +207,9 @@ def leaves(results, place=""):
         yield place, results
 
 
-def measure_all(arguments, options):
+def measure_all(arguments, options, began):
     """Measure all parts, and write gpu.json; return the exit status."""
-    measured = Measured(arguments.results / "gpu.json", options)
+    measured = Measured(arguments.results / "gpu.json", options, began)
     with contextlib.ExitStack() as stack:
         start_mps = once(lambda: stack.enter_context(mps()))
         for job in PLAN:
@@ -246,11 +251,11 @@ def run(job, measured, start_mps, options):
         NotMeasured: a requirement of the job is missing.
         RuntimeError: the job has failed, or taken too long.
     """
-    limit = min(job.limit, LIMIT - measured.seconds)
-    if limit < LEAST:
-        raise NotMeasured(f"the others have taken {measured.seconds:.0f} s")
     with tempfile.TemporaryDirectory() as folder:
+        check_time(measured)
         env = environment(job, measured.parts, start_mps, Path(folder))
+        check_time(measured)  # MPS may have taken some to start
+        limit = min(job.limit, LIMIT - measured.seconds)
         command = [
             *(*mpiexec(), "-n", str(job.ranks)),
             *("env", *(f"{name}={value}" for name, value in env.items())),
@@ -259,8 +264,17 @@ def run(job, measured, start_mps, options):
         status, said = run_for(command, limit)
         if status != 0:
             how = f"no end after {limit:.0f} s" if status is None else f"exit status {status}"
+            so_far = Path(folder) / gpu_tests.SO_FAR
+            if so_far.exists():
+                how += f": {so_far.read_text()}"
             raise RuntimeError(f"{said[-TAIL:]}\n{how}".strip())
         return json.loads((Path(folder) / f"gpu-{job.part}-{job.ranks}.json").read_text())
+
+
+def check_time(measured):
+    """Raise NotMeasured if too little time is left for a job."""
+    if LIMIT - measured.seconds < LEAST:
+        raise NotMeasured(f"the others have taken {measured.seconds:.0f} s")
 
 
 def environment(job, parts, start_mps, folder):
@@ -275,15 +289,11 @@ def environment(job, parts, start_mps, folder):
             env = {**env, **traced.environment(folder)}
         except RuntimeError as error:
             raise NotMeasured(str(error)) from None
+    aware = parts.get("aware-2", {})
+    if "failed" in aware:  # an MPI that has ended that job would end others, too
+        env["WAGMA_CUDA_AWARE"] = "0"
     if "tests" in job.part:
-        env = {**env, **gpu_tests.environment()}
-    if job.part == "direct-tests":
-        aware = parts.get("aware-2", {})
-        if not aware.get("aware"):
-            raise NotMeasured(
-                aware.get("reason", "it is not known whether MPI takes device memory")
-            )
-        env["WAGMA_CUDA_AWARE"] = "1"
+        env |= gpu_tests.environment(job.part == "direct-tests" and aware.get("aware", False))
     return env
 
 
@@ -331,7 +341,7 @@ def main():
     add("--seconds", type=float, default=15.0, help="of measuring, for a part (default 15)")
     add("--tests", metavar="NAMES", default="", help="of the tests only these, as pytest's -k")
     add("--torch-device", metavar="MODULE", help="one whose load() gives torch a device, for tests")
-    arguments = made.parse_args()
+    began, arguments = time.monotonic(), made.parse_args()
     if not arguments.all:
         return measure(arguments)
     if why_not := why_no_device({}):  # earlier than each job would report it
@@ -344,7 +354,7 @@ def main():
         for name, value in vars(arguments).items()
         if name not in ("all", "part", "results", "most_ranks") and value is not None
     ]
-    return measure_all(arguments, options)
+    return measure_all(arguments, options, began)
 
 
 if __name__ == "__main__":

@@ -11,45 +11,57 @@ import tempfile
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
-LIMIT = 20.0  # seconds for MPS to start, to be tried, and to end
+VARIABLE, DEFAULT = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
+LIMIT = 10.0  # seconds for MPS to start, and to end
+TRIAL = 20.0  # seconds for it to be tried
+QUIT = "quit -t 5\n"  # clients that remain are ended after so many seconds
+FIRST_USE = 60.0  # seconds for a device to be tried, which may have to be initialized first
+
+
+def is_running() -> bool:
+    """Return whether there is an MPS of which a process with this environment is a client."""
+    return os.path.exists(f"{os.environ.get(VARIABLE, DEFAULT)}/control")
 
 
 @contextlib.contextmanager
 def mps():
     """Start MPS for a block, in a new directory; yield its clients' variables, or why it failed."""
-    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+    if VARIABLE in os.environ or is_running():
         yield {}, "MPS is there already, and all has been measured under it"
         return
     control = shutil.which(CONTROL)
     if control is None:
         yield {}, f"no {CONTROL} on PATH"
         return
-    with tempfile.TemporaryDirectory() as folder:
+    # What still ends may leave something there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         env = {
-            "CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe",
+            VARIABLE: f"{folder}/pipe",
             "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
         }
         for path in env.values():
             Path(path).mkdir()
         try:
             # The daemon would keep a pipe open.
-            why_not = why_failed([control, "-d"], env, subprocess.DEVNULL) or why_no_device(env)
+            why_not = why_failed([control, "-d"], env, subprocess.DEVNULL)
+            why_not = why_not or why_no_device(env, TRIAL)
             yield env, why_not and f"MPS: {why_not}"
         finally:
-            why_failed([control], env, input="quit\n")
+            why_failed([control], env, input=QUIT)
 
 
-def why_no_device(env):
+def why_no_device(env, timeout=FIRST_USE):
     """Return why a process with these variables cannot use a device; None if it can."""
-    return why_failed([sys.executable, "-c", "import cuda_driver; cuda_driver.Device(0)"], env)
+    command = [sys.executable, "-c", "import cuda_driver; cuda_driver.Device(0)"]
+    return why_failed(command, env, timeout=timeout)
 
 
-def why_failed(command, env, output=subprocess.PIPE, **options):
+def why_failed(command, env, output=subprocess.PIPE, timeout=LIMIT, **options):
     """Run a command here; return why it failed, None if it did not."""
     try:
         subprocess.run(
             *(command,), env={**os.environ, **env}, cwd=Path(__file__).parent, check=True,
-            timeout=LIMIT, text=True, stdout=subprocess.DEVNULL, stderr=output, **options,
+            timeout=timeout, text=True, stdout=subprocess.DEVNULL, stderr=output, **options,
         )  # fmt: skip
     except subprocess.CalledProcessError as error:
         words = (error.stderr or "").strip().splitlines()

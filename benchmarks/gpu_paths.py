@@ -34,19 +34,27 @@ def staged_way():
 
 def paths(comm, device):
     """Return {path: its `Way`} of the paths that exist here; collective."""
-    from mpi4py import MPI
-
-    from collectives import cuda_ipc
-
     answer = answer_of(comm)
     ways = {"staged": staged_way()}
     if answer.aware:
         ways["direct"] = Way(answer)
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    if 1 < node.size == comm.size and cuda_ipc.why_not(node, device.ordinal) is None:
+    if why_not_mapped(comm, device) is None:
         ways["direct, shared"] = staged_way()._replace(transport="shared")
-    node.Free()
     return ways
+
+
+def why_not_mapped(comm, device):
+    """Return why these ranks cannot all use each other's device memory, or None; collective."""
+    from mpi4py import MPI
+
+    from collectives import cuda_ipc
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    reason = cuda_ipc.why_not(node, device.ordinal)
+    if reason is None and node.size < comm.size:
+        reason = "the ranks are on several nodes"
+    node.Free()
+    return comm.bcast(reason)
 
 
 @contextlib.contextmanager

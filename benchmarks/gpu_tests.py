@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gpu_paths import why_not_mapped
+
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 LIMIT = 60  # seconds of a test
 PYTEST_ENDED = 0, 1, 5  # its exit statuses where tests pass, some fail, or there are none
@@ -21,14 +23,22 @@ STAGED = (
     f"{BITS} or start_returns or next_call or close_carries or pairs_average",
 )
 DIRECT = ("test_device_direct_mpi.py",), f"{BITS} or exception"
+SO_FAR = "tests.txt"  # what to say of tests if the job does not end by itself
 
 
-def environment():
-    """Return the variables that make tests use the benchmark's driver instead of the stand-in."""
+def environment(aware=False):
+    """Return the variables that make tests use the benchmark's driver instead of the stand-in.
+
+    Args:
+        aware: whether MPI takes device memory.
+    """
     driver = os.environ.get("WAGMA_CUDA_LIBRARY") or "libcuda.so.1"
     paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH")]
     return {
         "TEST_CUDA_LIBRARY": driver,
+        "WAGMA_CUDA_AWARE": str(int(aware)),
+        # Else a stream may share a queue of the hardware with one that a test holds.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "OMP_NUM_THREADS": "1",
         "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -44,8 +54,17 @@ def tests(comm, device, arguments):
 
 
 def direct_tests(comm, device, arguments):
-    """Run the tests in which devices average."""
-    return counted({"direct": run(comm, DIRECT, arguments)}), {}
+    """Run the tests in which devices average, by the ways in which they can here."""
+    why_not = {
+        "messages": None if os.environ.get("WAGMA_CUDA_AWARE") == "1" else "MPI is not CUDA-aware",
+        "shared": why_not_mapped(comm, device),
+    }
+    results = {}
+    for way, reason in why_not.items():
+        files, names = DIRECT
+        selected = files, f"({names}) and {way}"
+        results[way] = {"not measured": reason} if reason else run(comm, selected, arguments)
+    return counted(results), {}
 
 
 def counted(results):
@@ -68,7 +87,8 @@ def run(comm, selected, arguments):
     if arguments.tests:
         names = f"({names}) and ({arguments.tests})" if names else arguments.tests
     options = ["--with-mpi", "-m", "mpi"] if comm else ["-m", "not mpi"]
-    found = Found()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    found = Found(None if comm and comm.rank else arguments.results / SO_FAR)
     here = os.getcwd()
     os.chdir(TESTS.parent)
     try:
@@ -92,10 +112,20 @@ def run(comm, selected, arguments):
 
 
 class Found:
-    """A pytest plugin that records the tests' outcomes."""
+    """A pytest plugin that records the tests' outcomes.
 
-    def __init__(self):
+    Args:
+        so_far: a file that says at any time how far the tests are; None: none does.
+    """
+
+    def __init__(self, so_far):
+        self.so_far = so_far
         self.passed, self.failed, self.skipped = [], {}, {}
+
+    def pytest_runtest_logstart(self, nodeid):
+        if self.so_far:
+            failed = "".join(f", {name} failed" for name in self.failed)
+            self.so_far.write_text(f"{len(self.passed)} tests have passed{failed}, {nodeid} begun")
 
     def pytest_collectreport(self, report):
         if report.failed:
