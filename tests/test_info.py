@@ -93,13 +93,19 @@ def test_what_torch_knows_of_gpus(monkeypatch):
 
 def test_models_on_devices_are_averaged_through_host_memory():
     assert info.path_of("cpu")[0] == "host"
-    path, reason = info.path_of("cuda")
-    assert path == "staged" and "pinned host memory" in reason
+    assert info.path_of("cuda") == ("staged", "through pinned host memory")
+    why = info.why_not("no: WAGMA_CUDA_AWARE=0"), info.why_not("no: WAGMA_CUDA_IPC is 0")
+    path, reason = info.path_of("cuda", *why)
+    assert (path, reason) == ("staged", "through pinned host memory: WAGMA_CUDA_AWARE=0")
 
 
 def test_models_on_devices_that_ranks_share_are_averaged_there(monkeypatch):
-    assert info.path_of("cuda", shares=True)[0] == "direct"
-    assert info.path_of("cpu", shares=True)[0] == "host"
+    shared = "no: it was built without CUDA", "yes: all bytes arrive"
+    path, reason = info.path_of("cuda", *map(info.why_not, shared))
+    assert path == "direct" and reason.startswith("ranks use each other's device memory")
+    path, reason = info.path_of("cuda", *map(info.why_not, ("yes: it is", "no: it is hidden")))
+    assert path == "direct" and reason.startswith("MPI takes device memory")
+    assert info.path_of("cpu", *map(info.why_not, shared))[0] == "host"
     monkeypatch.setenv("WAGMA_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
     assert info.device_sharing(MPI.COMM_SELF).startswith("no: no CUDA driver")
 
@@ -137,6 +143,33 @@ def test_on_a_terminal_it_is_a_rich_table(monkeypatch, tmp_path):
     shown = (tmp_path / "terminal").read_text()
     assert re.search("│ MPI library │ MPICH \\[5\\] +│", shown)
     assert re.search("│ ranks       │ 4 +│", shown)
+
+
+def test_a_reason_is_one_line_and_one_rank_is_one(monkeypatch):
+    monkeypatch.setattr(info, "device", lambda: ("cuda", "1 × H100"))
+    monkeypatch.setattr(info, "cuda_awareness", lambda comm: "yes: it said\n\n  so")
+    rows = dict(info.gather(MPI.COMM_SELF))
+    assert rows["path"] == "staged: through pinned host memory: there is one rank"
+    assert rows[CUDA] == "yes: it said so"
+
+
+SEES_A_GPU = """
+from wagma import info
+info.device = lambda: ("cuda", "1 × H100")
+from mpi4py import MPI
+info.info(MPI.COMM_WORLD)
+"""
+
+
+@pytest.mark.launch
+def test_ranks_whose_averages_are_staged_are_told_why(mpirun, tmp_path):
+    (tmp_path / "job.py").write_text(SEES_A_GPU)
+    variables = {"WAGMA_CUDA_LIBRARY": "/nowhere/libcuda.so.1"}
+    ended = mpirun(2, tmp_path / "job.py", timeout=30, env=variables).check()
+    rows = table(ended.stdout)
+    assert len(rows) == len(ended.stdout.splitlines())
+    assert rows[CUDA].startswith("no: no CUDA driver: ")
+    assert rows["path"] == f"staged: through pinned host memory: {rows[CUDA][len('no: ') :]}"
 
 
 @pytest.mark.launch

@@ -128,20 +128,23 @@ def device() -> tuple[str, str]:
     return ("cpu", devices.why_none()) if kind is None else (kind, devices.names_of(kind))
 
 
-def path_of(kind: str, is_aware: bool = False, shares: bool = False) -> tuple[str, str]:
+def path_of(
+    kind: str, why_unaware: str | None = "", why_unshared: str | None = ""
+) -> tuple[str, str]:
     """Return how ranks average models on a kind of device, and the reason.
 
     Args:
         kind: "cpu" or "cuda".
-        is_aware: Whether MPI may be given device memory.
-        shares: Whether all ranks are on one node, and use each other's device memory.
+        why_unaware: Why MPI may not be given device memory; None if it may.
+        why_unshared: Why not all ranks use each other's device memory; None if they do.
     """
     if kind == "cpu":
         return "host", "models are in host memory"
-    if is_aware or shares:
+    if why_unaware is None or why_unshared is None:
+        shares = why_unshared is None
         why = "ranks use each other's device memory" if shares else "MPI takes device memory"
         return "direct", f"{why}; peer-to-peer methods are staged"
-    return "staged", "through pinned host memory"
+    return "staged", ": ".join(filter(None, ["through pinned host memory", why_unaware]))
 
 
 def nodes(homes: Sequence[int], hosts: Sequence[str]) -> str:
@@ -183,6 +186,11 @@ def transport(comm, one_node: bool) -> str:
     return "shared" if shares else "messages"
 
 
+def why_not(answer: str) -> str | None:
+    """Return the reason of an answer "no: reason"; None of one "yes: reason"."""
+    return None if answer.startswith("yes") else answer.removeprefix("no: ")
+
+
 def by_rank(values: Sequence[str]) -> str:
     """Return the ranks' common value, or each value with its ranks."""
     from collectives.agreement import by_value, list_values
@@ -211,7 +219,11 @@ def gather(comm) -> list[tuple[str, str]]:
     aware = cuda_awareness(comm)
     sharing = device_sharing(comm)
     one_node = node.elsewhere is None
-    path, reason = path_of(kind, aware.startswith("yes"), one_node and sharing.startswith("yes"))
+    why_unaware = why_not(aware)
+    why_unshared = why_not(sharing) if one_node else node.elsewhere
+    if comm.size == 1:  # as a collective says
+        why_unaware = why_unshared = "there is one rank"
+    path, reason = path_of(kind, why_unaware, why_unshared)
     mine = {
         "MPI library": mpi_library(),
         "MPI standard": ".".join(map(str, MPI.Get_version())),
@@ -228,7 +240,8 @@ def gather(comm) -> list[tuple[str, str]]:
         **{package: version(package) for package in PACKAGES},
     }
     homes, hosts = comm.gather(node.ranks[0]), comm.gather(MPI.Get_processor_name())
-    everyone = comm.gather(mine)
+    # Errors of drivers and libraries may have several lines.
+    everyone = comm.gather({name: " ".join(value.split()) for name, value in mine.items()})
     if comm.rank != 0:
         return []
     rows = [(name, by_rank([each[name] for each in everyone])) for name in mine]
