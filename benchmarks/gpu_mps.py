@@ -13,8 +13,9 @@ from pathlib import Path
 CONTROL = "nvidia-cuda-mps-control"
 VARIABLE, DEFAULT = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 LIMIT = 10.0  # seconds for MPS to start, and to end
+TRIAL = 20.0  # seconds for it to be tried
 QUIT = "quit -t 5\n"  # clients that remain are ended after so many seconds
-FIRST_USE = 60.0  # seconds for a device to be tried: without persistence its driver starts then
+FIRST_USE = 60.0  # seconds for a device to be tried, which may have to be initialized first
 
 
 def is_running() -> bool:
@@ -32,7 +33,8 @@ def mps():
     if control is None:
         yield {}, f"no {CONTROL} on PATH"
         return
-    with tempfile.TemporaryDirectory() as folder:
+    # What still ends may leave something there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         env = {
             VARIABLE: f"{folder}/pipe",
             "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
@@ -41,16 +43,17 @@ def mps():
             Path(path).mkdir()
         try:
             # The daemon would keep a pipe open.
-            why_not = why_failed([control, "-d"], env, subprocess.DEVNULL) or why_no_device(env)
+            why_not = why_failed([control, "-d"], env, subprocess.DEVNULL)
+            why_not = why_not or why_no_device(env, TRIAL)
             yield env, why_not and f"MPS: {why_not}"
         finally:
             why_failed([control], env, input=QUIT)
 
 
-def why_no_device(env):
+def why_no_device(env, timeout=FIRST_USE):
     """Return why a process with these variables cannot use a device; None if it can."""
     command = [sys.executable, "-c", "import cuda_driver; cuda_driver.Device(0)"]
-    return why_failed(command, env, timeout=FIRST_USE)
+    return why_failed(command, env, timeout=timeout)
 
 
 def why_failed(command, env, output=subprocess.PIPE, timeout=LIMIT, **options):

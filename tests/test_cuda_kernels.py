@@ -69,6 +69,44 @@ def test_no_nvrtc_is_one_error_that_names_it(monkeypatch):
         nvrtc.kernels((9, 0))
 
 
+@pytest.mark.parametrize(("driver", "first"), [(13000, 13), (12040, 12), (None, 13)])
+def test_the_nvrtc_is_one_whose_code_the_driver_loads(monkeypatch, tmp_path, driver, first):
+    class Driver:
+        def cuDriverGetVersion(self, version):
+            version._obj.value = driver
+
+    def library():
+        if driver is None:
+            raise CudaError("no CUDA driver")
+        return Driver()
+
+    monkeypatch.delenv("WAGMA_NVRTC_LIBRARY", raising=False)
+    monkeypatch.setattr(nvrtc.plain_device, "library", library)
+    monkeypatch.setattr(nvrtc, "folders", lambda: [tmp_path / "new", tmp_path / "old"])
+    for folder, version in (("new", 13), ("old", 12)):
+        (tmp_path / folder / "lib").mkdir(parents=True)
+        (tmp_path / folder / "lib" / f"libnvrtc.so.{version}").touch()
+    loaded = []
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", loaded.append)
+    nvrtc.library()
+    assert [Path(path).name for path in loaded] == [f"libnvrtc.so.{first}"]
+    assert Path(loaded[0]).exists()
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    def expanduser(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("WAGMA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "expanduser", expanduser)
+    kept = nvrtc.cache() / "kernels"
+    with pytest.raises(OSError):
+        kept.read_bytes()
+    with pytest.raises(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+
+
 # --- compiled by the host's compiler
 
 

@@ -4,7 +4,9 @@ import contextlib
 import importlib
 import json
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,25 @@ def test_it_measures_what_it_says(mpirun, tmp_path):
     assert parts["memory-2"]["2 ranks, staged: memory on the device ÷ vector"] == 0
     assert parts["staged-2, MPS"]["not measured"].startswith("MPS is there already")
     assert set(contents["seconds of parts"]) == set(parts)
+
+
+@pytest.mark.extra
+@pytest.mark.launch
+@pytest.mark.parametrize("part, name", [("tests", "staged"), ("direct-tests", "shared")])
+def test_tests_of_four_ranks_pass_on_a_driver_that_can_only_what_a_real_one_can(
+    mpirun, tmp_path, part, name
+):
+    library = stand_in.plain_library()
+    mpirun(
+        *(4, BENCHMARKS / "gpu.py", "--part", part, "--results", tmp_path),
+        timeout=120,
+        env=environment(library, TEST_CUDA_LIBRARY=library, STAND_IN_IPC="1", OMP_NUM_THREADS="1"),
+    ).check()
+    measured = json.loads((tmp_path / f"gpu-{part}-4.json").read_text())["results"]["measured"]
+    assert (measured[name]["failed"], measured[name]["skipped"]) == ({}, {})
+    assert measured[name]["passed"] > 15
+    if part == "direct-tests":
+        assert measured["messages"] == {"not measured": "MPI is not CUDA-aware"}
 
 
 def check_calls(calls):
@@ -175,6 +196,64 @@ def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, 
     assert "  staged-2: failed: no end after 60 s\n" in table
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [({}, "0"), ({"aware": False}, "0"), ({"aware": True}, "1"), ({"failed": "it ended"}, "0")],
+)
+def test_devices_average_in_tests_by_what_is_there(gpu, tmp_path, answer, said):
+    def told(part):
+        env = gpu.environment(gpu.Job(part, 4, 60), {"aware-2": answer}, None, tmp_path)
+        return env.get("WAGMA_CUDA_AWARE")
+
+    assert told("direct-tests") == said
+    assert told("tests") == "0"
+    # What ends an MPI is not tried again.
+    assert told("passive") == ("0" if "failed" in answer else None)
+
+
+def test_of_tests_that_do_not_end_those_that_have_are_named(gpu, monkeypatch, tmp_path):
+    def run_for(command, limit):
+        found = gpu.gpu_tests.Found(Path(command[-1]) / gpu.gpu_tests.SO_FAR)
+        found.passed, found.failed = ["a", "b"], {"c": "why"}
+        found.pytest_runtest_logstart("d")
+        return None, "the last words"
+
+    monkeypatch.setattr(gpu, "run_for", run_for)
+    measured = gpu.Measured(tmp_path / "gpu.json", [], time.monotonic())
+    with pytest.raises(RuntimeError) as raised:
+        gpu.run(gpu.Job("tests", 4, 60), measured, None, [])
+    expected = "the last words\nno end after 60 s: 2 tests have passed, c failed, d begun"
+    assert str(raised.value) == expected
+
+
+def test_where_calls_are_counted_mpi_can_be_tried(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", stand_in.require())
+    env = gpu.environment(gpu.Job("calls", 2, 60), {}, None, tmp_path)
+    code = """
+from collectives.memory import probe
+device = probe.Device(0)
+event = device.hold(0.001)
+device.synchronize()
+assert device.has_ended(event)
+device.close()
+"""
+    subprocess.run([sys.executable, "-c", code], env=os.environ | env, check=True)
+
+
+def test_where_no_time_is_left_no_job_is_begun(gpu, tmp_path):
+    measured = gpu.Measured(tmp_path / "gpu.json", [], time.monotonic() - gpu.LIMIT + 1)
+    with pytest.raises(gpu.NotMeasured, match="the others have taken 574 s"):
+        gpu.run(gpu.Job("copies", 1, 60), measured, None, [])
+
+
+def test_what_is_measured_without_mps_is_measured_with_it(gpu):
+    """With 2 and 4 ranks, on each path."""
+    for part in ("staged", "direct", "passive"):
+        for ranks in (2, 4):
+            jobs = [job for job in gpu.PLAN if (job.part, job.ranks) == (part, ranks)]
+            assert sorted(job.under_mps for job in jobs) == [False, True]
+
+
 def test_a_job_that_does_not_end_is_ended(gpu):
     loop = "import time; print('begun', flush=True); time.sleep(60)"
     assert gpu.run_for([sys.executable, "-c", loop], 1.0) == (None, "begun\n")
@@ -197,3 +276,7 @@ def test_mps_is_started_tried_and_ended(gpu, monkeypatch, tmp_path):
     monkeypatch.setenv("WAGMA_CUDA_LIBRARY", "/nowhere/libcuda.so")
     with gpu.mps() as (_, why_not):
         assert why_not.startswith("MPS: ") and "/nowhere/libcuda.so" in why_not
+    (tmp_path / "control").touch()
+    monkeypatch.setattr("gpu_mps.DEFAULT", str(tmp_path))
+    with gpu.mps() as (_, why_not):
+        assert why_not.startswith("MPS is there already")

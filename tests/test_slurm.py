@@ -1,6 +1,7 @@
 """The scripts for Slurm: what they do without it."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,13 @@ def test_the_scripts_are_shell_and_ask_for_a_signal_before_the_end(name):
 def test_the_script_for_gpus_trains_there():
     text = (SCRIPTS / "train-gpu.sbatch").read_text()
     assert '.venv/bin/wagma train --device cuda "$@"' in text
+    # A rank per device, each of which sees the others'.
+    numbers = [
+        re.findall(rf"^#SBATCH --{option}=(\d+)$", text, re.MULTILINE)
+        for option in ("ntasks-per-node", "gpus-per-node")
+    ]
+    assert len(numbers[0]) == 1 and numbers[0] == numbers[1]
+    assert "#SBATCH --gpus-per-task" not in text
     assert "not yet on hardware" in text
 
 

@@ -212,6 +212,9 @@ def gather(comm) -> list[tuple[str, str]]:
     aware = cuda_awareness(comm)
     sharing = device_sharing(comm)
     one_node = node.elsewhere is None
+    answers = aware, sharing if one_node else "no"
+    if comm.size == 1:
+        answers = "no: there is one rank", "no"
     mine = {
         "MPI library": mpi_library(),
         "MPI standard": ".".join(map(str, MPI.Get_version())),
@@ -220,7 +223,7 @@ def gather(comm) -> list[tuple[str, str]]:
         "native engine": native_engine(),
         "transport": transport(comm, one_node=one_node),
         "device": f"{kind}: {details}",
-        "path": path_of(kind, aware, sharing if one_node else "no"),
+        "path": path_of(kind, *answers),
         "CUDA-aware MPI": aware,
         "CUDA IPC": sharing,
         "wagma": wagma.__version__,

@@ -3,7 +3,8 @@
 NVRTC is a library that comes with the CUDA toolkit, with PyTorch for CUDA, or alone (`pip install
 nvidia-cuda-nvrtc`). It is loaded when something is compiled, and needs neither a GPU nor a driver.
 It makes machine code for exactly one kind of device, not PTX, which a driver older than NVRTC
-refuses; the code is cached for other ranks and later jobs.
+refuses; the code is cached for other ranks and later jobs. Of several NVRTCs one is preferred whose
+code the driver is meant to load.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from collectives.errors import CudaError
+from collectives.memory import plain_device
 
 __all__ = ["compiled", "kernels"]
 
@@ -60,7 +62,10 @@ def cache() -> Path:
     """Return the directory in which compiled kernels are cached."""
     if named := os.environ.get("WAGMA_CACHE_DIR"):
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wagma"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wagma"
+    except RuntimeError:  # this user has no home, and nothing is cached
+        return Path(os.devnull)
 
 
 def library() -> ctypes.CDLL:
@@ -69,8 +74,11 @@ def library() -> ctypes.CDLL:
         candidates = [named]
     else:
         names = [f"libnvrtc.so.{version}" for version in VERSIONS]
-        packaged = (folder / "lib" / name for folder in folders() for name in names)
+        packaged = [folder / "lib" / name for name in names for folder in folders()]
         candidates = [*(str(path) for path in packaged if path.exists()), *names]
+        # A driver loads code that was made for its version of CUDA, or an older one.
+        newest = newest_loaded()
+        candidates.sort(key=lambda path: int(path.rpartition(".")[2]) > newest)
     problems = []
     for candidate in candidates:
         try:
@@ -78,6 +86,14 @@ def library() -> ctypes.CDLL:
         except OSError as error:
             problems.append(str(error))
     raise CudaError(f"no NVRTC to compile kernels with: {'; '.join(problems)}")
+
+
+def newest_loaded() -> int:
+    """Return the newest version of CUDA that the driver supports; without a driver, any."""
+    version = ctypes.c_int()
+    with contextlib.suppress(CudaError, AttributeError):
+        plain_device.library().cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000 or max(VERSIONS)
 
 
 def folders():
