@@ -94,6 +94,11 @@ LINES = lines()
 OTHERS = [words for words in ALL if not is_of_wagma(words) and " ".join(words) not in ELSEWHERE]
 
 
+def test_lines_of_each_command_are_found():
+    assert {words[0] for each in LINES.values() for words in each} == ALWAYS.keys()
+    assert LINES.keys() == {1, 4, 8} and len(LINES[4]) > 10
+
+
 def test_lines_that_are_left_out_are_in_the_pages():
     assert {" ".join(words) for words in ALL} >= ELSEWHERE.keys()
     assert len(OTHERS) == 6
