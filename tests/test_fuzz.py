@@ -4,12 +4,19 @@ import re
 
 import numpy as np
 import pytest
+from fuzz import formed, queues
 from fuzz.interrupts import Interrupted
 from fuzz.kinds import KINDS, play_kind
 from fuzz.scenario import Failed, Options
 from together import as_list
 
-from collectives import GroupAllreduce, PairwiseAverage, PartialAllreduce, PushSum
+from collectives import (
+    GroupAllreduce,
+    PairwiseAverage,
+    PartialAllreduce,
+    PushSum,
+    QueuedNeighborAverage,
+)
 
 # Scenarios draw their transports.
 pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
@@ -20,12 +27,18 @@ SEEDS = {
     "peers": (1, 2, 3, 4, 7, 9),
     "triggered": (1, 2, 3),
     "interrupts": (2, 3, 4, 7, 8),
+    "formed": (1, 2, 3, 4),
+    "queues": (1, 2, 3, 5),
+    "counts": (1, 2, 3, 4, 5),
+    "constructions": (1,),
 }
 MOST_SEEDS = 100  # in one of which a mistake is found
 
 
 @pytest.mark.ranks(1, 3, 4, 8)
-@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in SEEDS[kind]])
+@pytest.mark.parametrize(
+    ("kind", "seed"), [(kind, seed) for kind, seeds in SEEDS.items() for seed in seeds]
+)
 def test_everything_holds_in_a_random_scenario(comm, kind, seed):
     play_kind(kind, comm, seed)
 
@@ -99,6 +112,31 @@ def pairs_leave_out_the_last_change(monkeypatch):
     monkeypatch.setattr(PairwiseAverage, "_prepare", prepare)
 
 
+def the_newest_model_weighs_as_much_as_the_others(monkeypatch):
+    monkeypatch.setattr(formed, "dynamic_weights", lambda k, *_: (np.full(len(k), 1 / len(k)), 0))
+
+
+def a_late_contribution_is_lost(monkeypatch):
+    def call(self, vector):
+        late = self.version % 3 == self.rank % 3
+        if late:
+            vector[:] = 0
+        return original(self, vector)
+
+    original = PartialAllreduce.__call__
+    monkeypatch.setattr(PartialAllreduce, "__call__", call)
+
+
+def tokens_are_not_waited_for(monkeypatch):
+    def make(*arguments, **settings):
+        if settings.get("max_gap"):
+            settings["max_gap"] = 20
+        return original(*arguments, **settings)
+
+    original = QueuedNeighborAverage
+    monkeypatch.setattr(queues, "QueuedNeighborAverage", make)
+
+
 UNEQUAL = "'wait': 'group'.*'weights': 'random 1', 'poison': 0, 'end': 'together'"
 MISTAKES = [
     (one_element_is_wrong, "groups", "'synchronize'", "vectors differ"),
@@ -113,6 +151,9 @@ MISTAKES = [
     (a_period_keeps_what_was_put_in, "peers", "^sums .*'synchronize'", "instead of"),
     (pushed_weights_do_not_count, "peers", "^push-sum .*'graph'", "instead of"),
     (pairs_leave_out_the_last_change, "peers", "^pairs ", "instead of"),
+    (the_newest_model_weighs_as_much_as_the_others, "formed", "'dynamic'", "instead of"),
+    (a_late_contribution_is_lost, "counts", "^CountedPartial", "lost|lacks|not all|late"),
+    (tokens_are_not_waited_for, "queues", "'max_gap': 1, 'backup': 1", "ranks .* are at"),
 ]
 
 

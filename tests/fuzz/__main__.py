@@ -1,7 +1,8 @@
 """Play random scenarios of the collectives for some minutes; print how to replay those that fail.
 
-Jobs of 2, 3, 4, 5 and 8 ranks take turns. What ranks do follows from the seed, when they do it does
-not: a failure that depends on the timing may need `--times 100` to be seen again.
+Jobs of 2 to 8 ranks take turns. In some of them a process is stopped for a while, and then one is
+killed. What ranks do follows from the seed, when they do it does not: a failure that depends on the
+timing may need `--times 100` to be seen again.
 """
 
 from __future__ import annotations
@@ -9,24 +10,28 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import random
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from launch import Job, mpiexec, print_stacks, text
 
-from .kinds import KINDS
+from .kinds import KINDS, SELDOM
 from .scenario import Options, command
 from .worker import LONGEST, PLAYING, PRINTING
 
 ROOT = Path(__file__).parents[2]
-RANKS = (2, 3, 4, 5, 8)
+RANKS = (4, 2, 5, 3, 8, 6, 7)
 TURN = 30.0  # seconds that one job plays
 STARTING = 60.0  # seconds that a job may take to start and to end
+SELDOM_EVERY = 10  # turns
+KILLED = 20.0  # seconds in which a job ends of which a process was killed
 MANY = 10**6
 
 
@@ -38,7 +43,7 @@ def parse():
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="10 by default")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="instead of these")
-    parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS), help="only these")
+    parser.add_argument("--kind", nargs="+", choices=KINDS, help="only these")
     parser.add_argument("--from", type=int, dest="first", help="first seed, else from the clock")
     parser.add_argument("--seed", type=int, help="play this one alone, with each number of ranks")
     parser.add_argument("--times", type=int, default=1, help="that each seed is played")
@@ -48,24 +53,52 @@ def parse():
     return parser.parse_args()
 
 
+class Turn(NamedTuple):
+    """One job.
+
+    Attributes:
+        ranks: their number.
+        kinds: names of what is played.
+        seed: the first; None: go on.
+        count: number of seeds.
+        seconds: after which nothing is begun.
+        is_killed: whether processes are stopped meanwhile, and one is killed in the end.
+    """
+
+    ranks: int
+    kinds: list[str]
+    seed: int | None
+    count: int
+    seconds: float
+    is_killed: bool = False
+
+
 def turns(arguments):
-    """Yield (ranks, first seed or None to go on, number of seeds, seconds) of one job at a time."""
+    """Yield one `Turn` at a time."""
+    usual = arguments.kind or [kind for kind in KINDS if kind not in SELDOM]
     if arguments.seed is not None:
         for ranks in arguments.ranks:
-            yield ranks, arguments.seed, 1, LONGEST * arguments.times
+            yield Turn(ranks, usual, arguments.seed, 1, LONGEST * arguments.times)
         return
     end = time.monotonic() + 60 * arguments.minutes
-    for ranks in itertools.cycle(arguments.ranks):
+    for number, ranks in enumerate(itertools.cycle(arguments.ranks)):
         left = end - time.monotonic()
         if left <= 0:
             return
-        yield ranks, None, MANY, min(TURN, left)
+        which = number % SELDOM_EVERY
+        if which == SELDOM_EVERY - 1 and not arguments.kind:
+            yield Turn(ranks, list(SELDOM), None, 1, left)
+        elif which == SELDOM_EVERY // 2:
+            yield Turn(ranks, usual, None, MANY, TURN, is_killed=True)
+        else:
+            yield Turn(ranks, usual, None, MANY, min(TURN, left))
 
 
-def worker_command(ranks, arguments, seed, count, seconds):
+def worker_command(turn, arguments, seed):
     given = {"transport": arguments.transport, "engine": arguments.engine}
+    ranks, kinds, _, count, seconds, _ = turn
     words = [
-        *("--kinds", *arguments.kind, "--seed", seed, "--count", count),
+        *("--kinds", *kinds, "--seed", seed, "--count", count),
         *("--times", arguments.times, "--seconds", seconds),
         *itertools.chain(*((f"--{name}", value) for name, value in given.items() if value)),
     ]
@@ -73,7 +106,40 @@ def worker_command(ranks, arguments, seed, count, seconds):
     return [*mpiexec(), "-n", str(ranks), *program]
 
 
-def run(command, seconds):
+def stop_and_kill(job):
+    """Stop processes of a job for a while, and kill one, perhaps while another one is stopped.
+
+    Return whether the job has ended as it should.
+    """
+    chance = random.Random()
+
+    def wait(most):
+        end = time.monotonic() + chance.random() * most
+        while job.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+
+    wait(8)
+    for _ in range(chance.randrange(4)):
+        rank = chance.choice([*job.ranks()] or [None])
+        if rank is None or job.poll() is not None:
+            break
+        job.send(signal.SIGSTOP, rank)
+        wait(1.5)
+        job.send(signal.SIGCONT, rank)
+        wait(1)
+    ranks = [*job.ranks()]
+    if job.poll() is not None or not ranks:
+        return False
+    if chance.random() < 0.5:
+        job.send(signal.SIGSTOP, chance.choice(ranks))
+    job.send(signal.SIGKILL, chance.choice(ranks))
+    end = time.monotonic() + KILLED
+    while job.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    return job.poll() not in (None, 0)
+
+
+def run(command, seconds, is_killed):
     """Run a job for no more than so long; return whether it was good, and what it wrote."""
     env = {"OMP_NUM_THREADS": "1", **os.environ}
     deadline = time.monotonic() + seconds
@@ -81,11 +147,12 @@ def run(command, seconds):
         tempfile.TemporaryFile() as output,
         Job(command, env=env, cwd=ROOT, stdout=output, stderr=output) as job,
     ):
-        while job.poll() is None and time.monotonic() < deadline:
+        good = is_killed and stop_and_kill(job)
+        while job.poll() is None and time.monotonic() < deadline and not is_killed:
             time.sleep(0.05)
         if job.poll() is None:
             print_stacks(job)
-        good = job.poll() == 0
+        good = good or (job.poll() == 0 and not is_killed)
         left = job.left_behind() if good else []
         return good and not left, text(output) + "".join(f"left behind: {one}\n" for one in left)
 
@@ -98,16 +165,19 @@ def main():
     options = Options(arguments.transport, arguments.engine)
     next_seed = int(time.time()) if arguments.first is None else arguments.first
     failed, total = [], 0
-    for ranks, seed, count, seconds in turns(arguments):
-        seed = next_seed if seed is None else seed
+    for turn in turns(arguments):
+        ranks, kinds = turn.ranks, turn.kinds
+        seed = next_seed if turn.seed is None else turn.seed
         good, written = run(
-            worker_command(ranks, arguments, seed, count, seconds),
-            seconds + LONGEST + 3 * PRINTING + STARTING,
+            worker_command(turn, arguments, seed),
+            turn.seconds + LONGEST + 3 * PRINTING + STARTING,
+            turn.is_killed,
         )
         lines = written.splitlines()
         played = [line.removeprefix(PLAYING) for line in lines if line.startswith(PLAYING)]
-        kind, last = (played or [f"{arguments.kind[0]} {seed}"])[-1].split()
-        print(f"{ranks} ranks: {len(played)} scenarios, seeds {seed} to {last}", flush=True)
+        kind, last = (played or [f"{kinds[0]} {seed}"])[-1].split()
+        how = ", stopped and killed" if turn.is_killed else ""
+        print(f"{ranks} ranks: {len(played)} scenarios, seeds {seed} to {last}{how}", flush=True)
         total, next_seed = total + len(played), int(last) + 1
         if not good:
             failed.append(command(kind, ranks, last, options))

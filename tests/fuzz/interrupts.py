@@ -81,6 +81,8 @@ class Interrupter:
 class InterruptedScenario(Scenario):
     """A scenario in which a rank interrupts itself."""
 
+    may_use_threads = False  # signals come to the main one
+
     def play(self):
         with Interrupter() as self.interrupter:
             self.play_interrupted()

@@ -1,6 +1,7 @@
 """The kinds of scenarios by their names."""
 
-from . import interrupts, peers
+from . import constructions, counts, interrupts, peers, queues
+from .formed import Formed
 from .groups import Groups
 from .scenario import Options, play
 from .triggered import Triggered
@@ -10,7 +11,13 @@ KINDS = {
     "peers": peers.make,
     "triggered": Triggered,
     "interrupts": interrupts.make,
+    "formed": Formed,
+    "queues": queues.make,
+    "counts": counts.make,
+    "constructions": constructions.Constructions,
+    "many": constructions.ManyConstructions,
 }
+SELDOM = ("many",)  # played once in a while, as they take long
 
 
 def play_kind(kind, comm, seed, options=None, **further):

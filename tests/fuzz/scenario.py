@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import threading
 import time
 import traceback
 from dataclasses import dataclass, fields
 
 import numpy as np
+from mpi4py import MPI
 
 from .vectors import digest
 
@@ -50,7 +53,12 @@ class Scenario:
         problems: what is wrong on this rank, in words.
         equal: digests of vectors that all ranks must have alike, by when they got them.
         counted: what this rank has counted, for `what_is_missing`.
+        forks: whether ranks fork now and then.
+        threads: None; "other", if what a rank does is done by another thread than the main one; or
+            "beside", if another thread of the user's communicates meanwhile.
     """
+
+    may_use_threads = True
 
     def __init__(self, comm, seed, options):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
@@ -67,6 +75,12 @@ class Scenario:
         self.nap = self.plan.choice((0, 0.0003, 0.002))
         if self.plan.randrange(comm.size) == comm.rank:
             self.nap *= 4
+        circumstances = random.Random(f"{seed} circumstances")
+        self.forks = circumstances.random() < 0.15
+        self.threads = circumstances.choice((None,) * 6 + ("other", "beside"))
+        if not self.may_use_threads or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            self.threads = None
+        self.fork_chance = random.Random(f"{seed} {comm.rank} forks")
 
     @property
     def chance(self):
@@ -77,7 +91,12 @@ class Scenario:
         return {"engine": self.engine, "transport": self.transport, "stall": STALL}
 
     def pause(self):
-        """Sleep, compute, or do neither, for a random time."""
+        """Sleep, compute, or do neither, for a random time; fork, where ranks do."""
+        if self.forks and self.fork_chance.random() < 0.05:
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
         seconds, way = self.chance.random() * self.nap, self.chance.random()
         if way < 0.4:
             time.sleep(seconds)
@@ -114,11 +133,47 @@ class Scenario:
         """Return what is wrong with the sum of what all ranks have counted, or None."""
 
     def carry_out(self):
-        """Play, and note an exception as a problem."""
+        """Play, in the thread that is drawn, and note an exception as a problem."""
+        if self.threads == "other":
+            thread = threading.Thread(target=self._carry_out)
+            thread.start()
+            thread.join()
+        elif self.threads == "beside":
+            with communicating(self.comm):
+                self._carry_out()
+        else:
+            self._carry_out()
+
+    def _carry_out(self):
         try:
             self.play()
         except Exception:
             self.problems.append(traceback.format_exc())
+
+
+@contextlib.contextmanager
+def communicating(comm):
+    """Send messages from another thread, on a communicator of its own, inside the block."""
+    own, ended, problems = comm.Dup(), threading.Event(), []
+
+    def communicate():
+        sent, got = np.arange(1000.0), np.zeros(1000)
+        while not ended.is_set():
+            own.Sendrecv(sent, own.rank, 0, got, own.rank, 0)
+            if (got != sent).any():
+                problems.append(got)
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=communicate)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        own.Free()
+    if problems:
+        raise AssertionError(f"another thread got {problems[0]}")
 
 
 @contextlib.contextmanager
@@ -166,7 +221,7 @@ def play(kind, make, comm, seed, options, begun=lambda facts: None):
     """
     with some_of(comm, seed) as part:
         scenario = make(part, seed, options)
-        facts = f"{part.size} ranks; {scenario}"
+        facts = f"{part.size} ranks, forks {scenario.forks}, thread {scenario.threads}; {scenario}"
         begun(facts)
         scenario.carry_out()
         everyones = part.allgather((scenario.problems, scenario.equal, scenario.counted))
