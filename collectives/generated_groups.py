@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from collectives import process
 from collectives.agreement import by_value, name_ranks
 from collectives.formed_groups import FormedGroupCollective, checked_idle_rank
 from collectives.node import Node
@@ -18,7 +19,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
 __all__ = ["GeneratedGroupAllreduce"]
 
-GROUPS = ("random", "smart", "static")
+GROUPS = ("random", "buffered", "smart", "static")
 
 
 class GeneratedGroupAllreduce(FormedGroupCollective):
@@ -31,17 +32,24 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
     Unless groups are "static", a call may wait for another rank's next call. A rank that waits
     elsewhere, in a barrier or in another collective, for a rank whose call waits for it, delays
     both for `stall` seconds; then the call continues without that rank's contribution. Call
-    `average` or `join` before, or close.
+    `average` or `join` before, or close. For that reason a process can have only one open at a
+    time, besides those whose groups are "static".
+
+    Static groups wait for all their ranks in the same call, as an allreduce does: all ranks must
+    make calls of several such collectives, and of others that wait, in the same order.
 
     Args:
         comm, like: those of `GroupAllreduce`.
         groups: "random": each call makes a group of random ranks and waits for it, after all groups
-            with its rank that were made before. "smart": a call waits for the oldest group with its
-            rank; if there is none, all ranks that are not waiting are divided into disjoint groups.
-            On several nodes they are in two groups each: first one rank of each node averages with
-            those of other nodes, then all ranks of a node average. "static": in its t-th call a
-            rank is in the group of iteration t of `topology.static_groups`.
-        group_size: number of ranks in a group of "random", at least 2; all, if there are fewer.
+            with its rank that were made before. "buffered": a call waits for the oldest group with
+            its rank; if there is none, it makes one of random ranks. "smart": in the latter case
+            all ranks that are not waiting are divided into disjoint groups instead. On several
+            nodes they are in two groups each: first one rank of each node averages with those of
+            other nodes, and the others in groups on their node; then all ranks of a node average.
+            Where nodes have two ranks, the other one's first call averages nothing. "static": in
+            its t-th call a rank is in the group of iteration t of `topology.static_groups`.
+        group_size: number of ranks in a group of "random" and "buffered", at least 2; all, if there
+            are fewer.
             "smart" makes groups of 2 to `group_size` ranks, or 3, and of all ranks of a node.
         threshold: C_thres of "smart", at least 1: a division leaves out ranks that have made this
             many calls fewer, since all ranks last met, than the rank that asks for it.
@@ -50,7 +58,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         seed: seed of the groups drawn, an integer of at least 0.
         sync_every: number of calls from one average of a rank to its next, at least 1; the others
             return at once.
-        controller_rank: the rank whose engine runs the generator of "random" and "smart".
+        controller_rank: the rank whose engine runs the generator of all but "static".
         controller_only: whether that rank only runs the generator, as in `ReadyGroupAllreduce`.
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
@@ -62,6 +70,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
     Raises:
         TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
             ranks.
+        RuntimeError: a process has another one with a generator open; on all ranks.
 
     Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019,
     sections 4 and 5.
@@ -122,6 +131,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
                     int(threshold),
                     int(controller_rank),
                     self._idle_rank,
+                    groups == "buffered",
                 )
             if self.ranks_per_node is None:
                 raise ValueError(
@@ -140,6 +150,20 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
             stall=stall,
             abort=abort,
             log_level=log_level,
+        )
+
+    def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
+        """Return an error if the groups of another generator could wait for this one's."""
+        if self.groups == "static" or not any(
+            isinstance(other, GeneratedGroupAllreduce) and other.groups != "static"
+            for other in process.opened()
+        ):
+            return None
+        return RuntimeError(
+            "another GeneratedGroupAllreduce with a generator is open in this process (Ripples has "
+            "one): ranks that wait in one for the next calls of ranks that wait for theirs in the "
+            "other would all wait; close() that one first, use groups='static', or average all "
+            "vectors in one collective (of a list; with Ripples, of one module that has all models)"
         )
 
     @property
@@ -177,15 +201,16 @@ def generated(
     threshold: int,
     controller: int,
     absent: int | None = None,
+    buffered: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function that makes a rank's protocol with a generator; smart groups need nodes.
+    """Return a function that makes a rank's protocol with a generator; nodes are for smart groups.
 
     Ranks whose protocols the same function makes, as in simulations, share the generator.
     """
     from collectives.protocols.generated_groups import GeneratedGroupProtocol
     from collectives.protocols.group_generator import GroupGenerator
 
-    generator = GroupGenerator(size, group_size, seed, nodes, threshold, absent)
+    generator = GroupGenerator(size, group_size, seed, nodes, threshold, absent, buffered)
     return lambda port, rank, size: GeneratedGroupProtocol(port, rank, size, generator, controller)
 
 

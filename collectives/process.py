@@ -25,6 +25,7 @@ __all__ = [
     "library_name",
     "native",
     "open_count",
+    "opened",
     "raise_failure_in",
     "release",
     "remove",
@@ -115,6 +116,11 @@ def library_name(version: str) -> str:
 def open_count() -> int:
     """Return how many collectives are open in this process."""
     return len(_open)
+
+
+def opened() -> list:
+    """Return the open collectives of this process, in the order of their construction."""
+    return list(_open.values())
 
 
 def check_alone() -> None:

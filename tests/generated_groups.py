@@ -37,7 +37,8 @@ class Logged:
         super().call()
 
     def arrived(self, source, integers):
-        if integers[0] == type(self).GROUP:
+        # A group of one rank is no average.
+        if integers[0] == type(self).GROUP and integers[type(self).HEADER + 1] > 1:
             self.told.append(integers[type(self).HEADER])
         super().arrived(source, integers)
 
@@ -59,7 +60,8 @@ class Generated(Logged, generated.GeneratedGroupProtocol):
         super().answer(source, formed)
         for index in range(formed):
             self.generator.write(index, self.record)
-            self.formed.append((self.record.number, *self.record.listed()))
+            if self.record.size > 1:
+                self.formed.append((self.record.number, *self.record.listed()))
 
     def state(self):
         """Return what happens from here on depends on."""
@@ -85,11 +87,15 @@ def seen(protocol):
     return {name: value for name, value in vars(protocol).items() if name not in NOT_SEEN}
 
 
-def with_generator(*, group_size, nodes=None, threshold=4, seed=0, controller=0, kind=Generated):
+def with_generator(
+    *, group_size, nodes=None, threshold=4, seed=0, controller=0, buffered=False, kind=Generated
+):
     """Return what makes such ranks, of a (port, rank, size)."""
 
     def make(port, rank, size):
-        generator = generators.GroupGenerator(size, group_size, seed, nodes, threshold)
+        generator = generators.GroupGenerator(
+            size, group_size, seed, nodes, threshold, buffered=buffered
+        )
         return kind(port, rank, size, generator, controller)
 
     return make

@@ -40,6 +40,9 @@ def makers(size, seed=0):
     last = size - 1
     return {
         "random": with_generator(group_size=2 + seed % 2, seed=seed, controller=last),
+        "buffered": with_generator(
+            group_size=2 + seed % 2, buffered=True, seed=seed, controller=last
+        ),
         "smart": with_generator(
             group_size=2 + seed % 3, nodes=[0] * size, threshold=1 + seed % 5, seed=seed
         ),
@@ -80,7 +83,7 @@ BARRIERS = {
 
 @pytest.mark.parametrize("spurious", [0, pytest.param(1, marks=pytest.mark.extra)])
 @pytest.mark.parametrize("program", BARRIERS.values(), ids=BARRIERS)
-@pytest.mark.parametrize("kind", ["random", "smart", "smart, on nodes"])
+@pytest.mark.parametrize("kind", ["random", "buffered", "smart", "smart, on nodes"])
 def test_nobody_waits_for_one_that_waits_elsewhere_in_every_order(kind, program, spurious):
     assert Programs(program, makers(2)[kind], change, spurious=spurious, overdue=6).explore() > 20
 
@@ -92,7 +95,7 @@ def test_without_a_limit_some_wait_for_ever():
 
 @pytest.mark.parametrize("spurious", [0, 5])
 @pytest.mark.parametrize("size", [3, 5, 8])
-@pytest.mark.parametrize("kind", ["random", "smart", "smart, on nodes"])
+@pytest.mark.parametrize("kind", ["random", "buffered", "smart", "smart, on nodes"])
 def test_nobody_waits_for_one_that_waits_elsewhere(kind, size, spurious):
     helped = 0
     for seed in range(40):
@@ -172,7 +175,7 @@ def test_a_call_is_in_its_groups_and_counts_where_it_is_in_none(kind):
             calls = calls_of(protocol.log)
             assert sum(not groups for groups in calls) == protocol.alone
             several += sum(len(groups) > 1 for groups in calls)
-            if kind == "random":
+            if kind in ("random", "buffered"):
                 # A call ends with the group that it has asked for itself.
                 assert protocol.alone < 4
         if kind == "static":
@@ -196,7 +199,7 @@ def test_after_a_meeting_nobody_goes_on_without_those_that_have_paused(kind):
         world.run(seed)
         assert world.formed[0][1] == (0, 1)
         assert all(protocol.alone == (kind == "static") for protocol in world.protocols) or (
-            kind == "random"
+            kind in ("random", "buffered")
         )
 
 
@@ -313,6 +316,7 @@ def wrong_makers(kind):
             return {"static": with_schedule(local_size=1 + seed % 5, kind=kind)}
         return {
             "random": with_generator(group_size=3, seed=seed, kind=kind),
+            "buffered": with_generator(group_size=3, buffered=True, seed=seed, kind=kind),
             "smart": with_generator(group_size=2, nodes=[0] * size, seed=seed, kind=kind),
             "smart, on nodes": with_generator(
                 group_size=2, nodes=[rank % 2 for rank in range(size)], seed=seed, kind=kind
@@ -324,10 +328,13 @@ def wrong_makers(kind):
 
 WRONG = [
     (Newest, "random"),
+    (Newest, "buffered"),
     (Newest, "smart, on nodes"),
     (Forgetful, "random"),
+    (Forgetful, "buffered"),
     (Forgetful, "smart"),
     (Deaf, "random"),
+    (Deaf, "buffered"),
     (Deaf, "smart"),
     (Impatient, "static"),
     (Endless, "static"),
@@ -363,7 +370,7 @@ def test_a_call_that_ends_too_early_is_caught():
 # In simulated time
 
 
-@pytest.mark.parametrize("groups", ["random", "smart", "static"])
+@pytest.mark.parametrize("groups", ["random", "buffered", "smart", "static"])
 @pytest.mark.parametrize("size", [1, 3, 8, 24])
 def test_compiled_ranks_decide_as_their_source_does(size, groups):
     times = np.random.default_rng(size).uniform(0.5e-6, 30e-6, (15, size))
@@ -374,7 +381,9 @@ def test_compiled_ranks_decide_as_their_source_does(size, groups):
         make = with_schedule(local_size=4)
     else:
         nodes = [rank // 4 for rank in range(size)] if groups == "smart" else None
-        make = with_generator(group_size=3, nodes=nodes, threshold=2, seed=5)
+        make = with_generator(
+            group_size=3, nodes=nodes, threshold=2, seed=5, buffered=groups == "buffered"
+        )
     method = FormedGroupMethod(lambda *rank: ScriptedGroupProtocol(*rank, make), 4000)
     interpreted = Simulation(method, MACHINES["hdr"], times)
     interpreted.run()

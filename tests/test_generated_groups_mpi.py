@@ -22,6 +22,7 @@ pytestmark = pytest.mark.mpi
 SHORT, LONG = 3, 70_000  # the latter in slices
 KINDS = {
     "random": {"groups": "random"},
+    "buffered": {"groups": "buffered"},
     "smart": {"groups": "smart"},
     "nodes": {"groups": "smart", "ranks_per_node": 2, "group_size": 2},
     "static": {"groups": "static"},
@@ -29,7 +30,7 @@ KINDS = {
 }
 # Which groups there are does not depend on how their vectors travel: a generator and a schedule
 # with each transport.
-TRANSPORTS = dict(zip(KINDS, ("messages", "shared", "messages", "shared", "messages")))
+TRANSPORTS = dict(zip(KINDS, ("messages", "shared", "shared", "messages", "shared", "messages")))
 # All of them, and without a progress thread one with a generator and one without.
 WITHOUT_THREAD = [("smart", "none", "messages"), ("static", "none", "shared")]
 KINDS_AND_ENGINES = [*((name, "adaptive", TRANSPORTS[name]) for name in KINDS), *WITHOUT_THREAD]
@@ -110,16 +111,18 @@ def test_groups_keep_the_sum_of_all_vectors_and_bring_them_together(comm, kind, 
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("kind", ["random", "smart", "nodes", "static"])
+@pytest.mark.parametrize("kind", ["random", "buffered", "smart", "nodes", "static"])
 def test_ranks_have_the_means_of_their_groups_one_after_the_other(comm, kind):
     """The same protocol in Python says which groups there were."""
     if kind == "static":
         make = with_schedule(local_size=2)
     else:
-        nodes = {"random": None, "smart": [0] * comm.size}.get(
+        nodes = {"random": None, "buffered": None, "smart": [0] * comm.size}.get(
             kind, [rank // 2 for rank in range(comm.size)]
         )
-        make = with_generator(group_size=2, nodes=nodes, controller=1, seed=comm.size)
+        make = with_generator(
+            group_size=2, nodes=nodes, controller=1, seed=comm.size, buffered=kind == "buffered"
+        )
     changed = functools.partial(change, LONG)
     mine = changed(comm.rank, -1)
     with FormedGroupCollective(
@@ -266,7 +269,7 @@ def test_all_go_on_from_what_they_load(comm, kind):
             alone = collective.alone
             for _ in range(2):
                 collective(mine)
-            assert collective.alone - alone <= 1 or kind["groups"] == "random"
+            assert collective.alone - alone <= 1 or kind["groups"] in ("random", "buffered")
             collective.synchronize(mine)
             np.testing.assert_allclose(mine, (comm.size - 1) / 2, rtol=1e-12)
 
@@ -356,24 +359,39 @@ def test_several_schedules_and_a_group_allreduce_work_side_by_side(comm):
         np.testing.assert_allclose(comm.allreduce(vector), 6, rtol=1e-12)
 
 
+@pytest.mark.ranks(3)
+def test_a_second_generator_in_one_process_is_refused_on_every_rank(comm):
+    """Ranks that wait in one for the next call of ranks that wait in the other would all wait."""
+    vector = np.full(SHORT, float(comm.rank))
+    with GeneratedGroupAllreduce(comm, vector, groups="random") as first:
+        for groups in ("smart", "buffered"):
+            with pytest.raises(
+                RuntimeError, match=r"another .* is open .*close\(\) that one first"
+            ):
+                GeneratedGroupAllreduce(comm, vector, groups=groups)
+        with GeneratedGroupAllreduce(comm, vector, groups="static") as static:
+            static(vector)
+        first(vector)
+    with GeneratedGroupAllreduce(comm, vector, groups="smart") as second:
+        second(vector)
+    np.testing.assert_allclose(comm.allreduce(vector), comm.size * (comm.size - 1) / 2)
+
+
 @pytest.mark.ranks(4)
-def test_several_generators_work_in_turn(comm):
-    """A rank that waited in one while others wait for it in another would hold up all."""
-    vectors = [np.full(LONG, float(comm.rank)) for _ in range(3)]
-    collectives = [
-        GeneratedGroupAllreduce(comm, vectors[0], groups="random", controller_rank=3),
-        GeneratedGroupAllreduce(comm, vectors[1], groups="smart", ranks_per_node=2),
-        GeneratedGroupAllreduce(comm, vectors[2], groups="smart", group_size=2),
-    ]
-    for _ in range(3):
-        for collective, vector in zip(collectives, vectors):
-            for call in range(4):
-                loiter(comm.rank, call)
-                collective(vector)
-            collective.average(vector.copy())
-    for collective, vector in zip(collectives, vectors):
+def test_schedules_called_in_different_orders_say_for_whom_they_wait(comm, caplog):
+    """As allreduces would, they wait: static groups are no exception to MPI's order."""
+    vector = np.zeros(SHORT)
+    order = slice(None, None, -1 if comm.rank % 2 else 1)
+    options = {"groups": "static", "ranks_per_node": 2, "stall": 0.2}
+    first = GeneratedGroupAllreduce(comm, vector, **options)
+    second = GeneratedGroupAllreduce(comm, vector, **options)
+    with caplog.at_level(logging.WARNING), interrupted(seconds=1.0):
+        for collective in (first, second)[order] * 4:
+            collective(vector)
+    assert "has waited" in caplog.text and f"for rank {comm.rank ^ 1}" in caplog.text
+    # Whoever leaves is not waited for.
+    for collective in (first, second):
         collective.close()
-        np.testing.assert_allclose(comm.allreduce(vector), 6, rtol=1e-12)
 
 
 BAD = {
@@ -406,7 +424,9 @@ def test_what_differs_raises_on_every_rank(comm):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(("kind", "length"), [("random", LONG), ("smart", SHORT), ("nodes", SHORT)])
+@pytest.mark.parametrize(
+    ("kind", "length"), [("random", LONG), ("buffered", SHORT), ("smart", SHORT), ("nodes", SHORT)]
+)
 def test_a_call_ends_without_ranks_that_wait_for_it_elsewhere(comm, kind, length):
     """A rank's group waits for a next call of others, which wait for it in a barrier."""
     mine = np.full(length, float(comm.rank))
@@ -424,7 +444,7 @@ def test_a_call_ends_without_ranks_that_wait_for_it_elsewhere(comm, kind, length
 @pytest.mark.ranks(1, 4)
 def test_groups_larger_than_the_job_are_of_all(comm):
     mine = np.full(SHORT, float(comm.rank))
-    for groups in ("random", "smart"):
+    for groups in ("random", "buffered", "smart"):
         with GeneratedGroupAllreduce(comm, mine, groups=groups, group_size=99) as collective:
             assert collective(mine).group == tuple(range(comm.size))
             assert collective.ranks_per_node == comm.size

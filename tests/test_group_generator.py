@@ -98,6 +98,50 @@ def test_a_random_group_may_have_a_rank_that_is_in_others():
     assert max(members.values()) > 2
 
 
+def buffered_generator(size, group_size=3, seed=0):
+    return generators.GroupGenerator(size, group_size, seed, buffered=True)
+
+
+def test_a_buffered_request_gets_the_oldest_group_with_its_rank_and_makes_one_if_there_is_none():
+    """Section 5.1: whoever is in groups makes none before it has asked for each of them."""
+    generator, draws = buffered_generator(7), random.Random(1)
+    buffers = [[] for _ in range(7)]
+    for _ in range(3000):
+        rank = draws.randrange(7)
+        if buffers[rank]:
+            assert ask(generator, rank) == BUFFERED
+        else:
+            [group] = ask(generator, rank)
+            assert len(set(group)) == 3 and rank in group
+            for member in group:
+                buffers[member].append(group)
+        buffers[rank].pop(0)
+
+
+def test_a_buffered_group_has_random_ranks_also_such_as_are_in_others():
+    counts = Counter()
+    for seed in range(3000):
+        [group] = ask(buffered_generator(7, seed=seed), 2)
+        counts[group] += 1
+    assert len(counts) == math.comb(6, 2)
+    assert chi_square(counts, len(counts)) < 36
+    generator = buffered_generator(4)
+    [first] = ask(generator, 0)
+    [outsider] = set(range(4)) - set(first)
+    [second] = ask(generator, outsider)
+    assert set(first) & set(second)
+
+
+def test_who_pauses_leaves_its_buffered_groups():
+    generator = buffered_generator(3)
+    ask(generator, 0)
+    generator.pause(1, 1, False)
+    assert set(ask(generator, 0)[0]) == {0, 2}
+    for rank in (0, 2):
+        generator.pause(rank, 1, False)
+    assert ask(generator, 1, 1) == [(0, 1, 2)]
+
+
 @pytest.mark.parametrize("nodes", [None, [0] * 8, [0, 0, 0, 1, 1, 1, 2, 2]])
 def test_requests_have_the_same_groups_for_the_same_seed_and_others_for_another(nodes):
     def groups(seed):
@@ -242,13 +286,44 @@ def test_heads_average_between_nodes_and_others_within_them(count, per_node, gro
     assert len(heads_of_all) == len(nodes)
 
 
-def test_one_rank_beside_its_head_goes_with_it_and_nobody_is_put_into_a_group_alone():
-    for seed in range(20):
-        inter, intra = divided([0, 0, 1, 1], 3, seed=seed)
-        assert (inter, intra) == ([(0, 1, 2, 3)], [(0, 1), (2, 3)])
-        assert divided([0, 1, 2], 3, seed=seed) == ([(0, 1, 2)], [])
-        inter, intra = divided([0, 1, 1, 1, 1], 3, seed=seed)
-        assert sorted(map(len, inter)) == [2, 3] and intra == [(1, 2, 3, 4)]
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [0, 1, 2, 3],
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        [0, 0, 0, 1, 1, 1],
+        [0, 0, 0, 0, 1, 1, 1, 1],
+        [0, 0, 1, 1, 1, 2],
+        [0, 1, 1, 2, 2, 2, 3, 3, 3, 3],
+    ],
+)
+def test_only_heads_are_in_groups_with_ranks_of_other_nodes(nodes):
+    """Section 5.2; a rank that is alone beside its head is in a group by itself."""
+    for seed in range(40):
+        inter, intra = divided(nodes, 3, seed=seed)
+        heads = [m for group in inter if len({nodes[r] for r in group}) > 1 for m in group]
+        assert sorted(nodes[head] for head in heads) == list(range(nodes[-1] + 1))
+        assert sorted(member for group in inter for member in group) == list(range(len(nodes)))
+        assert [nodes[member] for [member] in (group for group in inter if len(group) == 1)] == [
+            node for node in range(nodes[-1] + 1) if nodes.count(node) == 2
+        ]
+        assert intra == [
+            tuple(rank for rank in range(len(nodes)) if nodes[rank] == node)
+            for node in range(nodes[-1] + 1)
+            if nodes.count(node) > 1
+        ]
+
+
+def test_a_rank_alone_beside_its_head_does_not_wait_for_its_heads_second_request():
+    """It has two groups like all others: itself, and then its node."""
+    generator = generator_of(4, 3, [0, 0, 1, 1])
+    inter, intra = ask(generator, 0), [(0, 1), (2, 3)]
+    assert inter[-2:] == intra
+    for rank in (1, 2, 3):
+        assert ask(generator, rank) == BUFFERED
+    for rank in range(4):
+        assert ask(generator, rank) == BUFFERED
+    assert ask(generator, 3)[-2:] == intra
 
 
 def test_where_one_node_has_idle_ranks_these_average_among_themselves():
@@ -274,6 +349,32 @@ def test_heads_are_drawn_among_idle_ranks():
 
 
 # Ranks that pause
+
+
+def test_a_rank_that_was_left_out_is_so_after_all_have_paused():
+    """C_thres's counters go on: one average of all ranks does not make a slow rank fast."""
+    generator = generator_of(4, 4, [0] * 4)
+    for rank in (0, 1, 3):
+        generator.requests[rank] = generator.most_requests = 50
+    for pauses in (1, 2):
+        for rank in range(4):
+            generator.pause(rank, pauses, False)
+        assert ask(generator, 0, pauses) == [(0, 1, 3)]
+    for rank in range(4):
+        generator.pause(rank, 3, False)
+    generator.restart()
+    assert ask(generator, 0, 3) == [(0, 1, 2, 3)]
+
+
+def test_a_rank_that_pauses_before_the_others_is_not_behind_them_after_it():
+    generator = generator_of(3, 3, [0] * 3)
+    generator.pause(2, 1, False)
+    for _ in range(30):
+        assert ask(generator, 0) == [(0, 1)]
+        assert ask(generator, 1) == BUFFERED
+    for rank in (0, 1):
+        generator.pause(rank, 1, False)
+    assert ask(generator, 1, 1) == [(0, 1, 2)]
 
 
 @pytest.mark.parametrize("nodes", [None, [0] * 5, [0, 0, 0, 1, 1]])

@@ -21,7 +21,7 @@ from together import RULES, before_transports, same_everywhere
 from torch import nn
 
 from collectives.topology import default_group_size, group_of
-from wagma.optim import WAGMA
+from wagma.optim import WAGMA, Ripples
 
 # That training has the same bits with both transports is shown by test_bits.py.
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
@@ -458,3 +458,18 @@ def test_settings_that_differ_raise_on_every_rank(comm):
         WAGMA(inner, model, comm=comm, sync_period=5 if comm.rank else 6)
     assert same_everywhere(comm, str(raised.value))
     raised.match("sync_period")
+
+
+@pytest.mark.ranks(3)
+def test_two_ripples_optimizers_in_a_process_are_refused_on_every_rank(comm):
+    """Their ranks would wait for each other's next steps; one for both models works."""
+    both = nn.ModuleList([make_model(0), make_model(1)])
+    with Ripples(momentum_sgd(both[0].parameters()), both[0], comm=comm):
+        with pytest.raises(RuntimeError, match=r"Ripples has one.*close\(\).*one module"):
+            Ripples(momentum_sgd(both[1].parameters()), both[1], comm=comm)
+        with Ripples(momentum_sgd(both[1].parameters()), both[1], comm=comm, groups="static"):
+            pass
+    with Ripples(momentum_sgd(both.parameters()), both, comm=comm) as optimizer:
+        backward(both[0], comm.rank, 0)
+        backward(both[1], comm.rank, 0)
+        optimizer.step()

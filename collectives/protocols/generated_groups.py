@@ -3,8 +3,8 @@
 
 A call sends a request to the generator, and executes the groups with its rank that the generator
 has formed, in their order: all of them up to that of its own request (random), or the oldest one
-(smart), which it may know already, so that it need not wait for an answer. The remaining ones are
-left to the next call.
+(buffered, smart), which it may know already, so that it need not wait for an answer. The remaining
+ones are left to the next call. A group of one rank is a call without an average.
 
 A rank that pauses tells the controller, and until the controller has answered it takes part at
 once, outside a call and without weight, in the groups that it was put into. It does the same if
@@ -46,7 +46,7 @@ class GeneratedGroupProtocol(GroupProtocol):
         controller: the rank whose generator is used.
 
     Attributes:
-        alone: how many calls were in no group, because there was no other rank for one.
+        alone: how many calls averaged with no other rank, because there was none for a group.
     """
 
     def __init__(self, port, rank, size, generator, controller):
@@ -106,6 +106,10 @@ class GeneratedGroupProtocol(GroupProtocol):
                 self.deferred = False
                 self.request()
 
+    def restart(self, calls):
+        GroupProtocol.restart(self, calls)
+        self.generator.restart()
+
     def pause(self):
         self.pauses += 1
         if self.deferred:
@@ -160,14 +164,19 @@ class GeneratedGroupProtocol(GroupProtocol):
         """Execute groups while a call waits for its own, or a pause is unanswered."""
         begin: cython.int
         asked: cython.longlong
+        answers: cython.bint
         while self.count > 0 and (self.waiting or self.unanswered > 0):
             begin = self.first * self.stride
             asked = self.kept[begin + 1]
             self.record.read(self.kept, begin + HEADER)
             self.first = (self.first + 1) % self.room
             self.count -= 1
-            self.port.reduce(self.record)
-            if self.waiting and (asked == ANY or asked == self.rank):
+            answers = self.waiting and (asked == ANY or asked == self.rank)
+            if self.record.size > 1:
+                self.port.reduce(self.record)
+            elif answers:
+                self.alone += 1
+            if answers:
                 self.end_call()
 
     def end_call(self):
@@ -199,7 +208,7 @@ class GeneratedGroupProtocol(GroupProtocol):
         for index in range(formed):
             self.generator.write(index, self.record)
             self.message[0] = GROUP
-            self.message[1] = ANY if self.generator.smart else source
+            self.message[1] = ANY if self.generator.reuses else source
             end = self.record.write(self.message, HEADER)
             for i in range(self.record.size):
                 self.port.send(self.record.members[i], self.message[:end])

@@ -5,16 +5,18 @@ cdef int BUFFERED, ALONE, BUFFER
 cdef class GroupGenerator:
     cdef readonly int size, group_size, nodes, most, room, formed
     cdef readonly long long groups
+    cdef readonly bint reuses
     cdef bint smart
     cdef long long threshold, random, back, most_requests
     cdef int filled, free_count
     cdef int[::1] node, left, members, bounds
-    cdef int[::1] missing_at, free, buffered, untaken, taken_place
+    cdef int[::1] missing_at, free, buffer, untaken, taken_place
     cdef int[::1] idle, sorted, starts, heads
     cdef long long[::1] requests, asked_at, away, number_at, taken_number
 
     cdef int request(self, int rank, long long pauses) noexcept nogil
     cdef void pause(self, int rank, long long pauses, bint leaving) noexcept nogil
+    cdef void restart(self) noexcept nogil
     cdef void write(self, int index, Group group) noexcept nogil
     cdef bint is_active(self, int rank) noexcept nogil
     cdef bint is_idle(self, int rank) noexcept nogil
@@ -31,5 +33,6 @@ cdef class GroupGenerator:
     cdef void take(self, int rank) noexcept nogil
     cdef void count(self, int rank) noexcept nogil
     cdef void make_up(self, int place) noexcept nogil
+    cdef void credit(self, int rank) noexcept nogil
     cdef void shuffle(self, int[::1] values, int count) noexcept nogil
     cdef int draw(self, int count) noexcept nogil

@@ -9,23 +9,26 @@ and acknowledgements (section 4.1) are not needed.
 
 - Random: every request makes a group of the requester and others, drawn uniformly from the ranks
   that make calls, even if they are in groups already. (Section 4.1; Figure 7, Step 3.)
-- Smart: a request gets the oldest group with its rank that the rank has not requested yet (the
-  group buffer). If there is none, all idle ranks are divided into disjoint groups at once (the
-  global division, section 5.1). A rank is idle if it has requested all its groups, and the other
-  members of the last one have as well. It is left out if it is behind the requester by the
-  threshold or more requests (C_thres, section 5.3). On several nodes there are two divisions
-  (Inter-Intra, section 5.2): first one rank of each node, drawn anew, averages in groups of these
-  heads, and the others of a node in groups of their own; then all idle ranks of a node, except
-  those that are behind.
+- Buffered: a request gets the oldest group with its rank that the rank has not requested yet. If
+  there is none, it makes a random one. (The group buffer of section 5.1, without global division.)
+- Smart: a request gets such a group as well. If there is none, all idle ranks are divided into
+  disjoint groups at once (the global division, section 5.1). A rank is idle if it has requested
+  all its groups, and the other members of the last one have as well. It is left out if it is behind
+  the requester by the threshold or more requests (C_thres, section 5.3). On several nodes there are
+  two divisions (Inter-Intra, section 5.2): first one rank of each node, its head, drawn anew,
+  averages in groups of these heads, and the others of a node in groups of their own; then all idle
+  ranks of a node, except those that are behind. So only heads average with ranks of other nodes.
 
-Requests are counted from the last operation of all ranks. Beyond the paper, a rank that waits is
-credited with the requests of the fastest rank meanwhile: otherwise a rank that has waited for a
-slow rank would itself count as slow, and would always be grouped with the slow one.
+Requests are counted from the start, or from the last `restart`. Beyond the paper, a rank that waits
+for a group, or pauses, is credited with the requests of the fastest rank meanwhile: otherwise a
+rank that has waited for a slow rank would itself count as slow, and would always be grouped with
+the slow one.
 
 A division makes as few groups as possible of at most the group size, as equal as possible; with
-pairs and an odd number of ranks, one group has three. So no rank is left over. If a node has one
-rank in addition to its head, that rank joins the head's group. A requester without any possible
-partner gets the answer ALONE.
+pairs and an odd number of ranks, one group has three. So no rank is left over, but for one: if a
+node has one rank in addition to its head, that rank is in a group by itself, and so makes a step
+without an average, as such ranks do in the static schedule (Figure 10). A requester without any
+possible partner gets the answer ALONE.
 
 Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019.
 """
@@ -53,34 +56,40 @@ class GroupGenerator:
         nodes: the node of each rank, numbered from 0; None: groups are random ones.
         threshold: C_thres, 1 or more.
         absent: a rank that makes no requests; None for none.
+        buffered: whether a request for random groups gets a group made before, if there is one;
+            with nodes it does so anyway.
 
     Attributes:
         groups: how many were formed; they are numbered from 0.
         formed: how many of these the last request formed.
         most: the largest number of members of a group.
-        room: the largest number of groups of a rank that it has not requested yet.
+        room: the largest number of groups of a rank that it has not begun yet.
+        reuses: whether a request gets a group made before.
     """
 
-    def __init__(self, size, group_size, seed, nodes=None, threshold=4, absent=None):
+    def __init__(
+        self, size, group_size, seed, nodes=None, threshold=4, absent=None, buffered=False
+    ):
         self.size = size
         self.group_size = min(group_size, size)
         self.smart = nodes is not None
+        self.reuses = self.smart or buffered
         self.threshold = threshold
         digest = hashlib.blake2b(f"groups {seed}".encode(), digest_size=8).digest()
         self.random = 1 + int.from_bytes(digest, "little") % 2147483646
         self.node = array.array("i", nodes or [0] * size)
         self.nodes = max(self.node) + 1
-        # Where every request forms a group, each rank in a call may have formed one with a rank.
+        # Of random groups each rank in a call may have formed one with a rank: one that forms a
+        # group has no older ones, so that is the next that it waits for.
         self.room = BUFFER if self.smart else size
         self.most = min(size, self.group_size)
         if self.smart:
             largest = max(list(self.node).count(node) for node in range(self.nodes))
-            spread = 1 if self.nodes == 1 else 2
-            self.most = min(size, max(spread * (self.group_size + 1), largest))
+            self.most = min(size, max(self.group_size + 1, largest))
         self.groups = 0
         self.back = 0
-        # Number of requests credited to each rank; the most of any rank; and that at the time of
-        # each rank's last request.
+        # Number of requests credited to each rank; the most of any rank; and that at the time up to
+        # which each rank has got its credit.
         self.requests = array.array("q", [0]) * size
         self.most_requests = 0
         self.asked_at = array.array("q", [0]) * size
@@ -90,17 +99,17 @@ class GroupGenerator:
         self.formed = 0
         self.filled = 0
         self.members = array.array("i", [0]) * (BUFFER * size)
-        self.bounds = array.array("i", [0]) * (size + 1)
-        # Groups that some member has not requested have places: the group's number, −1 if the place
-        # is free, and how many members have not requested it.
+        self.bounds = array.array("i", [0]) * (BUFFER * size + 1)
+        # Smart groups that some member has not requested have places: the group's number, −1 if the
+        # place is free, and how many members have not requested it.
         places = BUFFER * size if self.smart else 0
         self.number_at = array.array("q", [-1]) * places
         self.missing_at = array.array("i", [0]) * places
         self.free = array.array("i", range(places))
         self.free_count = places
-        # Of each rank: the places of the groups that it has not requested, and their number; the
-        # place and the number of the group that it requested last.
-        self.buffered = array.array("i", [0]) * places
+        # Of each rank: the places of the groups that it has not requested; the number of these
+        # groups; the place and the number of the group that it requested last.
+        self.buffer = array.array("i", [0]) * places
         self.untaken = array.array("i", [0]) * size
         self.taken_place = array.array("i", [-1]) * size
         self.taken_number = array.array("q", [-1]) * size
@@ -121,16 +130,14 @@ class GroupGenerator:
         """
         i: cython.int
         if pauses > self.back:
-            # A rank that requests after a pause has met all others: they will request as well, and
-            # no rank is behind any more.
-            self.back = pauses
-            self.most_requests = 0
+            # A rank that requests after a pause has met all others: they will request as well.
             for i in range(self.size):
-                self.requests[i] = 0
-                self.asked_at[i] = 0
+                if not self.is_active(i):
+                    self.credit(i)
+            self.back = pauses
         self.formed = 0
         self.filled = 0
-        if self.smart and self.untaken[rank] > 0:
+        if self.reuses and self.untaken[rank] > 0:
             self.count(rank)
             self.take(rank)
             return BUFFERED
@@ -143,18 +150,28 @@ class GroupGenerator:
         if self.formed == 0:
             self.taken_place[rank] = -1
             return ALONE
-        if self.smart:
+        if self.reuses:
             self.give()
             self.take(rank)
         return self.formed
 
     def pause(self, rank, pauses, leaving):
         """Note that a rank pauses, for the n-th time, or leaves: no rank waits for its requests."""
+        if pauses > self.back:
+            self.asked_at[rank] = self.most_requests
         self.away[rank] = pauses
         self.left[rank] = self.left[rank] or leaving
         while self.untaken[rank] > 0:
             self.take(rank)
         self.taken_place[rank] = -1
+
+    def restart(self):
+        """Count requests anew: all ranks, which have paused, continue at the same call."""
+        i: cython.int
+        self.most_requests = 0
+        for i in range(self.size):
+            self.requests[i] = 0
+            self.asked_at[i] = 0
 
     def write(self, index, group):
         """Write one of the groups that the last request formed into the record `group`."""
@@ -249,14 +266,16 @@ class GroupGenerator:
         while done < count:
             share = self.share(count - done)
             for i in range(done, done + share):
-                begin = self.starts[self.heads[i]]
-                self.add(self.sorted[begin])
-                if self.starts[self.heads[i] + 1] - begin == 2:
-                    self.add(self.sorted[begin + 1])
+                self.add(self.sorted[self.starts[self.heads[i]]])
             self.end_group()
             done += share
         for node in range(self.nodes):
-            self.cut(self.sorted, self.starts[node] + 1, self.starts[node + 1])
+            begin = self.starts[node] + 1
+            if self.starts[node + 1] - begin == 1:
+                self.add(self.sorted[begin])
+                self.end_group()
+            else:
+                self.cut(self.sorted, begin, self.starts[node + 1])
 
     def divide_nodes(self):
         """Form the groups of the second division: all of a node, except those that are behind.
@@ -318,6 +337,10 @@ class GroupGenerator:
         place: cython.int
         rank: cython.int
         i: cython.int
+        if not self.smart:
+            for i in range(self.filled):
+                self.untaken[self.members[i]] += 1
+            return
         for index in range(self.formed):
             self.free_count -= 1
             place = self.free[self.free_count]
@@ -325,15 +348,18 @@ class GroupGenerator:
             self.missing_at[place] = self.bounds[index + 1] - self.bounds[index]
             for i in range(self.bounds[index], self.bounds[index + 1]):
                 rank = self.members[i]
-                self.buffered[BUFFER * rank + self.untaken[rank]] = place
+                self.buffer[BUFFER * rank + self.untaken[rank]] = place
                 self.untaken[rank] += 1
 
     def take(self, rank):
         """Note that a rank has requested its oldest group."""
         first: cython.int = BUFFER * rank
-        place: cython.int = self.buffered[first]
-        self.buffered[first] = self.buffered[first + 1]
+        place: cython.int
         self.untaken[rank] -= 1
+        if not self.smart:
+            return
+        place = self.buffer[first]
+        self.buffer[first] = self.buffer[first + 1]
         self.taken_place[rank] = place
         self.taken_number[rank] = self.number_at[place]
         self.missing_at[place] -= 1
@@ -357,8 +383,12 @@ class GroupGenerator:
         i: cython.int
         for i in range(self.size):
             if self.taken_place[i] == place and self.taken_number[i] == self.number_at[place]:
-                self.requests[i] += self.most_requests - self.asked_at[i]
-                self.asked_at[i] = self.most_requests
+                self.credit(i)
+
+    def credit(self, rank):
+        """Credit a rank with the requests of the fastest rank since its last credit."""
+        self.requests[rank] += self.most_requests - self.asked_at[rank]
+        self.asked_at[rank] = self.most_requests
 
     def shuffle(self, values, count):
         """Put the first `count` values into a random order."""

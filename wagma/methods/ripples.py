@@ -25,10 +25,11 @@ METHOD = Method(
     options=(
         Option(
             "groups",
-            "how groups are made; random: a random one for each request; smart: by dividing all "
-            "ranks that are not waiting, except those too far behind; static: by a schedule",
+            "how groups are made; random: a random one for each request; buffered: a random one "
+            "where the rank is in none; smart: by dividing all ranks that are not waiting, except "
+            "those too far behind; static: by a schedule",
             "smart",
-            choices=("random", "smart", "static"),
+            choices=("random", "buffered", "smart", "static"),
         ),
         Option(
             "threshold",

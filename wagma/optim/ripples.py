@@ -59,7 +59,8 @@ class Ripples(PeerAveraging):
             optimizer, model, comm: as for `Averaging`.
             groups: "smart": all ranks that are not waiting are divided into groups; the paper's
                 best generator, with slow ranks and without. "random": every step makes a group of
-                random ranks. "static": a schedule.
+                random ranks. "buffered": a step whose rank is in no group makes one. "static": a
+                schedule.
             group_size: ranks per group, at least 2; None: 3.
             threshold: C_thres of "smart": a rank that is this many steps behind is left out.
             ranks_per_node: of "smart" and "static"; None: as MPI reports.
@@ -71,6 +72,7 @@ class Ripples(PeerAveraging):
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
+            RuntimeError: another one with a generator is open in this process; on all ranks.
         """
         super().__init__(
             optimizer,

@@ -34,7 +34,8 @@ def ripples(settings: Settings, ranks: int) -> FormedGroupMethod:
             else:
                 nodes = [each // per_node for each in range(size)] if groups == "smart" else None
                 chosen = group_size, settings.seed, nodes, settings.threshold
-                makers.append(generated(size, *chosen, 0))
+                buffered = groups == "buffered"
+                makers.append(generated(size, *chosen, 0, buffered=buffered))
         return makers[0](port, rank, size)
 
     method = FormedGroupMethod(make, settings.nbytes, settings.sync_every)
