@@ -43,6 +43,7 @@ RANKS = {
     "simulated_wall": (4, 8),
     "stragglers": (None,),
     "simulated_stragglers": (None,),
+    "simulated_ripples": (None,),
     "hop": (None,),
     "simulated_hop": (None,),
     "wp_sgd": (None,),
@@ -55,7 +56,7 @@ RANKS = {
 BY_NAME = (
     "gpu",
     *("late_rules", "late_gradients"),
-    *("stragglers", "simulated_stragglers", "hop", "simulated_hop", "wp_sgd"),
+    *("stragglers", "simulated_stragglers", "simulated_ripples", "hop", "simulated_hop", "wp_sgd"),
     "wp_sgd_wall",
 )
 

@@ -44,6 +44,7 @@ METHODS = (
     f"{READY}:group_size=3:weights=dynamic",
     f"{READY}:group_size=5",
     "ripples:groups=random",
+    "ripples:groups=buffered",
     "ripples:groups=smart",
     "ripples:groups=static",
     "hop:backup=1",

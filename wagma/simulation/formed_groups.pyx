@@ -80,6 +80,8 @@ cdef class FormedGroupMethod(Method):
 
     Attributes:
         most: the largest number of groups that averaged at the same time.
+        log: a list to which the members of each group that has averaged are added; None, the
+            default, for none.
     """
 
     cdef object make
@@ -90,6 +92,7 @@ cdef class FormedGroupMethod(Method):
     cdef dict present
     cdef int under_way
     cdef readonly int most
+    cdef public list log
 
     def __init__(self, make, nbytes, sync_every=1):
         self.make, self.nbytes, self.sync_every = make, nbytes, sync_every
@@ -128,6 +131,8 @@ cdef class FormedGroupMethod(Method):
             if group.members[0] == rank:
                 self.under_way -= 1
                 self.updates += group.size > 1
+                if self.log is not None:
+                    self.log.append(group.listed()[0])
             port.protocol.reduced(group)
         self._proceed(port)
 
