@@ -46,7 +46,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
             all ranks that are not waiting are divided into disjoint groups instead. On several
             nodes they are in two groups each: first one rank of each node averages with those of
             other nodes, and the others in groups on their node; then all ranks of a node average.
-            Where nodes have two ranks, the other one's first call averages nothing. "static": in
+            Where nodes have two ranks, the other one averages in the second only. "static": in
             its t-th call a rank is in the group of iteration t of `topology.static_groups`.
         group_size: number of ranks in a group of "random" and "buffered", at least 2; all, if there
             are fewer.

@@ -372,6 +372,7 @@ def test_a_rank_that_pauses_before_the_others_is_not_behind_them_after_it():
     for _ in range(30):
         assert ask(generator, 0) == [(0, 1)]
         assert ask(generator, 1) == BUFFERED
+    generator.pause(2, 1, False)  # again, as where others have waited for it
     for rank in (0, 1):
         generator.pause(rank, 1, False)
     assert ask(generator, 1, 1) == [(0, 1, 2)]

@@ -157,7 +157,8 @@ class GroupGenerator:
 
     def pause(self, rank, pauses, leaving):
         """Note that a rank pauses, for the n-th time, or leaves: no rank waits for its requests."""
-        if pauses > self.back:
+        if pauses > self.back and pauses > self.away[rank]:
+            # While it pauses it may also let go of groups, as often as others wait for it.
             self.asked_at[rank] = self.most_requests
         self.away[rank] = pauses
         self.left[rank] = self.left[rank] or leaving
