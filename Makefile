@@ -129,7 +129,7 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 
 # --no-build-isolation: the extension must see the MPI and the mpi4py that it will run with.
 $(VENV)/installed: $(VENV)/tools $(READY) pyproject.toml wagma/__init__.py
-	@echo "Building wagma"
+	@echo "Installing what wagma needs"
 	@WAGMA_EXTENSIONS=later $(PIP) --no-build-isolation --editable '$(TREE)[test,plot]'
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -c 'import matplotlib.figure, rich.progress, torch._dynamo'
 	@touch $@

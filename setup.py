@@ -4,11 +4,13 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import mpi4py
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).parent / "build_backend"))
 
@@ -63,6 +65,41 @@ def sources(folder):
     return sorted([*Path(folder).glob("*.pyx"), *(file for file in declared if file.exists())])
 
 
+class Progress:
+    """The build as one line: on a terminal it counts modules; elsewhere it is written once.
+
+    Args:
+        count: Number of modules; 0 shows nothing.
+    """
+
+    def __init__(self, count):
+        self.count, self.done = count, 0
+        self.counts = sys.stdout.isatty()
+        self.lock = threading.Lock()  # modules are compiled by several threads
+        if count:
+            self.show(f"Building wagma: {count} module{'s' if count > 1 else ''}")
+
+    def show(self, text):
+        """Write the line; what the compiler says meanwhile on a terminal goes over it."""
+        last = self.done == self.count or not self.counts
+        print(text, end="\n" if last else "\r", flush=True)
+
+    def add(self):
+        """Count another module."""
+        with self.lock:
+            self.done += 1
+            if self.counts:
+                self.show(f"Building wagma: {self.done} of {self.count} modules")
+
+
+class CountedBuild(build_ext):
+    """Shows the progress."""
+
+    def build_extension(self, extension):
+        super().build_extension(extension)
+        progress.add()
+
+
 pure = [
     extension(source)
     for folder in ("collectives/protocols", "collectives/memory", "wagma/simulation", "wagma/wpsgd")
@@ -84,12 +121,16 @@ cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 extensions = utilities + pure + engine
 if os.environ.get("WAGMA_EXTENSIONS") == "later":
     extensions = []
+quiet = "--quiet" in sys.argv
+progress = Progress(len(extensions) if quiet else 0)
 setup(
     ext_modules=cythonize(
         extensions,
         build_dir="build/cython",
         nthreads=cores,
+        quiet=quiet,
         shared_utility_qualified_name=UTILITIES if extensions else None,
     ),
+    cmdclass={"build_ext": CountedBuild} if quiet else {},
     options={"build_ext": {"parallel": cores}},
 )

@@ -43,7 +43,7 @@ cdef class Shared:
     cdef Py_ssize_t own_block, own_blocks, copied, published, returned
     cdef long long copies[AHEAD]
     # The part begins in state `entry` once the passes of `entry_ticket` are complete.
-    cdef int entry
+    cdef unsigned long long entry
     cdef long long entry_ticket
     # A circular queue of the blocks that this rank averages; they end in order.
     cdef Averaging averaging[AHEAD]
