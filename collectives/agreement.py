@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable
 
 __all__ = [
     "by_value",
+    "counted",
     "launched_tasks",
     "list_values",
     "name_ranks",
@@ -57,6 +58,11 @@ def name_ranks(ranks: list[int]) -> str:
             runs.append([rank, rank])
     listed = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 rank" or "4 ranks"."""
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def singleton_error(world_size: int) -> RuntimeError | None:

@@ -308,8 +308,7 @@ def _native() -> tuple[Any, ImportError | None]:
 
 def check_comm(comm: Any) -> None:
     """Raise for an invalid communicator, with which ranks cannot agree to raise together."""
-    from mpi4py import MPI
-
+    MPI = process.load_mpi()
     process.check_not_forked()
     if MPI.Is_finalized():
         raise RuntimeError("MPI has been finalized: collectives must be made before that")

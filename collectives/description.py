@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from collectives.agreement import counted
+
 __all__ = ["Described"]
 
 
@@ -30,9 +32,8 @@ class Described:
     def __repr__(self) -> str:
         settings = "".join(f", {name}={getattr(self, name)!r}" for name in self._shown)
         state = "closed" if self.closed else "open"
-        return (
-            f"{type(self).__name__}({self.size} ranks{settings}, version={self.version}, {state})"
-        )
+        ranks = counted(self.size, "rank")
+        return f"{type(self).__name__}({ranks}{settings}, version={self.version}, {state})"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

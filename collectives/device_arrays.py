@@ -16,6 +16,8 @@ DTYPES = {
 }
 # The bytes of an element of each dtype that is averaged, on the host too.
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+# What to do about an array that is not contiguous, as the end of a message.
+TO_COPY = ": pass a copy, x.copy(), and assign the result back"
 DEFAULT_STREAM = 1  # the legacy default stream
 
 
@@ -86,7 +88,7 @@ def _describe_array(array, name, writes) -> Described:
     if shape[0] == 0:
         raise ValueError(f"{name} is empty")
     if interface.get("strides") not in (None, (SIZES[dtype],)) or interface.get("mask") is not None:
-        raise ValueError(f"{name} is not contiguous")
+        raise ValueError(f"{name} is not contiguous{TO_COPY}")
     if address % SIZES[dtype]:
         raise ValueError(f"{name} is not aligned")
     if is_read_only and writes:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from collectives.agreement import counted
+
 if TYPE_CHECKING:  # networkx need not be installed
     import networkx
     import numpy.typing as npt
@@ -146,7 +148,7 @@ def _edges_by_name(name: str, size: int) -> Edges:
     listed, gateways = found.groups()
     machines = [int(ranks) for ranks in listed.split("+")]
     if sum(machines) != size:
-        raise ValueError(f"graph {name} has {sum(machines)} ranks, not {size}")
+        raise ValueError(f"graph {name} has {counted(sum(machines), 'rank')}, not {size}")
     return hierarchical(machines, int(gateways or 1))
 
 
@@ -332,7 +334,7 @@ def exponential_phases(size: int, neighbors: int) -> list[Edges]:
     if not 1 <= neighbors <= len(hops):
         raise ValueError(
             f"neighbors is {neighbors}, not between 1 and {len(hops)}, the number of powers of two "
-            f"below the {size} ranks"
+            f"below {counted(size, 'rank')}"
         )
     phases: list[Edges] = []
     first = 0

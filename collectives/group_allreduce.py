@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from collectives import settings
-from collectives.collective import Collective
+from collectives.collective import Collective, check_comm
 from collectives.errors import CudaError
 from collectives.settings import DEFAULT_LATE
 from collectives.topology import default_group_size
@@ -157,7 +157,8 @@ class GroupAllreduce(Collective):
         """
         self._summing, self._draws = summing, draws
         if given["group_size"] is None:
-            given["group_size"] = default_group_size(getattr(comm, "size", 1))
+            check_comm(comm)
+            given["group_size"] = default_group_size(comm.size)
         given["late"] = DEFAULT_LATE if given["late"] is None else given["late"]
         given["wire_dtype"] = settings.name_of_dtype(given["wire_dtype"])
         super()._construct(comm, like, **given)

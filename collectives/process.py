@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 from collectives.errors import RankFailedError
 
@@ -23,18 +24,21 @@ __all__ = [
     "fail",
     "interrupts_held",
     "library_name",
+    "load_mpi",
     "native",
     "open_count",
     "opened",
     "raise_failure_in",
     "release",
     "remove",
+    "remove_segments",
     "reserve",
     "tell",
 ]
 
 MOST_OPEN = 256
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+MPICH_SEGMENT = "/dev/shm/mpich_shm_"
 FORWARDING = 0.3  # seconds for the launcher to forward a rank's output before the rank aborts
 
 _open: dict[int, object] = {}
@@ -77,19 +81,51 @@ os.register_at_fork(after_in_child=_note_fork)
 def end_job(comm, status: int) -> None:
     """End all ranks' processes with this exit status, after this rank's output was forwarded."""
     sys.stdout.flush()
+    remove_segments()
     time.sleep(FORWARDING)
     comm.Abort(status)
     os._exit(status)  # MPICH's can return before the job is killed
+
+
+def remove_segments() -> None:
+    """Unlink MPICH's shared memory of this job on this node, which MPI_Abort would leave behind.
+
+    MPICH unlinks it in MPI_Finalize only. All its ranks have mapped it in MPI_Init, and what this
+    process has mapped is of no other job.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            path = line.split(maxsplit=5)[5:]
+            if path and path[0].startswith(MPICH_SEGMENT) and not path[0].endswith(" (deleted)"):
+                Path(path[0]).unlink(missing_ok=True)
+
+
+def load_mpi():
+    """Return `mpi4py.MPI`, whose import initializes MPI.
+
+    Raises:
+        ImportError: there is no MPI library; the message is one line, with the remedy.
+    """
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError:
+        raise  # mpi4py itself
+    except (ImportError, RuntimeError) as error:
+        reason = "; ".join(str(error).splitlines()[:2])
+        raise ImportError(
+            f"no MPI library was found ({reason}): pip install mpich, or load your site's MPI "
+            "(such as module load mpich), or name its library (MPI4PY_LIBMPI=/path/to/libmpi.so)"
+        ) from None
+    return MPI
 
 
 def native():
     """Return the engine's module; only collectives import it, since that initializes MPI.
 
     Raises:
-        ImportError: the extensions run on another MPI library than mpi4py does.
+        ImportError: the extensions run on another MPI library than mpi4py does, or there is none.
     """
-    from mpi4py import MPI
-
+    MPI = load_mpi()
     remedy = "build wagma again with the mpicc of mpi4py's MPI (MPICC=/path/to/mpicc)"
     used = library_name(MPI.Get_library_version())
     try:

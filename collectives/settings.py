@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from collectives.agreement import by_value, list_values
-from collectives.device_arrays import is_on_device
+from collectives.device_arrays import TO_COPY, is_on_device
 
 __all__ = [
     "DEFAULT_LATE",
@@ -287,7 +287,7 @@ def array_error(name: str, array, dtype=None, size=None) -> Exception | None:
     if array.size == 0:
         return ValueError(f"{name} is empty")
     if not array.flags.c_contiguous:
-        return ValueError(f"{name} is not contiguous")
+        return ValueError(f"{name} is not contiguous{TO_COPY}")
     if not array.flags.aligned:
         return ValueError(f"{name} is not aligned")
     if not array.flags.writeable:

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from collectives.agreement import counted
+
 if TYPE_CHECKING:  # importing it takes time
     import numpy as np
 
@@ -203,7 +205,9 @@ def propagation_bound(world_size: int, group_size: int) -> int:
         ValueError: unless 1 < group_size ≤ world_size.
     """
     if not 1 < group_size <= world_size:
-        raise ValueError(f"group size {group_size} does not spread updates over {world_size} ranks")
+        raise ValueError(
+            f"group size {group_size} does not spread updates over {counted(world_size, 'rank')}"
+        )
     rounds, reached = 0, 1
     while reached < world_size:
         reached *= group_size
@@ -416,7 +420,7 @@ def _rotate_left(number: int, turn: int, bits: int) -> int:
 
 def _check_rank(rank: int, world_size: int) -> None:
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not in a world of {world_size} ranks")
+        raise ValueError(f"rank {rank} is not in a world of {counted(world_size, 'rank')}")
 
 
 def _check_version(version: int) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,12 +47,13 @@ class Signal(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended."""
+    """How a job ended; `left` are the shared-memory segments that it left, which are removed."""
 
     returncode: int
     stdout: str
     stderr: str
     seconds: float
+    left: tuple[str, ...] = ()
 
     def check(self) -> Result:
         """Return the result of a job that ended with status 0; fail with its output otherwise."""
@@ -196,7 +197,7 @@ def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
     """Run `mpiexec -n ranks python argv…` and return its result.
 
     Fails where the job outlives `timeout`, leaves a process behind, or, having ended with status
-    0, a shared-memory segment (an aborted MPICH always leaves one; it is removed).
+    0, a shared-memory segment (an MPICH whose rank is killed always leaves one; it is removed).
 
     Args:
         ranks: number of ranks; None starts one process without mpiexec.
@@ -238,7 +239,7 @@ def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
         assert not processes, f"left behind: {processes}\n{ended}"
         left = job.remove_segments()
         assert not left or ended.returncode, f"left in shared memory: {left}\n{ended}"
-        return ended
+        return replace(ended, left=tuple(left))
 
 
 def due(signal, elapsed, *outputs) -> bool:

@@ -424,6 +424,22 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
     assert capsys.readouterr().err == message
 
 
+def test_without_an_mpi_library_one_line_says_what_to_do():
+    """In the command, and where a collective or an optimizer is made."""
+    env = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    said = "no MPI library was found (cannot load MPI library; /nowhere/libmpi.so: cannot open"
+    command = [sys.executable, "-m", "wagma", "info"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"wagma: error: {said}")
+    assert "): pip install mpich, or " in ended.stderr and ended.stderr.count("\n") == 1
+    collective = "import collectives, numpy; collectives.GroupAllreduce(None, numpy.zeros(3))"
+    ended = subprocess.run(
+        [sys.executable, "-c", collective], env=env, capture_output=True, text=True
+    )
+    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {said}")
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("flags", "message"),

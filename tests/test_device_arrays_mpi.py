@@ -68,7 +68,7 @@ WRONG = {
     "another byte order": ({"typestr": ">f8"}, TypeError, "is of type >f8.*byte order"),
     "a matrix": ({"shape": (N // 2, 2)}, ValueError, "has 2 dimensions, not one"),
     "nothing": ({"shape": (0,)}, ValueError, "is empty"),
-    "strides": ({"strides": (16,)}, ValueError, "is not contiguous"),
+    "strides": ({"strides": (16,)}, ValueError, "is not contiguous: pass a copy"),
     "from the end": ({"strides": (-8,)}, ValueError, "is not contiguous"),
     "a mask": ({"mask": object()}, ValueError, "is not contiguous"),
     "no data": ({"data": "none"}, TypeError, "no valid __cuda_array_interface__: KeyError: 'data'"),

@@ -18,6 +18,7 @@ from together import (
     wait_until,
 )
 
+import collectives
 from collectives import (
     ClosedError,
     CollectiveError,
@@ -113,6 +114,10 @@ def test_what_is_no_intracommunicator_is_refused(comm):
     for comm_null in (MPI.COMM_NULL, comm.Split(MPI.UNDEFINED)):
         with pytest.raises(ValueError, match="comm is COMM_NULL: this process is not in"):
             GroupAllreduce(comm_null, mine, group_size=1)
+        for kind in vars(collectives).values():
+            if isinstance(kind, type) and issubclass(kind, collectives.collective.Collective):
+                with pytest.raises(ValueError, match="comm is COMM_NULL: this process is not in"):
+                    kind(comm_null, mine)
     half = comm.Split(comm.rank % 2)
     between = half.Create_intercomm(0, comm, 1 - comm.rank % 2)
     for wrong in (None, "world", 4, between):

@@ -174,6 +174,7 @@ def test_a_comparison_is_drawn_over_time_with_the_means_and_spreads_of_the_seeds
     assert np.allclose(target.get_ydata(), 95)
     assert len(over_time.collections) == 1
     assert [bar.get_width() for bar in throughput.patches] == [20.0, 5.0, 1.5]
+    assert throughput.get_ylim() == (2.5, -0.5)  # a row for each method, and no other
     assert figure.get_suptitle() == "mine: 4 ranks"
     labels = (over_time.get_xlabel(), over_time.get_ylabel(), throughput.get_xlabel())
     assert labels == ("time in s", "accuracy in %", "samples per second")

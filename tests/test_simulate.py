@@ -22,20 +22,20 @@ def rows(text):
 
 def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
     methods = ("allreduce", "ad-psgd", "wagma")
-    options = ("--ranks", "4,16", "--steps", "20", "--imbalance", "cloud", "--group-size", "8")
+    options = ("--ranks", "8,16", "--steps", "20", "--imbalance", "cloud", "--group-size", "8")
     options += ("--algorithms", ",".join(methods))
     ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path).check()
     assert ended.stderr == ""
     run = tmp_path / "runs" / "mine"
     record = json.loads((run / "simulation.json").read_text())
-    assert record["settings"]["ranks"] == [4, 16]
+    assert record["settings"]["ranks"] == [8, 16]
     assert record["machine"]["injection"] == 10.2e9
     steps, machine = ended.stdout.splitlines()[:2]
     assert steps == "# 20 log-normal steps, 25,559,081 parameters of 4 bytes, imbalance cloud"
     assert machine.startswith("# aries: latency 0.9 µs, overhead 0.35 µs, gap 0.6 µs, a rank's")
     table = rows(ended.stdout)
     assert [line[:2] for line in table] == [
-        [ranks, name] for ranks in ("4", "16") for name in methods
+        [ranks, name] for ranks in ("8", "16") for name in methods
     ]
     for line in table:
         result = record["results"][line[1]][line[0] == "16"]
@@ -113,6 +113,10 @@ def test_the_machine_and_the_steps_are_said_in_words_and_units():
         (
             ("--algorithms", "parameter-server:backups=4"),
             "cannot simulate 4 ranks: backups is 4, but must be less than the number of ranks, 4",
+        ),
+        (
+            ("--algorithms", "wagma", "--group-size", "1000"),
+            "cannot simulate 4 ranks: group_size is 1000, more than the number of ranks, 4",
         ),
         (("--parameters", "9" * 25), "cannot simulate 4 ranks: Python int too large"),
         (("--set", "injection=0"), "argument --set: injection must be above 0, not 0"),

@@ -331,3 +331,4 @@ def test_the_abort_limit_ends_the_job(job, where):
     assert "this is the limit set by abort (WAGMA_ABORT): ending the job" in result.stderr
     assert ("the dataset is gone" in result.stderr) == where.startswith("close")
     assert result.seconds < 20
+    assert result.left == ()

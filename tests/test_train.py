@@ -24,10 +24,10 @@ from wagma import data, imbalance, progress
 from wagma import train as train_module
 from wagma.commands.simulate import SIMULATED
 from wagma.methods import METHODS
-from wagma.runs import POINTS, Curve, JsonLines, Tally, summarize
+from wagma.runs import POINTS, Curve, JsonLines, Tally, summarize, write_json
 from wagma.stopwatch import Stopwatch
 from wagma.tasks.digits import small_cnn
-from wagma.train import log_end, outcome_in_words
+from wagma.train import log_end, lost, outcome_in_words
 
 RANKS = 4
 SETTINGS = ["--steps", 125, "--seed", 3, "--algorithm", "wagma:wait=group"]
@@ -175,6 +175,26 @@ def test_numbers_that_are_not_finite_are_null_in_the_metrics(tmp_path):
         lines.write({"loss": 0.5, "step": 2})
     written = (tmp_path / "lines").read_text().splitlines()
     assert written == ['{"loss": null, "step": 1}', '{"loss": 0.5, "step": 2}']
+
+
+def test_numbers_that_are_not_finite_are_null_in_all_json(tmp_path):
+    value = {"a": [math.inf, (np.float64(math.nan), 1.5)], "b": {"c": -math.inf}, "d": tmp_path}
+    write_json(tmp_path / "value.json", value)
+    written = json.loads((tmp_path / "value.json").read_text())
+    assert written == {"a": [None, [None, 1.5]], "b": {"c": None}, "d": str(tmp_path)}
+
+
+def test_a_loss_is_lost_if_no_rank_that_trains_ends_with_a_finite_one():
+    tally = Tally(9)
+    record = {"compute_s": 0, "delay_s": 0, "elapsed_s": 0, "samples": 1, "synchronized": True}
+    since = []
+    for loss in (math.nan, 1.0, math.inf, math.nan):
+        tally.add(record | {"loss": loss})
+        since.append(tally.lost_since)
+    assert since == [1, None, 3, 3]
+    assert lost([3, 4, None], [4, 4, 0]) == 4
+    assert lost([3, None], [4, 4]) is None
+    assert lost([None], [0]) is None
 
 
 def test_progress_is_about_ten_lines_without_a_terminal_and_nothing_above_rank_0(capsys):

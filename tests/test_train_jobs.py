@@ -154,11 +154,17 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpirun, tmp_pa
     flags = ["--runs-dir", tmp_path / "runs", "--steps", "100000", "--step-time", "5"]
     ended = mpirun(2, "-m", "wagma", "train", *flags, "--script", script, timeout=TIMEOUT)
     assert ended.returncode == 1
+    assert ended.left == ()
     assert ended.stderr.count("Traceback") == 1
     assert ended.stderr.count("\nRuntimeError: no batch fits\n") == 1
     lines = [line for line in ended.stderr.splitlines() if line.startswith("wagma: rank ")]
     told = "rank 1 failed, so only close() is allowed here: RuntimeError: no batch fits"
     assert sorted(lines) == [f"wagma: rank 0 of 2: {told}", "wagma: rank 1 of 2 failed:"]
+    after = ended.stderr.partition("Traceback")[2]
+    frames = [line for line in after.splitlines() if line.startswith("  ")]
+    assert re.fullmatch(r"  \[… \d+ frames of wagma: --traceback shows them\]", frames[0])
+    assert frames[1].startswith(f'  File "{script}", line ')
+    assert frames[2:] == ['    raise RuntimeError("no batch fits")']
 
 
 FAILING = """
@@ -173,6 +179,53 @@ def loss(model, batch):
     return nn.functional.mse_loss(model(inputs), targets)
 
 from mpi4py import MPI
+"""
+
+
+def test_a_loss_that_no_rank_has_is_an_error_unless_it_is_allowed(mpirun, tmp_path):
+    """All files are written, without the NaN that JSON does not know."""
+    commands = {
+        "error": ["train"],
+        "allowed": ["train", "--allow-nan"],
+        "compared": ["compare", "--algorithms", "allreduce,wagma"],
+    }
+    for name, words in commands.items():
+        script = tmp_path / f"{name}.py"  # one process imports each name once
+        script.write_text(SCRIPT + NOT_A_NUMBER)
+        words += ["--runs-dir", str(tmp_path / "runs"), "--name", name, "--steps", "3"]
+        words += ["--script", str(script)]
+    commands = list(commands.values())
+    ended = mpirun(2, "-c", STATUSES, json.dumps(commands), timeout=TIMEOUT).check()
+    statuses = [line for line in ended.stdout.splitlines() if line.startswith("statuses")]
+    assert statuses == ["statuses [1, 0, 1]"] * 2
+    since = "since step 1 the loss of no rank is finite: use a lower --lr, or --allow-nan"
+    errors = [line for line in ended.complaints.splitlines() if line.startswith("wagma: error")]
+    labels = "wagma", "allreduce", "wagma"
+    assert errors == [f"wagma: error: {label}: {since}" for label in labels]
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    files = [*(tmp_path / "runs").rglob("*.json"), *(tmp_path / "runs").rglob("*.jsonl")]
+    assert len(files) == 4 * 4 + 1  # of each of four runs: two files, and one of each rank
+    for file in files:
+        text = file.read_text()
+        for each in text.splitlines() if file.suffix == ".jsonl" else [text]:
+            json.loads(each, parse_constant=refuse)
+    assert json.loads((tmp_path / "runs/allowed/summary.json").read_text())["loss"] is None
+
+
+NOT_A_NUMBER = """
+def loss(model, batch):
+    inputs, targets = batch
+    return float("nan") * nn.functional.mse_loss(model(inputs), targets)
+"""
+
+STATUSES = """
+import json, sys
+from wagma import cli
+
+print("statuses", [cli.main(words) for words in json.loads(sys.argv[1])])
 """
 
 

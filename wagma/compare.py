@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
+from collectives.agreement import counted
 from wagma import plots, progress
 from wagma.info import versions
-from wagma.job import OK, Signals, UsageError, from_rank_0
+from wagma.job import FAILED, OK, Signals, UsageError, from_rank_0
 from wagma.methods import named
-from wagma.plots import counted
 from wagma.runs import make_directory, write_json
 from wagma.tasks import contract
 from wagma.train import Trainer, fair_threads, make_run, outcome_in_words
@@ -52,7 +52,7 @@ def compare(
     warm_up(settings_of(settings, next(iter(settings.compared)), settings.seed), task, comm)
     summaries: dict[str, list[dict]] = {label: [] for label in settings.compared}
     terminal = progress.terminal() if comm.rank == 0 else None
-    status = OK
+    status, lost = OK, False
     for seed in range(settings.seed, settings.seed + settings.seeds):
         for label in settings.compared:
             run = make_directory(directory / f"seed-{seed}", directory_name(label), comm)
@@ -65,6 +65,8 @@ def compare(
                 raise
             except Exception as error:
                 raise RuntimeError(f"training with {label} and seed {seed} failed") from error
+            if status == FAILED:
+                lost, status = True, OK
             if status != OK:
                 break
             if comm.rank == 0:
@@ -77,7 +79,7 @@ def compare(
         if status != OK:
             break
     from_rank_0(lambda: report(settings, directory, comm.size, summaries), comm)
-    return status
+    return FAILED if lost and status == OK else status
 
 
 def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import signal
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 OK, FAILED, USAGE = 0, 1, 2
 EXIT_STATUSES = {
     OK: "success",
-    FAILED: "an error: the traceback is on standard error",
+    FAILED: "an error, which standard error has",
     USAGE: "an error on the command line, or in a file that it names: one line says which",
     128 + signal.SIGINT: "ended by SIGINT (Ctrl-C)",
     128 + signal.SIGUSR1: "ended by SIGUSR1",
@@ -32,6 +35,11 @@ PATIENCE = {OWN: 1.0, ASKED: 5.0, TOLD: ENDING}  # seconds that a rank waits for
 SPEAK_FIRST = 1.0  # seconds for rank 0: launchers end the job when any rank exits with an error
 LINE = 1000  # bytes of a rank's message to the others
 T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[1]
+OURS = (f"{ROOT}/wagma/", f"{ROOT}/collectives/")  # in the source tree or installed
+# Between the tracebacks of exceptions, as Python writes it.
+CAUSED = "The above exception was the direct cause of the following exception:"
+DURING = "During handling of the above exception, another exception occurred:"
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 COUNT_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -189,18 +197,33 @@ def run(command: Callable, settings: object) -> int:
     whole job with status 1: see `end`.
     """
     signals = Signals()
-    from mpi4py import MPI
-
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return without_mpi()
     comm = MPI.COMM_WORLD
     apart = comm.Dup()  # apart from the operations of ranks that have not failed
     try:
         check_launch(comm)
         return command(settings, comm, signals)
     except BaseException as error:
-        return end(apart, error)
+        return end(apart, error, getattr(settings, "traceback", False))
 
 
-def end(comm, error: BaseException) -> int:
+def without_mpi() -> int:
+    """Say, on rank 0, that there is no MPI library, and return the exit status."""
+    from collectives.process import load_mpi  # not at the top: it loads numpy
+
+    try:
+        load_mpi()
+    except ImportError as error:
+        if launcher_rank() == 0:
+            complain(f"error: {error}")
+    let_rank_0_speak()
+    return FAILED
+
+
+def end(comm, error: BaseException, whole: bool = False) -> int:
     """Report why this rank ends, once for all ranks; end the job, or return the exit status.
 
     If all ranks end, the lowest that has failed itself writes its traceback, and others a line
@@ -210,13 +233,14 @@ def end(comm, error: BaseException) -> int:
     Args:
         comm: A communicator of all ranks that nothing else uses.
         error: The exception that has ended the command on this rank.
+        whole: Write all frames of its traceback.
 
     Returns:
         The status for a UsageError, if all ranks have one or were told of a failure.
     """
     from mpi4py import MPI
 
-    from collectives.process import end_job  # not at the top: it loads numpy
+    from collectives.process import end_job, remove_segments  # not at the top: it loads numpy
 
     rank, kind = comm.rank, kind_of(error)
     line = f"{type(error).__name__}: {error}" if kind == OWN else str(error)
@@ -224,7 +248,7 @@ def end(comm, error: BaseException) -> int:
     received = bytearray(comm.size * LINE)  # must live as long as MPI may write to it
     if not (may_meet() and completed(comm.Iallgather(sent, received), PATIENCE[kind])):
         if kind == OWN:
-            complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error)}")
+            complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error, whole)}")
         else:
             complain(f"error: rank {rank}: {line}")
         end_job(MPI.COMM_WORLD, USAGE if kind == ASKED else FAILED)
@@ -239,9 +263,10 @@ def end(comm, error: BaseException) -> int:
         let_rank_0_speak()
         return USAGE
     if rank == first:
-        complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error)}")
+        complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error, whole)}")
     elif kind == TOLD or lines[rank] not in lines[:rank]:
         complain(f"rank {rank} of {comm.size}: {line}")
+    remove_segments()  # of each node: only one rank will abort
     completed(comm.Ibarrier(), PATIENCE[OWN])  # all have written
     if rank != first:
         time.sleep(ENDING)
@@ -262,9 +287,75 @@ def kind_of(error: BaseException) -> str:
     return OWN
 
 
-def traceback_of(error: BaseException) -> str:
-    """Return an exception's traceback, with its causes."""
-    return "".join(traceback.format_exception(error)).rstrip()
+def traceback_of(error: BaseException, whole: bool = False) -> str:
+    """Return an exception's traceback with its causes, with the frames of the user's own files.
+
+    Args:
+        error: The exception.
+        whole: Return all frames, as always if none is of the user's files.
+    """
+    described = traceback.TracebackException.from_exception(error)
+    parts = list(chain_of(described))
+    if whole or not any(own_frames(each) or is_syntax_error(each) for _, each in parts):
+        return "".join(described.format()).rstrip()
+    blocks = []
+    for link, each in parts:
+        last = "".join(each.format_exception_only()).rstrip()
+        blocks += [link] if link else []
+        blocks.append("\n".join([*folded(each), last]))
+    return "\n\n".join(blocks)
+
+
+def chain_of(described: traceback.TracebackException) -> Iterator[tuple[str, Any]]:
+    """Yield an exception's causes and itself, each with the words between it and the one before."""
+    before = described.__cause__
+    link = CAUSED
+    if before is None and not described.__suppress_context__:
+        before, link = described.__context__, DURING
+    if before is not None:
+        yield from chain_of(before)
+    yield link if before is not None else "", described
+
+
+def own_frames(described: traceback.TracebackException) -> list[traceback.FrameSummary]:
+    """Return the frames that are of the user's files, not of an installed package or Python's."""
+    return [frame for frame in described.stack if owner_of(frame.filename) is None]
+
+
+def is_syntax_error(described: traceback.TracebackException) -> bool:
+    """Return whether it is a SyntaxError, which names the user's file in place of a frame."""
+    return owner_of(getattr(described, "filename", None) or __file__) is None
+
+
+def owner_of(filename: str) -> str | None:
+    """Return the package that a file is of, "Python" for its own; None for a file of the user's."""
+    path = os.path.abspath(filename)
+    if path.startswith(OURS):
+        return "wagma"
+    for name in ("purelib", "platlib"):
+        if path.startswith(start := sysconfig.get_path(name) + os.sep):
+            return path.removeprefix(start).split(os.sep)[0].removesuffix(".py")
+    standard = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
+    return "Python" if path.startswith(standard) or filename.startswith("<frozen ") else None
+
+
+def folded(described: traceback.TracebackException) -> list[str]:
+    """Return an exception's frames in lines: the user's first and last ones, and the innermost."""
+    frames, own = list(described.stack), own_frames(described)
+    shown = [*own[:1], *own[-1:], *frames[-1:]] if own else []
+    lines = ["Traceback (most recent call last):"] if frames else []
+    groups = itertools.groupby(frames, lambda frame: any(frame is each for each in shown))
+    for is_shown, group in groups:
+        if is_shown:
+            for frame in group:
+                lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
+                lines += [f"    {frame.line}"] if frame.line else []
+        else:
+            few = list(group)
+            owners = dict.fromkeys(owner_of(frame.filename) or "your files" for frame in few)
+            of = f"{len(few)} {'frame' if len(few) == 1 else 'frames'} of {', '.join(owners)}"
+            lines.append(f"  [… {of}: --traceback shows them]")
+    return lines
 
 
 def may_meet() -> bool:

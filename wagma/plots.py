@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from collectives.agreement import counted
 from wagma.methods import named
 from wagma.runs import POINTS, Curve, Tally
 
@@ -62,11 +63,6 @@ def wrapped(label: str) -> str:
     """Return a label, broken into lines after colons if it is long."""
     text = textwrap.fill(label.replace(":", ": "), LABEL_WIDTH, break_on_hyphens=False)
     return text.replace(": ", ":")
-
-
-def counted(number: int, what: str) -> str:
-    """Return "1 rank" or "4 ranks"."""
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def unit_of(metric: str | None) -> tuple[int, str]:
@@ -241,14 +237,15 @@ def draw_rates(axes: Axes, rates: dict[str, Sequence[float]]) -> None:
     """Draw the algorithms' throughput as bars; the argument is `draw_comparison`'s."""
     names = [wrapped(label) for label in rates]
     middle = np.array([np.median(of) for of in rates.values()])
-    axes.barh(names, middle, color=[color_of(label) for label in rates])
+    height = 0.2 * min(4, len(rates))  # few bars are no thicker than four
+    axes.barh(names, middle, height, color=[color_of(label) for label in rates])
     title = "throughput"
     if max(map(len, rates.values())) > 1:
         title = "throughput\nmedian of the seeds, line: lowest to highest"
         spread = np.array([(min(of), max(of)) for of in rates.values()]).T
         line = {"fmt": "none", "ecolor": "0.4", "capsize": 3}
         axes.errorbar(middle, names, xerr=abs(spread - middle), **line)
-    axes.set(title=title, xlabel="samples per second", ylim=(max(4, len(rates)) - 0.4, -0.6))
+    axes.set(title=title, xlabel="samples per second", ylim=(len(rates) - 0.5, -0.5))
     behind(axes)
 
 

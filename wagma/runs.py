@@ -76,7 +76,20 @@ def default_names() -> Iterator[str]:
 
 def write_json(path: Path, value: dict) -> None:
     """Write a value to a file as indented JSON."""
-    path.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+    path.write_text(in_json(value, indent=2) + "\n", encoding="utf-8")
+
+
+def in_json(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON; numbers that are not finite, which JSON lacks, become null."""
+    return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class JsonLines:
@@ -87,9 +100,8 @@ class JsonLines:
         self._flushed = time.monotonic()
 
     def write(self, record: dict) -> None:
-        """Append a record; numbers that are not finite, which JSON lacks, become null."""
-        values = {key: _json_value(value) for key, value in record.items()}
-        self._file.write(json.dumps(values) + "\n")
+        """Append a record, as `in_json` writes it."""
+        self._file.write(in_json(record) + "\n")
         now = time.monotonic()
         if now - self._flushed >= FLUSH_EVERY:
             self._file.flush()
@@ -104,10 +116,6 @@ class JsonLines:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _json_value(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Curve:
@@ -154,6 +162,7 @@ class Tally:
         step_seconds: Time of each step on this rank itself: compute and injected delay.
         samples, steps_in_time: Number of samples in the steps that were completed in these seconds,
             and number of these steps.
+        lost_since: The step, counted from 1, since which no loss was finite; None if the last was.
         report: The method's report on the run, see `interfaces.AveragingOptimizer`.
     """
 
@@ -161,6 +170,7 @@ class Tally:
         self.limit = math.inf if seconds is None else seconds
         self.steps = 0
         self.steps_in_time = 0
+        self.lost_since: int | None = None
         self.samples = 0
         self.group_calls = 0
         self.timely_calls = 0
@@ -183,6 +193,10 @@ class Tally:
         self.elapsed_s = record["elapsed_s"]
         self.loss.add(record["elapsed_s"], record["loss"])
         self.steps += 1
+        if math.isfinite(record["loss"]):
+            self.lost_since = None
+        elif self.lost_since is None:
+            self.lost_since = self.steps
         if record["elapsed_s"] <= self.limit:
             self.samples += record["samples"]
             self.steps_in_time += 1

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from collectives.agreement import counted
 from wagma import plots
 from wagma.job import OK, Interrupted, Signals, UsageError, complain
 from wagma.methods import named
@@ -83,7 +84,7 @@ def simulate_all(
             print(line(name, name_width(settings), result, first), flush=True)
     except (ValueError, OverflowError, MemoryError) as error:
         reason = str(error) or "not enough memory"
-        raise UsageError(f"cannot simulate {ranks} ranks: {reason}") from error
+        raise UsageError(f"cannot simulate {counted(ranks, 'rank')}: {reason}") from error
 
 
 def machine_of(settings: argparse.Namespace) -> Machine:
@@ -97,9 +98,10 @@ def machine_of(settings: argparse.Namespace) -> Machine:
 def job_in_words(settings: argparse.Namespace) -> str:
     """Return a description of the job: its steps, its model and the injected delays."""
     kind = "recorded" if settings.trace else settings.step_times
-    model = f"{settings.parameters:,} parameters of {plots.counted(settings.itemsize, 'byte')}"
+    parameters = "parameter" if settings.parameters == 1 else "parameters"
+    model = f"{settings.parameters:,} {parameters} of {counted(settings.itemsize, 'byte')}"
     if settings.seconds is None:
-        parts = [plots.counted(settings.steps, f"{kind} step"), model]
+        parts = [counted(settings.steps, f"{kind} step"), model]
     else:
         parts = [f"{settings.seconds:g} s of {kind} steps", model]
     if settings.imbalance != "none":
@@ -146,11 +148,13 @@ def read_trace(settings: argparse.Namespace) -> np.ndarray | None:
 
 
 def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Settings:
-    """Return a method's settings; a group is never larger than the job."""
+    """Return a method's settings.
+
+    Raises:
+        ValueError: the method cannot have them on so many ranks.
+    """
     method, options = named(label), settings.compared[label]
     known = {name: options[name] for name in method.simulated_options}
-    if known.get("group_size"):
-        known["group_size"] = min(known["group_size"], ranks)
     problem = method.problem(options | known, ranks)
     if problem:
         raise ValueError(problem)

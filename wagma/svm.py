@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from collectives.agreement import counted
 from wagma import logs, progress
 from wagma.commands.preparation import ranks as ranks_in_words
 from wagma.job import OK, Signals, UsageError, complain, from_rank_0
-from wagma.plots import counted
 from wagma.runs import make_directory, new_directory, write_json
 from wagma.wpsgd import figure, files, samples
 from wagma.wpsgd.methods import METHODS, PRESETS, TEST_SAMPLES

@@ -26,10 +26,21 @@ import torch
 from mpi4py import MPI
 
 import collectives
+from collectives.agreement import counted
 from wagma import devices, imbalance, plots, progress
 from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept, mean_over_ranks
 from wagma.info import versions
-from wagma.job import OK, Interrupted, Signals, UsageError, complain, from_rank_0, meet, together
+from wagma.job import (
+    FAILED,
+    OK,
+    Interrupted,
+    Signals,
+    UsageError,
+    complain,
+    from_rank_0,
+    meet,
+    together,
+)
 from wagma.methods import named
 from wagma.runs import JsonLines, Tally, summarize, write_json
 from wagma.stopwatch import Stopwatch
@@ -66,9 +77,12 @@ class Trainer:
             self.test = ()
         self.local, self.scheduler = together(self.make_local, comm)
         self.stopwatch = Stopwatch(self.local)
-        self.optimizer = self.method.make(
-            self.local, self.model, comm, settings.options, settings.seed
-        )
+        try:
+            self.optimizer = self.method.make(
+                self.local, self.model, comm, settings.options, settings.seed
+            )
+        except (TypeError, ValueError) as error:  # the model, or its optimizer, on all ranks
+            raise UsageError(f"{task.name}: {error}") from error
         self.kept: list[Kept] = []
 
     def make_local(self) -> tuple[torch.optim.Optimizer, Any]:
@@ -342,6 +356,7 @@ def make_run(
             summary["metrics"] = list(measured)
             summary["evaluations"] = [*evaluations, last]
         from_rank_0(lambda: write_run(run, state, summary, tallies), comm)
+        lost_since = lost(comm.allgather(tally.lost_since), comm.allgather(tally.steps))
     received = comm.allgather(signals.received)
     if any(received):
         if not finished:
@@ -352,7 +367,25 @@ def make_run(
         return 128 + next(filter(None, received)), summary
     if closed:
         raise closed
+    if finished and lost_since and not settings.allow_nan:
+        if comm.rank == 0:
+            complain(
+                f"error: {settings.algorithm}: since step {lost_since} the loss of no rank is "
+                "finite: use a lower --lr, or --allow-nan"
+            )
+        return FAILED, summary
     return OK, summary
+
+
+def lost(since: list[int | None], steps: list[int]) -> int | None:
+    """Return the step since which no rank's loss was finite, None if one ended with a finite loss.
+
+    Args:
+        since: Every rank's, as in `Tally.lost_since`.
+        steps: The number of steps of every rank: those that made none do not count.
+    """
+    trained = [step for step, made in zip(since, steps) if made]
+    return None if not trained or None in trained else max(trained)
 
 
 @contextmanager
@@ -387,10 +420,11 @@ def fair_threads(comm: MPI.Comm) -> int:
 
 def log_beginning(trainer: Trainer) -> None:
     """Log this rank's place and the settings of the algorithm."""
+    threads = counted(torch.get_num_threads(), "thread")
     log.info(
-        "rank %d of %d on %s, process %d, %s, %d threads: %s",
+        "rank %d of %d on %s, process %d, %s, %s: %s",
         *(trainer.rank, trainer.size, MPI.Get_processor_name(), os.getpid()),
-        *(devices.name_of(trainer.device), torch.get_num_threads(), trainer.task.name),
+        *(devices.name_of(trainer.device), threads, trainer.task.name),
     )
     settings = [f", {name}: {value}" for name, value in trainer.optimizer.settings.items()]
     log.info("algorithm: %s%s", trainer.settings.algorithm, "".join(settings))
@@ -398,7 +432,7 @@ def log_beginning(trainer: Trainer) -> None:
 
 def log_end(tally: Tally, ranks: int) -> None:
     """Log how many steps this rank made, and how many of its averages were timely."""
-    log.info("made %d steps in %.1f s", tally.steps, tally.elapsed_s)
+    log.info("made %s in %.1f s", counted(tally.steps, "step"), tally.elapsed_s)
     if tally.timely_calls < tally.group_calls:
         log.info(
             "timely in %d of %d group averages, late for the others: over all ranks, "
@@ -477,6 +511,6 @@ def farewell(received: list[int], tally: Tally, run: Path) -> str:
     ranks = [rank for rank, signum in enumerate(received) if signum]
     where = f" on rank {ranks[0]}" if len(ranks) == 1 < len(received) else ""
     return (
-        f"stopped by {' and '.join(names)}{where} after {tally.steps} steps: "
+        f"stopped by {' and '.join(names)}{where} after {counted(tally.steps, 'step')}: "
         f"the average of the current models is in {run}"
     )

@@ -41,6 +41,11 @@ def add_task_options(group) -> None:
         "test folder, a fifth of each class is held out",
     )
     group.add_argument(
+        "--traceback",
+        action="store_true",
+        help="if a script raises, show all frames of the traceback, not only the script's",
+    )
+    group.add_argument(
         "--image-size",
         type=whole(8),
         metavar="PIXELS",

@@ -52,6 +52,11 @@ def add_training_options(group) -> None:
         "gradients (default: no clipping)",
     )
     add(
+        "--allow-nan",
+        action="store_true",
+        help="end with status 0 even if the loss of all ranks ends as NaN or infinity",
+    )
+    add(
         "--accumulate",
         type=whole(1),
         default=1,

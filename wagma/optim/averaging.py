@@ -15,6 +15,7 @@ import collectives
 from collectives.agreement import raise_collectively
 from collectives.collective import check_comm
 from collectives.meeting import meet
+from collectives.process import load_mpi
 from collectives.settings import checked_weight, difference, limits
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
@@ -115,10 +116,8 @@ class Averaging(Wrapper):
                 ranks); the same on every rank.
             collectives.CudaError: the model is on a device, and there is no CUDA driver.
         """
-        from mpi4py import MPI  # here, because it initializes MPI
-
         if comm is None:
-            comm = MPI.COMM_WORLD
+            comm = load_mpi().COMM_WORLD  # here, because it initializes MPI
         check_comm(comm)
         name = f"the constructor of {type(self).__name__}"
         meet(comm, name, *limits(stall, abort))

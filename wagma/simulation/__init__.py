@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from collectives.agreement import counted
 from wagma.methods import METHODS
 from wagma.methods.method import Method, load
 from wagma.simulation.core import Simulation
@@ -110,7 +111,8 @@ def simulate(
         wall, ideal_wall = seconds, ideal_seconds(simulation.made, compute, seconds)
     if not math.isfinite(wall):
         raise ValueError(
-            f"the simulated time of {method.name} on {ranks} ranks exceeds the range of a float"
+            f"the simulated time of {method.name} on {counted(ranks, 'rank')} exceeds the range "
+            "of a float"
         )
     return Result(
         ranks=ranks,

@@ -65,6 +65,8 @@ def make(settings: argparse.Namespace, task: Task, model: torch.nn.Module) -> to
     import torch  # not at the top: --help does not need it
     from torch.nn.utils import clip_grad_norm_
 
+    from wagma.optim.gradients import needs_closure
+
     parameters = list(model.parameters())
     if task.optimizer is not None:
         local = task.optimizer(parameters)
@@ -72,6 +74,12 @@ def make(settings: argparse.Namespace, task: Task, model: torch.nn.Module) -> to
             raise UsageError(
                 f"{task.name}: optimizer() returned {type(local).__name__}, not a "
                 "torch.optim.Optimizer"
+            )
+        if needs_closure(local):
+            raise UsageError(
+                f"{task.name}: optimizer() returned {type(local).__name__}, which evaluates the "
+                "loss several times in a step: `wagma train` computes one gradient a step; write "
+                "a training loop of your own, with an optimizer that averages models"
             )
     else:
         kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.optimizer]
