@@ -66,7 +66,7 @@ class Formed(Scenario):
         }
         members = size - given["controller_only"]
         if plan.random() < 0.5:
-            groups = plan.choice(("smart", "smart", "random", "static"))
+            groups = plan.choice(("smart", "smart", "random", "buffered", "static"))
             given |= {"groups": groups, "seed": plan.randrange(100)}
             given["group_size"] = plan.randint(2, max(2, members))
             given["threshold"] = plan.choice((1, 2, 4))
