@@ -106,17 +106,21 @@ def worker_command(turn, arguments, seed):
     return [*mpiexec(), "-n", str(ranks), *program]
 
 
-def stop_and_kill(job):
-    """Stop processes of a job for a while, and kill one, perhaps while another one is stopped.
+def wait_for(job, deadline):
+    """Wait until a job has ended, or time is up."""
+    while job.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
 
-    Return whether the job has ended as it should.
+
+def stop_and_kill(job):
+    """Stop processes of a job for a while, then kill one; return whether the job has ended so.
+
+    Another process may be stopped while one is killed.
     """
     chance = random.Random()
 
     def wait(most):
-        end = time.monotonic() + chance.random() * most
-        while job.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_for(job, time.monotonic() + chance.random() * most)
 
     wait(8)
     for _ in range(chance.randrange(4)):
@@ -133,9 +137,7 @@ def stop_and_kill(job):
     if chance.random() < 0.5:
         job.send(signal.SIGSTOP, chance.choice(ranks))
     job.send(signal.SIGKILL, chance.choice(ranks))
-    end = time.monotonic() + KILLED
-    while job.poll() is None and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_for(job, time.monotonic() + KILLED)
     return job.poll() not in (None, 0)
 
 
@@ -147,12 +149,13 @@ def run(command, seconds, is_killed):
         tempfile.TemporaryFile() as output,
         Job(command, env=env, cwd=ROOT, stdout=output, stderr=output) as job,
     ):
-        good = is_killed and stop_and_kill(job)
-        while job.poll() is None and time.monotonic() < deadline and not is_killed:
-            time.sleep(0.05)
+        if is_killed:
+            good = stop_and_kill(job)
+        else:
+            wait_for(job, deadline)
+            good = job.poll() == 0
         if job.poll() is None:
             print_stacks(job)
-        good = good or (job.poll() == 0 and not is_killed)
         left = job.left_behind() if good else []
         return good and not left, text(output) + "".join(f"left behind: {one}\n" for one in left)
 

@@ -19,7 +19,7 @@ from collectives import GroupAllreduce
 from collectives.topology import group_of
 
 from .scenario import NEVER, WEIGHTLESS_COUNT_ALIKE, Scenario
-from .vectors import Shape, copied, digest, is_finite
+from .vectors import ROUNDING, Shape, copied, digest, is_finite
 
 WEIGHTS = (0, 1, 0.5, 3, 7.25, 1e-30, 1e-300, 1e50, 1e100)
 # Powers of two, whose sums and shares are exact.
@@ -234,7 +234,7 @@ class Average:
         size, group_size = self.size, self.settings["group_size"]
         # Every average appends so many binary digits, up to the next synchronization.
         digits = (self.rounds + 1) * math.log2(group_size) + 2 * math.log2(size)
-        wire = {None: 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[self.settings["wire_dtype"]]
+        wire = ROUNDING.get(self.settings["wire_dtype"], 0.0)
         evenly = self.ledger.divides_evenly and is_power_of_two(group_size)
         exact = (self.shape.rounding == 2.0**-MANTISSA).all() and not wire and evenly
         if exact and digits + math.log2(self.bound) <= MANTISSA:

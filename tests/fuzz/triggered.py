@@ -16,7 +16,7 @@ import numpy as np
 from collectives import TriggeredAverage
 
 from .scenario import Scenario
-from .vectors import Shape, copied, is_finite
+from .vectors import ROUNDING, Shape, copied, is_finite
 
 WEIGHTS = (0, 1, 0.5, 3)
 CONTRACTION = 0.75
@@ -144,7 +144,7 @@ class Triggered(Scenario):
         """Work out every average of what all ranks have noted, and compare."""
         everyones = self.comm.allgather(self.notes)
         largest = max(self.comm.allgather(self.largest)) + 1
-        wire = {None: 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[self.given["wire_dtype"]]
+        wire = ROUNDING.get(self.given["wire_dtype"], 0.0)
         tolerance = 8 * self.size * np.maximum(self.shape.rounding, wire) * largest
         for epoch in range(self.epochs):
             found = {

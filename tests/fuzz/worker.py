@@ -19,7 +19,7 @@ from .kinds import KINDS, play_kind
 from .scenario import Failed, Options, command
 
 PLAYING = "playing "
-LONGEST = 120.0  # seconds that a scenario may take; only a hang takes so long
+LONGEST = 60.0  # seconds that a scenario may take; only a hang takes so long
 PRINTING = 2.0  # seconds that the other ranks have to print, too, where they are
 
 
