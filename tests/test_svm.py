@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from importlib.util import find_spec
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from launch import Signal
 
+from wagma.wpsgd import weights
 from wagma.wpsgd.methods import METHODS
 
 pytestmark = pytest.mark.launch
@@ -159,3 +161,54 @@ def test_ctrl_c_ends_it_and_leaves_what_there_is(mpirun, tmp_path, data):
     results = json.loads((tmp_path / "runs" / "mine" / "svm.json").read_text())["results"]
     assert list(results) == ["wp"] and len(results["wp"]["points"]) >= 3
     assert (tmp_path / "runs" / "mine" / "wp.npz").exists()
+
+
+ASLEEP = """
+import sys
+from wagma import cli
+from wagma.wpsgd.ranks import Ranks
+
+def announced(advance):
+    def announce(self, samples):
+        if self._comm.rank == 0:
+            print("wagma is up", flush=True)
+        advance(self, samples)
+
+    return announce
+
+Ranks.advance = announced(Ranks.advance)
+Ranks.advance_together = announced(Ranks.advance_together)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "to"), [("simuparallel", "ranks"), ("delay", 0), ("minibatch", 0)]
+)
+def test_sigterm_ends_it_in_the_middle_of_a_sample_s_sleep(mpirun, tmp_path, data, method, to):
+    options = ("--data", data, "--samples", "100000", "--method", method, "--sample-time", "5000")
+    words = ("-c", ASLEEP, *COMMAND[2:], *options, "--slow-rank", "1:1e9")
+    at = Signal(signal.SIGTERM, "wagma is up", to=to)
+    ended = mpirun(2, *words, timeout=40, cwd=tmp_path, signals=[at])
+    assert ended.returncode == 143
+    assert ended.complaints == "wagma: stopped: partial results are in runs/mine\n"
+
+
+def test_r_is_fitted_before_the_run_unless_it_is_given(mpirun, tmp_path, data):
+    found = {}
+    for options in ((), ("--no-fit-contraction",), ("--rate", "0.5")):
+        words = ("--cluster", "1,0.5", "--data", data, "--samples", "20000", "--start", "100")
+        ended = mpirun(None, *COMMAND, *words, *options, timeout=60, cwd=tmp_path).check()
+        record = json.loads((tmp_path / "runs" / "mine" / "svm.json").read_text())
+        shutil.rmtree(tmp_path / "runs")
+        contraction, result = record["contraction"], record["results"]["wp"]
+        found[options[:1]] = contraction["r"]
+        assert f"r: 1 - {1 - contraction['r']:.3g}, from {contraction['from']}" in ended.stdout
+        assert result["T"] == [[0, 10_000]] and result["consumed"] == [[20_000, 10_000]]
+        assert result["q"] == [weights([0, 10_000], contraction["r"]).tolist()]
+        assert record["columns"] == ["samples", "seconds", "objective", "bound_ratio"]
+        assert record["settings"]["links"] == [1, 1]
+    assert found[("--rate",)] == 0.5
+    assert found[("--no-fit-contraction",)] == pytest.approx(0.9999, abs=1e-12)
+    # Far from its minimum the objective is the square of the model's norm.
+    assert 1 - found[()] == pytest.approx(2e-4, rel=0.05)

@@ -137,6 +137,29 @@ def test_more_features_than_the_model_has_are_refused(write):
         files.read(write(*LINES), features=3)
 
 
+def test_a_feature_far_beyond_any_data_set_s_is_one_line(write):
+    """A model of as many features would take 16 GiB."""
+    path = write("1 1:1", "# a comment", "0 2147483647:1")
+    says = (
+        "line 3: feature 2147483647 would make a model of 16 GiB; if it is meant, give --features"
+    )
+    with pytest.raises(UsageError, match=rf"some.svm, {says} 2147483647$"):
+        files.read(path)
+    assert files.read(path, features=2**31 - 1).features == 2**31 - 1
+    with pytest.raises(UsageError, match="line 3: more features than the model's 9"):
+        files.read(path, features=9)
+    assert files.read(write("1 1:1", "0 54686452:1")).features == 54_686_452  # as KDD Cup 2012
+
+
+@pytest.mark.parametrize("label", ["1", "0", "-1"])
+def test_samples_to_test_with_may_be_of_one_class(write, label):
+    other = write(f"{label} 1:1", f"{label} 2:1", name="test.svm")
+    test = load(1, "--data", write(*LINES), "--test", other)[1]
+    assert test.labels.tolist() == 2 * [1.0 if label == "1" else -1.0]
+    with pytest.raises(UsageError, match=f"test.svm has only one class: all labels are {label}"):
+        files.read(other)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"cannot read .*gone: No such file"):
         files.read(tmp_path / "gone")

@@ -8,8 +8,8 @@ import pytest
 import wagma.wpsgd
 from wagma.simulation import FREE, MACHINES
 from wagma.simulation.core import allreduce_time
-from wagma.wpsgd import bound_ratio, weights
-from wagma.wpsgd.methods import METHODS, PAPER_SPEEDS, PRESETS
+from wagma.wpsgd import bound_ratio, fit_contraction, weights
+from wagma.wpsgd.methods import METHODS, PAPER_LINKS, PAPER_SPEEDS, PRESETS
 from wagma.wpsgd.modelled import Modelled
 from wagma.wpsgd.samples import generate
 from wagma.wpsgd.training import Problem, run
@@ -72,6 +72,70 @@ def test_delays_count_updates_since_the_last_average():
     assert team.delays().tolist() == [0, 0, 0, 0]
     models = [node.model() for node in team.nodes]
     assert all((model == models[0]).all() for model in models)
+
+
+def test_delays_may_count_the_updates_of_the_whole_run():
+    team, _ = train("delay-wp", samples=300, total_delays=True)
+    assert team.delays().tolist() == [0, 150, 30, 0]
+    q = weights([0, 150, 30, 0], 0.999)
+    assert team.weighing.delays.tolist() == [0, 150, 30, 0]
+    assert team.weighing.weights.tolist() == q.tolist()
+    one, other = (train("delay-wp", samples=100, total_delays=total)[0] for total in (False, True))
+    np.testing.assert_allclose(one.model(), other.model(), rtol=1e-12)  # of the first average
+    assert one.weighing.weights.tolist() == other.weighing.weights.tolist()
+
+
+def test_the_weights_of_the_last_average_are_kept():
+    team, _ = train("delay-wp", samples=300)
+    assert team.weighing.delays.tolist() == [0, 50, 10, 0]  # not the zeros after the average
+    assert team.weighing.weights.tolist() == weights([0, 50, 10, 0], 0.999).tolist()
+    for name, delays in {"direct": [0, 150, 30, 0], "minibatch": 4 * [0]}.items():
+        team, _ = train(name, samples=300)
+        assert team.weighing.delays.tolist() == delays
+        assert team.weighing.weights.tolist() == 4 * [0.25]
+        assert len(team.consumed()) == 4
+    assert train("sequential", samples=300)[0].weighing.weights.tolist() == [1]
+
+
+def test_a_rate_is_fitted_to_the_objective_s_decrease():
+    """Far from the minimum the objective is the square of a norm that falls by 1 − ηλ."""
+    far = replace(PROBLEM, start=300.0)
+    found = fit_contraction(far, 20_000)
+    assert found.samples == 1000 and len(found.objectives) == 41
+    assert found.rate == pytest.approx((1 - 0.1 * 0.01) ** 2, rel=1e-4)
+    assert (found.objectives == fit_contraction(far, 20_000).objectives).all()
+    assert fit_contraction(replace(far, l2=0.001), 10**6).samples == 10_000  # 1 / (ηλ)
+    assert fit_contraction(replace(far, l2=0.001), 20_000).samples == 2000  # a tenth
+    near = fit_contraction(replace(PROBLEM, start=0.0, l2=0.0), 10**5)
+    assert near.rate < 1
+
+
+def test_a_fitted_rate_is_at_most_the_paper_s_bound_and_may_not_be_there():
+    with pytest.raises(ValueError, match="losses"):  # they grow
+        fit_contraction(replace(PROBLEM, start=0.0, lr=100.0, l2=0.0), 10_000)
+    slow = fit_contraction(replace(PROBLEM, start=3.0, lr=1e-3, l2=0.9), 10_000)
+    assert slow.rate <= 1 - 9e-4
+
+
+def test_with_the_fitted_rate_weighted_averages_are_not_held_back_by_slow_nodes():
+    far = {"start": 300.0}
+    fitted = fit_contraction(replace(PROBLEM, **far), 20_000).rate
+    then = {
+        (name, rate): train(name, 4000, **far, rate=rate)[1][-1].objective
+        for name, rate in (("wp", None), ("wp", fitted), ("sequential", None))
+    }
+    alone = then["sequential", None]
+    assert then["wp", fitted] - alone < 0.5 * (then["wp", None] - alone)
+
+
+def test_an_allreduce_takes_as_long_as_its_slowest_link():
+    slow = replace(ETHERNET, byte_gap=10 * ETHERNET.byte_gap, injection=ETHERNET.injection / 10)
+    team = Modelled(METHODS["wp"], PROBLEM, SPEEDS, ETHERNET, links=(1, 0.1, 1, 1))
+    expected = allreduce_time(slow.for_job(4), 4, 8 * 2000)
+    assert team._average_seconds == pytest.approx(expected)
+    assert expected > allreduce_time(ETHERNET.for_job(4), 4, 8 * 2000)
+    assert sorted(PAPER_LINKS) == 5 * [0.1] + 15 * [1]
+    assert all(speed == 1 for speed, link in zip(PAPER_SPEEDS, PAPER_LINKS) if link < 1)
 
 
 @pytest.mark.parametrize("nodes", [1, 4])

@@ -1,5 +1,6 @@
 """WP-SGD on the ranks of a job: the weighted reduction, and who stops whom."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -123,6 +124,49 @@ def test_workers_are_threads_and_what_they_did_is_counted_on_all_ranks(comm, tea
     following = Order(np.arange(400), [0, comm.rank])
     following.take(made.steps.consumed)
     assert made._order.take(400).tolist() == following.take(400).tolist()
+
+
+@ONE
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("name", ["wp", "delay"])
+def test_the_first_does_not_wait_for_samples_that_take_long(comm, team, name):
+    """Rank 1 takes 0.4 s for a sample, and is in the midst of one when the others are done."""
+    made = team(name, factor=20.0 if comm.rank == 1 else 1.0, sample_seconds=0.02)
+    comm.Barrier()
+    began = time.perf_counter()
+    made.advance(26)
+    assert 0.45 < time.perf_counter() - began < 0.75
+    consumed = comm.allgather(made.steps.consumed)
+    assert consumed[0] == 26 or consumed[2] == 26
+    assert 2 <= consumed[1] <= 4
+    assert made.consumed() == consumed
+    model = made.model()
+    assert_equal_everywhere(comm, model)
+    delays = max(comm.allgather(made.steps.applied)) - np.array(comm.allgather(made.steps.applied))
+    assert made.weighing.delays.tolist() == delays.tolist()
+    assert made.weighing.weights.tolist() == weights(delays, PROBLEM.r).tolist()
+
+
+@ONE
+@pytest.mark.ranks(3)
+def test_the_time_of_a_sample_that_was_cut_short_is_paid_later(comm, team):
+    """Spans of 2 samples, of which the slow rank completes one in 4 spans."""
+    made = team("wp", factor=8.0 if comm.rank == 1 else 1.0, sample_seconds=0.01)
+    for samples in range(2, 34, 2):
+        made.advance(samples)
+    consumed = comm.allgather(made.steps.consumed)
+    assert max(consumed) >= 32 and consumed[1] <= 7
+
+
+@ONE
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("total", [False, True])
+def test_delays_are_those_of_a_span_or_of_the_run(comm, team, total):
+    made = team("delay-wp", replace(PROBLEM, total_delays=total), sample_seconds=1e-5)
+    list(run(made.method, made, 50, 100, 100))
+    applied = np.array(comm.allgather(made.steps.applied))
+    expected = applied.max() - applied if total else np.zeros(3)
+    assert made.delays().tolist() == expected.tolist()
 
 
 @ONE

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,10 @@ from wagma.job import OK, Signals, UsageError, complain, from_rank_0
 from wagma.runs import make_directory, new_directory, write_json
 from wagma.wpsgd import figure, files, samples
 from wagma.wpsgd.methods import METHODS, PRESETS, TEST_SAMPLES
+from wagma.wpsgd.probe import fit_contraction
 from wagma.wpsgd.rates import delay_contracts
 from wagma.wpsgd.samples import Samples
-from wagma.wpsgd.training import Problem, Team, Updates, run
+from wagma.wpsgd.training import Point, Problem, Team, Updates, Weighing, run
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +34,17 @@ class Outcome:
     Attributes:
         runs: for each seed an array of shape (points, 4), the fields of its `Point`s.
         model: the model of the last seed.
-        accuracy: its accuracy on the test samples.
+        accuracies: for each seed the model's accuracy on the test samples; nan if it is not known.
+        weighings: for each seed the last average's.
+        consumed: for each seed the number of samples that each node has consumed.
         updates: sums over all seeds and nodes.
     """
 
     runs: list[np.ndarray] = field(default_factory=list)
     model: np.ndarray | None = None
-    accuracy: float = 0.0
+    accuracies: list[float] = field(default_factory=list)
+    weighings: list[Weighing] = field(default_factory=list)
+    consumed: list[list[int]] = field(default_factory=list)
     updates: Updates = field(default_factory=Updates)
 
     def mean(self) -> np.ndarray:
@@ -66,6 +71,8 @@ def train_on_ranks(settings: argparse.Namespace, comm, signals: Signals) -> int:
     logs.to_file(directory, comm.rank)
     factors = [settings.slow_rank.get(rank, 1.0) for rank in range(comm.size)]
     shards: dict[int, Samples] = {}
+    rate = from_rank_0(lambda: contraction(settings, problem_of(settings, *everything)), comm)
+    test = everything[-1] if everything else None
 
     def start(name: str, seed: int) -> Team:
         method = METHODS[name]
@@ -75,7 +82,7 @@ def train_on_ranks(settings: argparse.Namespace, comm, signals: Signals) -> int:
         train = everything[0] if method.alone and comm.rank == 0 else shards[seed]
         return Ranks(
             method,
-            problem_of(settings, train, everything[-1] if everything else train),
+            replace(problem_of(settings, train, test or train), rate=rate["r"]),
             comm,
             factor=min(factors) if method.alone else factors[comm.rank],
             sample_seconds=(settings.sample_time_us or 0) * 1e-6,
@@ -84,9 +91,9 @@ def train_on_ranks(settings: argparse.Namespace, comm, signals: Signals) -> int:
             asked_to_stop=lambda: bool(signals.received),
         )
 
-    outcomes = train_all(settings, start, comm.rank)
+    outcomes = train_all(settings, start, test, comm.rank)
     where = counted(comm.size, "rank")
-    from_rank_0(lambda: report(settings, directory, where, outcomes, everything[-1]), comm)
+    from_rank_0(lambda: report(settings, directory, where, outcomes, rate), comm)
     received = next(filter(None, comm.allgather(signals.received)), 0)
     if received and comm.rank == 0:
         complain(f"stopped: partial results are in {directory}")
@@ -104,6 +111,8 @@ def train_simulated(settings: argparse.Namespace, signals: Signals) -> int:
     directory = new_directory(settings.runs_dir, settings.name)
     logs.to_file(directory, 0)
     problem, machine = problem_of(settings, train, test), MACHINES[settings.machine]
+    rate = contraction(settings, problem)
+    problem = replace(problem, rate=rate["r"])
 
     def start(name: str, seed: int) -> Team:
         return Modelled(
@@ -114,11 +123,12 @@ def train_simulated(settings: argparse.Namespace, signals: Signals) -> int:
             settings.sample_time_us * 1e-6,
             seed,
             lambda: bool(signals.received),
+            settings.links,
         )
 
-    outcomes = train_all(settings, start)
+    outcomes = train_all(settings, start, test)
     where = f"{counted(nodes, 'simulated node')}, {settings.machine}"
-    report(settings, directory, where, outcomes, test)
+    report(settings, directory, where, outcomes, rate)
     if signals.received:
         complain(f"stopped: partial results are in {directory}")
     return 128 + signals.received if signals.received else OK
@@ -189,12 +199,37 @@ def problem_of(settings: argparse.Namespace, train: Samples, test: Samples) -> P
         settings.workers,
         settings.acceptance == "paper",
         settings.loss == "logistic",
+        settings.count_delays == "run",
     )
+
+
+def contraction(settings: argparse.Namespace, problem: Problem) -> dict:
+    """Return r, as given or else fitted before the run, and what it was fitted to.
+
+    Args:
+        settings: the command line's.
+        problem: with all training samples.
+    """
+    if settings.rate is not None:
+        return {"r": settings.rate, "from": "--rate"}
+    bound = {"r": problem.r, "from": "1 - lr * l2"}
+    if not (settings.fit_contraction and any(METHODS[name].weighted for name in settings.methods)):
+        return bound
+    try:
+        fitted = fit_contraction(problem, settings.samples, settings.seed)
+    except ValueError as error:
+        log.warning("r is 1 - lr * l2 = %g, because a probe did not fit it: %s", problem.r, error)
+        return bound
+    return {
+        **{"r": fitted.rate, "from": f"a probe of {fitted.samples:,} samples"},
+        **{"every": fitted.every, "objectives": fitted.objectives.tolist()},
+    }
 
 
 def train_all(
     settings: argparse.Namespace,
     start: Callable[[str, int], Team],
+    test: Samples | None,
     rank: int = 0,
 ) -> dict[str, Outcome]:
     """Train by all methods with one seed before the next seed; return each method's outcome.
@@ -202,6 +237,7 @@ def train_all(
     Args:
         settings: The command line's.
         start: Function of a method's name and a seed that returns its nodes.
+        test: the test samples; None on ranks that do not have them.
         rank: This process's rank; rank 0 shows the progress.
     """
     length = settings.samples * len(settings.methods) * settings.seeds
@@ -218,17 +254,22 @@ def train_all(
                         points.append(astuple(point))
                         total, elapsed = done + point.samples, time.perf_counter() - began
                         shown.update(total, elapsed, point.objective, total / elapsed)
-                    add(outcomes.setdefault(name, Outcome()), team, points)
+                    add(outcomes.setdefault(name, Outcome()), team, points, test)
                     done += settings.samples
                     if team.stopped:
                         return outcomes
     return outcomes
 
 
-def add(outcome: Outcome, team: Team, points: list) -> None:
+def add(outcome: Outcome, team: Team, points: list, test: Samples | None) -> None:
     """Add a finished run; collective on ranks."""
     outcome.runs.append(np.array(points))
-    outcome.model = team.model()
+    outcome.model = model = team.model()
+    right = test.labels * (test.matrix @ model) > 0 if test else np.array([np.nan])
+    outcome.accuracies.append(float(right.mean()))
+    if team.weighing:
+        outcome.weighings.append(team.weighing)
+    outcome.consumed.append(team.consumed())
     outcome.updates += team.updates()
 
 
@@ -237,7 +278,7 @@ def report(
     directory: Path,
     where: str,
     outcomes: dict[str, Outcome],
-    test: Samples,
+    rate: dict,
 ) -> None:
     """Write, plot and print the methods' results."""
     if not outcomes:
@@ -247,9 +288,12 @@ def report(
     for name, outcome in outcomes.items():
         np.savez(directory / f"{name}.npz", model=outcome.model)
         points, updates = outcome.mean(), outcome.updates
-        right = test.labels * (test.matrix @ outcome.model) > 0
+        accuracy = float(np.mean(outcome.accuracies))
         results[name] = {
-            "accuracy": float(right.mean()),
+            "accuracy": accuracy,
+            "T": [each.delays.tolist() for each in outcome.weighings],
+            "q": [each.weights.tolist() for each in outcome.weighings],
+            "consumed": outcome.consumed,
             "applied": updates.applied,
             "abandoned": updates.abandoned,
             "updates_by_delay": np.trim_zeros(updates.late, "b").tolist(),
@@ -259,8 +303,11 @@ def report(
         }
         count, seconds, objective, _ = points[-1]
         late = delays_in_words(updates) if METHODS[name].delayed else ""
-        print(f"{name:<14}{count:12,.0f}{seconds:10.3f}{objective:12.5g}{right.mean():10.2%}{late}")
-    write_json(directory / "svm.json", {"settings": vars(settings), "results": results})
+        print(f"{name:<14}{count:12,.0f}{seconds:10.3f}{objective:12.5g}{accuracy:10.2%}{late}")
+    columns = [each.name for each in fields(Point)]
+    record = {"settings": vars(settings), "contraction": rate, "columns": columns}
+    write_json(directory / "svm.json", {**record, "results": results})
+    print(f"contraction rate r: 1 - {1 - rate['r']:.3g}, from {rate['from']}")
     curves = {name: outcome.mean() for name, outcome in outcomes.items()}
     parts = where, f"{settings.loss} loss", counted(settings.seeds, "seed")
     figure.draw(directory / "svm.png", curves, f"{directory.name}: {', '.join(parts)}")

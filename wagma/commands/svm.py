@@ -12,7 +12,14 @@ from wagma.commands.options import add_log_level, add_run_options
 from wagma.commands.simulate import MACHINES
 from wagma.commands.training import positive
 from wagma.parsing import EXIT_STATUSES
-from wagma.wpsgd.methods import DEFAULT_PRESET, KDD_FEATURES, METHODS, PAPER_SPEEDS, PRESETS
+from wagma.wpsgd.methods import (
+    DEFAULT_PRESET,
+    KDD_FEATURES,
+    METHODS,
+    PAPER_LINKS,
+    PAPER_SPEEDS,
+    PRESETS,
+)
 
 DEFAULT_MACHINE = "10gbe"
 DEFAULT_WORKERS = 2
@@ -132,8 +139,22 @@ def add_method_options(group) -> None:
         "--rate",
         type=share,
         metavar="R",
-        help="contraction rate r of the weights r^T; the paper's bound is 1 - RATE·LAMBDA, which "
-        "is the default",
+        help="contraction rate r of the weights r^T; the paper's bound is 1 - RATE·LAMBDA "
+        "(default: fitted)",
+    )
+    add(
+        "--fit-contraction",
+        action=argparse.BooleanOptionalAction,
+        help="without --rate: fit r, before the run, to how the objective decreases in a short "
+        "training by one node; otherwise it is 1 - RATE·LAMBDA (default: --fit-contraction)",
+    )
+    add(
+        "--count-delays",
+        choices=("span", "run"),
+        default="span",
+        help="what T counts for delay-wp: updates by which a node is behind since the last "
+        "average, or in the whole run; the paper's Algorithm 5 can be read either way "
+        "(default: %(default)s)",
     )
     add(
         "--span",
@@ -172,10 +193,17 @@ def add_node_options(group) -> None:
     )
     add(
         "--cluster",
-        type=speeds,
+        type=cluster,
         metavar="SPEEDS",
         help="simulate nodes of these speeds in one process, such as 1,1,0.5; or `paper`: the "
-        "paper's 20 nodes, 7 of them at 0.5 to 0.7",
+        "paper's 20 nodes, 7 of them at 0.5 to 0.7, and 5 others with 0.1 of the bandwidth",
+    )
+    add(
+        "--links",
+        type=speeds,
+        metavar="SHARES",
+        help="shares of the machine's bandwidth that the simulated nodes have, such as 1,0.1,1 "
+        "(default: 1 for each; with --cluster paper the paper's)",
     )
     add(
         "--machine",
@@ -204,10 +232,13 @@ def slowed(text: str) -> tuple[int, float]:
 
 
 def speeds(text: str) -> list[float]:
-    """Convert "1,1,0.5" or "paper" to the nodes' speeds."""
-    if text == "paper":
-        return list(PAPER_SPEEDS)
+    """Convert "1,1,0.5" to numbers."""
     return [speed(part.strip()) for part in text.split(",")]
+
+
+def cluster(text: str) -> list[float]:
+    """Convert "1,1,0.5" or "paper" to the nodes' speeds."""
+    return list(PAPER_SPEEDS) if text == "paper" else speeds(text)
 
 
 def check(settings: argparse.Namespace) -> list[str]:
@@ -224,8 +255,17 @@ def check(settings: argparse.Namespace) -> list[str]:
         settings.command, settings.run = run_simulated, job.run_alone
         settings.machine = settings.machine or DEFAULT_MACHINE
         settings.sample_time_us = settings.sample_time_us or SAMPLE_TIME_US
-    elif settings.machine:
-        parser.error("argument --machine: not allowed without argument --cluster")
+        nodes, paper = len(settings.cluster), settings.cluster == list(PAPER_SPEEDS)
+        settings.links = settings.links or (list(PAPER_LINKS) if paper else [1.0] * nodes)
+        if len(settings.links) != nodes:
+            parser.error(f"argument --links: {len(settings.links)} shares for {nodes} nodes")
+    for name in ("machine", "links"):
+        if getattr(settings, name) and not settings.cluster:
+            parser.error(f"argument --{name}: not allowed without argument --cluster")
+    if settings.fit_contraction and settings.rate is not None:
+        parser.error("argument --fit-contraction: not allowed with argument --rate")
+    if settings.fit_contraction is None:
+        settings.fit_contraction = settings.rate is None
     generates = {"features", "rows", "nonzeros"}
     for field in fields(preset):
         if field.name not in generates and getattr(settings, field.name) is None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wagma.wpsgd.acceptance import check as check
+    from wagma.wpsgd.probe import Contraction as Contraction
+    from wagma.wpsgd.probe import fit_contraction as fit_contraction
     from wagma.wpsgd.rates import averages_help as averages_help
     from wagma.wpsgd.rates import beats_fastest as beats_fastest
     from wagma.wpsgd.rates import bound_ratio as bound_ratio
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "check": "acceptance",
+    "Contraction": "probe",
+    "fit_contraction": "probe",
     "averages_help": "rates",
     "beats_fastest": "rates",
     "bound_ratio": "rates",

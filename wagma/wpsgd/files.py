@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 SHOWN = 40  # characters of a line that is quoted
+MOST_FEATURES = 1 << 27  # of a model whose size only a file says: 1 GiB; KDD Cup 2012 has 5.5 · 10⁷
 
 
 def read(path: Path, features: int | None = None) -> Samples:
@@ -34,17 +35,22 @@ def read_all(paths: Sequence[Path], features: int | None = None) -> list[Samples
 
     Args:
         paths: files of lines such as "1 3:0.5 17:1", also compressed (.gz, .bz2). A "qid:" is
-            ignored.
+            ignored. The first is to train on, so it must have samples of both classes.
         features: the model's number of features; None: as many as the first file has.
 
     Raises:
-        UsageError: a file cannot be read, a line is malformed, a label is invalid, or samples have
-            features that the model lacks.
+        UsageError: a file cannot be read, a line is malformed, a label is invalid, samples have
+            features that the model lacks, or `features` is None and a feature's number is so large
+            that the model would have more than 1 GiB.
     """
     loaded = [load(path) for path in paths]
     base = 0 if any((matrix.indices == 0).any() for matrix, _ in loaded) else 1
-    features = features or loaded[0][0].shape[1] - base
-    return [convert(path, *each, base, features) for path, each in zip(paths, loaded)]
+    features = features or modest(paths[0], loaded[0][0], base)
+    label = loaded[0][1][0]
+    found = [convert(path, *each, base, features) for path, each in zip(paths, loaded)]
+    if (found[0].labels == found[0].labels[0]).all():
+        raise UsageError(f"{paths[0]} has only one class: all labels are {label:g}")
+    return found
 
 
 def load(path: Path) -> tuple[csr_matrix, np.ndarray]:
@@ -66,14 +72,24 @@ def load(path: Path) -> tuple[csr_matrix, np.ndarray]:
     return matrix.tocsr(), labels
 
 
+def modest(path: Path, matrix: csr_matrix, base: int) -> int:
+    """Return the number of a file's features, if it is not far beyond any data set's."""
+    features = matrix.shape[1] - base
+    if features > MOST_FEATURES:
+        largest = matrix.indices.max()
+        size = f"{8 * features / 2**30:.3g} GiB"
+        reason = f"feature {largest} would make a model of {size}"
+        row = row_of(matrix, matrix.indices == largest)
+        refuse(path, row, f"{reason}; if it is meant, give --features {features}")
+    return features
+
+
 def convert(path: Path, matrix, labels: np.ndarray, base: int, features: int) -> Samples:
     """Return a file's matrix and labels as samples; its features are counted from `base`."""
     classes = (-1.0, 1.0) if (labels == -1).any() else (0.0, 1.0)
     wrong = np.flatnonzero(~np.isin(labels, classes))
     if wrong.size:
         refuse(path, wrong[0], f"label {labels[wrong[0]]:g}, but classes are 0 and 1, or -1 and 1")
-    if (labels == labels[0]).all():
-        raise UsageError(f"{path} has only one class: all labels are {labels[0]:g}")
     if not np.isfinite(matrix.data).all():
         refuse(path, row_of(matrix, ~np.isfinite(matrix.data)), "a value is not finite")
     if matrix.shape[1] - base > features:

@@ -124,3 +124,6 @@ DEFAULT_PRESET = "small"
 TEST_SAMPLES = 1000
 # Table 1 and section 6.2.1: 20 nodes, and the 7 with an E5-2640 have 50 % to 70 % of the speed.
 PAPER_SPEEDS = (*[1.0] * 13, *(0.5 + 0.2 * node / 6 for node in range(7)))
+# Table 1: the node with an E3-1225 and the 4 with an E5-2680, which are fast, have 1 Gbit/s, the
+# others 10. That nodes of one server may share its link is not modelled.
+PAPER_LINKS = (*[0.1] * 5, *[1.0] * 15)

@@ -13,20 +13,24 @@ from wagma.job import meet
 from wagma.wpsgd.methods import Method
 from wagma.wpsgd.rates import bound_ratio, weights
 from wagma.wpsgd.samples import Order
-from wagma.wpsgd.training import Point, Problem, Updates
+from wagma.wpsgd.training import Point, Problem, Updates, Weighing
 from wagma.wpsgd.workers import Workers
 
-CHUNK = 16  # samples between checks for messages of other ranks
+LOOK = 2e-3  # seconds between looks for messages of other ranks and for signals
+MOST = 4096  # samples between these
 BLOCK = 1 << 16  # samples that worker threads are given at a time
 SHORTEST = 1e-3  # shortest sleep of a rank, in seconds; shorter ones are added up
+LONG = 0.1  # seconds of a sample, above which ranks look for signals while they wait for others
+LIKELY = 1e-5  # seconds that a sample may take to compute
 
 
 class Ranks:
     """This rank's node, among those of all ranks; constructing and closing it is collective.
 
-    The first rank that has consumed its samples tells all others, which stop after their current
-    samples. A rank that is asked to stop does the same. If a node has several workers, they are
-    threads.
+    The first rank that has consumed its samples tells all others, which stop within about `LOOK`,
+    or after a sample that takes longer to compute. A rank that is asked to stop does the same. One
+    that sleeps because it is slow stops at once: its sample is consumed, and the rest of the time
+    that it must take passes before the next one. If a node has several workers, they are threads.
 
     No collective's thread calls MPI here, so a job may have any thread level except SINGLE.
 
@@ -44,6 +48,7 @@ class Ranks:
     Attributes:
         seconds: since the beginning, without evaluations.
         stopped: whether a rank was asked to stop.
+        weighing: see `Team`.
         steps: this rank's node.
     """
 
@@ -61,9 +66,12 @@ class Ranks:
     ) -> None:
         self.method, self.problem = method, problem
         self.steps = problem.steps(method)
-        self.seconds, self.stopped = 0.0, False
+        self.seconds, self.stopped, self.weighing = 0.0, False, None
         self._order = Order(np.arange(len(problem.train)), [seed, comm.rank])
         self._factor, self._sample_seconds, self._owed = factor, sample_seconds, 0.0
+        self._chunk = 1
+        longest = comm.allreduce(factor * max(sample_seconds, LIKELY), op=MPI.MAX)
+        self._long = longest > LONG  # on any rank, because all wait in the same way
         self._trains, self._asked = trains, asked_to_stop
         self._workers = None
         if self.steps.workers > 1 and trains:
@@ -84,7 +92,7 @@ class Ranks:
     def advance_together(self, samples: int) -> None:
         began = time.perf_counter()
         while self.steps.consumed < samples and not self.stopped:
-            self._consume(self.steps.consumed + 1, tells=False, asleep=False)
+            self._consume(self.steps.consumed + 1, tells=False, asleep=self._long)
             if not self.stopped:
                 self._replace()
         self.seconds += self._comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
@@ -104,6 +112,10 @@ class Ranks:
         self._reduction.average(model, weight=self._weight())
         return model
 
+    def consumed(self) -> list[int]:
+        consumed = self._comm.allgather(self.steps.consumed if self._trains else None)
+        return [each for each in consumed if each is not None]
+
     def evaluate(self, samples: int) -> Point:
         began = time.perf_counter()
         model = self.model()
@@ -112,7 +124,10 @@ class Ranks:
             seconds = 0.0
         known = self._comm.rank == 0
         objective = self.problem.objective(model) if known else float("nan")
-        ratio = bound_ratio(self.delays(), self.problem.r)
+        delays = self.delays()
+        if self.weighing is None or not (self._alike or self.method.weighted):
+            self._note(delays)
+        ratio = bound_ratio(delays, self.problem.r)
         meet(self._comm)  # before the clock continues
         return Point(samples, self.seconds + seconds, objective, ratio)
 
@@ -131,11 +146,20 @@ class Ranks:
             return float(self._trains)
         if not self.method.weighted:
             return 1 / self._comm.size
-        return float(weights(self.delays(), self.problem.rate_of(self.method))[self._comm.rank])
+        return float(self._note(self.delays()).weights[self._comm.rank])
+
+    def _note(self, delays: np.ndarray) -> Weighing:
+        """Return how models are weighted; record it, unless it is an average of equal models."""
+        weighing = Weighing(delays, weights(delays, self.problem.rate_of(self.method)))
+        if self.weighing is None or not self._alike:
+            self.weighing = weighing
+        return weighing
 
     def _replace(self) -> None:
         self.steps.load(self.model())
-        self._applied, self._alike = self.steps.applied, True
+        if not self.problem.total_delays:
+            self._applied = self.steps.applied
+        self._alike = True
 
     def _consume(self, samples: int, tells: bool, asleep: bool = True) -> None:
         """Consume up to so many samples in all; fewer if another rank has finished and `tells`.
@@ -144,17 +168,23 @@ class Ranks:
         """
         comm = self._comm
         others = [rank for rank in range(comm.size) if rank != comm.rank]
-        told = asked = False
-        while self._trains and self.steps.consumed < samples and not (told or asked):
+        halted = self._rest()
+        while self._trains and self.steps.consumed < samples and not halted:
             self._make(samples - self.steps.consumed)
-            told, asked = comm.Iprobe(), self._asked()
-        while not (self._trains or told or asked):  # the rank that trains tells when it is done
+            halted = self._rest()
+        while not (self._trains or halted):  # the rank that trains tells when it is done
             time.sleep(SHORTEST)
-            told, asked = comm.Iprobe(), self._asked()
+            halted = self._halted()
+        asked = self._asked()
         first = asked or (tells and self._trains and self.steps.consumed >= samples)
         sent = [comm.Isend(b"", rank) for rank in others] if first else []
         if asleep:
-            meet(comm)
+            arrived = comm.Ibarrier()
+            while not arrived.Test():
+                time.sleep(SHORTEST)
+                asked = self._asked()
+                if asked and not first:
+                    first, sent = True, [comm.Isend(b"", rank) for rank in others]
         said = comm.allgather((first, asked))
         for rank in others:
             if said[rank][0]:
@@ -163,18 +193,34 @@ class Ranks:
         self.stopped = any(asked for _, asked in said)
         self._alike = False
 
+    def _halted(self) -> bool:
+        """Return whether another rank has finished or this one was asked to stop."""
+        return self._comm.Iprobe() or self._asked()
+
     def _make(self, most: int) -> None:
-        """Consume some samples, and sleep for the rest of the time that they must take."""
+        """Consume some samples: as many as take less than `LOOK`, or one."""
         if self._workers:
             rows = self._order.peek(min(BLOCK, most))
-            stop = lambda: self._comm.Iprobe() or self._asked()  # noqa: E731
-            self._order.take(self._workers.consume(rows, stop))
+            self._order.take(self._workers.consume(rows, self._halted))
             return
-        began, count = time.perf_counter(), min(CHUNK, most)
+        began, count = time.perf_counter(), min(self._chunk, most)
         self.steps.advance(self._order.take(count))
         taken = time.perf_counter() - began
-        self._owed += self._factor * max(taken, count * self._sample_seconds) - taken
+        due = self._factor * max(taken, count * self._sample_seconds)
+        self._owed += due - taken
+        self._chunk = max(1, min(int(count * LOOK / (2 * due)), 2 * count, MOST))
+
+    def _rest(self) -> bool:
+        """Sleep for the rest of the time that samples must take; return whether to stop.
+
+        If so it does not sleep on: the time that is left is owed until the next call.
+        """
+        halted = self._halted()
         if self._owed >= SHORTEST:
             began = time.perf_counter()
-            time.sleep(self._owed)
+            end = began + self._owed
+            while not halted and time.perf_counter() < end:
+                time.sleep(min(LOOK, max(0.0, end - time.perf_counter())))
+                halted = self._halted()
             self._owed -= time.perf_counter() - began
+        return halted

@@ -30,6 +30,7 @@ cdef enum:
 LATEST = LONGEST  # for Python
 cdef double LONG_SAMPLE = 1e-5  # seconds: after each sample at least this long the clock is read
 cdef double SHORTEST = 1e-4  # a thread's shortest sleep, in seconds
+cdef double LOOK = 1e-3  # seconds between a sleeping thread's looks whether to stop
 
 
 cdef double now() noexcept nogil:
@@ -186,7 +187,10 @@ cdef class Steps:
         self.rows, self.drawn, self.stopping = rows, 0, False
 
     def stop(self):
-        """Make workers that are threads draw no more samples."""
+        """Make workers that are threads draw no more samples.
+
+        One that sleeps pushes at once, and sleeps for the rest of the time in its next sample.
+        """
         pthread_mutex_lock(&self.lock)
         self.stopping = True
         pthread_mutex_unlock(&self.lock)
@@ -346,14 +350,22 @@ cdef class Steps:
 
     cdef double _pace(self, int worker, double before, double factor, double least) noexcept nogil:
         """Sleep for the time by which samples since `before` were too fast; return the time."""
-        cdef double after = now(), taken = after - before
+        cdef double after = now(), taken = after - before, end
         self.owed[worker] += factor * fmax(taken, least) - taken
         if self.owed[worker] >= SHORTEST:
-            before = after
-            sleep(self.owed[worker])
-            after = now()
+            before, end = after, after + self.owed[worker]
+            while after < end and not self._stops():
+                sleep(fmin(end - after, LOOK))
+                after = now()
             self.owed[worker] -= after - before
         return after
+
+    cdef bint _stops(self) noexcept nogil:
+        cdef bint stops
+        pthread_mutex_lock(&self.lock)
+        stops = self.stopping
+        pthread_mutex_unlock(&self.lock)
+        return stops
 
     cdef bint _accepts(self, long long row, double slope, int delay) noexcept nogil:
         """Return whether Check accepts the update; if so, record it for the next ones.

@@ -26,6 +26,8 @@ class Problem:
         workers: number of workers per node of a delayed method.
         check: whether these abandon updates that `wagma.wpsgd.check` rejects.
         logistic: as for `Steps`.
+        total_delays: whether T_i counts all of a node's updates, and not only those since the last
+            average that all nodes have continued from.
     """
 
     train: Samples
@@ -38,6 +40,7 @@ class Problem:
     workers: int = 2
     check: bool = False
     logistic: bool = False
+    total_delays: bool = False
 
     def steps(self, method: Method) -> Steps:
         """Return a node that has made no steps."""
@@ -114,14 +117,29 @@ class Point:
     bound_ratio: float
 
 
+@dataclass(frozen=True)
+class Weighing:
+    """What the nodes' models were weighted by in an average.
+
+    Attributes:
+        delays: T_i of each node that trains: int64 array of shape (k,).
+        weights: q_i: float64 array of shape (k,), of sum 1.
+    """
+
+    delays: np.ndarray
+    weights: np.ndarray
+
+
 class Team(Protocol):
     """All nodes, in modelled time or on the ranks of a job, where all methods are collective.
 
     Attributes:
         stopped: whether any process was asked to stop.
+        weighing: that of the last average of models that differed; None if there was none yet.
     """
 
     stopped: bool
+    weighing: Weighing | None
 
     def advance(self, samples: int) -> None:
         """Train until the fastest node has consumed so many samples; others at their speed."""
@@ -138,7 +156,8 @@ class Team(Protocol):
     def delays(self) -> np.ndarray:
         """Return T_i: number of updates by which each node that trains is behind the fastest.
 
-        They are counted from the last average that all nodes have continued from.
+        They are counted from the last average that all nodes have continued from, or from the
+        beginning, if the problem says so.
         """
 
     def model(self) -> np.ndarray:
@@ -146,6 +165,9 @@ class Team(Protocol):
 
     def updates(self) -> Updates:
         """Return the counts of the updates of all nodes."""
+
+    def consumed(self) -> list[int]:
+        """Return the number of samples that each node has consumed."""
 
     def close(self) -> None:
         """Release the resources by which the nodes average."""
