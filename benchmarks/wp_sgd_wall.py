@@ -7,7 +7,7 @@ real-sim (section 6.6) on data generated in its shape; rank 1 has half of the sp
 that a sample takes 10 µs, as in modelled time, which is shown for comparison: ranks then wait for
 each other and not for processors. "as fast as it goes" is without that. Methods take turns in every
 round, each of which has its own seed; medians of the rounds. Of minibatch, which makes the modelled
-steps, 500 are measured.
+steps, 500 are measured. r is fitted by a probe.
 
 Inner loop: ns per non-zero of passes over 5,000 rows of real-sim's shape on rank 0, the others
 asleep, beside scikit-learn's SGDClassifier, and the same step in numpy and with scipy's rows. The
@@ -30,6 +30,7 @@ from sklearn.linear_model import SGDClassifier
 from wagma.job import meet
 from wagma.simulation import MACHINES
 from wagma.svm import share_out
+from wagma.wpsgd import fit_contraction
 from wagma.wpsgd.files import split
 from wagma.wpsgd.methods import METHODS, PRESETS, STEP, TEST_SAMPLES
 from wagma.wpsgd.modelled import SAMPLE_SECONDS, Modelled
@@ -50,8 +51,9 @@ STEPS = 500  # measured steps of minibatch: one takes long on many ranks and few
 FEATURES = 4 << 20  # of the measurement of memory
 
 
-def problem(train, test):
-    return Problem(train, test, REAL_SIM.start, REAL_SIM.lr, REAL_SIM.l2, span=REAL_SIM.span)
+def problem(train, test, rate=None):
+    preset = REAL_SIM
+    return Problem(train, test, preset.start, preset.lr, preset.l2, rate, preset.span)
 
 
 def seconds_until_near(method, team, comm=None):
@@ -63,12 +65,12 @@ def seconds_until_near(method, team, comm=None):
     return None
 
 
-def on_ranks(comm, name, everything, seed, sample_seconds, samples):
+def on_ranks(comm, name, everything, rate, seed, sample_seconds, samples):
     """Return the seconds of a run on the ranks, and the counts of its updates."""
     method = METHODS[name]
     shard = share_out(everything, seed, comm)
     train = everything[0] if method.alone and comm.rank == 0 else shard
-    given = problem(train, everything[1] if everything else train)
+    given = problem(train, everything[1] if everything else train, rate)
     slow = comm.rank == SLOW and not method.alone
     team = Ranks(
         method,
@@ -89,15 +91,20 @@ def on_ranks(comm, name, everything, seed, sample_seconds, samples):
     return comm.bcast(found), updates
 
 
-def modelled(comm, name, everything, seed):
+def modelled(comm, name, everything, rate, seed):
     """Return the seconds of a run in modelled time, and its samples."""
     speeds = [1 / FACTOR if rank == SLOW else 1.0 for rank in range(comm.size)]
-    team = Modelled(METHODS[name], problem(*everything), speeds, MACHINES["10gbe"], seed=seed)
+    given = problem(*everything, rate)
+    team = Modelled(METHODS[name], given, speeds, MACHINES["10gbe"], seed=seed)
     return seconds_until_near(METHODS[name], team), max(node.consumed for node in team.nodes)
 
 
 def methods(comm, everything, arguments, results):
-    """Let all methods take turns in rounds, and print the medians."""
+    """Let all methods take turns in rounds, and print the medians as docs/wp-sgd.md has them."""
+    rate = None
+    if comm.rank == 0:
+        rate = results["r"] = fit_contraction(problem(*everything), MOST).rate
+    rate = comm.bcast(rate)
     columns = {"modelled": [], "ranks": [], "as fast as it goes": []}
     found = {name: {column: [] for column in columns} for name in METHODS}
     late = {}
@@ -105,12 +112,12 @@ def methods(comm, everything, arguments, results):
         for name in METHODS:
             samples = None
             if comm.rank == 0:
-                seconds, samples = modelled(comm, name, everything, seed)
+                seconds, samples = modelled(comm, name, everything, rate, seed)
                 found[name]["modelled"].append(seconds)
             meet(comm)
             samples = comm.bcast(samples)
             for column, least in (("ranks", SAMPLE_SECONDS), ("as fast as it goes", 0.0)):
-                seconds, updates = on_ranks(comm, name, everything, seed, least, samples)
+                seconds, updates = on_ranks(comm, name, everything, rate, seed, least, samples)
                 found[name][column].append(seconds)
                 if METHODS[name].delayed:
                     late.setdefault(f"{name}, {column}", []).append(updates)
@@ -119,11 +126,11 @@ def methods(comm, everything, arguments, results):
     print(
         f"# {comm.size} ranks, rank {SLOW} at {1 / FACTOR:g}: seconds to an objective of {NEAR:g}"
     )
-    print(f"{'method':<14}" + "".join(f"{column:>20}" for column in columns))
+    print(f"| | {' | '.join(columns)} |\n{'|---' * (1 + len(columns))}|")
     for name, of in found.items():
         row = {column: median(values) for column, values in of.items()}
         results[name] = {"seconds": of, "medians": row}
-        print(f"{name:<14}" + "".join(f"{shown(value):>20}" for value in row.values()), flush=True)
+        print(f"| `{name}` | {' | '.join(map(shown, row.values()))} |", flush=True)
     print("# updates by how many others were applied between their pull and push")
     for label, runs in late.items():
         total = sum(runs[1:], runs[0])

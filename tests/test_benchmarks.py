@@ -1,5 +1,6 @@
 """The benchmarks: that one measures and judges, never how fast; and what `compare.py` catches."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -163,3 +164,13 @@ def test_a_result_is_drawn_without_measuring(result, tmp_path):
     command = [sys.executable, "-m", "benchmarks", "--plot", "--results", str(tmp_path), "latency"]
     subprocess.run(command, cwd=BENCHMARKS.parent, check=True, timeout=60)
     assert (tmp_path / "latency-4.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wp_sgd_s_page_shows_the_tables_of_its_result_file(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    wp_sgd = importlib.import_module("wp_sgd")
+    results = json.loads((BENCHMARKS / "results" / "wp-sgd-1.json").read_text())["results"]
+    page = (BENCHMARKS.parent / "docs" / "wp-sgd.md").read_text()
+    tables = wp_sgd.tables(results)
+    assert set(tables) > {"r", "samples", "seconds", "pairs", "nodes", "check"}
+    assert [title for title, text in tables.items() if text not in page] == []

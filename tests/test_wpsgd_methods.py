@@ -197,13 +197,15 @@ SEEDS = (0, 1)
 
 @pytest.fixture(scope="module")
 def unbalanced():
-    """The points of all methods on the paper's cluster, two a fold; means over the seeds."""
+    """The points of all methods on the paper's cluster with a fitted rate; means over the seeds."""
     samples = generate(11_000, 5000, 30, seed=5)
     far = {
         **{"start": 100.0, "lr": 0.2, "l2": 0.001, "span": FOLD // 10},
         "train": samples.take(np.arange(10_000)),
         "test": samples.take(np.arange(10_000, 11_000)),
     }
+
+    far["rate"] = fit_contraction(replace(PROBLEM, **far), 12 * FOLD).rate
 
     def points(name, seed):
         run = train(name, 12 * FOLD, PAPER_SPEEDS, ETHERNET, FOLD // 2, seed, **far)[1]
