@@ -53,6 +53,9 @@ def fit_contraction(problem: Problem, samples: int, seed: int = 0) -> Contractio
         samples: number of samples that the run's fastest node will consume.
         seed: seed of the samples that are evaluated, and of the order of those that are consumed.
 
+    Returns:
+        The rate, with the objectives that it was fitted to.
+
     Raises:
         ValueError: the objective does not decrease to a floor, so that there is no rate to fit.
 
