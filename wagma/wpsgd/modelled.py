@@ -10,7 +10,7 @@ import numpy as np
 from wagma.simulation.core import allreduce_time
 from wagma.simulation.machine import Machine
 from wagma.wpsgd.methods import STEP, Method
-from wagma.wpsgd.rates import bound_ratio, weights
+from wagma.wpsgd.rates import bound_ratio
 from wagma.wpsgd.samples import Order, shards
 from wagma.wpsgd.training import Point, Problem, Updates, Weighing
 
@@ -113,8 +113,7 @@ class Modelled:
         return total
 
     def _weigh(self) -> Weighing:
-        delays = self.delays()
-        weighing = Weighing(delays, weights(delays, self.problem.rate_of(self.method)))
+        weighing = self.problem.weigh(self.method, self.delays())
         if self.weighing is None or not self._alike:
             self.weighing = weighing
         return weighing

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from collectives import GroupAllreduce
 from wagma.job import meet
 from wagma.wpsgd.methods import Method
-from wagma.wpsgd.rates import bound_ratio, weights
+from wagma.wpsgd.rates import bound_ratio
 from wagma.wpsgd.samples import Order
 from wagma.wpsgd.training import Point, Problem, Updates, Weighing
 from wagma.wpsgd.workers import Workers
@@ -150,7 +150,7 @@ class Ranks:
 
     def _note(self, delays: np.ndarray) -> Weighing:
         """Return how models are weighted; record it, unless it is an average of equal models."""
-        weighing = Weighing(delays, weights(delays, self.problem.rate_of(self.method)))
+        weighing = self.problem.weigh(self.method, delays)
         if self.weighing is None or not self._alike:
             self.weighing = weighing
         return weighing

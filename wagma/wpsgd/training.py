@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from wagma.wpsgd.methods import SPAN, STEP, Method
+from wagma.wpsgd.rates import weights
 from wagma.wpsgd.samples import Samples
 from wagma.wpsgd.steps import LATEST, Steps
 
@@ -54,11 +55,9 @@ class Problem:
             check=self.check and method.delayed,
         )
 
-    def rate_of(self, method: Method) -> float:
-        """Return r; 1, which gives all nodes the same weight, for a method without weights."""
-        if not method.weighted:
-            return 1.0
-        return self.r
+    def weigh(self, method: Method, delays: np.ndarray) -> Weighing:
+        """Return how nodes with these T are weighted: equally if the method has no weights."""
+        return Weighing(delays, weights(delays, self.r if method.weighted else 1.0))
 
     @property
     def r(self) -> float:
