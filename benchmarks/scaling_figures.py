@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from common import parser, report
@@ -37,7 +37,7 @@ class Case:
         lasts: number of consecutive steps of a reinforcement learner that take equally long.
         doubling: whether WAGMA-SGD averages by recursive doubling: section III-B's phases, and in
             the published code its global averages, too.
-        neighbors: number of ranks that each sends to in SGP.
+        neighbors: number of ranks that each sends to in SGP, in that figure of the paper.
         clock: ranks that D-PSGD's ranks wait for: all, as in the paper.
         delays: "cloud": exactly two ranks a step; "binomial": each with probability 2/P.
     """
@@ -72,13 +72,13 @@ class Case:
 
 # Section V-B. A step: 210 images/s on a P100 at a batch of 128, between the 201 (ReFrame's Horovod
 # test on Piz Daint) and 219 (TensorFlow's benchmarks, 2017) that others measured at a batch of 64.
-RESNET = Case(25_559_081, steps=200, sync_period=10, step=0.61, delays="cloud")
+RESNET = Case(25_559_081, steps=200, sync_period=10, step=0.61, delays="cloud", neighbors=2)
 # Section V-C. A full batch takes 0.74 s on a P100 (OpenNMT-tf issue 582: 11,060 tokens/s). Batches
 # come from buckets of unequal lengths; their spread is that of the same authors' earlier paper on
 # the same task (eager-SGD, PPoPP 2020: mean 475 ms, deviation 144 ms).
-TRANSFORMER = Case(61_362_176, steps=200, sync_period=10, step=0.5, sigma=0.3)
+TRANSFORMER = Case(61_362_176, steps=200, sync_period=10, step=0.5, sigma=0.3, neighbors=1)
 # Section V-D, with the τ of its figure 10.
-HABITAT = Case(8_476_421, steps=96, sync_period=8, sigma=None)
+HABITAT = Case(8_476_421, steps=96, sync_period=8, sigma=None, neighbors=4)
 
 # The influence of other values on the predictions.
 VARIATIONS = {
@@ -96,7 +96,6 @@ VARIATIONS = {
         "copying and adding at 30 GB/s": {"machine": dataclasses.replace(DAINT, memory=30e9)},
         "steps vary by 0.5 %": {"sigma": 0.005},
         "steps vary by 8 %": {"sigma": 0.08},
-        "D-PSGD waits for neighbors only": {"clock": "neighbors"},
     },
     "figure 7": {
         "copying and adding at 3 GB/s": {"machine": dataclasses.replace(DAINT, memory=3e9)},
@@ -113,68 +112,56 @@ VARIATIONS = {
         "a period of 16 steps": {"sync_period": 16},
         "a step is as long as the one before, every other time": {"lasts": 2},
         "steps are as long as the seven before": {"lasts": 8},
-        "D-PSGD waits for neighbors only": {"clock": "neighbors"},
     },
 }
 
 
-def local_sgd(case):
-    """Return local SGD: it averages every step unless the paper says otherwise (section V-A)."""
-    return "allreduce", case
+@dataclass(frozen=True)
+class Ratio:
+    """WAGMA-SGD's throughput ÷ another method's, as the paper has it.
+
+    Attributes:
+        figure, ranks: where in the paper.
+        against: the other method, in words.
+        published: the ratio; two where the paper tells methods apart that are one in simulated
+            time; "< 1" where it says no more than that.
+        method: name of the other method.
+        change: its settings, where they are not the figure's.
+        otherwise: other settings of its own, in words, and their values.
+    """
+
+    figure: str
+    ranks: int
+    against: str
+    published: tuple[float, ...] | str
+    method: str
+    change: dict[str, object] = field(default_factory=dict)
+    otherwise: tuple[str, dict[str, object]] | None = None
 
 
-def d_psgd(case):
-    return "d-psgd", case
-
-
-def sgp(neighbors):
-    return lambda case: ("sgp", dataclasses.replace(case, neighbors=neighbors))
-
-
-def ad_psgd(case):
-    return "ad-psgd", case
-
-
-def eager_sgd(trigger):
-    """Return eager-SGD: it averages by the same schedules, and its models every τ steps."""
-    return lambda case: ("eager-sgd", dataclasses.replace(case, trigger=trigger))
-
-
-# Name, ranks, the method that WAGMA-SGD's throughput is divided by, and the published ratio.
-PUBLISHED = [
-    ("figure 4", RESNET, 64, "Allreduce-SGD", lambda case: ("allreduce", case), 1.26),
-    ("figure 4", RESNET, 64, "local SGD (τ = 1)", local_sgd, 1.25),
-    (
-        "figure 4",
-        RESNET,
-        64,
-        "WAGMA-SGD, S = 64",
-        lambda case: ("wagma", dataclasses.replace(case, group_size=64)),
-        1.07,
-    ),
-    ("figure 4", RESNET, 64, "D-PSGD", d_psgd, 1.23),
-    ("figure 4", RESNET, 64, "SGP, 2 neighbors", sgp(2), 1.25),
-    ("figure 4", RESNET, 64, "AD-PSGD: “only” it “is faster”", ad_psgd, "< 1"),
-    *(
-        ("figure 4", RESNET, 64, f"eager-SGD, {each}", eager_sgd(each), 1.13)
-        for each in ("majority", "solo")  # section II has the former, "at most half" being stale
-    ),
-    ("figure 4", RESNET, 256, "“up to”: Allreduce-SGD", lambda case: ("allreduce", case), 1.37),
-    (
-        "figure 7",
-        TRANSFORMER,
-        16,
-        "WAGMA-SGD, S = 16",
-        lambda case: ("wagma", dataclasses.replace(case, group_size=16)),
-        1.28,
-    ),
-    ("figure 10", HABITAT, 1024, "local SGD (τ = 1)", local_sgd, 2.33),
-    ("figure 10", HABITAT, 1024, "D-PSGD", d_psgd, 1.88),
-    ("figure 10", HABITAT, 1024, "SGP, 4 neighbors", sgp(4), 2.10),
-]
+# Local SGD averages every step unless the paper says otherwise (section V-A): then its simulation
+# is Allreduce-SGD's. D-PSGD has one clock for all ranks, as in the paper. Eager-SGD averages by
+# WAGMA-SGD's schedules, and its models every τ steps; section II has the majority trigger, "at most
+# half" being stale.
+ALLREDUCE = "Allreduce-SGD, and local SGD with τ = 1, which is the same in simulated time"
+NEAR = ("if it waits for neighbors only", {"clock": "neighbors"})
+PUBLISHED = (
+    Ratio("figure 4", 64, ALLREDUCE, (1.26, 1.25), "allreduce"),
+    Ratio("figure 4", 64, "itself with S = 64", (1.07,), "wagma", {"group_size": 64}),
+    Ratio("figure 4", 64, "D-PSGD, one clock for all", (1.23,), "d-psgd", otherwise=NEAR),
+    Ratio("figure 4", 64, "SGP, 2 neighbors", (1.25,), "sgp"),
+    Ratio("figure 4", 64, "AD-PSGD, “only” it “is faster”", "< 1", "ad-psgd"),
+    Ratio("figure 4", 64, "eager-SGD, majority", (1.13,), "eager-sgd"),
+    Ratio("figure 4", 64, "eager-SGD, solo", (1.13,), "eager-sgd", {"trigger": "solo"}),
+    Ratio("figure 4", 256, "“up to”: Allreduce-SGD", (1.37,), "allreduce"),
+    Ratio("figure 7", 16, "itself with S = 16", (1.28,), "wagma", {"group_size": 16}),
+    Ratio("figure 10", 1024, "local SGD, τ = 1, simulated as Allreduce-SGD", (2.33,), "allreduce"),
+    Ratio("figure 10", 1024, "D-PSGD, one clock for all", (1.88,), "d-psgd", otherwise=NEAR),
+    Ratio("figure 10", 1024, "SGP, 4 neighbors", (2.10,), "sgp"),
+)
 SCALED = {
     "wagma": "WAGMA-SGD",
-    "allreduce": "Allreduce-SGD",
+    "allreduce": "Allreduce, local SGD",
     "d-psgd": "D-PSGD",
     "sgp": "SGP",
     "ad-psgd": "AD-PSGD",
@@ -203,63 +190,78 @@ def throughput(method, case, ranks, seed):
     return simulate(method, step_times(case, ranks, seed), case.machine, case.settings).throughput
 
 
-def predict(case, ranks, other, seeds):
-    """Return WAGMA-SGD's throughput ÷ another's: the geometric mean over the seeds."""
+def predict(case, of, seeds):
+    """Return WAGMA-SGD's throughput ÷ the other method's: the geometric mean over the seeds."""
+    other = dataclasses.replace(case, **of.change)
     logs = [
-        math.log(throughput("wagma", case, ranks, seed) / throughput(*other(case), ranks, seed))
+        math.log(
+            throughput("wagma", case, of.ranks, seed) / throughput(of.method, other, of.ranks, seed)
+        )
         for seed in range(seeds)
     ]
     return math.exp(sum(logs) / seeds)
 
 
-def varied(name, case, ranks, other, seeds):
-    return {
-        what: predict(dataclasses.replace(case, **change), ranks, other, seeds)
-        for what, change in VARIATIONS[name].items()
-    }
-
-
-def print_ratios(seeds):
-    """Print and return each published ratio beside the predicted one."""
+def ratios(seeds):
+    """Return each published ratio beside the predicted one, and what the unknown parameters do."""
     rows = []
-    print(f"{'':10}{'ranks':>6}  {'÷':<32}{'published':>10}{'predicted':>10}{'off by':>8}  varied")
-    for name, case, ranks, against, other, published in PUBLISHED:
-        predicted = predict(case, ranks, other, seeds)
-        by_variation = varied(name, case, ranks, other, seeds)
-        low, high = min(by_variation.values()), max(by_variation.values())
-        off = "" if isinstance(published, str) else f"{predicted / published - 1:.0%}"
-        print(
-            f"{name:10}{ranks:6}  {against:<32}{published:>10}{predicted:10.2f}"
-            f"{off:>8}  {low:.2f} to {high:.2f}",
-            flush=True,
-        )
-        rows.append(
-            {
-                "figure": name,
-                "ranks": ranks,
-                "against": against,
-                "published": published,
-                "predicted": predicted,
-                "varied": by_variation,
-            }
-        )
-    print()
+    for of in PUBLISHED:
+        case, _ = SCALES[of.figure]
+        row = {name: getattr(of, name) for name in ("figure", "ranks", "against", "published")}
+        row["predicted"] = predict(case, of, seeds)
+        row["varied"] = {
+            what: predict(dataclasses.replace(case, **change), of, seeds)
+            for what, change in VARIATIONS[of.figure].items()
+        }
+        if of.otherwise:
+            words, change = of.otherwise
+            row["otherwise"] = {words: predict(dataclasses.replace(case, **change), of, seeds)}
+        rows.append(row)
     return rows
 
 
-def print_scaling():
-    """Print and return the throughputs over ranks."""
-    scaling = {}
-    titles = "".join(f"{title:>15}" for title in (*SCALED.values(), "ideal"))
-    print(f"{'':10}{'ranks':>6}{titles}  steps/s")
+def scaling():
+    """Return the throughputs in steps per second, by figure and number of ranks."""
+    found = {}
     for name, (case, sizes) in SCALES.items():
         for ranks in sizes:
             made = {method: throughput(method, case, ranks, 0) for method in SCALED}
             made["ideal"] = ranks / step_times(case, ranks, 0).mean()
-            values = "".join(f"{value:15.2f}" for value in made.values())
-            print(f"{name:10}{ranks:6}{values}", flush=True)
-            scaling[f"{name}, {ranks} ranks"] = made
-    return scaling
+            found[f"{name}, {ranks} ranks"] = made
+    return found
+
+
+def table(head, rows):
+    """Return a table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def tables(results):
+    """Return {title: table} of the results, as docs/simulation.md shows them."""
+    head = ("paper's figure", "ranks", "÷", "published", "predicted", "one parameter varied")
+    rows = []
+    for of in results["ratios"]:
+        published = of["published"]
+        if not isinstance(published, str):
+            published = ", ".join(f"{each:.2f}" for each in published)
+        low, high = min(of["varied"].values()), max(of["varied"].values())
+        spread = f"{low:.2f} to {high:.2f}"
+        for words, value in of.get("otherwise", {}).items():
+            spread += f"; {value:.2f} {words}"
+        figure = of["figure"].removeprefix("figure ")
+        rows.append(
+            (figure, f"{of['ranks']:,}", of["against"], published, f"{of['predicted']:.2f}", spread)
+        )
+    over_ranks = [
+        (*label.removeprefix("figure ").removesuffix(" ranks").split(", "),
+         *(f"{value:.1f}" for value in made.values()))
+        for label, made in results["scaling"].items()
+    ]  # fmt: skip
+    return {
+        "ratios": table(head, rows),
+        "scaling, steps/s": table(("figure", "ranks", *SCALED.values(), "ideal"), over_ranks),
+    }
 
 
 def main():
@@ -268,9 +270,11 @@ def main():
     arguments = arguments.parse_args()
     results = {
         "parameters": {name: dataclasses.asdict(case) for name, (case, _) in SCALES.items()},
-        "ratios": print_ratios(arguments.seeds),
-        "scaling": print_scaling(),
+        "ratios": ratios(arguments.seeds),
+        "scaling": scaling(),
     }
+    for title, text in tables(results).items():
+        print(f"# {title}\n{text}\n")
     report(arguments, "scaling-figures", 1, results)
 
 

@@ -174,3 +174,30 @@ def test_wp_sgd_s_page_shows_the_tables_of_its_result_file(monkeypatch):
     tables = wp_sgd.tables(results)
     assert set(tables) > {"r", "samples", "seconds", "pairs", "nodes", "check"}
     assert [title for title, text in tables.items() if text not in page] == []
+
+
+@pytest.fixture
+def scaling_figures(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("scaling_figures")
+
+
+def test_scaling_is_predicted_with_the_neighbors_of_the_paper_and_each_simulation_once(
+    scaling_figures,
+):
+    neighbors = {name: case.neighbors for name, (case, _) in scaling_figures.SCALES.items()}
+    assert neighbors == {"figure 4": 2, "figure 7": 1, "figure 10": 4}
+    simulations = [
+        (of.figure, of.ranks, of.method, str(of.change)) for of in scaling_figures.PUBLISHED
+    ]
+    assert len(set(simulations)) == len(simulations)
+
+
+def test_the_page_of_the_simulation_shows_the_tables_of_the_scaling_figures(scaling_figures):
+    path = BENCHMARKS / "results" / "scaling-figures-1.json"
+    results = json.loads(path.read_text())["results"]
+    page = (BENCHMARKS.parent / "docs" / "simulation.md").read_text()
+    parameters = {name: each["neighbors"] for name, each in results["parameters"].items()}
+    assert parameters == {"figure 4": 2, "figure 7": 1, "figure 10": 4}
+    missing = [title for title, text in scaling_figures.tables(results).items() if text not in page]
+    assert missing == []
