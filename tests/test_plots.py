@@ -248,15 +248,34 @@ def test_a_simulation_is_drawn_over_ranks_as_ratios_to_the_ideal(simulation):
         assert share.get_ydata() == pytest.approx([100 * each.idle_share for each in of])
 
 
-def test_where_a_rank_is_always_slow_the_ratios_of_a_simulation_still_differ(figures, tmp_path):
+def test_a_simulation_of_one_number_of_ranks_is_drawn_as_bars_the_fastest_first(figures, tmp_path):
     times = steps.constant(10, 8, 0.5) * np.where(np.arange(8) == 0, 4, 1)
-    names = ("allreduce", "d-psgd", "local-sgd")
-    of = {name: [simulate(name, times, MACHINES["10gbe"], Settings(1 << 27))] for name in names}
+    names = ("allreduce", "d-psgd", "local-sgd", "wagma:group_size=2")
+    of = {name: [simulate(named(name), times, MACHINES["10gbe"], Settings(1 << 27))]
+          for name in names}  # fmt: skip
     plots.draw_simulation(tmp_path, of, "")
-    throughput = figures["simulation.png"].axes[0]
-    low, high = throughput.get_ylim()
-    drawn = sorted(line.get_ydata()[0] for line in throughput.lines[1:])
-    assert min(np.diff(drawn)) > 0.05 * (high - low)
+    figure = figures["simulation.png"]
+    throughput, idle, stale = figure.axes
+    ratios = {name: 100 * each.ideal_wall / each.wall for name, (each,) in of.items()}
+    order = sorted(names, key=lambda name: -ratios[name])
+    assert [text.get_text() for text in throughput.get_yticklabels()] == order
+    assert [bar.get_width() for bar in throughput.patches] == [ratios[name] for name in order]
+    shares = [100 * of[name][0].idle_share for name in order]
+    assert [bar.get_width() for bar in idle.patches] == shares
+    for axes, values in ((throughput, [ratios[name] for name in order]), (idle, shares)):
+        low, high = axes.get_xlim()
+        assert low == 0 and max(values) < 0.95 * high  # there is room for the numbers
+        assert [text.get_text() for text in axes.texts] == [f"{value:.1f}" for value in values]
+        colors = hexes(bar.get_facecolor() for bar in axes.patches)
+        assert colors == [plots.color_of(name) for name in order]
+    (ideal,) = throughput.lines
+    assert set(ideal.get_xdata()) == {100} and legend(figure) == ["ideal: no rank waits"]
+    assert throughput.get_xlabel() == "throughput ÷ ideal throughput in %"
+    assert throughput.get_title() == "throughput, 8 ranks"
+    assert stale.get_title() == "wagma:group_size=2, 8 ranks"
+    figure.canvas.draw()
+    boxes = [axes.get_window_extent() for axes in figure.axes]
+    assert not any(figure.legends[0].get_window_extent().overlaps(box) for box in boxes)
 
 
 def test_staleness_is_drawn_on_equal_axes_one_for_each_method_that_has_some(simulation):

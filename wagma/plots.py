@@ -32,6 +32,11 @@ COLOURS = {  # from Okabe and Ito's palette for the color-blind
     "communicating": "#009E73",
     "other": "#BBBBBB",
 }
+# Of the plots of simulations.
+IDEAL = {"color": "0.5", "linestyle": "--", "label": "ideal: no rank waits"}
+RATIO = "throughput ÷ ideal throughput in %"
+IDLE, SHARE = "idle: waiting or communicating", "share of the ranks' time in %"
+SMALL = {"fontsize": "small", "frameon": False}
 LABELS = {
     "compute": "compute",
     "delay": "injected delay",
@@ -256,10 +261,11 @@ def behind(axes: Axes) -> None:
 
 
 def draw_simulation(directory: Path, results: dict[str, Sequence[Result]], title: str) -> None:
-    """Write ``simulation.png``: throughput and idle share against ranks, and the staleness.
+    """Write ``simulation.png``: throughput, idle share, and the staleness.
 
-    Throughput is divided by that of ranks which never wait and whose messages take no time: if all
-    make equally many steps, the throughput that the slowest rank's own steps allow.
+    Curves against the number of ranks; bars if all results are of one number. Throughput is divided
+    by that of ranks which never wait and whose messages take no time: if all make equally many
+    steps, the throughput that the slowest rank's own steps allow.
 
     Args:
         directory: The directory of the file.
@@ -275,10 +281,13 @@ def draw_simulation(directory: Path, results: dict[str, Sequence[Result]], title
     from matplotlib.figure import Figure
 
     stale = {name: of[-1] for name, of in results.items() if of[-1].staleness.any()}
-    figure = Figure(figsize=(16 if stale else 13, 5.5), dpi=100, layout="constrained")
+    sizes = {each.ranks for of in results.values() for each in of}
+    height = 5.5 if len(sizes) > 1 else 1.6 + max(1.2, 0.33 * len(results), 1.2 * len(stale))
+    figure = Figure(figsize=(16 if stale else 13, height), dpi=100, layout="constrained")
     rows = [["throughput", "idle", name] for name in stale] or [["throughput", "idle"]]
     axes = figure.subplot_mosaic(rows, width_ratios=(4, 4, 3) if stale else None)
-    draw_over_ranks(axes.pop("throughput"), axes.pop("idle"), results)
+    draw = draw_over_ranks if len(sizes) > 1 else draw_of_one_size
+    draw(axes.pop("throughput"), axes.pop("idle"), results)
     draw_staleness(axes, stale)
     width = int(12 * figure.get_figwidth())  # in characters
     lines = [textwrap.fill(line, width) for line in title.split("\n")]
@@ -289,15 +298,15 @@ def draw_simulation(directory: Path, results: dict[str, Sequence[Result]], title
 def draw_over_ranks(throughput: Axes, idle: Axes, results: dict[str, Sequence[Result]]) -> None:
     """Draw the algorithms' throughput ÷ the ideal, and their idle share, against ranks."""
     drawn = styles(results)
-    throughput.axhline(100, color="0.5", linestyle="--", label="ideal: no rank waits")
+    throughput.axhline(100, **IDEAL)
     for name in sorted(results, key=lambda name: -results[name][-1].idle_share):
         of = results[name]
         ranks = [each.ranks for each in of]
-        ratios = [100 * each.ideal_wall / each.wall for each in of]
+        ratios = [ratio_to_ideal(each) for each in of]
         throughput.plot(ranks, ratios, label=name, markersize=4, **drawn[name])
         idle.plot(ranks, [100 * each.idle_share for each in of], markersize=4, **drawn[name])
-    throughput.set(title="throughput", ylabel="throughput ÷ ideal throughput in %")
-    idle.set(title="idle: waiting or communicating", ylabel="share of the ranks' time in %")
+    throughput.set(title="throughput", ylabel=RATIO)
+    idle.set(title=IDLE, ylabel=SHARE)
     idle.set_ylim(bottom=0)
     ticks = spaced(sorted({each.ranks for of in results.values() for each in of}))
     for axes in (throughput, idle):
@@ -306,7 +315,34 @@ def draw_over_ranks(throughput: Axes, idle: Axes, results: dict[str, Sequence[Re
         axes.set_xticks(ticks, ticks)
         behind(axes)
     lines = throughput.get_legend_handles_labels()
-    idle.legend(*lines, loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
+    idle.legend(*lines, loc="upper left", bbox_to_anchor=(1, 1), **SMALL)
+
+
+def draw_of_one_size(throughput: Axes, idle: Axes, results: dict[str, Sequence[Result]]) -> None:
+    """Draw the algorithms' throughput ÷ the ideal, and their idle share, as bars, fastest first."""
+    ratios = {name: ratio_to_ideal(of[-1]) for name, of in results.items()}
+    names = sorted(results, key=lambda name: -ratios[name])
+    rows = range(len(names))
+    shares = [100 * results[name][-1].idle_share for name in names]
+    throughput.axvline(100, **IDEAL)
+    for axes, values in ((throughput, [ratios[name] for name in names]), (idle, shares)):
+        axes.barh(rows, values, 0.2 * min(4, len(names)), color=list(map(color_of, names)))
+        axes.set(xlim=(0, 1.15 * max(100, *values)), ylim=(len(names) - 0.5, -0.5))
+        behind(axes)
+        at = {"x": 0.985, "transform": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
+        for row, value in zip(rows, values):
+            axes.text(y=row, s=f"{value:.1f}", fontsize="small", **at)
+    throughput.set_yticks(rows, [wrapped(name) for name in names])
+    idle.set_yticks(rows, [""] * len(names))
+    ranks = counted(results[names[0]][-1].ranks, "rank")
+    throughput.set(title=f"throughput, {ranks}", xlabel=RATIO)
+    idle.set(title=IDLE, xlabel=SHARE)
+    legend_below(throughput.figure, throughput)
+
+
+def ratio_to_ideal(result: Result) -> float:
+    """Return the throughput ÷ that of ranks which never wait, in percent."""
+    return 100 * result.ideal_wall / result.wall
 
 
 def spaced(ranks: Sequence[int]) -> list[int]:
