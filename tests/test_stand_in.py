@@ -230,3 +230,45 @@ def test_no_compiler_is_a_reason_to_skip(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(stand_in.NoCompiler, match="no C compiler"):
         stand_in.library.__wrapped__()
+
+
+def test_a_stream_that_is_full_blocks_all_calls_of_the_process():
+    ended = run(
+        """
+        import threading, time
+
+        device.hold(a)
+        queued, asked = [], []
+
+        def fill():
+            for _ in range(9):
+                arguments = ctypes.c_ulonglong(x.address), ctypes.c_ubyte(0), ctypes.c_size_t(8)
+                device.call("cuMemsetD8Async", *arguments, ctypes.c_void_p(a))
+                queued.append(1)
+
+        def ask():
+            with device.current():
+                device.driver.cuStreamQuery(ctypes.c_void_p(b))
+            asked.append(1)
+
+        def start(function):
+            thread = threading.Thread(target=function)
+            thread.start()
+            return thread
+
+        threads = [start(fill)]
+        while len(queued) < 7:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        threads.append(start(ask))
+        time.sleep(0.1)
+        assert (len(queued), len(asked)) == (7, 0), (queued, asked)
+        device.open()
+        for thread in threads:
+            thread.join()
+        assert (len(queued), len(asked)) == (9, 1)
+        print("done")
+        """,
+        STAND_IN_QUEUE="8",
+    )
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr

@@ -31,7 +31,7 @@ API Result cuInit(unsigned flags) {
         initialized = 1;
         const char *number = getenv("STAND_IN_DEVICES");
         device_count = number ? atoi(number) : 1;
-        read_delay();
+        read_settings();
         make_stream(1); /* the legacy default stream */
         install_handler();
     }

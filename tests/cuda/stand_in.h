@@ -16,6 +16,8 @@
      operations of theirs on the same bytes are ordered only where the one's process has seen it
      end before the other is begun; else the latter's is ended. So is one that frees memory which
      another has mapped.
+   - A stream takes any number of operations, or as many as STAND_IN_QUEUE says: a call that finds it
+     full blocks, and with it, as in a driver, all other calls of the process.
    - Calls that block the host, and bytes, are counted.
 
    One lock guards everything; functions here are called with it. */
@@ -118,6 +120,7 @@ void break_captures(const char *what);
     if (current_device() < 0)                                                                     \
         return INVALID_CONTEXT;                                                                   \
     pthread_mutex_lock(&lock);                                                                    \
+    wait_for_calls();                                                                             \
     if (failure)                                                                                  \
         result = failure;                                                                         \
     else                                                                                          \
@@ -179,6 +182,7 @@ Operation *make_operation(int kind, const char *what);
 void enqueue(Stream *stream, Operation *operation);
 void wait_for(Stream *stream, Number number);
 void wait_for_all(void);
-void read_delay(void);
+void wait_for_calls(void);
+void read_settings(void);
 
 #endif

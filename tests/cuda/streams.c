@@ -13,10 +13,13 @@ Stream streams[MOST_STREAMS];
 int stream_count;
 long gates_closed, gates_opened, copies_let = -1;
 static int removed[MOST_STREAMS];
-static long delay;
+static long delay, most; /* operations in a stream; 0: any number */
+static int is_full;      /* a call waits for a place in a stream */
 
-void read_delay(void) {
-    delay = getenv("STAND_IN_DELAY") ? atol(getenv("STAND_IN_DELAY")) : 0;
+static long setting(const char *name) { return getenv(name) ? atol(getenv(name)) : 0; }
+void read_settings(void) {
+    delay = setting("STAND_IN_DELAY");
+    most = setting("STAND_IN_QUEUE");
 }
 
 static void sleep_for(long microseconds) {
@@ -122,8 +125,25 @@ static int wait_for_each_other(const Stream *a, const Stream *b) {
     return (a->number == 0 && b->legacy) || (b->number == 0 && a->legacy);
 }
 
-/* Put an operation at a stream's end, once it is known to be in order. */
+/* No call goes on while one waits for a place in a stream. */
+void wait_for_calls(void) {
+    while (is_full)
+        pthread_cond_wait(&moved, &lock);
+}
+
+static void wait_for_place(const Stream *stream) {
+    is_full = most && stream->issued - stream->ended >= (Number)most;
+    while (is_full) {
+        pthread_cond_wait(&moved, &lock);
+        is_full = stream->issued - stream->ended >= (Number)most;
+    }
+    if (most)
+        pthread_cond_broadcast(&moved);
+}
+
+/* Put an operation at a stream's end, once there is a place and it is known to be in order. */
 void enqueue(Stream *stream, Operation *operation) {
+    wait_for_place(stream);
     operation->number = ++stream->issued;
     Clock clock = stream->clock;
     merge(&clock, &host);
