@@ -40,6 +40,10 @@ class Device(PlainDevice):
         """Free memory that was allocated; the host waits."""
         self.call("cuMemFree_v2", Address(address))
 
+    def remove(self, stream):
+        """Remove a stream."""
+        self.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+
     def unpin(self, address):
         """Free memory that was pinned; the host waits."""
         self.call("cuMemFreeHost", ctypes.c_void_p(address))
@@ -61,6 +65,12 @@ class Device(PlainDevice):
         """Queue setting this number of bytes to 0."""
         arguments = Address(address), ctypes.c_ubyte(0), ctypes.c_size_t(size)
         self.call("cuMemsetD8Async", *arguments, ctypes.c_void_p(stream))
+
+    def hold(self, seconds, stream):
+        """Queue a sleep of the host, during which the stream waits and the device is idle."""
+        sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+        microseconds = ctypes.c_void_p(int(seconds * 1e6))
+        self.call("cuLaunchHostFunc", ctypes.c_void_p(stream), sleep, microseconds)
 
     def attribute(self, which):
         value = ctypes.c_int()
@@ -117,19 +127,32 @@ class Array:
 class Work:
     """Work to keep a device busy: memory that is filled repeatedly, on a separate stream.
 
+    Collective: ranks measure in turn how long a filling takes, because those that share a device
+    would slow each other down.
+
+    Attributes:
+        seconds: what a filling takes if nothing else uses the device.
+
     Args:
+        comm: the communicator of the ranks.
         device: the `Device`.
         size: bytes of the memory: the more, the fewer operations are in the queue.
     """
 
-    def __init__(self, device, size):
+    def __init__(self, comm, device, size):
         self.device, self.size, self.stream = device, size, device.stream()
         self.address = device.allocate(size)
-        for _ in range(2):  # the first one warms up
-            began = time.perf_counter()
-            self.queue(4)
-            device.synchronize(self.stream)
-            self.seconds = (time.perf_counter() - began) / 4
+        for rank in range(comm.size):
+            if rank == comm.rank:
+                self._measure()  # the first one warms up
+                self.seconds = self._measure()
+            comm.Barrier()
+
+    def _measure(self):
+        began = time.perf_counter()
+        self.queue(4)
+        self.device.synchronize(self.stream)
+        return (time.perf_counter() - began) / 4
 
     def queue(self, count):
         """Queue this number of fillings."""

@@ -1,11 +1,16 @@
 """Costs of arrays and models on GPUs, through pinned host memory and from device to device.
 
+    python benchmarks/gpu.py --check
     python benchmarks/gpu.py --all
+    python benchmarks/gpu.py --parts staged,passive --limit 120
     mpiexec -n 2 python benchmarks/gpu.py --part staged
 
-With --all each part runs in a separate job, with 1, 2 or 4 ranks, which share a GPU if there is
-only one; all together take less than ten minutes and are written to gpu.json, with the device, the
-driver, the MPI and the date, and with the reason if one fails or takes too long. Parts:
+With --all or --parts each part runs in a separate job, with 1, 2 or 4 ranks, which share a GPU if
+there is only one. First the benchmark says what is missing on this machine, and what cannot be
+measured without it; --check does only that. It ends within --limit seconds, and writes what it has
+found after each job to gpu.json, with the device, the driver, the MPI and the date, and with the
+reason if a part fails or takes too long. What a job has measured is in so-far.json, in a folder
+there, while it runs, and in gpu.json if it does not end. Parts:
 
 tests    the suite's tests on the real driver instead of the stand-in: among them that kernels give
          the same bits as the host's passes in all dtypes, with subnormal numbers and NaN;
@@ -20,6 +25,8 @@ direct   if MPI takes device memory, and does not wait for the default stream, o
          that others may read and back, by all ranks at once; bound 1.5; beside the staged call
 passive  from one rank's call of 4 KiB to its result while the others' main threads spin in Python:
          their devices idle, or busy with 100 ms of work at a time, beside numpy arrays; each path
+queue    the same latency while the others' launch queues are full behind a stream that stands still
+         for 100 ms, so that the driver blocks them, with a call started on that stream or none
 calls    the longest call of the driver and of MPI on a progress thread whose main thread allocates,
          pins, queues 1,024 operations, or has torch do so; functions that wait, in calls: none
 memory   memory of a collective beside its vector, on the device and on the host; bound 3 each
@@ -32,31 +39,34 @@ staged, direct and passive are measured once more under MPS, which is started an
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import NamedTuple
 
 import gpu_calls
 import gpu_parts
+import gpu_preflight
+import gpu_queue
 import gpu_tests
 import traced
 from common import figure, machine, mpiexec, parser, report, rounded
 from cuda_driver import Device
-from gpu_mps import is_running, mps, why_no_device
+from gpu_mps import is_running, mps
+from gpu_processes import aborting, kept, last_words, replace, run_for
 
 BOUND = 1.5
-LIMIT = 575.0  # seconds of all jobs
-LEAST = 10.0  # remaining seconds with which a job is still begun
-ENDING = 5.0  # seconds that a job may take to end when it is told to
+LIMIT = 540.0  # seconds of everything: of ten minutes it leaves some to install and to end
+LEAST = 10.0  # seconds that a job needs beside those that it measures for
 TAIL = 8000  # characters kept of the output of a job that failed
+# With the default, 8, a stream may share a queue of the hardware with one that stands still.
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 PARTS = {
     "tests": gpu_tests.tests,
     "copies": gpu_parts.copies,
@@ -65,6 +75,7 @@ PARTS = {
     "direct": gpu_parts.direct,
     "direct-tests": gpu_tests.direct_tests,
     "passive": gpu_parts.passive,
+    "queue": gpu_queue.queue,
     "calls": gpu_calls.calls,
     "memory": gpu_parts.memory,
     "step": gpu_parts.step,
@@ -87,12 +98,14 @@ class Job(NamedTuple):
 # First the parts that test results; then those that cost little or matter most.
 PLAN = (
     *(Job("tests", 1, 90), Job("tests", 4, 120), Job("aware", 2, 60), Job("direct-tests", 4, 90)),
-    *(Job("copies", 1, 60), Job("staged", 2, 60), Job("passive", 2, 60), Job("calls", 2, 75)),
-    *(Job("direct", 2, 60), Job("step", 2, 75), Job("memory", 2, 45), Job("staged", 4, 75)),
-    *(Job("passive", 4, 60), Job("direct", 4, 60), Job("direct", 2, 60, True)),
-    *(Job("passive", 2, 60, True), Job("staged", 2, 60, True), Job("direct", 4, 60, True)),
-    *(Job("passive", 4, 60, True), Job("staged", 4, 75, True)),
+    *(Job("copies", 1, 60), Job("staged", 2, 60), Job("passive", 2, 60), Job("queue", 2, 60)),
+    *(Job("calls", 2, 75), Job("direct", 2, 60), Job("step", 2, 75), Job("memory", 2, 45)),
+    *(Job("staged", 4, 75), Job("passive", 4, 60), Job("direct", 4, 60)),
+    *(Job("direct", 2, 60, True), Job("passive", 2, 60, True), Job("staged", 2, 60, True)),
+    *(Job("direct", 4, 60, True), Job("passive", 4, 60, True), Job("staged", 4, 75, True)),
 )
+# Parts that another one depends on: whether devices average by messages is determined by `aware`.
+FIRST = {"direct-tests": "aware"}
 
 
 class NotMeasured(Exception):
@@ -103,13 +116,8 @@ def measure(arguments):
     """Measure one part, as a rank of its job; an exception ends the job."""
     from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD
-    try:
-        measure_on(comm, arguments)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        comm.Abort(1)
+    with aborting(MPI.COMM_WORLD):
+        measure_on(MPI.COMM_WORLD, arguments)
 
 
 def measure_on(comm, arguments):
@@ -139,14 +147,20 @@ class Measured:
     """The results of the jobs so far, written to gpu.json after each.
 
     Args:
-        began: when the benchmark was started, in seconds of the monotonic clock.
+        arguments: the benchmark's.
+        began: when it was started, in seconds of the monotonic clock.
     """
 
-    def __init__(self, path, options, began):
-        self.path, self.options, self.began = path, options, began
+    def __init__(self, arguments, began):
+        self.arguments, self.began = arguments, began
+        self.path = arguments.results / "gpu.json"
         self.parts, self.facts, self.ratios, self.figures = {}, {}, {}, []
-        self.taken = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self.taken, self.findings = {}, []
+
+    @property
+    def left(self):
+        """The seconds that are left."""
+        return self.arguments.limit - self.seconds
 
     @property
     def seconds(self):
@@ -167,15 +181,22 @@ class Measured:
             "ranks": None,
             **self.facts,
             "machine": machine(),
-            "settings": {"options": self.options},
+            "settings": {
+                "options": options_of(self.arguments),
+                "limit": self.arguments.limit,
+                "parts": self.arguments.parts or "all",
+            },
+            "preflight": {
+                each.check.name: {"missing": each.missing} if each.missing else each.found
+                for each in self.findings
+            },
             "seconds": self.seconds,
             "seconds of parts": self.taken,
             "results": self.parts,
             "ratios": self.ratios,
             "figures": self.figures,
         }
-        text = json.dumps(contents, indent=1, ensure_ascii=False) + "\n"
-        self.path.write_text(text, encoding="utf-8")
+        replace(self.path, contents)
 
     def print_table(self):
         """Print all numbers, then the figures, then what is missing."""
@@ -192,7 +213,13 @@ class Measured:
         for name in ("not measured", "failed"):
             for place, value in leaves(self.parts):
                 if place.endswith(f": {name}"):
-                    print(f"  {place}: {str(value).strip().splitlines()[-1]}")
+                    print(f"  {place}: {in_short(str(value))}")
+
+
+def in_short(text):
+    """Return the last line, and of what a job has printed before that the last words."""
+    *printed, how = text.strip().splitlines()
+    return ": ".join(filter(None, [how, last_words("\n".join(printed))]))
 
 
 def leaves(results, place=""):
@@ -207,29 +234,79 @@ def leaves(results, place=""):
         yield place, results
 
 
-def measure_all(arguments, options, began):
-    """Measure all parts, and write gpu.json; return the exit status."""
-    measured = Measured(arguments.results / "gpu.json", options, began)
+def planned(arguments):
+    """Return the jobs of the parts that were asked for, and of those that they depend on."""
+    names = set(arguments.parts or PARTS)
+    names |= {FIRST[name] for name in names if name in FIRST}
+    return [job for job in PLAN if job.part in names and job.ranks <= arguments.most_ranks]
+
+
+def options_of(arguments):
+    """Return the options that jobs are given."""
+    not_theirs = "all", "parts", "check", "part", "limit", "results", "most_ranks"
+    return [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in vars(arguments).items()
+        if name not in not_theirs and value is not None
+    ]
+
+
+def measure_all(arguments, began):
+    """Look what is there, run the jobs, and write gpu.json; return the exit status."""
+    jobs, measured = planned(arguments), Measured(arguments, began)
     with contextlib.ExitStack() as stack:
+        context = stack.enter_context(gpu_preflight.Context())
+        print("=== preflight", flush=True)
+        ranks = max(job.ranks for job in jobs)
+        checks = gpu_preflight.checks(context, arguments, [*mpiexec(), "-n", str(ranks)])
+        measured.findings = gpu_preflight.look(checks, jobs)
+        print(*measured.findings, sep="\n", flush=True)
+        missing = [each for each in measured.findings if each.missing and each.check.required]
+        for each in missing:
+            print(f"gpu.py: no {each.check.name}: {each.missing}", file=sys.stderr)
+        if missing or arguments.check:
+            return 2 if missing else 0
+        measured.facts = context.facts
+        measured.write()
         start_mps = once(lambda: stack.enter_context(mps()))
-        for job in PLAN:
-            if job.ranks > arguments.most_ranks:
-                continue
-            print(f"\n=== {job.name}, {job.ranks} rank{'s' * (job.ranks > 1)}", flush=True)
-            began = measured.seconds
-            try:
-                measured.add(job, run(job, measured, start_mps, options))
-                print(json.dumps(measured.parts[job.name], indent=1, ensure_ascii=False))
-            except NotMeasured as reason:
-                measured.parts[job.name] = {"not measured": str(reason)}
-            except Exception as error:  # the other jobs still run
-                measured.parts[job.name] = {"failed": str(error) or repr(error)}
-                print(f"failed: {error}", file=sys.stderr)
-            measured.taken[job.name] = measured.seconds - began
-            measured.write()
+        for job in jobs:
+            run_and_add(job, measured, start_mps)
     measured.print_table()
     print(f"written to {measured.path}", file=sys.stderr)
     return int(any("failed" in part for part in measured.parts.values()))
+
+
+def run_and_add(job, measured, start_mps):
+    """Run a job, and write what it has measured, or why nothing."""
+    print(f"\n=== {job.name}, {job.ranks} rank{'s' * (job.ranks > 1)}", flush=True)
+    began = measured.seconds
+    try:
+        measured.add(job, run(job, measured, start_mps))
+        print(json.dumps(measured.parts[job.name], indent=1, ensure_ascii=False))
+    except NotMeasured as reason:
+        measured.parts[job.name] = {"not measured": str(reason)}
+        print(f"not measured: {reason}")
+    except Exception as error:  # the other jobs still run
+        found = {"failed": str(error) or repr(error)}
+        if isinstance(error, Failed) and error.so_far is not None:
+            found["so far"] = error.so_far
+        measured.parts[job.name] = found
+        print(f"failed: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    measured.taken[job.name] = measured.seconds - began
+    measured.write()
+
+
+class Failed(Exception):
+    """A job has failed or taken too long.
+
+    Attributes:
+        so_far: what it had measured, None if nothing.
+    """
+
+    def __init__(self, words, so_far):
+        super().__init__(words)
+        self.so_far = so_far
 
 
 def once(function):
@@ -244,46 +321,47 @@ def once(function):
     return call
 
 
-def run(job, measured, start_mps, options):
+def run(job, measured, start_mps):
     """Run a job; return the contents of its file.
 
     Raises:
         NotMeasured: a requirement of the job is missing.
-        RuntimeError: the job has failed, or taken too long.
+        Failed: the job has failed, or taken too long.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        check_time(measured)
+    if reason := gpu_preflight.why_not(job, measured.findings):
+        raise NotMeasured(reason)
+    check_time(job, measured)
+    with tempfile.TemporaryDirectory(dir=measured.path.parent, prefix="gpu-running-") as folder:
         env = environment(job, measured.parts, start_mps, Path(folder))
-        check_time(measured)  # MPS may have taken some to start
-        limit = min(job.limit, LIMIT - measured.seconds)
+        check_time(job, measured)  # MPS may have taken some to start
+        limit = min(job.limit, measured.left)
         command = [
             *(*mpiexec(), "-n", str(job.ranks)),
             *("env", *(f"{name}={value}" for name, value in env.items())),
-            *(sys.executable, __file__, *options, "--part", job.part, "--results", folder),
+            *(sys.executable, __file__, *options_of(measured.arguments), "--part", job.part),
+            *("--results", folder),
         ]
         status, said = run_for(command, limit)
         if status != 0:
             how = f"no end after {limit:.0f} s" if status is None else f"exit status {status}"
-            so_far = Path(folder) / gpu_tests.SO_FAR
-            if so_far.exists():
-                how += f": {so_far.read_text()}"
-            raise RuntimeError(f"{said[-TAIL:]}\n{how}".strip())
+            raise Failed(f"{said[-TAIL:]}\n{how}".strip(), kept(Path(folder)))
         return json.loads((Path(folder) / f"gpu-{job.part}-{job.ranks}.json").read_text())
 
 
-def check_time(measured):
+def check_time(job, measured):
     """Raise NotMeasured if too little time is left for a job."""
-    if LIMIT - measured.seconds < LEAST:
+    if measured.left < LEAST + (0 if "tests" in job.part else measured.arguments.seconds):
         raise NotMeasured(f"the others have taken {measured.seconds:.0f} s")
 
 
 def environment(job, parts, start_mps, folder):
     """Return a job's additional environment variables; raise NotMeasured if it cannot have them."""
-    env = {}
+    env = {CONNECTIONS: os.environ.get(CONNECTIONS, "32")}
     if job.under_mps:
-        env, why_not = start_mps()
+        of_mps, why_not = start_mps()
         if why_not:
             raise NotMeasured(why_not)
+        env |= of_mps
     if job.part == "calls":
         try:
             env = {**env, **traced.environment(folder)}
@@ -297,42 +375,25 @@ def environment(job, parts, start_mps, folder):
     return env
 
 
-def run_for(command, limit):
-    """Run a command; return its exit status, None if it took too long, and its output."""
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        job = subprocess.Popen(
-            *(command,), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            status = job.wait(limit)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            end(job)
-        output.seek(0)
-        return status, output.read()
-
-
-def end(job):
-    """End a launcher, and with it its ranks, unless it has ended; wait for a limited time."""
-    if job.poll() is not None:
-        return
-    job.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        job.wait(ENDING)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(job.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        job.wait(ENDING)
+def names_of(text):
+    """Return the parts that --parts names, separated by commas."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"no part {unknown[0]!r}: there are {', '.join(PARTS)}")
+    return names
 
 
 def main():
     made = parser(__doc__)
     which = made.add_mutually_exclusive_group(required=True)
     which.add_argument("--all", action="store_true", help="all parts, each in a job of its own")
+    which.add_argument(
+        "--parts", type=names_of, metavar="NAMES", help="these parts, separated by commas"
+    )
+    which.add_argument("--check", action="store_true", help="say what is missing, no more")
     which.add_argument("--part", choices=PARTS, help="one, in the job that this is a rank of")
     add = made.add_argument
+    add("--limit", type=float, default=LIMIT, help=f"seconds for all parts (default {LIMIT:.0f})")
     add("--kib", type=int, default=100_000, help="of a vector (default: 25.6 million float32)")
     add("--parameters", type=int, default=25_600_000, help="of the model (default: ResNet-50's)")
     add("--busy-mib", type=int, default=1024, help="of what is filled to keep a device busy")
@@ -342,19 +403,14 @@ def main():
     add("--tests", metavar="NAMES", default="", help="of the tests only these, as pytest's -k")
     add("--torch-device", metavar="MODULE", help="one whose load() gives torch a device, for tests")
     began, arguments = time.monotonic(), made.parse_args()
-    if not arguments.all:
+    arguments.results = arguments.results.resolve()
+    if arguments.part:
         return measure(arguments)
-    if why_not := why_no_device({}):  # earlier than each job would report it
-        print(f"gpu.py: no GPU to measure: {why_not}", file=sys.stderr)
-        return 2
-    # If terminated, the run still ends its job, and MPS.
+    if not planned(arguments):
+        made.error(f"none of these parts has jobs of at most {arguments.most_ranks} ranks")
+    # If terminated, the run still ends its job, MPS, and the process that holds the context.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    options = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in vars(arguments).items()
-        if name not in ("all", "part", "results", "most_ranks") and value is not None
-    ]
-    return measure_all(arguments, options, began)
+    return measure_all(arguments, began)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from cuda_driver import Array
 from gpu_paths import collective_with, paths
+from gpu_processes import keep
 from traced import KINDS, Traced
 
 CADENCE = 0.010
@@ -36,6 +37,7 @@ def calls(comm, device, arguments):
                 call_beside(average, array, busy, seconds)
                 longest = {kind: traced.longest(kind) for kind in KINDS}
                 found[name] = comm.allgather(longest)[-1]
+                keep(comm, arguments, {**results, path: found})
         results[path] = found
     figures = {f"{STEPS} calls: functions of the driver that wait for a device": (most, 0)}
     return {**results, "figures": figures}, {}

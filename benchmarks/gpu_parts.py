@@ -18,6 +18,7 @@ from common import memory as memory_of
 from common import ratio, take_turns, time_calls
 from cuda_driver import Array, Work
 from gpu_paths import MIB, Way, answer_of, collective_with, paths, staged_way
+from gpu_processes import keep
 
 BLOCKS = {f"blocks of {mib} MiB": mib * MIB for mib in (1, 4, 16)}
 CADENCE = 0.010
@@ -98,6 +99,7 @@ def aware(comm, device, arguments):
                 found = comm.allgather({"wrong": wrong, "seconds": taken, "before its end": early})
                 name = f"{size >> 10} KiB, default stream busy for {hold * 1e3:g} ms"
                 results[name] = max(found, key=lambda each: each["seconds"])
+                keep(comm, arguments, results)
     tried.close()
     return results, {}
 
@@ -114,6 +116,7 @@ def staged(comm, device, arguments):
         for blocks in BLOCKS:
             name = f"{comm.size} ranks, {size >> 10} KiB, {blocks}"
             ratios[f"{name}: device ÷ (numpy + copies)"] = ratio(times[blocks], sums)
+        keep(comm, arguments, [results, ratios])
     return results, ratios
 
 
@@ -188,7 +191,7 @@ def passive(comm, device, arguments):
     import numpy as np
 
     stream, count = device.stream(), 1024
-    work = Work(device, arguments.busy_mib << 20)
+    work = Work(comm, device, arguments.busy_mib << 20)
     cases = [("numpy", Way(), np.zeros(count, np.float32), None)]
     for path, way in paths(comm, device).items():
         array = Array(device, count, stream)
@@ -203,14 +206,20 @@ def passive(comm, device, arguments):
                 spin(comm, seconds, busy) if comm.rank else call(comm, average, vector, seconds)
             )
         if comm.rank == 0:
-            ordered = sorted(latencies)
-            results[name] = {
-                "calls": len(ordered),
-                "median": statistics.median(ordered),
-                "p95": ordered[int(0.95 * len(ordered))],
-                "max": ordered[-1],
-            }
+            results[name] = summary(latencies)
+            keep(comm, arguments, results)
     return results, {}
+
+
+def summary(latencies):
+    """Return the number of latencies, their median, 95th percentile and maximum."""
+    ordered = sorted(latencies)
+    return {
+        "calls": len(ordered),
+        "median": statistics.median(ordered),
+        "p95": ordered[int(0.95 * len(ordered))],
+        "max": ordered[-1],
+    }
 
 
 def call(comm, average, vector, seconds):
@@ -257,6 +266,7 @@ def memory(comm, device, arguments):
             else:
                 results[name] = taken[place] / sharers / size
                 figures[name] = results[name], MEMORY_BOUND
+        keep(comm, arguments, results)
     return {**results, "figures": figures}, {}
 
 
@@ -320,6 +330,7 @@ def step(comm, device, arguments):
 
     variants = {"local step": timing(comm, alone), "gloo": timing(comm, by_gloo)}
     times = take_turns(comm, variants, arguments.rounds, arguments.seconds / 2)
+    keep(comm, arguments, {"seconds": medians_of(times)})
     # A second optimizer, as the local one cannot be stepped alone while it is wrapped.
     with WAGMA(local, model, comm=comm, group_size=comm.size) as optimizer:
         ours = {"WAGMA": timing(comm, averaging)}

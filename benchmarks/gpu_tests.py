@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from gpu_paths import why_not_mapped
+from gpu_processes import keep
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 LIMIT = 60  # seconds of a test
@@ -23,7 +24,6 @@ STAGED = (
     f"{BITS} or start_returns or next_call or close_carries or pairs_average",
 )
 DIRECT = ("test_device_direct_mpi.py",), f"{BITS} or exception"
-SO_FAR = "tests.txt"  # what to say of tests if the job does not end by itself
 
 
 def environment(aware=False):
@@ -37,8 +37,6 @@ def environment(aware=False):
     return {
         "TEST_CUDA_LIBRARY": driver,
         "WAGMA_CUDA_AWARE": str(int(aware)),
-        # Else a stream may share a queue of the hardware with one that a test holds.
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "OMP_NUM_THREADS": "1",
         "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -47,10 +45,13 @@ def environment(aware=False):
 
 def tests(comm, device, arguments):
     """Run the tests of one process, or those of this number of ranks with staged vectors."""
+    run = Runs(comm, arguments)
     if comm.size > 1:
-        return counted({"staged": run(comm, STAGED, arguments)}), {}
-    alone, one_rank = run(None, ALONE, arguments), run(comm, ONE_RANK, arguments)
-    return counted({"without MPI": alone, "one rank": one_rank}), {}
+        run("staged", STAGED)
+    else:
+        run("without MPI", ALONE, mpi=False)
+        run("one rank", ONE_RANK)
+    return counted(run.results), {}
 
 
 def direct_tests(comm, device, arguments):
@@ -59,12 +60,14 @@ def direct_tests(comm, device, arguments):
         "messages": None if os.environ.get("WAGMA_CUDA_AWARE") == "1" else "MPI is not CUDA-aware",
         "shared": why_not_mapped(comm, device),
     }
-    results = {}
+    run = Runs(comm, arguments)
     for way, reason in why_not.items():
         files, names = DIRECT
-        selected = files, f"({names}) and {way}"
-        results[way] = {"not measured": reason} if reason else run(comm, selected, arguments)
-    return counted(results), {}
+        if reason:
+            run.results[way] = {"not measured": reason}
+        else:
+            run(way, (files, f"({names}) and {way}"))
+    return counted(run.results), {}
 
 
 def counted(results):
@@ -77,18 +80,50 @@ def counted(results):
     return {**results, "figures": {name: (count, 0) for name, count in failed.items()}}
 
 
-def run(comm, selected, arguments):
-    """Run tests in this process; return the number that passed, and reports of the others."""
+class Runs:
+    """Runs tests in this process.
+
+    Attributes:
+        results: {name: number of tests that passed, and reports of the others}, or why none ran.
+
+    Args:
+        comm: the communicator of the ranks, which all run the same tests.
+        arguments: those of gpu.py.
+    """
+
+    def __init__(self, comm, arguments):
+        self.comm, self.arguments, self.results = comm, arguments, {}
+
+    def __call__(self, name, selected, mpi=True):
+        """Run tests, given by files and names, and add their results under a name.
+
+        Args:
+            mpi: whether they are those that are marked as tests of MPI, or those that are not.
+        """
+
+        def keep_so_far(outcomes):
+            keep(self.comm, self.arguments, {**self.results, name: outcomes})
+
+        self.results[name] = run(selected, mpi, self.arguments.tests, Found(keep_so_far))
+
+
+def run(selected, mpi, more_names, found):
+    """Run tests; return their results.
+
+    Args:
+        selected: files, and names as pytest's -k takes them.
+        mpi: see `Runs`.
+        more_names: further names, which are to hold as well; empty: all.
+        found: the `Found` to record them.
+    """
     try:
         import pytest
     except ImportError as error:
         return {"not measured": str(error)}
     files, names = selected
-    if arguments.tests:
-        names = f"({names}) and ({arguments.tests})" if names else arguments.tests
-    options = ["--with-mpi", "-m", "mpi"] if comm else ["-m", "not mpi"]
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    found = Found(None if comm and comm.rank else arguments.results / SO_FAR)
+    if more_names:
+        names = f"({names}) and ({more_names})" if names else more_names
+    options = ["--with-mpi", "-m", "mpi"] if mpi else ["-m", "not mpi"]
     here = os.getcwd()
     os.chdir(TESTS.parent)
     try:
@@ -115,17 +150,15 @@ class Found:
     """A pytest plugin that records the tests' outcomes.
 
     Args:
-        so_far: a file that says at any time how far the tests are; None: none does.
+        keep: function that is given, as each test begins, the outcomes of those before.
     """
 
-    def __init__(self, so_far):
-        self.so_far = so_far
+    def __init__(self, keep):
+        self.keep = keep
         self.passed, self.failed, self.skipped = [], {}, {}
 
     def pytest_runtest_logstart(self, nodeid):
-        if self.so_far:
-            failed = "".join(f", {name} failed" for name in self.failed)
-            self.so_far.write_text(f"{len(self.passed)} tests have passed{failed}, {nodeid} begun")
+        self.keep({"passed": len(self.passed), "failed": self.failed, "begun": nodeid})
 
     def pytest_collectreport(self, report):
         if report.failed:

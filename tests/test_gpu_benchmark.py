@@ -1,5 +1,6 @@
 """The benchmark of GPUs, on the driver's stand-in: that it measures all it says, whatever fails."""
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -14,7 +15,9 @@ import stand_in
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 PATHS = "staged", "direct, shared"
+QUEUE = 256  # operations that a stream takes
 SMALL = ("--kib=64", "--parameters=6000", "--busy-mib=1", "--rounds=1", "--seconds=0.1")
+ONE = argparse.Namespace(rank=0, size=1)  # a communicator
 # Lets MPI, which is not CUDA-aware, have the memory of devices.
 OPENED = """
 import ctypes, os, runpy, sys
@@ -44,7 +47,10 @@ def test_it_measures_what_it_says(mpirun, tmp_path):
         *("--torch-device", "torch_device", "--most-ranks", "2", "--tests", "bits and bfloat16"),
         timeout=120,
         env=environment(
-            stand_in.plain_library(), CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), STAND_IN_IPC="1"
+            *(stand_in.plain_library(),),
+            CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
+            STAND_IN_IPC="1",
+            STAND_IN_QUEUE=str(QUEUE),
         ),
     ).check()
     contents = json.loads((tmp_path / "gpu.json").read_text())
@@ -61,6 +67,7 @@ def test_it_measures_what_it_says(mpirun, tmp_path):
     assert row["bytes"] == 64 << 10
     blocks = {f"blocks of {mib} MiB" for mib in (1, 4, 16)}
     assert set(row["seconds"]) == {"numpy", "copies", *blocks}
+    assert contents["preflight"]["collectives on MPI"].endswith("2 ranks have averaged")
     named = {f"2 ranks, 64 KiB, {each}: device ÷ (numpy + copies)" for each in blocks}
     named.add("2 ranks, 64 KiB: shared ÷ two copies on the device")
     bounds = {figure["figure"]: figure["bound"] for figure in contents["figures"]}
@@ -72,12 +79,25 @@ def test_it_measures_what_it_says(mpirun, tmp_path):
     cases = [f"{path}, device {how}" for path in PATHS for how in ("idle", "busy")]
     assert set(parts["passive-2"]) == {"numpy", *cases}
     assert all(each["calls"] >= 1 for each in parts["passive-2"].values())
+    check_queue(parts["queue-2"])
     for path in PATHS:
         check_calls(parts["calls-2"][path])
     assert set(parts["step-2"]["seconds"]) == {"local step", "gloo", "WAGMA"}
     assert parts["memory-2"]["2 ranks, staged: memory on the device ÷ vector"] == 0
     assert parts["staged-2, MPS"]["not measured"].startswith("MPS is there already")
     assert set(contents["seconds of parts"]) == set(parts)
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
+
+
+def check_queue(measured):
+    full = {"queue full", "queue full, call started"}
+    cases = {f"{path}, {case}" for path in PATHS for case in {"queue empty", *full}}
+    assert set(measured) == cases
+    for name, each in measured.items():
+        assert each["calls"] >= 1
+        if not name.endswith("queue empty"):
+            assert QUEUE - 8 < each["operations until the driver blocked"] <= QUEUE
+            assert each["longest operation"] > 0.025
 
 
 @pytest.mark.extra
@@ -136,10 +156,18 @@ def test_devices_that_average_are_measured(mpirun, tmp_path, part):
 
 
 def test_without_a_gpu_it_says_so(mpirun, tmp_path):
-    command = [BENCHMARKS / "gpu.py", "--all", "--results", tmp_path]
-    ended = mpirun(None, *command, timeout=60, env=environment(str(tmp_path / "none.so")))
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr.startswith("gpu.py: no GPU to measure: ") and "none.so" in ended.stderr
+    """And what else is missing, before anything is measured."""
+    command = [BENCHMARKS / "gpu.py", "--all", "--results", tmp_path, "--most-ranks", "2"]
+    env = environment(str(tmp_path / "none.so"), CC="no-compiler")
+    ended = mpirun(None, *command, timeout=60, env=env)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("gpu.py: no GPU: ") and "none.so" in ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "=== preflight"
+    assert "  MISSING  C compiler: not on PATH; not measured: calls" in lines
+    assert any(line.startswith("  MISSING  GPU: ") for line in lines)
+    assert any(line.startswith("  MISSING  kernels: ") for line in lines)
+    assert "  found    collectives on MPI: " in ended.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -167,7 +195,8 @@ def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, 
         part, results = command[-3], Path(command[-1])
         started.append(part)
         if part == "staged":
-            return None, "the last words"
+            gpu.gpu_parts.keep(ONE, argparse.Namespace(results=results), [{"bytes": 4}])
+            return None, "ValueError: the last words"
         contents = {"results": {"device": "X", "measured": {"ratio": 2.0}}}
         contents |= {"ratios": {}, "figures": [gpu.figure("ratio", 2.0, 1.5)]}
         ranks = command[command.index("-n") + 1]
@@ -177,15 +206,18 @@ def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, 
     monkeypatch.setattr(gpu, "run_for", run_for)
     monkeypatch.setattr(gpu, "PLAN", plan)
     monkeypatch.setattr(gpu, "mps", no_mps)
+    without_checks(gpu, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--all", "--results", str(tmp_path)])
-    monkeypatch.setattr(gpu, "why_no_device", lambda env: None)
     monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)
     assert gpu.main() == 1
     assert started == ["copies", "staged", "direct-tests", "memory"]
     parts = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert parts == {
         "copies-1": {"ratio": 2.0},
-        "staged-2": {"failed": "the last words\nno end after 60 s"},
+        "staged-2": {
+            "failed": "ValueError: the last words\nno end after 60 s",
+            "so far": [{"bytes": 4}],
+        },
         "passive-2, MPS": {"not measured": "no MPS here"},
         "direct-tests-4": {"ratio": 2.0},
         "memory-2": {"ratio": 2.0},
@@ -193,7 +225,26 @@ def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, 
     table = capsys.readouterr().out.split("=== device X")[1]
     assert "2     1.5  MISSED: ratio" in table and "2  copies-1: ratio\n" in table
     assert "  passive-2, MPS: not measured: no MPS here\n" in table
-    assert "  staged-2: failed: no end after 60 s\n" in table
+    assert "  staged-2: failed: no end after 60 s: ValueError: the last words\n" in table
+
+
+def without_checks(gpu, monkeypatch, *missing):
+    """Let the preflight find everything but these parts' requirements, and open no context."""
+
+    def look(checks, jobs):
+        made = gpu.gpu_preflight.Check("torch", None, missing)
+        return [gpu.gpu_preflight.Finding(made, "", "no torch here")]
+
+    context = contextlib.nullcontext(argparse.Namespace(facts={"device": "X"}))
+    monkeypatch.setattr(gpu.gpu_preflight, "Context", lambda: context)
+    monkeypatch.setattr(gpu.gpu_preflight, "look", look)
+
+
+def measured_by(gpu, tmp_path, *options, seconds_ago=0.0):
+    """Return the `Measured` of a benchmark with these options, begun so long ago."""
+    given = {"limit": gpu.LIMIT, "parts": None, "seconds": 15.0, "results": tmp_path}
+    arguments = argparse.Namespace(**given, **dict(options))
+    return gpu.Measured(arguments, time.monotonic() - seconds_ago)
 
 
 @pytest.mark.parametrize(
@@ -213,17 +264,90 @@ def test_devices_average_in_tests_by_what_is_there(gpu, tmp_path, answer, said):
 
 def test_of_tests_that_do_not_end_those_that_have_are_named(gpu, monkeypatch, tmp_path):
     def run_for(command, limit):
-        found = gpu.gpu_tests.Found(Path(command[-1]) / gpu.gpu_tests.SO_FAR)
-        found.passed, found.failed = ["a", "b"], {"c": "why"}
-        found.pytest_runtest_logstart("d")
+        arguments = argparse.Namespace(results=Path(command[-1]), tests="")
+        runs = gpu.gpu_tests.Runs(ONE, arguments)
+        monkeypatch.setattr(gpu.gpu_tests, "run", begin)
+        runs("staged", gpu.gpu_tests.STAGED)
         return None, "the last words"
 
+    def begin(selected, mpi, more_names, found):
+        found.passed, found.failed = ["a", "b"], {"c": "why"}
+        found.pytest_runtest_logstart("d")
+
     monkeypatch.setattr(gpu, "run_for", run_for)
-    measured = gpu.Measured(tmp_path / "gpu.json", [], time.monotonic())
-    with pytest.raises(RuntimeError) as raised:
-        gpu.run(gpu.Job("tests", 4, 60), measured, None, [])
-    expected = "the last words\nno end after 60 s: 2 tests have passed, c failed, d begun"
-    assert str(raised.value) == expected
+    with pytest.raises(gpu.Failed, match="the last words\nno end after 60 s") as raised:
+        gpu.run(gpu.Job("tests", 4, 60), measured_by(gpu, tmp_path), None)
+    outcomes = {"passed": 2, "failed": {"c": "why"}, "begun": "d"}
+    assert raised.value.so_far == {"staged": outcomes}
+
+
+def test_what_parts_need_is_looked_for(gpu, monkeypatch, tmp_path):
+    """And only they are not measured without it."""
+    without_checks(gpu, monkeypatch, "step")
+    plan = [gpu.Job("step", 2, 60), gpu.Job("calls", 2, 60)]
+    findings = gpu.gpu_preflight.look([], plan)
+    assert str(findings[0]) == "  MISSING  torch: no torch here; not measured: step"
+    measured = measured_by(gpu, tmp_path)
+    measured.findings = findings
+    with pytest.raises(gpu.NotMeasured, match=r"^torch: no torch here$"):
+        gpu.run(plan[0], measured, None)
+    assert gpu.gpu_preflight.why_not(plan[1], findings) is None
+
+
+def test_parts_are_chosen_with_those_that_they_depend_on(gpu):
+    def planned(**options):
+        return [job.name for job in gpu.planned(argparse.Namespace(**options))]
+
+    assert planned(parts=["direct-tests"], most_ranks=4) == ["aware-2", "direct-tests-4"]
+    assert planned(parts=["direct"], most_ranks=2) == ["direct-2", "direct-2, MPS"]
+    assert len(planned(parts=None, most_ranks=4)) == len(gpu.PLAN)
+    assert gpu.names_of("copies,step") == ["copies", "step"]
+    with pytest.raises(argparse.ArgumentTypeError, match="no part 'steps': there are tests, "):
+        gpu.names_of("copies,steps")
+
+
+def test_one_context_is_open_until_the_end(gpu, monkeypatch):
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", stand_in.require())
+    with gpu.gpu_preflight.Context() as context:
+        assert context.said("GPU").startswith("stand-in 0, driver 13.0 (")
+        assert context.facts["device"] == "stand-in 0"
+        process = context._process
+        assert process.poll() is None
+    assert process.returncode == 0
+
+
+def test_a_context_that_cannot_be_opened_says_why(gpu, monkeypatch):
+    monkeypatch.setenv("WAGMA_CUDA_LIBRARY", stand_in.require())
+    monkeypatch.setenv("STAND_IN_DEVICES", "0")
+    with gpu.gpu_preflight.Context() as context:
+        for name in ("GPU", "kernels"):
+            with pytest.raises(gpu.gpu_preflight.Missing, match="CUDA_ERROR_NO_DEVICE"):
+                context.said(name)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_work_is_calibrated_while_no_other_rank_works(gpu, rank):
+    """Or ranks that share a device would take each other's work for their own."""
+    log = []
+    device = argparse.Namespace(
+        stream=lambda: 1,
+        allocate=lambda size: 2,
+        fill=lambda *_: log.append("fill"),
+        synchronize=lambda stream: log.append("wait"),
+    )
+    comm = argparse.Namespace(rank=rank, size=4, Barrier=lambda: log.append("barrier"))
+    cuda_driver = importlib.import_module("cuda_driver")
+    cuda_driver.Work(comm, device, 1024)
+    measured = 2 * [*4 * ["fill"], "wait"]
+    assert log == [*rank * ["barrier"], *measured, *(4 - rank) * ["barrier"]]
+
+
+def test_what_a_killed_benchmark_has_written_is_whole(gpu, monkeypatch, tmp_path):
+    path = tmp_path / "gpu.json"
+    gpu.replace(path, {"first": 1})
+    monkeypatch.setattr(gpu.gpu_parts.keep.__globals__["os"], "replace", lambda *_: None)
+    gpu.replace(path, {"second": 2})  # killed before its end
+    assert json.loads(path.read_text()) == {"first": 1}
 
 
 def test_where_calls_are_counted_mpi_can_be_tried(gpu, monkeypatch, tmp_path):
@@ -241,9 +365,11 @@ device.close()
 
 
 def test_where_no_time_is_left_no_job_is_begun(gpu, tmp_path):
-    measured = gpu.Measured(tmp_path / "gpu.json", [], time.monotonic() - gpu.LIMIT + 1)
-    with pytest.raises(gpu.NotMeasured, match="the others have taken 574 s"):
-        gpu.run(gpu.Job("copies", 1, 60), measured, None, [])
+    """A part's own measuring takes 15 s; tests may be ended at any time."""
+    measured = measured_by(gpu, tmp_path, seconds_ago=gpu.LIMIT - 20)
+    with pytest.raises(gpu.NotMeasured, match="the others have taken 520 s"):
+        gpu.run(gpu.Job("copies", 1, 60), measured, None)
+    gpu.check_time(gpu.Job("tests", 1, 60), measured)
 
 
 def test_what_is_measured_without_mps_is_measured_with_it(gpu):
