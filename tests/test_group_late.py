@@ -88,6 +88,29 @@ def test_a_late_rank_gets_what_the_rule_says(comm, late):
         assert result.weight == 4
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("late", "continued", "end"), [("paper", 40 / 3, 38 / 3), ("conserving", 18, 15)]
+)
+def test_the_example_of_the_page_about_late_ranks(comm, late, continued, end):
+    """Two pairs of ranks do the same; the second of each is late."""
+    pair = comm.Split(comm.rank // 2)
+    mine = np.full(1, 10.0)
+    with GroupAllreduce(pair, mine, group_size=2, sync_period=2, late=late) as average:
+        if pair.rank == 0:
+            mine += 4
+            average(mine)
+            assert mine == 12
+        comm.Barrier()
+        if pair.rank == 1:
+            mine += 6
+            assert not average(mine).timely
+            np.testing.assert_allclose(mine, continued)
+        assert average(mine).synchronized
+        np.testing.assert_allclose(mine, end)
+    pair.Free()
+
+
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("late", RULES)
 def test_the_initial_vector_is_contributed_until_one_is_published(comm, late):
