@@ -37,6 +37,7 @@ __all__ = [
     "exponential_phases",
     "hierarchical",
     "is_symmetric",
+    "longest_way_back",
     "mixing_matrix",
     "neighbor_lists",
     "ring",
@@ -186,6 +187,26 @@ def edges_of(graph: networkx.Graph | str | None, size: int) -> Edges:
 def is_symmetric(edges: Edges) -> bool:
     """Return whether every edge goes in both directions."""
     return all((b, a) in edges for a, b in edges)
+
+
+def longest_way_back(edges: Edges, size: int) -> int:
+    """Return how many edges it takes at most to get back along the graph where an edge came from.
+
+    That is the longest of the shortest paths from b to a, of all edges (a, b); 1 if every edge goes
+    in both directions, or there are none.
+    """
+    if is_symmetric(edges):
+        return 1
+    outgoing, incoming = neighbor_lists(edges, size)
+    longest = 1
+    for rank in range(size):
+        far, reached, near = 0, {rank}, [rank]
+        while not reached.issuperset(incoming[rank]):
+            near = [peer for peer in {b for a in near for b in outgoing[a]} if peer not in reached]
+            reached.update(near)
+            far += 1
+        longest = max(longest, far)
+    return longest
 
 
 def destinations(edges: Edges, rank: int) -> list[int]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from collectives import graphs
 from collectives.peers import PeerCollective
 from collectives.planned import Planned
+from collectives.queue_settings import QueueSettings
 from collectives.result import Result
-from collectives.settings import checked_integer
 from collectives.typing import Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
@@ -19,11 +21,6 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 __all__ = ["QueuedNeighborAverage"]
 
 log = logging.getLogger("collectives")
-
-MODES = ("standard", "notify-ack")
-ORDERS = ("parallel", "serial")
-# The largest number of iterations in a setting, since updates of as many may be kept.
-MOST = 2**20
 
 
 class QueuedNeighborAverage(PeerCollective):
@@ -47,15 +44,20 @@ class QueuedNeighborAverage(PeerCollective):
             that averages. None: "ring-based". A graph on which ranks have unequal weights causes a
             warning.
         max_gap: the largest number of iterations, at least 1, that a rank may be ahead of one that
-            it has an edge to; it waits for that rank's token. None: no tokens, which backups
+            it has an edge to; it waits for that rank's token. "auto": 5, or staleness + 2 if that
+            is more: on an undirected graph, a rank waits for a token and never for a vector if
+            max_gap is staleness + 1 or less, which causes a warning. None: no tokens, which backups
             require.
-        backup: number of neighbors whose vectors a call may omit, fewer than n on any rank. The
-            vectors that have arrived have equal weights; later ones are dropped.
+        backup: number of neighbors whose vectors a call may omit, fewer than n: one for all ranks,
+            or a sequence with that of each rank (the paper's N_buw(i)). The vectors that have
+            arrived have equal weights; later ones are dropped.
         staleness: s: a call waits only for neighbors none of whose vectors is of iteration k − s or
-            later. It uses the newest vector of each that has arrived since the last call, with
-            weight its iteration − (k − s) + 1; this rank's own has s + 1. None: all are of
-            iteration k. With backups, a combination that the paper calls "hybrid" without giving a
-            rule, a call omits so many neighbors.
+            later. It uses the newest vector of each that has arrived since the last call. None: all
+            are of iteration k. With backups, a combination that the paper calls "hybrid" without
+            giving a rule, a call omits so many neighbors.
+        mean: how vectors of different iterations are averaged, with staleness. "weighted": the
+            weight of a vector is its iteration − (k − s) + 1, that of this rank's own s + 1.
+            "simple": equal weights. The paper compares both (section 4.4).
         max_skip: the largest number of iterations, as the paper counts them, by which a call may
             advance if this rank is behind all ranks that it has edges to; it does not overtake
             them, and averages before the iteration that it enters. 0 or 1: none is skipped. It
@@ -68,6 +70,7 @@ class QueuedNeighborAverage(PeerCollective):
         engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
 
     Attributes:
+        max_gap: as resolved: an integer, or None.
         version: number of the next call, its iteration: the number of iterations made or skipped.
         skipped: number of iterations skipped.
         dropped, withheld: number of vectors that arrived too late to be used, and number of vectors
@@ -86,9 +89,10 @@ class QueuedNeighborAverage(PeerCollective):
         like: Vector,
         *,
         graph: networkx.Graph | str | None = None,
-        max_gap: int | None = 5,
-        backup: int = 0,
+        max_gap: int | str | None = "auto",
+        backup: int | Sequence[int] = 0,
         staleness: int | None = None,
+        mean: str = "weighted",
         max_skip: int = 0,
         skip_trigger: int | None = None,
         mode: str = "standard",
@@ -99,19 +103,29 @@ class QueuedNeighborAverage(PeerCollective):
         abort: float | None = None,
         log_level: str | None = None,
     ):
+        given = QueueSettings(max_gap, backup, staleness, mean, max_skip, skip_trigger, mode, order)
+
         def plan() -> Planned:
             from collectives.protocols import queued_neighbor_average
 
             edges = graphs.edges_of("ring-based" if graph is None else graph, comm.size)
-            self._uneven = graphs.unevenness(edges, comm.size)
-            settings = checked_settings(
-                edges, comm.size, max_gap, backup, staleness, max_skip, skip_trigger, mode, order
-            )
+            settings = given.checked(edges, comm.size)
+            self.max_gap = settings.max_gap
+            uneven = graphs.unevenness(edges, comm.size)
+            self._warnings = [
+                f"graph: {uneven}" if uneven else None,
+                settings.inert(edges, comm.size),
+            ]
             sources = graphs.sources(edges, comm.rank)
             destinations = graphs.destinations(edges, comm.rank)
-            return {"graph": sorted(edges), **settings}, (
+            return {"graph": sorted(edges), **dataclasses.asdict(settings)}, (
                 lambda mailbox: queued_neighbor_average.QueuedNeighborAverageProtocol(
-                    mailbox, comm.rank, comm.size, sources, destinations, **settings
+                    mailbox,
+                    comm.rank,
+                    comm.size,
+                    sources,
+                    destinations,
+                    **settings.of_rank(comm.rank),
                 )
             )
 
@@ -125,8 +139,9 @@ class QueuedNeighborAverage(PeerCollective):
             abort=abort,
             log_level=log_level,
         )
-        if self.rank == 0 and self._uneven:
-            log.warning("graph: %s", self._uneven)
+        if self.rank == 0:
+            for text in filter(None, self._warnings):
+                log.warning("%s", text)
 
     def _result(self, version: int) -> Result:
         group = self._protocol.group()
@@ -143,48 +158,3 @@ class QueuedNeighborAverage(PeerCollective):
     @property
     def withheld(self) -> int:
         return self._protocol.withheld
-
-
-def checked_settings(
-    edges: graphs.Edges,
-    size: int,
-    max_gap: int | None,
-    backup: int,
-    staleness: int | None,
-    max_skip: int,
-    skip_trigger: int | None,
-    mode: str,
-    order: str,
-) -> dict[str, Any]:
-    """Return the protocol's settings by name, without the ranks.
-
-    Raises:
-        TypeError, ValueError: a setting is invalid, or settings conflict.
-    """
-    for name, value, allowed in (("mode", mode, MODES), ("order", order, ORDERS)):
-        if value not in allowed:
-            raise ValueError(f"{name} is {value!r}, not one of {', '.join(allowed)}")
-    fewest = min(map(len, graphs.neighbor_lists(edges, size)[1]))
-    settings = {
-        "max_gap": max_gap if max_gap is None else checked_integer("max_gap", max_gap, 1, MOST),
-        "backup": checked_integer("backup", backup, 0, fewest),
-        "staleness": (
-            staleness if staleness is None else checked_integer("staleness", staleness, 0, MOST)
-        ),
-        "max_skip": checked_integer("max_skip", max_skip, 0, MOST),
-        "skip_trigger": (
-            1 if skip_trigger is None else checked_integer("skip_trigger", skip_trigger, 0, MOST)
-        ),
-        "mode": mode,
-        "order": order,
-    }
-    if mode == "notify-ack":
-        if backup or staleness is not None or max_skip:
-            raise ValueError("notify-ack cannot be combined with backup, staleness or max_skip")
-        settings["max_gap"] = None
-    elif max_gap is None and (backup or max_skip):
-        raise ValueError(
-            f"max_gap is None, but {'backup' if backup else 'max_skip'} needs tokens: without them "
-            "nothing limits the gap between ranks"
-        )
-    return settings

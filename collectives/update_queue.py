@@ -89,8 +89,10 @@ class UpdateQueue:
             The `Update`s, in the order of their arrival.
 
         Raises:
+            TypeError, ValueError: `count` is not an integer, or is negative.
             TimeoutError: fewer updates have arrived in this time; none is taken out.
         """
+        count = checked_integer("count", count, 0)
         with self._changed:
             if not self._changed.wait_for(
                 lambda: len(self._matching(iteration, sender)) >= count, timeout

@@ -111,7 +111,7 @@ MISTAKES = {
     "simulate --algorithms hop:graph=wheel": "argument --algorithms: hop:graph=wheel: graph must "
     "be ring, ring-based, double-ring or hierarchical-A+B+",
     "train --algorithm hop:max_gap=0": "argument --algorithm: hop:max_gap=0: max_gap must be an "
-    "integer of at least 1, not '0'; or none",
+    "integer of at least 1, not '0'; or auto, or none",
     "simulate --algorithms wagma,eager-sgd-majority": "argument --algorithms: no algorithm "
     "eager-sgd-majority: write eager-sgd:trigger=majority",
     "simulate --algorithms wagma,wagma": "argument --algorithms: repeats a value",

@@ -419,8 +419,8 @@ def in_step(world):
     return world
 
 
-def is_weighted_mean(staleness):
-    """Return a check of section 4.4's Equation 2, and of the sender's own weight s + 1."""
+def is_mean(staleness, kind):
+    """Return a check of section 4.4's Equation 2, its own weight being s + 1; or of equal ones."""
 
     def check(before, world, rank):
         was = before.ranks[rank.number]
@@ -432,23 +432,25 @@ def is_weighted_mean(staleness):
         require(not rank.kept, "what has come is used")
         require(len({source for source, *_ in mixed}) == len(mixed), "one of each rank")
         weights = [staleness + 1] + [number - (k - staleness) + 1 for _, number, *_ in mixed]
+        require(min(weights) > 0, "what is too old is not used", weights)
+        if kind == "simple":
+            weights = [1] * len(weights)
         models = [was.model] + [value for *_, value, _ in mixed]
         mean = np.average(models, axis=0, weights=weights)
         own = world.change(rank.number, k)
-        require(np.abs(rank.taken - mean - own).max() < 1e-12, "the weighted mean", k)
-        require(min(weights) > 0, "what is too old is not used", weights)
+        require(np.abs(rank.taken - mean - own).max() < 1e-12, "the mean", k)
 
     return check
 
 
 @pytest.mark.parametrize("make_edges", (graphs.ring, ring_based, directed_ring))
-@pytest.mark.parametrize("backup", (0, 1))
-def test_bounded_staleness_is_the_weighted_mean_of_what_is_new(make_edges, backup):
+@pytest.mark.parametrize("backup, kind", ((0, "weighted"), (1, "weighted"), (0, "simple")))
+def test_bounded_staleness_is_the_mean_of_what_is_new(make_edges, backup, kind):
     edges, size = make_edges(8), 8
     ahead, gaps = 0, set()
     for seed in range(4):
-        settings = {"max_gap": 5, "staleness": 3, "backup": backup}
-        world = world_of(edges, [(CALL,) * 30] * size, is_weighted_mean(3), **settings)
+        settings = {"max_gap": 5, "staleness": 3, "backup": backup, "mean": kind}
+        world = world_of(edges, [(CALL,) * 30] * size, is_mean(3, kind), **settings)
         world = uneven(world, random.Random(seed), 700)
         for rank in world.ranks:
             gaps |= {number - k for _, number, _, k in rank.mixed}

@@ -96,10 +96,12 @@ def test_a_rank_that_computes_keeps_as_many_updates_as_tokens_allow(comm, length
         assert comm.allreduce(average.dropped + average.withheld) > 0
 
 
-def test_of_stale_updates_a_rank_keeps_the_newest_of_each(comm):
+@pytest.mark.parametrize("mean", ["weighted", "simple"])
+def test_of_stale_updates_a_rank_keeps_the_newest_of_each(comm, mean):
     staleness, others = 3, 3
     mine = np.zeros(LONG)
-    with QueuedNeighborAverage(comm, mine, max_gap=9, staleness=staleness) as average:
+    given = {"max_gap": 9, "staleness": staleness, "mean": mean}
+    with QueuedNeighborAverage(comm, mine, **given) as average:
         ahead = staleness + 1
         ahead_of_rank_0(comm, average, mine, ahead, others * (2 * ahead + 1))
         mailbox = average.native.mailbox
@@ -107,9 +109,10 @@ def test_of_stale_updates_a_rank_keeps_the_newest_of_each(comm):
         if comm.rank == 0:
             assert average.dropped == others * ahead
             assert average(mine).group == (0, 1, 2, 3)
-            # Of iteration 4 each, which counts twice what its own does, 0.
+            # Of iteration 4 each, which counts twice what its own does, 0; or as much.
             theirs = [comm.recv(source=source) for source in (1, 2, 3)]
-            np.testing.assert_allclose(mine, 2 / 7 * np.sum(theirs), rtol=1e-9)
+            share = 2 / 7 if mean == "weighted" else 1 / 4
+            np.testing.assert_allclose(mine, share * np.sum(theirs), rtol=1e-9)
         else:
             own = np.empty(LONG)
             average.model(own)
@@ -223,6 +226,12 @@ BAD = {
     ),
     "skips": ({"max_skip": 2, "max_gap": None}, ValueError, "max_skip needs tokens"),
     "staleness": ({"staleness": -1}, ValueError, "staleness is -1"),
+    "a rank's backups": (
+        {"backup": [0, 4, 0, 0]},
+        ValueError,
+        r"backup\[1\] is 4, not between 0 a",
+    ),
+    "mean": ({"mean": "median"}, ValueError, "mean is 'median', not one of weighted, simple"),
     "mode": ({"mode": "ack"}, ValueError, "mode is 'ack', not one of standard, notify-ack"),
     "order": ({"order": 1}, ValueError, "order is 1, not one of parallel, serial"),
     "both": (
@@ -247,4 +256,23 @@ def test_settings_that_differ_and_graphs_that_are_uneven_are_named(comm, caplog)
         QueuedNeighborAverage(comm, np.zeros(3), max_gap=5 - (comm.rank == 3))
     with caplog.at_level(logging.WARNING):
         QueuedNeighborAverage(comm, np.zeros(3), graph=networkx.star_graph(3)).close()
+        with QueuedNeighborAverage(comm, np.zeros(3), staleness=4, max_gap=5) as average:
+            assert average.max_gap == 5
+        with QueuedNeighborAverage(comm, np.zeros(3), staleness=4) as average:
+            assert average.max_gap == 6
     assert ("graph: ranks have unequal weights: " in caplog.text) == (comm.rank == 0)
+    assert caplog.text.count("staleness 4 never makes a rank wait") == (comm.rank == 0)
+
+
+def test_a_rank_omits_as_many_neighbors_as_are_its_own_backups(comm):
+    """Ranks 1 and 2 go on without rank 0, which rank 3 waits for."""
+    mine = np.zeros(9)
+    with QueuedNeighborAverage(comm, mine, graph="ring-based", backup=[0, 1, 1, 0]) as average:
+        if comm.rank in (1, 2):
+            assert len(average(mine).group) >= 3
+            comm.send(None, dest=0)
+        elif comm.rank == 0:
+            for source in (1, 2):
+                comm.recv(source=source)
+        if comm.rank in (0, 3):
+            assert average(mine).group == (0, 1, 2, 3)

@@ -22,6 +22,7 @@ from protocol_messages import load_source, schedules
 from simulation_reference import MessageReference, Reference
 
 from collectives import graphs
+from collectives.queue_settings import QueueSettings
 from collectives.topology import default_group_size
 from wagma import imbalance
 from wagma.commands import simulate as command
@@ -538,19 +539,23 @@ def ring_neighbors(rank, size):
 
 
 ORDERS = ("parallel", "serial")
-HOP = ("max_gap", "backup", "staleness", "max_skip", "skip_trigger", "mode", "order")
+HOP = ("max_gap", "backup", "staleness", "mean", "max_skip", "skip_trigger", "mode", "order")
 
 
 @st.composite
 def hop_settings(draw, ranks):
     """Draw what goes together."""
     if draw(st.integers(0, 5)) == 0:
-        return {"mode": "notify-ack", "max_gap": None, "order": draw(st.sampled_from(ORDERS))}
+        order = draw(st.sampled_from(ORDERS))
+        return {"mode": "notify-ack", "max_gap": None, "order": order, "mean": "weighted"}
     max_gap = draw(st.sampled_from((None, 1, 2, 5)))
     given = {"mode": "standard", "max_gap": max_gap, "order": draw(st.sampled_from(ORDERS))}
     given["staleness"] = draw(st.sampled_from((None, 0, 2, 7)))
+    given["mean"] = draw(st.sampled_from(("weighted", "simple")))
     if max_gap is not None:
         given["backup"] = draw(st.integers(0, min(2, ranks - 1)))
+        if ranks > 1 and draw(st.booleans()):
+            given["backup"] = tuple(draw(st.integers(0, 1)) for _ in range(ranks))
         given["max_skip"] = draw(st.sampled_from((0, 2, 10)))
         given["skip_trigger"] = draw(st.integers(0, 3))
     return given
@@ -584,7 +589,7 @@ def messages_of(method, chosen, size):
                 size,
                 graphs.sources(edges, rank),
                 graphs.destinations(edges, rank),
-                **{name: getattr(chosen, name) for name in HOP},
+                **QueueSettings(**{name: getattr(chosen, name) for name in HOP}).of_rank(rank),
             )
         return parameter_server.ParameterServerProtocol(
             port, rank, size, chosen.mode, 0, chosen.backups
@@ -716,7 +721,8 @@ def test_hop_waits_for_updates_tokens_and_acknowledgements(ranks, graph):
         {"mode": "notify-ack", "order": "serial"},
     ):
         acknowledged = "mode" in chosen
-        rules = {"max_gap": 5, "staleness": 0, "backup": 0, "order": "parallel"} | chosen
+        gap = max(5, chosen.get("staleness", 0) + 2)
+        rules = {"max_gap": gap, "staleness": 0, "backup": 0, "order": "parallel"} | chosen
         rules |= {"gap": None if acknowledged else rules.pop("max_gap")}
         expected = hop_ends(
             times,

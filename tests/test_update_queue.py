@@ -35,6 +35,14 @@ def test_dequeue_takes_the_first_with_the_tags_out(max_gap):
     assert queue.size() == 0
 
 
+@pytest.mark.parametrize("count", (-1, 1.5, True, None))
+def test_a_bad_count_raises_and_takes_nothing_out(count):
+    queue = filled()
+    with pytest.raises((TypeError, ValueError), match=f"count is {count}"):
+        queue.dequeue(count, timeout=1)
+    assert queue.size() == 5
+
+
 def test_one_without_tags_is_a_plain_queue():
     queue = UpdateQueue()
     for number in range(3):

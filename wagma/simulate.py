@@ -158,6 +158,9 @@ def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Setting
     problem = method.problem(options | known, ranks)
     if problem:
         raise ValueError(problem)
+    inert = method.inert(options | known, ranks)
+    if inert:
+        log.warning("%s, %s: %s", label, counted(ranks, "rank"), inert)
     return Settings(settings.parameters * settings.itemsize, seed=settings.seed, **known)
 
 

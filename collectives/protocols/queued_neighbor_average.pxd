@@ -4,7 +4,7 @@ cdef int UPDATE, TOKEN, ACK
 
 cdef class QueuedNeighborAverageProtocol(PeerProtocol):
     cdef int max_gap, needed, staleness, max_skip, skip_trigger, slots
-    cdef bint tokens, bounded, acknowledges, serial, sent
+    cdef bint tokens, bounded, weighted, acknowledges, serial, sent
     cdef int[::1] is_source, is_destination, queued, used
     cdef long long[::1] newest, entered, acknowledged
     cdef public long long dropped, withheld

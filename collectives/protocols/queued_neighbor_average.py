@@ -9,14 +9,15 @@ Like D-PSGD's, x_{k+1} = Σ_j W_ij x_k^j + change, except for how far ranks may 
   weights. Later ones are dropped.
 - with a staleness of s: it needs an update no older than k − s of each of these ranks. The newest
   update u that arrived from a rank since the last iteration has the weight Iter(u) − (k − s) + 1,
-  the rank's own s + 1.
+  the rank's own s + 1; or, as a simple mean, all have equal weights.
 - both (of which the paper has only a row of Table 1; the rule is ours): it needs such updates of
   n − b ranks.
 
 A rank enters an iteration with a token of each rank that it has an edge to, and gives one to each
 that it has an edge from, so none is more than `max_gap` iterations ahead of a rank that averages
-its model. A rank that holds many tokens of all is behind, and skips iterations. Alternatively, by
-notify-ack, an update is sent once all have used the one before.
+its model. The number of backup workers is each rank's own. A rank that holds many tokens of all is
+behind, and skips iterations. Alternatively, by notify-ack, an update is sent once all have used the
+one before.
 
 Source: Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS 2019, Figures 4 and 7 to
 9, sections 5 and 6; notify-ack: Kadav and Kruus, ASAP, 2016, in its section 3.3.
@@ -44,6 +45,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         max_gap: how many iterations it may be ahead of the latter, at least 1; None: no tokens.
         backup: how many of the updates may be missing, fewer than there are with its own.
         staleness: s; None: updates are of the iteration that they are used in.
+        mean: "weighted": newer updates count more, with staleness; "simple": all alike.
         max_skip: by how many iterations a rank that skips advances at most; 0: by one only.
         skip_trigger: it skips if it is behind all destinations by more than so many iterations.
         mode: "standard", or "notify-ack": without tokens, backups and staleness.
@@ -66,6 +68,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         max_gap=5,
         backup=0,
         staleness=None,
+        mean="weighted",
         max_skip=0,
         skip_trigger=1,
         mode="standard",
@@ -81,6 +84,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         self.needed = 1 + len(sources) - backup
         self.bounded = staleness is not None
         self.staleness = staleness or 0
+        self.weighted = self.bounded and mean == "weighted"
         self.max_skip = max_skip if destinations else 0
         self.skip_trigger = skip_trigger
         self.acknowledges = mode == "notify-ack"
@@ -186,7 +190,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         """Return the weight of a source's update, 0 if none is queued for this iteration."""
         if not self.queued[i * self.slots + iteration % self.slots]:
             return 0
-        if self.bounded:
+        if self.weighted:
             return self.newest[i] - iteration + self.staleness + 1
         return 1
 
@@ -194,7 +198,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         """Average the model, as the rank's own update, with the updates queued for an iteration."""
         i: cython.int
         weight: cython.longlong
-        total: cython.double = self.staleness + 1
+        total: cython.double = self.staleness + 1 if self.weighted else 1
         others: cython.double = 0
         for i in range(len(self.awaited)):
             total += self.weight_of(i, iteration)

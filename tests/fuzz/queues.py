@@ -60,10 +60,12 @@ class Queues(Scenario):
         if plan.random() < 0.15:
             return {**given, "mode": "notify-ack"}
         given["staleness"] = plan.choice((None, None, 0, 1, 4))
-        given["max_gap"] = plan.choice((None, 1, 2, 5, 8))
-        fewest = min(len(graphs.sources(self.edges(graph), rank)) for rank in range(size))
-        if given["max_gap"] and fewest:
-            given["backup"] = plan.choice((0, 0, 1, plan.randint(0, fewest)))
+        given["mean"] = plan.choice(("weighted", "weighted", "simple"))
+        given["max_gap"] = plan.choice(("auto", None, 1, 2, 5, 8))
+        most = [len(graphs.sources(self.edges(graph), rank)) for rank in range(size)]
+        if given["max_gap"] and min(most):
+            each = [plan.randint(0, count) for count in most]
+            given["backup"] = plan.choice((0, 0, 1, plan.randint(0, min(most)), each))
             given["max_skip"] = plan.choice((0, 0, 0, 2, 10))
         return given
 
@@ -80,11 +82,12 @@ class Queues(Scenario):
         limits = []
         if given.get("mode") == "notify-ack":
             limits += [paths.T, 2 * paths]
-        elif not given.get("backup"):
+        elif not np.any(given.get("backup", 0)):
             # No rank is in an iteration whose updates it has not got, by way of any path.
             limits.append(paths.T * (1 + (given["staleness"] or 0)))
         if given.get("max_gap") and given.get("mode") != "notify-ack":
-            limits.append(paths * given["max_gap"])
+            gap = given["max_gap"]
+            limits.append(paths * (max(5, (given["staleness"] or 0) + 2) if gap == "auto" else gap))
         # A call that skips enters its last iteration while it is noted in its first.
         skipped = max(0, given.get("max_skip", 0) - 1)
         return np.min(limits, axis=0) + skipped if limits else np.full_like(paths, np.inf)
@@ -130,6 +133,7 @@ class Queues(Scenario):
         """Work out every rank's vector of every iteration from those before it."""
         before = self.starts
         serial = self.given["order"] == "serial"
+        omitted = np.broadcast_to(self.given.get("backup", 0), self.size)
         for k in range(self.rounds):
             changes = np.array([steps[k] for steps in self.steps])
             sent = before + changes if serial else before
@@ -139,7 +143,7 @@ class Queues(Scenario):
                 mean = sent[group].mean(0) + (0 if serial else changes[rank])
                 self.require_near(now[rank], mean, self.tolerance, "iteration", k, "rank", rank)
                 required = 1 + len(graphs.sources(self.edges(self.given["graph"]), rank))
-                few = len(group) < required - (self.given.get("backup") or 0)
+                few = len(group) < required - omitted[rank]
                 self.require(not few, "iteration", k, "rank", rank, "averaged only", group)
             before = now
 

@@ -5,58 +5,87 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
 from wagma.methods.shared import GRAPH, TRANSPORT
 
+if TYPE_CHECKING:  # they load numpy
+    from collectives.graphs import Edges
+    from collectives.queue_settings import QueueSettings
 
-def gap(text: str) -> int | None:
-    """Convert a positive number of iterations, or none."""
-    if text.lower() == "none":
-        return None
+
+def gap(text: str) -> int | str | None:
+    """Convert a positive number of iterations, auto or none."""
+    if text.lower() in ("auto", "none"):
+        return "auto" if text.lower() == "auto" else None
     try:
         return whole(1)(text)
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}; or none") from None
+        raise argparse.ArgumentTypeError(f"{error}; or auto, or none") from None
+
+
+def backups(text: str) -> int | tuple[int, ...]:
+    """Convert a number of backups, or each rank's: "1" or "0+1+1+2"."""
+    counts = tuple(map(whole(0), text.split("+")))
+    return counts if len(counts) > 1 else counts[0]
 
 
 def no_such_setting(options: Mapping[str, Any], ranks: int) -> str | None:
     """Return the conflict of the options with each other, the graph or the number of ranks."""
-    from collectives.graphs import edges_of  # not at the top: they load numpy
-    from collectives.queued_neighbor_average import checked_settings
-
-    chosen = {option.name: options[option.name] for option in SETTINGS}
     try:
-        checked_settings(edges_of(options["graph"], ranks), ranks, **chosen)
+        resolved(options, ranks)
     except ValueError as error:
         return str(error)
     return None
 
 
+def inert(options: Mapping[str, Any], ranks: int) -> str | None:
+    """Return which valid option has no effect, and why."""
+    settings, edges = resolved(options, ranks)
+    return settings.inert(edges, ranks)
+
+
+def resolved(options: Mapping[str, Any], ranks: int) -> tuple[QueueSettings, Edges]:
+    """Return the collective's settings, checked, and its graph; raise ValueError on a conflict."""
+    from collectives.graphs import edges_of  # not at the top: they load numpy
+    from collectives.queue_settings import QueueSettings
+
+    edges = edges_of(options["graph"], ranks)
+    chosen = {option.name: options[option.name] for option in SETTINGS}
+    return QueueSettings(**chosen).checked(edges, ranks), edges
+
+
 SETTINGS = (
     Option(
         "max_gap",
-        "number of iterations by which a rank may be ahead of ranks that average its model; none: "
-        "no limit",
-        5,
+        "number of iterations by which a rank may be ahead of ranks that average its model; auto: "
+        "5, or staleness + 2 if that is more; none: no limit",
+        "auto",
         convert=gap,
-        metavar="N|none",
+        metavar="N|auto|none",
     ),
     Option(
         "backup",
-        "neighbors' models that an average may omit",
+        "neighbors' models that an average may omit: of all ranks, or each rank's, such as 0+1+1+2 "
+        "for four",
         0,
-        convert=whole(0),
-        metavar="B",
+        convert=backups,
+        metavar="B|B0+B1+…",
     ),
     Option(
         "staleness",
         "iterations by which a neighbor's model may be older than the rank's own",
         convert=whole(0),
         metavar="S",
-        otherwise="all are of the same iteration",
+        otherwise="none: a model is of the average's iteration, neither older nor newer",
+    ),
+    Option(
+        "mean",
+        "with staleness, whether newer models count more (weighted) or all alike (simple)",
+        "weighted",
+        choices=("weighted", "simple"),
     ),
     Option(
         "max_skip",
@@ -99,4 +128,5 @@ METHOD = Method(
     ),
     color="#44AA99",
     conflict=no_such_setting,
+    inert=inert,
 )

@@ -108,8 +108,9 @@ class Option:
         """
         if value == self.default:
             return value
+        text = "+".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         try:
-            return self.value_of(str(value))
+            return self.value_of(text)
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"{self.name} {error}") from None
 
@@ -129,6 +130,7 @@ class Method:
         seeded: whether the optimizer's class takes the job's seed.
         conflict: returns why options that are valid alone are invalid together, for a number of
             ranks; None if they are valid.
+        inert: returns why an option, though valid, has no effect with the others; None if all have.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Method:
     color: str = "#999999"
     seeded: bool = False
     conflict: Callable[[Mapping[str, Any], int], str | None] = any_options
+    inert: Callable[[Mapping[str, Any], int], str | None] = any_options
 
     def option(self, name: str) -> Option | None:
         """Return its option of this name, None if it has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,9 +46,10 @@ class Hop(PeerAveraging):
         model: torch.nn.Module,
         *,
         graph: networkx.Graph | str | None = "ring-based",
-        max_gap: int | None = 5,
-        backup: int = 0,
+        max_gap: int | str | None = "auto",
+        backup: int | Sequence[int] = 0,
         staleness: int | None = None,
+        mean: str = "weighted",
         max_skip: int = 0,
         skip_trigger: int | None = None,
         mode: str = "standard",
@@ -66,10 +68,13 @@ class Hop(PeerAveraging):
             graph: the name of a graph of the ranks (`collectives.graphs.NAMES`), or a networkx
                 graph, (strongly) connected.
             max_gap: the largest number of iterations that a rank may be ahead of one that averages
-                its model; None: no limit, which backups do not allow.
-            backup: number of neighbors whose models a step may omit.
+                its model; "auto": 5, or staleness + 2 if that is more; None: no limit, which
+                backups do not allow.
+            backup: number of neighbors whose models a step may omit: one for all ranks, or a
+                sequence with that of each rank.
             staleness: number of iterations by which models may be older than the step; None: 0, and
                 none is newer. The paper has 5.
+            mean: with staleness, "weighted": newer models count more; "simple": all alike.
             max_skip: the largest number of iterations, as the paper counts them, by which a rank
                 that is behind advances in a step; the paper has 2 and 10. 0 or 1: none is skipped.
             skip_trigger: a rank skips if it is more than this many iterations behind; None: 1.
@@ -90,6 +95,7 @@ class Hop(PeerAveraging):
                 "max_gap": max_gap,
                 "backup": backup,
                 "staleness": staleness,
+                "mean": mean,
                 "max_skip": max_skip,
                 "skip_trigger": skip_trigger,
                 "mode": mode,
@@ -115,7 +121,8 @@ class Hop(PeerAveraging):
     @property
     def settings(self) -> dict[str, Any]:
         """The graph's name, if it has one, the gap, backups, staleness, skipping and modes."""
-        named = {name: value for name, value in self._settings.items() if name != "graph"}
+        named = {**self._settings, "max_gap": self.collective.max_gap}
+        del named["graph"]
         graph = self._settings["graph"]
         return {"graph": graph, **named} if isinstance(graph, str) else named
 

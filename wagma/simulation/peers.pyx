@@ -13,7 +13,7 @@ from collectives.protocols.pairwise_average import PairwiseAverageProtocol
 from collectives.protocols.parameter_server import ParameterServerProtocol
 from collectives.protocols.push_sum import PushSumProtocol
 from collectives.protocols.queued_neighbor_average import QueuedNeighborAverageProtocol
-from collectives.queued_neighbor_average import checked_settings
+from collectives.queue_settings import QueueSettings
 
 from collectives.protocols.peers cimport PeerProtocol, Port
 from wagma.simulation.core cimport Method, Simulation
@@ -178,21 +178,20 @@ def hop(settings, ranks):
     """
     edges = graphs.edges_of(settings.graph or "ring-based", ranks)
     destinations, sources = graphs.neighbor_lists(edges, ranks)
-    chosen = checked_settings(
-        edges,
-        ranks,
+    chosen = QueueSettings(
         settings.max_gap,
         settings.backup,
         settings.staleness,
+        settings.mean,
         settings.max_skip,
         settings.skip_trigger,
         settings.mode or "standard",
         settings.order,
-    )
+    ).checked(edges, ranks)
 
     def make(port, rank, size):
         return QueuedNeighborAverageProtocol(
-            port, rank, size, sources[rank], destinations[rank], **chosen
+            port, rank, size, sources[rank], destinations[rank], **chosen.of_rank(rank)
         )
 
     return PeerMethod(make, settings.nbytes)
