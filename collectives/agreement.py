@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Hashable, Iterable
 
 __all__ = [
@@ -24,7 +25,7 @@ def raise_collectively(comm, error: Exception | None) -> None:
 
     Its type is that of the first rank's error, and its message has all errors and their ranks.
     """
-    errors = comm.allgather(error)
+    errors = comm.allgather(_portable(error))
     found = [each for each in errors if each is not None]
     if not found:
         return
@@ -33,6 +34,17 @@ def raise_collectively(comm, error: Exception | None) -> None:
     if len(ranks) == 1 and len(found) == len(errors):
         raise type(found[0])(str(found[0]))
     raise type(found[0])("; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items()))
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """Return an error that can be sent and made of a text; what cannot be is a RuntimeError."""
+    if error is None:
+        return None
+    try:
+        type(pickle.loads(pickle.dumps(error)))(str(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def by_value(values: Iterable[Hashable]) -> dict[Hashable, list[int]]:

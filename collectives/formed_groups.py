@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives import settings
-from collectives.errors import CudaError
 from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
@@ -53,7 +52,7 @@ class FormedGroupCollective(PlannedCollective):
             comm, like: those of `GroupAllreduce`.
             plan: function that checks the arguments of a method, and returns the settings that must
                 not differ between ranks, by name, and a function that returns the `GroupProtocol`
-                of a (port, rank, size). It may raise TypeError or ValueError.
+                of a (port, rank, size).
             sync_every: number of calls from one average of a rank to its next, at least 1; the
                 others return at once.
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
@@ -80,7 +79,7 @@ class FormedGroupCollective(PlannedCollective):
                 self.native = native.FormedGroups(groups=groups, sharing=sharing, **common)
                 protocol = self._make_protocol(self.native.queue, self.rank, self.size)
                 protocol.sync_every = self.sync_every
-            except (CudaError, MemoryError, ValueError) as error:
+            except Exception as error:  # of the factory, which is the method's, too
                 return error
             return None
 

@@ -10,7 +10,7 @@ from collectives.agreement import by_value, name_ranks
 from collectives.formed_groups import FormedGroupCollective, checked_idle_rank
 from collectives.node import Node
 from collectives.planned import Planned
-from collectives.settings import checked_integer
+from collectives.settings import LARGEST_SEED, checked_integer
 from collectives.topology import STATIC_PERIOD, static_groups
 from collectives.typing import Vector
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 __all__ = ["GeneratedGroupAllreduce"]
 
 GROUPS = ("random", "buffered", "smart", "static")
+# More ranks than any job has.
+LARGEST_GROUP = 2**30
 
 
 class GeneratedGroupAllreduce(FormedGroupCollective):
@@ -184,12 +186,11 @@ def check(
     """Raise for arguments that are invalid for a job of `size` ranks."""
     if groups not in GROUPS:
         raise ValueError(f"groups is {groups!r}, not one of {', '.join(GROUPS)}")
-    lowest = {"group_size": 2, "threshold": 1, "ranks_per_node": 1, "seed": 0, "controller_rank": 0}
-    given = (group_size, threshold, ranks_per_node, seed, controller_rank)
-    for (name, least), value in zip(lowest.items(), given, strict=True):
-        if name == "ranks_per_node" and value is None:
-            continue
-        checked_integer(name, value, least)
+    checked_integer("group_size", group_size, 2, largest=LARGEST_GROUP)
+    checked_integer("threshold", threshold, 1)
+    if ranks_per_node is not None:
+        checked_integer("ranks_per_node", ranks_per_node, 1, largest=LARGEST_GROUP)
+    checked_integer("seed", seed, 0, largest=LARGEST_SEED)
     checked_integer("controller_rank", controller_rank, 0, size - 1)
 
 

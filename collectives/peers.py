@@ -51,7 +51,7 @@ class PeerCollective(PlannedCollective):
             comm, like: those of `GroupAllreduce`.
             plan: function that checks the arguments of a method, and returns the settings that must
                 not differ between ranks, by name, and a function that makes the protocol from a
-                `Mailbox`. It may raise TypeError or ValueError.
+                `Mailbox`.
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`; the transport
                 has no effect, since peers send messages.
         """
@@ -67,7 +67,7 @@ class PeerCollective(PlannedCollective):
         try:
             self.native = native.PeerExchange(**self._common(node, like, given))
             mailbox = self._make_mailbox(native, messages, like, whole)
-        except (MemoryError, ValueError) as problem:
+        except Exception as problem:  # of the factory, which is the method's, too
             error = problem
         raise_collectively(self.comm, error)
         self.native.attach(mailbox)

@@ -35,8 +35,8 @@ class PlannedCollective(Collective):
         Args:
             comm, like: those of `GroupAllreduce`.
             plan: function that checks the arguments of a method, and returns the settings that must
-                be the same on all ranks, by name, and a factory of the protocol. It may raise
-                TypeError or ValueError.
+                be the same on all ranks, by name, and a factory of the protocol. What it raises on
+                one rank is raised on all.
             **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
         """
         self._plan = plan
@@ -51,7 +51,7 @@ class PlannedCollective(Collective):
         self._like = like
         try:
             described, self._make_protocol = self._plan()
-        except (TypeError, ValueError) as caught:
+        except Exception as caught:  # whatever it is, no rank raises it alone
             problem = caught
         raise_collectively(comm, problem)
         super()._agree(comm, like, given | described, error)

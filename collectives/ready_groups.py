@@ -28,6 +28,8 @@ MISSING = ("nearest", "initial")
 USUAL_GROUP_SIZE = 3
 # Elements mixed with the initial model at a time, which stay in cache.
 CHUNK = 1 << 15
+# Groups that the controller remembers: more than any job needs, in some MiB.
+LONGEST_HISTORY = 2**20
 
 
 class ReadyGroupAllreduce(FormedGroupCollective):
@@ -271,7 +273,7 @@ def checked_history(history: int | None, size: int, group_size: int) -> int:
     if history is None:
         return ready_controller.default_history(size, group_size)
     least = ready_controller.shortest_history(size, group_size)
-    return checked_integer("history", history, max(least, 1))
+    return checked_integer("history", history, max(least, 1), largest=max(LONGEST_HISTORY, least))
 
 
 def _check_average(alpha: float, missing: str) -> None:

@@ -38,7 +38,7 @@ __all__ = [
 DEFAULT_LATE = "conserving"
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-LARGEST_VERSION = 2**60
+LARGEST_VERSION = LARGEST_INTEGER = 2**60
 LONGEST_TEXT = 200  # characters of a value in a message
 LARGEST_SEED = 2**64 - 1
 LARGEST_WEIGHT = 1e100  # the sum over all ranks must be finite
@@ -142,6 +142,8 @@ def period_error(settings: dict) -> Exception | None:
         return TypeError(f"sync_period is {sync_period!r}, not an integer")
     if sync_period < 1:
         return ValueError(f"sync_period is {sync_period}, less than 1")
+    if sync_period > LARGEST_INTEGER:
+        return ValueError(f"sync_period is {sync_period}, more than {LARGEST_INTEGER}")
     return None
 
 
@@ -204,13 +206,22 @@ def is_integer(value) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def checked_integer(name: str, value, least: int, most: int | None = None) -> int:
-    """Return an integer argument from `least` to `most` (if given), or raise."""
+def checked_integer(
+    name: str, value, least: int, most: int | None = None, largest: int = LARGEST_INTEGER
+) -> int:
+    """Return an integer argument from `least` to `most` (if given), or raise.
+
+    Args:
+        largest: the bound where there is no `most`: more than this cannot be computed with.
+    """
     if not is_integer(value):
         raise TypeError(f"{name} is {value!r}, not an integer")
-    if value < least or (most is not None and value > most):
-        bounds = f"less than {least}" if most is None else f"not between {least} and {most}"
-        raise ValueError(f"{name} is {value}, {bounds}")
+    if most is not None and not least <= value <= most:
+        raise ValueError(f"{name} is {value}, not between {least} and {most}")
+    if value < least:
+        raise ValueError(f"{name} is {value}, less than {least}")
+    if most is None and value > largest:
+        raise ValueError(f"{name} is {value}, more than {largest}")
     return int(value)
 
 

@@ -31,6 +31,30 @@ def test_errors_of_some_ranks_name_them():
         raise_collectively(errors, None)
 
 
+class Odd(Exception):
+    """An error that cannot be made of a text."""
+
+    def __init__(self, what, where):
+        super().__init__(what, where)
+
+
+class OneRank:
+    def allgather(self, value):
+        return [value]
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_error_that_cannot_be_sent_is_a_runtime_error(local):
+    """No rank may raise before it has told the others."""
+
+    class Local(Exception):
+        pass
+
+    error = Local("a") if local else Odd("a", "b")
+    with pytest.raises(RuntimeError, match=f"^{type(error).__name__}: .*a"):
+        raise_collectively(OneRank(), error)
+
+
 def test_ranks_are_named_as_a_reader_wants_them():
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([0, 1, 2, 3, 7, 9, 10]) == "ranks 0-3, 7, 9-10"

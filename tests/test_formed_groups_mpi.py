@@ -440,3 +440,20 @@ def test_what_is_wrong_with_a_plan_on_one_rank_raises_on_all(comm):
         FormedGroupCollective(comm, np.zeros(3), plan)
     with pytest.raises(ValueError, match="T differs between ranks: 0 on rank 0; 1 on rank 1"):
         FormedGroupCollective(comm, np.zeros(3), lambda: ({"T": comm.rank}, None))
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("made", [False, True])
+def test_whatever_a_plan_or_its_factory_raises_is_raised_on_every_rank(comm, made):
+    def fail(*_):
+        raise KeyError("no plan")
+
+    def plan():
+        if comm.rank == 1 and not made:
+            fail()
+        return {}, fail if comm.rank == 1 else lambda port, rank, size: PlannedGroups(
+            port, rank, size, plan=[]
+        )
+
+    with pytest.raises(KeyError, match="rank 1: 'no plan'"):
+        FormedGroupCollective(comm, np.zeros(3), plan)

@@ -31,6 +31,7 @@ def assert_same_error_everywhere(comm, kind, make):
         (ValueError, "group_size is 99, not between 1 and", {"group_size": 99}),
         (TypeError, "group_size is 1.5, not an integer", {"group_size": 1.5}),
         (ValueError, "sync_period is 0, less than 1", {"sync_period": 0}),
+        (ValueError, f"sync_period is {2**70}, more than {2**60}", {"sync_period": 2**70}),
         (TypeError, "sync_period is None, not an integer", {"sync_period": None}),
         (ValueError, "wait is 'all', not one of nobody, group", {"wait": "all"}),
         (ValueError, "late is 'lost', not one of paper, conserving", {"late": "lost"}),

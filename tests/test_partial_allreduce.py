@@ -201,6 +201,7 @@ def test_the_sums_of_fp16_and_bf16_are_kept_in_single_precision(comm, dtype):
         ({"seed": -1}, "seed is -1, not between 0 and 18446744073709551615"),
         ({"seed": 0.5}, "seed is 0.5, not an integer"),
         ({"sync_period": 0}, "sync_period is 0, less than 1"),
+        ({"sync_period": 2**70}, f"sync_period is {2**70}, more than {2**60}"),
         ({"like": np.zeros(3, int)}, "like is of dtype int64"),
         ({"like": [np.zeros(3), None]}, r"like\[1\] is a NoneType, not a numpy array"),
     ],

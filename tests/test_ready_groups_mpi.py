@@ -389,6 +389,8 @@ WRONG = {
     "alpha": ({"alpha": 1.0}, ValueError, "alpha is 1, but must be at least 0 and less than 1"),
     "missing": ({"missing": "none"}, ValueError, "missing is 'none', not one of nearest, initial"),
     "history": ({"group_size": 3, "history": 1}, ValueError, "history is 1, less than 2"),
+    "long": ({"history": 2**31}, ValueError, f"history is {2**31}, more than {2**20}"),
+    "seldom": ({"sync_every": 2**70}, ValueError, f"sync_every is {2**70}, more than {2**60}"),
     "nobody": ({"controller_rank": 4}, ValueError, "controller_rank is 4, not between 0 and 3"),
     "engine": ({"engine": "steam"}, ValueError, "engine .* is 'steam'"),
 }

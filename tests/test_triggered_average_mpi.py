@@ -210,6 +210,7 @@ def test_a_failure_is_heard_in_a_call_of_ones_own(comm):
     ("given", "message"),
     [
         ({"sync_period": 0}, "sync_period is 0, less than 1"),
+        ({"sync_period": 2**70}, f"sync_period is {2**70}, more than {2**60}"),
         ({"sync_period": 1.5}, "sync_period is 1.5, not an integer"),
         ({"weights": "equal"}, "weights is 'equal', not one of given, work, wp"),
         ({"contraction": 1}, "contraction is 1, not between 0 and 1"),
