@@ -227,7 +227,14 @@ class Collective(Described):
         """Complete what is in progress, and leave; collective. Closing twice has no effect."""
         if not self._is_ours():
             return
-        self.native.close()
+        try:
+            self.native.close()
+        finally:  # also where a signal's handler raises as soon as that is done
+            if self.native.closed:
+                self._release()
+
+    def _release(self) -> None:
+        """Release what the closed collective has in this process."""
         with process.interrupts_held():
             if process.remove(self):
                 self._let_go()

@@ -346,9 +346,11 @@ def _class_for_devices(kind):
 
     @functools.wraps(kind.close)
     def close(self):
-        kind.close(self)
-        if self.closed:
-            self._copies.close()
+        try:
+            kind.close(self)
+        finally:
+            if self.closed:
+                self._copies.close()
 
     details = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     changed = {**methods, "joining": joining, "close": close}

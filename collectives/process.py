@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 MOST_OPEN = 256
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 MPICH_SEGMENT = "/dev/shm/mpich_shm_"
 FORWARDING = 0.3  # seconds for the launcher to forward a rank's output before the rank aborts
 
@@ -319,12 +318,12 @@ def _close_all_at_finalize() -> None:
 
 @contextlib.contextmanager
 def interrupts_held():
-    """Delay signals that end jobs: a rank that left half-way would leave the others waiting."""
+    """Delay signals, whose handlers may raise: a rank that left half-way would let others wait."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received = []
-    handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, lambda number, frame: received.append(number))
@@ -333,5 +332,5 @@ def interrupts_held():
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if received:
-            signal.raise_signal(received[0])
+        for number in dict.fromkeys(received):
+            signal.raise_signal(number)

@@ -32,6 +32,7 @@ from collectives import (
     PushSum,
     RankFailedError,
     ReadyGroupAllreduce,
+    process,
 )
 
 pytestmark = pytest.mark.mpi
@@ -538,3 +539,51 @@ def test_a_closed_collective_is_no_disagreement():
     assert issubclass(ClosedError, CollectiveError) and issubclass(
         DisagreementError, CollectiveError
     )
+
+
+class Alarmed(Exception):
+    """What the handler of a signal raises in these tests."""
+
+
+@pytest.fixture
+def alarm():
+    """A function that raises a signal, whose handler raises `Alarmed`."""
+
+    def handle(*_):
+        raise Alarmed
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield lambda: signal.raise_signal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, before)
+
+
+class ClosedByASignal:
+    """A rank's part of a collective, whose `close` is followed by a signal at once."""
+
+    def __init__(self, collective, alarm):
+        self.collective, self.native, self.alarm = collective, collective.native, alarm
+
+    def __getattr__(self, name):
+        return getattr(self.native, name)
+
+    def close(self):
+        self.native.close()
+        self.collective.native = self.native
+        self.alarm()
+
+
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize("where", ["after", "in"])
+def test_a_signal_at_the_end_of_close_leaves_nothing_registered(comm, alarm, monkeypatch, where):
+    average = GroupAllreduce(comm, np.zeros(3), group_size=1, engine="adaptive")
+    if where == "after":
+        average.native = ClosedByASignal(average, alarm)
+    else:
+        remove = process.remove
+        monkeypatch.setattr(process, "remove", lambda collective: [alarm(), remove(collective)][1])
+    with pytest.raises(Alarmed):
+        average.close()
+    assert average.closed and average not in process.opened()
+    monkeypatch.undo()
+    with GroupAllreduce(comm, np.zeros(3), group_size=1, engine="none"):
+        pass
