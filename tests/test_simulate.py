@@ -49,6 +49,15 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
     assert (run / "simulation.png").exists() == (find_spec("matplotlib") is not None)
 
 
+def test_a_staleness_without_effect_is_told_with_the_number_of_ranks(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    algorithms = "hop:staleness=4:max_gap=5,hop:staleness=4"
+    assert cli.main(["simulate", "--ranks", "4", "--steps", "2", "--algorithms", algorithms]) == 0
+    warned = [line for line in capfd.readouterr().err.splitlines() if "never makes" in line]
+    assert len(warned) == 1
+    assert "hop:staleness=4:max_gap=5, 4 ranks: staleness 4 never makes a rank wait" in warned[0]
+
+
 def test_where_the_first_algorithm_makes_no_step_there_is_no_ratio():
     none, some = (
         SimpleNamespace(
