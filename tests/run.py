@@ -1,8 +1,10 @@
 """Run the whole suite: tests of one process and launched jobs, MPI tests at each number of ranks.
 
-Tests of torch's test device are in processes of their own, where it then stays. --brief leaves only
-what another MPI is most likely to break: the tests of four ranks. --extra runs what takes too long
-for the rest: long explorations, bugs planted into what devices do, and the benchmark of GPUs.
+Ranks wait for each other half of the time, so the MPI tests run beside those of one process, whose
+output is shown as it comes; the output of what runs beside them is shown afterwards. Tests of
+torch's test device are in processes of their own, where it then stays. --brief leaves only what
+another MPI is most likely to break: the tests of four ranks. --extra runs what takes too long for
+the rest: long explorations, bugs planted into what devices do, and the benchmark of GPUs.
 --cuda-mpi leaves only the MPI tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in
 for its driver. Other arguments go to every pytest. Each part must pass, and must run something
 unless the arguments select tests; the exit status is 0 only then.
@@ -10,9 +12,14 @@ unless the arguments select tests; the exit status is 0 only then.
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from launch import STARTUP, Job, mpiexec, print_stacks
 from lockstep import DEFAULT_SIZES, SIZES
@@ -20,49 +27,95 @@ from lockstep import DEFAULT_SIZES, SIZES
 NO_TESTS = 5  # pytest's exit status
 BRIEF, CUDA_MPI = (4,), (4, 1)  # numbers of ranks
 DEVICES = "test_cuda_*.py", "test_device*_mpi.py"
-TIME_LIMIT = 900  # seconds, of a part; only a hang takes so long
+TIME_LIMIT = 1200  # seconds, of a part; only a hang takes so long
 # There are more ranks than cores: those that wait in a blocking call of MPICH's, as only tests and
 # constructors do, let the others run. (Open MPI sees to that by itself.)
 YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
 
-def parts(brief, cuda_mpi, extra):
+class Part(NamedTuple):
+    """A run of pytest."""
+
+    name: str
+    command: list
+
+
+class Outcome(NamedTuple):
+    """How a part ended: its exit status, None where it took too long, and what it took."""
+
+    name: str
+    status: int | None
+    seconds: float
+    output: str  # where it was not shown
+
+
+def lanes(brief, cuda_mpi, extra):
+    """Return lists of parts: lists run side by side, the parts of one after each other."""
     pytest = [sys.executable, "-m", "pytest"]
     # The ranks' caches would overwrite each other.
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread"]
     # On all cores. While jobs wait for what they test, tests of one process go on.
     cores = [*pytest, "-n", "auto", "--dist", "worksteal"]
     if extra:
-        yield "extra", [*cores, "-m", "extra"]
-        return
+        return [[Part("extra", [*cores, "-m", "extra"])]]
     here, there = "not torch_device", "torch_device"
+    processes, ranks = [], []
     if not (brief or cuda_mpi):
-        yield "one process", [*cores, "-m", f"not mpi and {here} and not extra"]
-        yield "its test device", [*pytest, "-m", f"{there} and not mpi"]
+        processes += [
+            Part("one process", [*cores, "-m", f"not mpi and {here} and not extra"]),
+            Part("its test device", [*pytest, "-m", f"{there} and not mpi"]),
+        ]
     if cuda_mpi:
         mpi += sorted(str(path) for pattern in DEVICES for path in Path("tests").glob(pattern))
     for size in CUDA_MPI if cuda_mpi else BRIEF if brief else SIZES:
         # Torch's compiler is at work in one process, and would take each rank two seconds to load.
         path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
         job = ["env", f"PYTHONPATH={path}", *mpiexec(), "-n", str(size), *mpi]
-        yield f"{size} rank{'s' * (size > 1)}", [*job, "-m", f"mpi and {here}"]
+        ranks.append(Part(f"{size} rank{'s' * (size > 1)}", [*job, "-m", f"mpi and {here}"]))
         if size == DEFAULT_SIZES[0] and not cuda_mpi:
-            yield "their test device", [*job, "-m", f"mpi and {there}"]
+            processes.append(Part("their test device", [*job, "-m", f"mpi and {there}"]))
+    return [lane for lane in (processes, ranks) if lane]
 
 
-def run(command):
-    """Return the exit status of a part, None where it took too long."""
+def run(part, arguments, ended, shown):
+    """Run a part until it ends, takes too long, or all are to end; return its outcome."""
     env = {"OMP_NUM_THREADS": "1", **YIELDING, **os.environ}
     # Else every process would compile the tests anew, and pytest all of hypothesis: a second each.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    with Job(command, env=env) as job:
-        deadline = time.monotonic() + TIME_LIMIT
-        while job.poll() is None:
-            if time.monotonic() > deadline:
-                print_stacks(job)
-                return None
-            time.sleep(0.02)
-        return job.launcher.returncode
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        output = {} if shown else {"stdout": file, "stderr": subprocess.STDOUT}
+        status = None
+        with Job([*part.command, *arguments], env=env, **output) as job:
+            while (status := job.poll()) is None and not ended.is_set():
+                if time.monotonic() > began + TIME_LIMIT:
+                    print_stacks(job)
+                    break
+                time.sleep(0.02)
+        file.seek(0)
+        return Outcome(part.name, status, time.monotonic() - began, file.read())
+
+
+def outcomes(lanes, arguments):
+    """Run the lanes; generate the outcomes of their parts, of the first lane's as they end."""
+    ended = threading.Event()
+    shown, *others = lanes
+
+    def rest(lane):
+        return [run(part, arguments, ended, False) for part in lane if not ended.is_set()]
+
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        running = [pool.submit(rest, lane) for lane in others]
+        try:
+            for part in shown:
+                print(f"\n=== tests: {part.name}", flush=True)
+                yield run(part, arguments, ended, True)
+            for lane in running:
+                for outcome in lane.result():
+                    print(f"\n=== tests: {outcome.name}\n{outcome.output}", flush=True)
+                    yield outcome
+        finally:
+            ended.set()
 
 
 def stand_in_for_mpi():
@@ -97,13 +150,10 @@ def main(arguments):
     if cuda_mpi:
         os.environ |= stand_in_for_mpi()
     lines, good, ran = [], True, False
-    for name, command in parts(brief, cuda_mpi, extra):
-        print(f"\n=== tests: {name}", flush=True)
-        began = time.monotonic()
-        status = run([*command, *arguments])
-        passed, words = verdict(status, selected=bool(arguments))
-        lines.append(f"{name:>18}  {words}, {time.monotonic() - began:.0f} s")
-        good, ran = good and passed, ran or status != NO_TESTS
+    for outcome in outcomes(lanes(brief, cuda_mpi, extra), arguments):
+        passed, words = verdict(outcome.status, selected=bool(arguments))
+        lines.append(f"{outcome.name:>18}  {words}, {outcome.seconds:.0f} s")
+        good, ran = good and passed, ran or outcome.status != NO_TESTS
     print("\n" + "\n".join(lines))
     return 0 if good and ran else 1
 
