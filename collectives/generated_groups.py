@@ -33,9 +33,10 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
 
     Unless groups are "static", a call may wait for another rank's next call. A rank that waits
     elsewhere, in a barrier or in another collective, for a rank whose call waits for it, delays
-    both for `stall` seconds; then the call continues without that rank's contribution. Call
-    `average` or `join` before, or close. For that reason a process can have only one open at a
-    time, besides those whose groups are "static".
+    both for 8 times the time that it usually takes from one call to the next and at least 1 s, or
+    for `stall` seconds; then the call continues without that rank's contribution, and it is in no
+    group until its next call. Call `average` or `join` before, or close. For that reason a process
+    can have only one open at a time, besides those whose groups are "static".
 
     Static groups wait for all their ranks in the same call, as an allreduce does: all ranks must
     make calls of several such collectives, and of others that wait, in the same order.

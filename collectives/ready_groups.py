@@ -38,11 +38,12 @@ class ReadyGroupAllreduce(FormedGroupCollective):
     A call sends a ready signal to a controller, in the engine of one rank. It forms a group of the
     first `group_size` ranks that are ready; these average, and wait for no other rank. If the
     groups would divide the ranks into parts that never average with each other, the controller puts
-    a rank of another part into a group, which may then wait for that rank. If fewer than
+    a rank of another part into a group, which may wait for that rank for a moment. If fewer than
     `group_size` ranks make calls, because others have closed or are in an operation such as
     `average`, these form a group; a single one continues alone at once. Ranks that wait for each
-    other outside the collective make no calls either, which the controller cannot know: a call that
-    has waited for `stall` seconds averages with the ranks that are ready, however few.
+    other outside the collective make no calls either, which the controller cannot know: if a rank's
+    next call takes 8 times as long as usual, and at least 1 s, or a call has waited for `stall`
+    seconds, that rank counts as absent until its next call.
 
     Args:
         comm, like: those of `GroupAllreduce`.

@@ -17,7 +17,8 @@ from collections import deque
 import numpy as np
 from protocol_messages import load_source
 
-source = load_source("formed_groups")
+source = load_source("formed_groups", "paces")
+paces = load_source("paces")
 Group = source.Group
 
 LATE = ("out", "waited for", "passive")
@@ -266,13 +267,25 @@ class World:
         size, calls: how many ranks there are, and how many calls each one makes.
         spurious, overdue: how often a call may have waited for long while something else can
             happen, and where nothing can.
+        passes: how often so much time may pass as a rank waits for, where nothing else can happen.
+        tick: the most nanoseconds that pass between two events of `run`.
         settings: of `RandomGroups`.
     """
 
     def __init__(
-        self, size, calls, change, protocol=RandomGroups, spurious=0, overdue=0, **settings
+        self,
+        size,
+        calls,
+        change,
+        protocol=RandomGroups,
+        spurious=0,
+        overdue=0,
+        passes=0,
+        tick=0,
+        **settings,
     ):
         self.change, self.spurious, self.overdue = change, spurious, overdue
+        self.passes, self.tick, self.time = passes, tick, 0
         self.channels = {}
         # Of each group that some member has begun: what they gave.
         self.begun = {}
@@ -299,6 +312,8 @@ class World:
     def possible(self):
         """Return these, and that calls have waited for long."""
         events = list(self.events())
+        if self.passes and not events and self._next_due() < paces.NEVER:
+            events.append((self._pass_until_due, None))
         if self.spurious or (self.overdue and not events):
             waiting = [rank for rank, protocol in enumerate(self.protocols) if protocol.calling]
             events += [(self._wait_long, rank) for rank in waiting]
@@ -310,6 +325,19 @@ class World:
         else:
             self.overdue -= 1
         self.protocols[rank].overdue()
+
+    def _next_due(self):
+        return min(protocol.due for protocol in self.protocols)
+
+    def _pass_until_due(self, _):
+        self.passes -= 1
+        self.pass_until(self._next_due())
+
+    def pass_until(self, time):
+        """Let the time be this."""
+        self.time = time
+        for protocol in self.protocols:
+            protocol.passed(time)
 
     def _act(self, rank):
         port, protocol = self.ports[rank], self.protocols[rank]
@@ -358,6 +386,8 @@ class World:
         while events := self.possible():
             event, what = generator.choice(events)
             event(what)
+            if self.tick:
+                self.pass_until(self.time + generator.randrange(self.tick))
         self.check_end()
 
     def explore(self):
@@ -385,11 +415,7 @@ class World:
                 [step and step.number for step in port.steps],
                 port.averaging,
                 port.computes,
-                {
-                    name: value
-                    for name, value in vars(protocol).items()
-                    if name not in ("port", "log")
-                },
+                state_of(protocol, {"port", "log"}),
             )
             for port, protocol in zip(self.ports, self.protocols)
         ]
@@ -402,6 +428,15 @@ class World:
             assert not port.steps
             assert protocol.calls == port.calls
         check_end(self.protocols)
+
+
+def state_of(thing, hidden):
+    """Return an object's attributes, and those of its paces, but for some that do not matter."""
+    return {
+        name: vars(value) if isinstance(value, paces.Paces) else value
+        for name, value in vars(thing).items()
+        if name not in hidden
+    }
 
 
 def check_end(protocols):

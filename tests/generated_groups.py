@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from formed_groups import World
+from formed_groups import World, state_of
 from protocol_messages import load_source
 
 from collectives.topology import STATIC_PERIOD, static_groups
 
 generators = load_source("group_generator")
-generated = load_source("generated_groups", "formed_groups")
+generated = load_source("generated_groups", "formed_groups", "paces")
 static = load_source("static_groups", "formed_groups")
 
 # What an application does: it calls; it calls and is interrupted, so that it may do the next thing
@@ -84,7 +84,7 @@ class Static(Logged, static.StaticGroupProtocol):
 
 
 def seen(protocol):
-    return {name: value for name, value in vars(protocol).items() if name not in NOT_SEEN}
+    return state_of(protocol, NOT_SEEN)
 
 
 def with_generator(
@@ -187,7 +187,8 @@ class Programs(World):
         ]
         channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
         begun = {number: sorted(given) for number, given in self.begun.items()}
-        return repr((ranks, channels, begun, self.spurious, self.overdue))
+        limits = self.spurious, self.overdue, self.passes, self.time
+        return repr((ranks, channels, begun, limits))
 
     @property
     def formed(self):

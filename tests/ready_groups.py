@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 
 import numpy as np
-from formed_groups import World
+from formed_groups import World, state_of
 from protocol_messages import load_source
 
-source = load_source("ready_groups", "formed_groups")
-controllers = load_source("ready_controller", "formed_groups")
+source = load_source("ready_groups", "formed_groups", "paces")
+controllers = load_source("ready_controller", "formed_groups", "paces")
 
 Controller = controllers.PartialReduceController
 
@@ -35,46 +36,103 @@ def components(groups):
     return found
 
 
-def expected_group(queue, there, groups, group_size, history):
-    """Return who is to be the next group, or None; and who is waited for, if it is held.
+class Expected:
+    """The controller's decisions as sets and lists say them.
 
     Args:
-        queue: those that are ready, oldest first.
+        size, group_size, history: those of the controller.
+
+    Attributes:
+        queue: those that are ready, oldest first; groups: all of several ranks so far.
         there: those that groups may wait for.
-        groups: all groups of several ranks so far.
+        now: the time. held: whether a group is held.
     """
-    count = min(group_size, len(there))
-    if not queue or len(queue) < count:
-        return None, set()
-    first = list(queue[:count])
-    window = [set(group) & there for group in groups[-history:]]
-    parts = components(group for group in window if len(group) > 1)
-    if len(groups) < history or len(parts) < 2:
-        return first, set()
-    met = [part for part in parts if part & set(first)]
-    if len(met) != 1:
-        return first, set()
-    others = set().union(*parts) - met[0]
-    replacement = next((rank for rank in queue if rank in others), None)
-    if replacement is None:
-        return None, others
-    alone = len(met[0] & set(first)) == 1 and first[-1] in met[0]
-    del first[-2 if alone else -1]
-    return [*first, replacement], set()
+
+    def __init__(self, size, group_size, history):
+        self.ranks, self.group_size, self.history = set(range(size)), group_size, history
+        self.queue, self.groups = [], []
+        self.away, self.left, self.late = set(), set(), set()
+        self.now = 0
+        self.since = dict.fromkeys(self.ranks, 0)
+        self.times = {rank: [] for rank in self.ranks}
+        self.held, self.held_until, self.holds_from = False, None, 0
+
+    @property
+    def there(self):
+        return self.ranks - self.away - self.left - self.late
+
+    def usual(self, rank):
+        return statistics.median_low(self.times[rank][-5:]) if self.times[rank] else -1
+
+    def signal(self, rank, all_have_paused):
+        if all_have_paused:
+            self.since = dict.fromkeys(self.ranks, self.now)
+        else:
+            self.times[rank].append(self.now - self.since[rank])
+        self.late.discard(rank)
+        self.queue.append(rank)
+
+    def form(self):
+        """Return the next group, or None."""
+        if 0 < len(self.queue) < min(self.group_size, len(self.there)):
+            self.late |= {rank for rank in self.there - set(self.queue) if self.is_late(rank)}
+        count = min(self.group_size, len(self.there))
+        group = None
+        if self.queue and len(self.queue) >= count:
+            group = self.chosen(count)
+            self.held = group is None
+        else:
+            self.held = False
+        if group:
+            self.end(group)
+        return group
+
+    def is_late(self, rank):
+        usual = self.usual(rank)
+        if not self.times[rank]:
+            usual = max(map(self.usual, self.ranks))
+        return self.now >= self.since[rank] + max(10**9, 8 * usual)
+
+    def chosen(self, count):
+        """Return the members of the next group, or None where it is held."""
+        first = list(self.queue[:count])
+        if len(self.groups) < self.history:
+            return first
+        window = [set(group) & self.there for group in self.groups[-self.history :]]
+        parts = components(group for group in window if len(group) > 1)
+        met = [part for part in parts if part & set(first)]
+        if len(met) > 1 or (met and len(parts) == 1):
+            return first
+        home = met[0] if met else set()
+        others = set().union(*parts) - home
+        replacement = next((rank for rank in self.queue if rank in others), None)
+        if replacement is not None:
+            alone = len(home & set(first)) == 1 and first[-1] in home
+            del first[-2 if alone else -1]
+            return [*first, replacement]
+        return None if self.holds(first, others) else first
+
+    def holds(self, first, others):
+        if self.held:
+            return self.now < self.held_until
+        own = min(map(self.usual, first))
+        coming = [self.since[rank] + self.usual(rank) for rank in others]
+        if len(self.groups) < self.holds_from or not coming or min(coming) - self.now > own // 2:
+            return False
+        self.held_until, self.holds_from = self.now + max(own, 1), len(self.groups) + self.history
+        return True
+
+    def end(self, group):
+        for rank in group:
+            self.queue.remove(rank)
+            self.since[rank] = self.now
+        if len(group) > 1:
+            self.groups.append(tuple(group))
 
 
 def variant(**methods):
     """Return a controller with other methods."""
     return type("Wrong", (Controller,), methods)
-
-
-def everybody_is_linked(self):
-    """Also take who is in no group of the history for a component: groups are held for it."""
-    frozen = Controller.is_frozen(self)
-    self.connected_until = -1
-    for rank in range(self.size):
-        self.linked[rank] = True
-    return frozen or len({self.root_of(rank) for rank in range(self.size)}) > 1
 
 
 class Logged(source.ReadyGroupProtocol):
@@ -198,14 +256,15 @@ class ReadyWorld(World):
                 (port.averaging, port.computes, port.averages, port.is_paused, port.has_left),
                 port.in_barrier,
                 list(port.program),
-                {**vars(protocol), "port": 0, "log": 0, "controller": 0},
+                state_of(protocol, {"port", "log", "controller"}),
             )
             for port, protocol in zip(self.ports, self.protocols)
         ]
         channels = sorted((pair, list(sent)) for pair, sent in self.channels.items() if sent)
         begun = {number: sorted(given) for number, given in self.begun.items()}
-        limits = self.spurious, self.overdue
-        return repr((ranks, channels, begun, limits, vars(self.controlling.controller)))
+        limits = self.spurious, self.overdue, self.passes, self.time
+        controller = state_of(self.controlling.controller, {"due"})
+        return repr((ranks, channels, begun, limits, controller))
 
     def check_end(self):
         for port, protocol in zip(self.ports, self.protocols):

@@ -93,6 +93,30 @@ def test_without_a_limit_some_wait_for_ever():
         Programs(BARRIERS["one makes none before"], makers(2)["random"], change).explore()
 
 
+EXTRA = [pytest.param(each, marks=pytest.mark.extra) for each in ("buffered", "smart, on nodes")]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        BARRIERS["one makes none before"],
+        pytest.param(BARRIERS["and they meet"], marks=pytest.mark.extra),
+    ],
+)
+@pytest.mark.parametrize("kind", ["random", "smart", *EXTRA])
+def test_ranks_let_go_of_groups_as_time_passes_in_every_order(kind, program):
+    """No rank has to report that it waits: a late one lets go, or one that has not begun."""
+    assert Programs(program, makers(2)[kind], change, passes=9).explore() > 20
+
+
+@pytest.mark.parametrize("tick", [0, 10**6, 10**9])
+@pytest.mark.parametrize("kind", ["random", "buffered", "smart", "smart, on nodes"])
+def test_ranks_let_go_of_groups_as_time_passes(kind, tick):
+    worlds = [run_with_barriers(kind, 5, seed, passes=300, tick=tick) for seed in range(10)]
+    assert all(world.passes > 0 for world in worlds)
+    assert sum(world.passes < 300 for world in worlds) > 3 or tick == 10**9
+
+
 @pytest.mark.parametrize("spurious", [0, 5])
 @pytest.mark.parametrize("size", [3, 5, 8])
 @pytest.mark.parametrize("kind", ["random", "buffered", "smart", "smart, on nodes"])
@@ -290,9 +314,9 @@ class Deaf(Generated):
 class Silent(Generated):
     """Does not tell others that one waits for this rank, which waits for them."""
 
-    def remind(self, number):
+    def remind(self, number, too_long):
         if number == generated.LAST:
-            super().remind(number)
+            super().remind(number, too_long)
 
 
 class Impatient(Static):

@@ -390,6 +390,19 @@ def test_who_pauses_is_in_no_group_until_somebody_who_has_met_it_asks(nodes):
 
 
 @pytest.mark.parametrize("nodes", [None, [0] * 3])
+def test_a_late_rank_is_in_no_group_until_its_next_request(nodes):
+    """It is as far as the fastest then."""
+    generator = generator_of(3, 3, nodes)
+    generator.lag(2)
+    for _ in range(30):
+        assert set().union(*ask(generator, 0)) == {0, 1}
+        assert nodes is None or ask(generator, 1) == BUFFERED
+    assert ask(generator, 2) == ([(0, 1, 2)])
+    assert nodes is None or ask(generator, 0) == ask(generator, 1) == BUFFERED
+    assert ask(generator, 0) == [(0, 1, 2)]
+
+
+@pytest.mark.parametrize("nodes", [None, [0] * 3])
 def test_who_is_left_alone_is_told_so(nodes):
     generator = generator_of(3, 2, nodes)
     generator.pause(0, 1, True)

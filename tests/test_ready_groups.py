@@ -8,18 +8,20 @@ import pytest
 from formed_groups import replay
 from ready_groups import (
     Controller,
+    Expected,
     Logged,
     ReadyWorld,
     components,
     controllers,
-    everybody_is_linked,
-    expected_group,
     settings,
     source,
     variant,
 )
 
 from collectives.topology import averaging_matrix, rho
+from wagma.simulation import MACHINES, Settings
+from wagma.simulation.core import Simulation
+from wagma.simulation.partial_reduce import partial_reduce
 
 # The controller
 
@@ -36,8 +38,10 @@ def test_a_history_is_long_enough_to_connect_all_ranks():
 def groups_of(controller, events):
     """Return the groups that ready signals and pauses lead to: −1 − r means that r leaves."""
     formed = []
-    for event in events:
-        if event >= 0:
+    for event in [*events, None]:
+        if event is None:
+            pass
+        elif event >= 0:
             controller.signal(event, 0, 0, False)
         elif controller.withdraw(-1 - event, 0, 1, True):
             formed.append((-1 - event,))
@@ -77,10 +81,9 @@ def test_nothing_is_held_before_the_history_is_full_or_for_a_worker_in_no_group_
     controller = Controller(5, *settings(2, 3))
     # Worker 4 is slow, and 0 to 3 are one component.
     assert groups_of(controller, [0, 1, 2, 3, 0, 1]) == [(0, 1), (2, 3), (0, 1)]
-    # Frozen now: the one of 0 and 1 waits for 2 or 3.
+    # Frozen now: the group of 0 and 1 waits for 2 or 3.
     assert groups_of(controller, [0, 1]) == []
     assert controller.held
-    assert [controller.holds_for(rank) for rank in range(5)] == [0, 0, 1, 1, 0]
     assert groups_of(controller, [3]) == [(0, 3)]
     assert groups_of(controller, [2]) == [(1, 2)]
     assert not controller.held
@@ -89,11 +92,136 @@ def test_nothing_is_held_before_the_history_is_full_or_for_a_worker_in_no_group_
     assert (controller.bridges, controller.holds) == (1, 1)
 
 
+def test_workers_in_no_group_of_the_history_do_not_make_one_of_their_own():
+    """They are slow: such groups would be as rare, and never be seen beside those of the others."""
+    controller = Controller(4, *settings(2, 3))
+    assert groups_of(controller, [0, 1] * 4) == [(0, 1)] * 4
+    assert groups_of(controller, [2, 3]) == []
+    assert groups_of(controller, [0, 1]) == [(0, 2), (1, 3)]
+
+
 def test_a_group_waits_no_longer_once_those_of_the_other_component_have_left():
     controller = Controller(5, *settings(2, 2))
     assert groups_of(controller, [0, 1, 2, 3, 0, 1]) == [(0, 1), (2, 3)]
     assert groups_of(controller, [-1 - 2]) == [(0, 1)]
     assert not controller.held
+
+
+def frozen_controller(second):
+    """Return a controller that has formed (0, 1), (2, 3), (0, 1), of steps of 1 and `second` s."""
+    controller = Controller(4, *settings(2, 3))
+    for seconds, ranks in sorted([(1, (0, 1)), (second, (2, 3)), (2, (0, 1))]):
+        controller.now = int(seconds * 1e9)
+        groups_of(controller, ranks)
+    return controller
+
+
+def test_a_group_is_held_for_a_step_of_its_own_at_most_and_once_in_t_groups():
+    controller = frozen_controller(1.4)
+    controller.now = 3 * 10**9
+    # 2 and 3 are expected since 2.8 s.
+    assert groups_of(controller, [0, 1]) == [] and controller.held
+    assert controller.due == 4 * 10**9
+    controller.now = controller.due
+    assert groups_of(controller, []) == [(0, 1)]
+    assert controller.in_vain == 1
+    assert groups_of(controller, [0, 1, 0, 1]) == [(0, 1)] * 2
+
+
+def test_no_group_is_held_for_ranks_that_take_long_to_come():
+    """Those are held for the others instead, which come soon."""
+    controller = frozen_controller(1.8)
+    controller.now = 3 * 10**9
+    # 2 and 3 are expected at 3.6 s, in more than half a step.
+    assert groups_of(controller, [0, 1]) == [(0, 1)]
+    controller.now = int(3.6e9)
+    assert groups_of(controller, [2, 3]) == [] and controller.held
+    controller.now = int(4e9)
+    assert groups_of(controller, [0, 1]) == [(0, 2), (1, 3)]
+
+
+# Ranks, P', ranks that are slow, how many times, and σ of the log-normal steps.
+SLOW_ALIKE = [
+    *((4, 2, 2, 6, 0.02), (8, 2, 2, 6, 0.02), (4, 2, 2, 20, 0.02), (8, 2, 2, 1.87, 0.05)),
+    *((4, 2, 2, 6, 0.001), (8, 2, 4, 6, 0.02), (8, 3, 3, 1.87, 0.05), (8, 4, 4, 2, 0.05)),
+    (5, 3, 2, 6, 0.02),
+]
+MORE_ALIKE = [
+    *((8, 3, 1, 6, 0.05), (8, 3, 3, 6, 0.05), (8, 3, 3, 3, 0.02), (8, 3, 3, 20, 0.02)),
+    *((8, 2, 2, 20, 0.02), (8, 2, 2, 6, 0.1), (16, 2, 2, 6, 0.02), (8, 2, 4, 1.87, 0.05)),
+    *((8, 2, 2, 3, 0.05), (4, 2, 2, 3, 0.05), (4, 2, 2, 2, 0.05), (8, 4, 4, 6, 0.05)),
+    *((5, 2, 2, 6, 0.02), (5, 2, 3, 6, 0.02), (8, 2, 0, 1, 0.01), (16, 4, 4, 3, 0.05)),
+]
+
+
+@pytest.mark.parametrize(
+    "case", SLOW_ALIKE + [pytest.param(case, marks=pytest.mark.extra) for case in MORE_ALIKE]
+)
+def test_the_filter_costs_two_percent_at_most_where_several_ranks_are_slow_alike(case):
+    """And the groups connect all ranks, which without it they may not."""
+    size, group_size, slow, factor, sigma = case
+    steps = 0.1 * np.random.default_rng(1).lognormal(0, sigma, (800, size))
+    steps[:, :slow] *= factor
+    made, measured = {}, {}
+    for history in (None, 10**6):
+        method = partial_reduce(Settings(10**6, group_size=group_size, history=history), size)
+        method.log = []
+        simulation = Simulation(method, MACHINES["aries"], steps, 60)
+        simulation.run()
+        made[history] = simulation.made
+        measured[history] = rho(averaging_matrix([g for g in method.log if len(g) > 1], size))
+    assert made[None].sum() > 0.98 * made[10**6].sum()
+    assert made[None][slow:].sum() > 0.98 * made[10**6][slow:].sum()
+    assert measured[None] < 0.995
+    assert sigma > 0.001 or measured[10**6] > 0.999
+
+
+# Ranks whose next signal does not come
+
+
+def test_a_rank_that_takes_much_longer_than_usual_is_waited_for_no_longer_until_it_signals():
+    controller = Controller(3, *settings(3, 100))
+    for step in range(1, 6):
+        controller.now = step * 2 * 10**9
+        assert groups_of(controller, [0, 1, 2]) == [(0, 1, 2)]
+    controller.now += 10**9
+    assert groups_of(controller, [0, 1]) == []
+    # Eight steps of 2 s.
+    assert controller.due == (10 + 16) * 10**9
+    controller.now = controller.due
+    assert groups_of(controller, []) == [(0, 1)]
+    for _ in range(20):
+        assert groups_of(controller, [0, 1]) == [(0, 1)]
+    assert controller.absences == 1
+    assert groups_of(controller, [2]) == []
+    assert groups_of(controller, [0, 1]) == [(0, 1, 2)]
+    assert groups_of(controller, [0, 1]) == []
+
+
+def test_a_rank_that_begins_late_is_waited_for_as_if_it_were_the_slowest_of_the_others():
+    controller = Controller(3, *settings(3, 100))
+    controller.now = 100 * 10**9
+    controller.restart_times()
+    controller.now += 3 * 10**9
+    assert groups_of(controller, [0]) == []
+    controller.now += 2 * 10**9
+    assert groups_of(controller, [1]) == []
+    assert controller.due == (100 + 8 * 5) * 10**9
+    controller.now = controller.due
+    assert groups_of(controller, []) == [(0, 1)]
+    assert groups_of(controller, [2]) == []
+    assert groups_of(controller, [1]) == []
+    assert groups_of(controller, [0]) == [(0, 1, 2)]
+
+
+def test_a_rank_counts_as_absent_once_another_has_waited_too_long():
+    controller = Controller(3, *settings(2, 100))
+    assert groups_of(controller, [0]) == []
+    assert controller.release(0)
+    assert controller.group.listed()[0] == (0,)
+    assert groups_of(controller, [0, 0]) == [(0,), (0,)]
+    assert groups_of(controller, [1]) == []
+    assert groups_of(controller, [0]) == [(0, 1)]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -107,64 +235,63 @@ def check_controller(kind, seed, steps=300):
     group_size = draws.choice((2, 2, 3, draws.randint(2, max(size, 2))))
     history = max(1, controllers.shortest_history(size, group_size)) + draws.choice((0, 0, 1, 5))
     controller = kind(size, *settings(group_size, history))
+    expected = Expected(size, group_size, history)
     speeds = [draws.choice((1, 1, 5, 0.1)) for _ in range(size)]
     # Often those of a clan are ready together.
     clans, loyalty = [draws.randrange(2) for _ in range(size)], draws.choice((0, 0.9, 1))
-    clan = 0
-    queue, groups, ranks = [], [], set(range(size))
-    pauses, away, left = 0, set(), set()
-    computing = set(ranks)
+    clan, pauses, tick = 0, 0, draws.choice((0, 1, 10**8, 10**9))
+    ranks = set(range(size))
+    computing, resumed = set(ranks), False
     for _ in range(steps):
-        able = sorted(computing - away - left)
+        expected.now += draws.choice((0, 0, 0, 1, 2, 9)) * tick
+        controller.now = expected.now
+        able = sorted(computing - expected.away - expected.left)
         if draws.random() < loyalty:
             able = [rank for rank in able if clans[rank] == clan] or able
         if able and draws.random() < 0.99:
             (rank,) = draws.choices(able, [speeds[rank] for rank in able])
             controller.signal(rank, 0, pauses, False)
-            queue.append(rank)
+            expected.signal(rank, resumed)
+            resumed = False
             computing.remove(rank)
         else:
             rank = draws.choice(sorted(ranks))
-            if rank in left or rank in away:
+            if rank in expected.left or rank in expected.away:
                 continue
             leaves = draws.random() < 0.03
             alone = controller.withdraw(rank, 0, pauses + 1, leaves)
-            assert alone == (rank in queue)
-            (left if leaves else away).add(rank)
+            assert alone == (rank in expected.queue)
+            (expected.left if leaves else expected.away).add(rank)
             if alone:
-                queue.remove(rank)
+                expected.end([rank])
                 assert controller.group.listed() == ((rank,), (1.0,))
             computing.add(rank)
-            if away | left == ranks:
-                pauses, away = pauses + 1, set()
+            if expected.away | expected.left == ranks:
+                pauses, expected.away, resumed = pauses + 1, set(), True
         while True:
-            there = ranks - away - left
-            expected, awaited = expected_group(queue, there, groups, group_size, history)
-            assert controller.form() == (expected is not None)
-            assert controller.held == bool(awaited)
-            assert {rank for rank in ranks if controller.holds_for(rank)} == awaited
-            if expected is None:
+            group = expected.form()
+            assert controller.form() == (group is not None)
+            assert controller.held == expected.held
+            if group is None:
                 break
-            assert controller.group.listed()[0] == tuple(sorted(expected))
-            queue = [rank for rank in queue if rank not in expected]
-            computing |= set(expected)
+            assert controller.group.listed()[0] == tuple(sorted(group))
+            computing |= set(group)
             clan = draws.randrange(2)
-            if len(expected) > 1:
-                groups.append(tuple(expected))
-        assert controller.waiting == len(queue)
+        assert controller.waiting == len(expected.queue)
+    groups = expected.groups
     assert controller.formed == len(groups)
     if groups:
         matrix = np.eye(size) + (
             np.array(controller.met).reshape(size, size) - np.diag(controller.taken)
         ) / len(groups)
         np.testing.assert_allclose(matrix, averaging_matrix(groups, size), atol=1e-12)
-    return controller.bridges, controller.holds
+    return controller.bridges, controller.holds, controller.in_vain, controller.absences
 
 
-def test_the_reference_bridges_and_holds():
-    counts = [check_controller(Controller, seed) for seed in range(30)]
-    bridges, holds = map(sum, zip(*counts))
-    assert bridges > 100 and holds > 100
+def test_the_reference_bridges_and_holds_and_some_are_late():
+    counts = [check_controller(Controller, seed) for seed in range(60)]
+    bridges, holds, in_vain, absences = map(sum, zip(*counts))
+    assert bridges > 100 and holds > 100 and in_vain > 10 and absences > 100
 
 
 # Its ranks, in every order of a small case, and in orders that are drawn
@@ -242,6 +369,19 @@ def test_nobody_waits_for_one_that_waits_elsewhere(spurious):
     assert all(world.overdue > 0 for world in worlds)
 
 
+def test_nobody_waits_for_late_ranks_in_every_order():
+    """Nobody has to say how long it has waited."""
+    programs, group_size, history = BARRIERS["one makes none before"]
+    assert ReadyWorld(programs, settings(group_size, history), passes=9).explore() > 10
+
+
+@pytest.mark.parametrize("tick", [0, 10**6, 10**9])
+def test_nobody_waits_for_late_ranks(tick):
+    worlds = [run_drawn(seed, passes=300, tick=tick) for seed in range(40)]
+    assert all(world.passes > 0 for world in worlds)
+    assert sum(world.controlling.controller.absences > 0 for world in worlds) > 20
+
+
 def change(rank, call):
     """What a rank's application changes before a call; before the first, what it begins with."""
     return np.random.default_rng([rank, call + 1]).standard_normal(3)
@@ -295,8 +435,7 @@ def test_whom_a_call_waits_for():
     assert [rank for rank in range(5) if protocol.waits_for(rank)] == [1, 2, 3, 4]
     world._act(1)
     deliver()
-    for rank, waiting in enumerate(world.protocols[:2]):
-        assert [other for other in range(5) if waiting.waits_for(other)] == [2, 3], rank
+    assert [other for other in range(5) if world.protocols[1].waits_for(other)] == [0, 2, 3, 4]
     # Who leaves is waited for by nobody any more.
     world.ports[2].program.clear()
     world._act(2)
@@ -337,13 +476,22 @@ def the_newest_first(self, rank, iteration, pauses, fresh):
 
 
 def all_are_there(self, rank):
-    return not self.left[rank]
+    return not self.left[rank] and not self.late[rank]
+
+
+def late_for_good(self, rank, iteration, pauses, fresh):
+    late = self.late[rank]
+    Controller.signal(self, rank, iteration, pauses, fresh)
+    self.late[rank] = late
 
 
 WRONG_CONTROLLERS = {
     "without a filter": {"choose": never_chooses},
     "one that acts before the history is full": {"choose": acts_at_once},
-    "one that holds groups for workers in none": {"is_frozen": everybody_is_linked},
+    "one that holds groups for ever": {"is_worth_waiting": lambda self, count: True},
+    "one that never holds any": {"is_worth_waiting": lambda self, count: False},
+    "one that waits for late ranks": {"drop_late": lambda self, all_others: False},
+    "one for which late ranks are absent for good": {"signal": late_for_good},
     "not in the order of the signals": {"signal": the_newest_first},
     "one that waits for ranks that pause": {"is_there": all_are_there},
 }

@@ -15,6 +15,7 @@ from collectives.engine.protocol_calls cimport (
     RESUME,
 )
 from collectives.engine.waiting cimport Waiting
+from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.memory.layout cimport UserVector
@@ -187,6 +188,7 @@ cdef class FormedGroups(GroupAverages):
         self.group_reduction.staged = self.reduction.staged
         self.vectors.asked = False
         self.user = arrays
+        self.queue.protocol.passed(now())
         self.queue.protocol.call()
         return 0
 
@@ -210,6 +212,7 @@ cdef class FormedGroups(GroupAverages):
             self.queue.protocol.pause()
             self._wait(PAUSED)
         elif what == RESUME:
+            self.queue.protocol.passed(now())
             self.queue.protocol.resume()
         return 0
 

@@ -86,6 +86,7 @@ cdef class GroupAverages(ProtocolCalls):
             opened = UserVector(like, self.layout, 0)
             self.layout.copy(self.model_arrays, opened.arrays)
         # Nothing serves this collective yet, so the lock is not needed.
+        protocol.passed(now())
         protocol.begin()
 
     # Progress

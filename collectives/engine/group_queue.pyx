@@ -7,7 +7,9 @@ from mpi4py.libmpi cimport MPI_ERR_NO_MEM, MPI_ERR_RANK
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.integer_messages cimport IntegerMessages
+from collectives.exchange.clock cimport now
 from collectives.protocols.formed_groups cimport RECORD, Group, GroupPort, GroupProtocol
+from collectives.protocols.paces cimport NEVER
 
 cdef enum:
     # Messages received in one poll, so that those of a fast rank do not delay others.
@@ -108,7 +110,10 @@ cdef class GroupQueue(GroupPort):
     cdef bint progress(self) noexcept nogil:
         """Tell the protocol of messages that have arrived; return whether there were any."""
         cdef int count = 0
+        if self.protocol.due != NEVER and now() >= self.protocol.due:
+            self.protocol.passed(now())
         while count < MOST_AT_ONCE and self.messages.take():
+            self.protocol.passed(now())
             self.protocol.arrived(
                 self.messages.source, self.messages.integers[:self.messages.length])
             count += 1
@@ -130,6 +135,7 @@ cdef class GroupQueue(GroupPort):
         step.next = self.unused
         self.unused = step
         self.progress_count += 1
+        self.protocol.passed(now())
         if returns:
             self.protocol.returned()
         else:

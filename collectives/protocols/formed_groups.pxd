@@ -1,3 +1,5 @@
+from collectives.protocols.paces cimport NEVER
+
 cdef int RECORD
 
 cdef class Group:
@@ -26,8 +28,10 @@ cdef class GroupProtocol:
     cdef readonly long long calls
     cdef readonly bint calling, leaving, passive
     cdef public long long sync_every
+    cdef readonly long long due
 
     cdef void begin(self) noexcept nogil
+    cdef void passed(self, long long time) noexcept nogil
     cdef void call(self) noexcept nogil
     cdef bint skips(self) noexcept nogil
     cdef bint averages(self) noexcept nogil

@@ -13,6 +13,9 @@ import cython
 
 from collectives.settings import LARGEST_WEIGHT
 
+if not cython.compiled:  # else the .pxd declares it
+    from collectives.protocols.paces import NEVER
+
 # Number of integers in a record before its members: number, size, and whether weights are equal.
 RECORD = 3
 
@@ -209,6 +212,7 @@ class GroupProtocol:
         passive: whether this rank averages its model while its application computes. The change
             that the application makes meanwhile is added to it in its next call. This takes memory
             for two vectors.
+        due: the time from which on `passed` is an event even without another one.
     """
 
     def __init__(self, port, rank, size):
@@ -220,11 +224,15 @@ class GroupProtocol:
         self.leaving = False
         self.passive = False
         self.sync_every = 1
+        self.due = NEVER
 
     # Events, which subclasses extend
 
     def begin(self):
         """Begin, when all ranks are ready."""
+
+    def passed(self, time):
+        """Note the time of the events that follow, in nanoseconds; it never goes back."""
 
     def call(self):
         """Begin a call of the application."""

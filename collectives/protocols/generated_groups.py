@@ -7,8 +7,12 @@ has formed, in their order: all of them up to that of its own request (random), 
 ones are left to the next call. A group of one rank is a call without an average.
 
 A rank that pauses tells the controller, and until the controller has answered it takes part at
-once, outside a call and without weight, in the groups that it was put into. It does the same if
-another member has waited too long for its next call, which may never come.
+once, outside a call and without weight, in the groups that it was put into.
+
+A rank whose next call takes much longer than usual (`Paces.patience`) is late: it may wait
+elsewhere for ranks that wait for it. It does the same then, and is put into no group until its next
+request. So does one that has not made a call yet, if a member of its group has waited as long by
+its own pace, and any rank that makes no call if a member has waited too long.
 """
 
 import array
@@ -16,16 +20,26 @@ import array
 import cython
 
 from collectives.protocols.formed_groups import Group, GroupProtocol
+from collectives.protocols.paces import Paces
+
+if not cython.compiled:  # else the .pxd declares them
+    from collectives.protocols.paces import NEVER, UNKNOWN
 
 # The kinds of messages. To the controller: a request, with the rank's number of pauses; a pause,
-# with that and whether it is for good. From the controller: a group; that there is none; the answer
-# to a pause, after which no more groups follow. To members of a group: that a member waits for it.
+# with that and until when it lasts. From the controller: a group; that there is none; the answer to
+# a pause, after which no more groups follow. To members of a group: that a member waits for it, and
+# whether it has waited too long.
 REQUEST = 0
 PAUSE = 1
 GROUP = 2
 NOBODY = 3
 PAUSED = 4
 AWAITED = 5
+
+# Until when a pause lasts: the rank has met all others, its next request, or for ever.
+MEETING = 0
+REQUESTING = 1
+EVER = 2
 
 # A group's message has, besides its members: its kind; the rank whose request it answers, or ANY
 # if it answers each member's; and the record's own integers.
@@ -60,6 +74,12 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.unanswered = 0
         # Whether a call sends its request only once these are answered.
         self.deferred = False
+        # Whether the application pauses; the time, when the last call returned, and the usual time
+        # from there to the next call.
+        self.pausing = False
+        self.now = 0
+        self.since = 0
+        self.paces = Paces(1)
         self.record = Group(room=generator.most)
         self.message = array.array("q", [0]) * (OTHERS + generator.most)
         # The groups that this rank has not begun yet, as a ring of messages.
@@ -69,18 +89,50 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.first = 0
         self.count = 0
 
+    def begin(self):
+        self.since = self.now
+
+    def passed(self, time):
+        self.now = time
+        if time < self.due:
+            return
+        self.due = NEVER
+        if self.calling:
+            self.remind(LAST, False)
+            self.wait_on()
+        else:
+            self.let_go(REQUESTING)
+
+    def wait_on(self):
+        """Wait as long as this rank is patient."""
+        if self.size > 1:
+            self.due = self.now + self.paces.patience(0, 0)
+
     def call(self):
         GroupProtocol.call(self)
+        self.paces.add(0, self.now - self.since)
+        self.wait_on()
         if self.skips():
             return
         self.deferred = self.unanswered > 0
         if not self.deferred:
             self.request()
 
+    def returned(self):
+        GroupProtocol.returned(self)
+        self.go_on()
+
+    def go_on(self):
+        """Note that the application computes from now on, unless it pauses."""
+        self.due = NEVER
+        self.since = self.now
+        if not (self.pausing or self.leaving or self.paces.usual(0) == UNKNOWN):
+            self.wait_on()
+
     def request(self):
         """Request a group."""
         self.waiting = True
-        self.send(self.controller, REQUEST, False)
+        self.send(self.controller, REQUEST, 0)
         self.proceed()
 
     def arrived(self, source, integers):
@@ -88,8 +140,11 @@ class GeneratedGroupProtocol(GroupProtocol):
         if kind == REQUEST:
             self.answer(source, self.generator.request(source, integers[1]))
         elif kind == PAUSE:
-            self.generator.pause(source, integers[1], integers[2] != 0)
-            self.send(source, PAUSED, False)
+            if integers[2] == REQUESTING:
+                self.generator.lag(source)
+            else:
+                self.generator.pause(source, integers[1], integers[2] == EVER)
+            self.send(source, PAUSED, 0)
         elif kind == GROUP:
             self.keep(integers)
             self.proceed()
@@ -97,9 +152,11 @@ class GeneratedGroupProtocol(GroupProtocol):
             self.end_alone()
         elif kind == AWAITED:
             # A rank in a call reaches that group, or waits too long itself.
-            if not self.calling and not self.leaving:
-                self.let_go(False)
-                self.remind(integers[1])
+            too_long: cython.bint = integers[2] != 0
+            may: cython.bint = too_long or self.paces.usual(0) == UNKNOWN
+            if may and not self.calling and not self.leaving:
+                self.let_go(MEETING if self.pausing else REQUESTING)
+                self.remind(integers[1], too_long)
         else:
             self.unanswered -= 1
             if self.deferred and self.unanswered == 0:
@@ -112,22 +169,32 @@ class GeneratedGroupProtocol(GroupProtocol):
 
     def pause(self):
         self.pauses += 1
+        self.pausing = True
+        if not self.calling:
+            self.due = NEVER
         if self.deferred:
             self.deferred = False
             self.end_alone()
-        self.let_go(self.leaving)
+        self.let_go(EVER if self.leaving else MEETING)
 
-    def let_go(self, leaving):
-        """Take part at once in the groups that this rank was put into."""
+    def resume(self):
+        self.pausing = False
+        self.go_on()
+
+    def let_go(self, until):
+        """Take part at once in the groups that this rank was put into, and in none from then on.
+
+        Until it has met all others, its next request, or for ever.
+        """
         self.unanswered += 1
-        self.send(self.controller, PAUSE, leaving)
+        self.send(self.controller, PAUSE, until)
         self.proceed()
 
     def overdue(self):
-        self.remind(LAST)
+        self.remind(LAST, True)
 
-    def remind(self, number):
-        """Tell the members of the group being averaged that they are awaited.
+    def remind(self, number, too_long):
+        """Tell the members of the group being averaged that they are awaited, and if for too long.
 
         Only if its number is below `number`. A member may itself be in an earlier group, and wait
         there.
@@ -137,9 +204,10 @@ class GeneratedGroupProtocol(GroupProtocol):
             return
         self.message[0] = AWAITED
         self.message[1] = self.record.number
+        self.message[2] = too_long
         for i in range(self.record.size):
             if self.record.members[i] != self.rank:
-                self.port.send(self.record.members[i], self.message[:2])
+                self.port.send(self.record.members[i], self.message[:3])
 
     def is_quiet(self):
         return GroupProtocol.is_quiet(self) and self.unanswered == 0
@@ -189,11 +257,11 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.alone += 1
         self.end_call()
 
-    def send(self, rank, kind, flag):
+    def send(self, rank, kind, detail):
         """Send a message without a group."""
         self.message[0] = kind
         self.message[1] = self.pauses
-        self.message[2] = flag
+        self.message[2] = detail
         self.port.send(rank, self.message[:3])
 
     # The controller
@@ -204,7 +272,7 @@ class GeneratedGroupProtocol(GroupProtocol):
         i: cython.int
         end: cython.int
         if formed < 0:
-            self.send(source, NOBODY, False)
+            self.send(source, NOBODY, 0)
         for index in range(formed):
             self.generator.write(index, self.record)
             self.message[0] = GROUP

@@ -9,13 +9,15 @@ cdef class GroupGenerator:
     cdef bint smart
     cdef long long threshold, random, back, most_requests
     cdef int filled, free_count
-    cdef int[::1] node, left, members, bounds
+    cdef int[::1] node, left, late, members, bounds
     cdef int[::1] missing_at, free, buffer, untaken, taken_place
     cdef int[::1] idle, sorted, starts, heads
     cdef long long[::1] requests, asked_at, away, number_at, taken_number
 
     cdef int request(self, int rank, long long pauses) noexcept nogil
     cdef void pause(self, int rank, long long pauses, bint leaving) noexcept nogil
+    cdef void lag(self, int rank) noexcept nogil
+    cdef void forget(self, int rank) noexcept nogil
     cdef void restart(self) noexcept nogil
     cdef void write(self, int index, Group group) noexcept nogil
     cdef bint is_active(self, int rank) noexcept nogil

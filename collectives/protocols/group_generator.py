@@ -20,9 +20,9 @@ and acknowledgements (section 4.1) are not needed.
   ranks of a node, except those that are behind. So only heads average with ranks of other nodes.
 
 Requests are counted from the start, or from the last `restart`. Beyond the paper, a rank that waits
-for a group, or pauses, is credited with the requests of the fastest rank meanwhile: otherwise a
-rank that has waited for a slow rank would itself count as slow, and would always be grouped with
-the slow one.
+for a group, pauses, or is late is credited with the requests of the fastest rank meanwhile:
+otherwise a rank that has waited for a slow rank would itself count as slow, and would always be
+grouped with the slow one.
 
 A division makes as few groups as possible of at most the group size, as equal as possible; with
 pairs and an odd number of ranks, one group has three. So no rank is left over, but for one: if a
@@ -48,6 +48,8 @@ BUFFER = 2
 
 class GroupGenerator:
     """Forms groups; its events are requests of ranks, and pauses, during which they make none.
+
+    A late rank is in no group until its next request.
 
     Args:
         size: number of ranks.
@@ -95,6 +97,7 @@ class GroupGenerator:
         self.asked_at = array.array("q", [0]) * size
         self.away = array.array("q", [0]) * size
         self.left = array.array("i", (rank == absent for rank in range(size)))
+        self.late = array.array("i", [0]) * size
         # The groups that the last request formed: where the members of each begin and end.
         self.formed = 0
         self.filled = 0
@@ -135,6 +138,9 @@ class GroupGenerator:
                 if not self.is_active(i):
                     self.credit(i)
             self.back = pauses
+        if self.late[rank]:
+            self.late[rank] = False
+            self.credit(rank)
         self.formed = 0
         self.filled = 0
         if self.reuses and self.untaken[rank] > 0:
@@ -162,6 +168,15 @@ class GroupGenerator:
             self.asked_at[rank] = self.most_requests
         self.away[rank] = pauses
         self.left[rank] = self.left[rank] or leaving
+        self.forget(rank)
+
+    def lag(self, rank):
+        """Note that a rank is late: no rank waits for its next request."""
+        self.late[rank] = True
+        self.forget(rank)
+
+    def forget(self, rank):
+        """Note that a rank takes part in all its groups without a request."""
         while self.untaken[rank] > 0:
             self.take(rank)
         self.taken_place[rank] = -1
@@ -185,7 +200,7 @@ class GroupGenerator:
 
     def is_active(self, rank):
         """Return whether a rank makes requests, as far as is known."""
-        return self.left[rank] == 0 and self.away[rank] <= self.back
+        return not (self.left[rank] or self.late[rank]) and self.away[rank] <= self.back
 
     def is_idle(self, rank):
         """Return whether a rank is in no group that some member has not requested."""

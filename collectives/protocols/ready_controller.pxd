@@ -1,4 +1,5 @@
 from collectives.protocols.formed_groups cimport Group
+from collectives.protocols.paces cimport NEVER, UNKNOWN, Paces
 
 cdef double weigh(
     long long[::1] iterations, int count, double alpha, bint nearest, double[::1] weights
@@ -10,7 +11,11 @@ cdef class PartialReduceController:
     cdef double alpha
     cdef int[::1] queue, ready, left
     cdef long long[::1] iterations, pauses
-    cdef long long over, paused_at, connected_until
+    cdef long long over, paused_at, connected_until, held_until, holds_from
+    cdef int[::1] late
+    cdef long long[::1] since
+    cdef Paces paces
+    cdef bint frozen
     cdef int[::1] window, sizes, parents, linked
     cdef int home, dropped, added
     cdef int[::1] chosen
@@ -19,23 +24,27 @@ cdef class PartialReduceController:
     cdef readonly Group group
     cdef readonly long long newest, number
     cdef readonly double initial
-    cdef readonly long long formed, alone, bridges, holds, released, recording
+    cdef public long long now
+    cdef readonly long long due, formed, alone, bridges, holds, in_vain, released, absences, recording
     cdef readonly bint held
     cdef readonly double[::1] met
     cdef readonly long long[::1] taken
 
     cdef void signal(
         self, int rank, long long iteration, long long pauses, bint fresh) noexcept nogil
+    cdef void restart_times(self) noexcept nogil
     cdef bint withdraw(
         self, int rank, long long iteration, long long pauses, bint leaves) noexcept nogil
     cdef bint is_there(self, int rank) noexcept nogil
     cdef bint form(self) noexcept nogil
+    cdef int count_there(self) noexcept nogil
+    cdef bint drop_late(self, bint all_others) noexcept nogil
     cdef void choose_first(self, int count) noexcept nogil
     cdef bint release(self, int rank) noexcept nogil
     cdef bint choose(self, int count) noexcept nogil
+    cdef bint is_worth_waiting(self, int count) noexcept nogil
     cdef bint is_frozen(self) noexcept nogil
     cdef int root_of(self, int rank) noexcept nogil
     cdef int component_of(self, int rank) noexcept nogil
-    cdef bint holds_for(self, int rank) noexcept nogil
     cdef void close_group(self, int count) noexcept nogil
     cdef void record(self, int count) noexcept nogil

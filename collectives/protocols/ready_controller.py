@@ -5,14 +5,15 @@ Its parts are the paper's (Figure 6), except the broadcaster, which is in the ra
 
 - the signal queue: ready ranks, oldest first;
 - the group history: the members of the last T groups;
-- the group filter: it takes the first P' of the queue, but not where the graph of ranks that have
-  averaged together would stay disconnected (`PartialReduceController.choose`);
+- the group filter: it takes the first P' of the queue, but where the graph of ranks that have
+  averaged together would stay disconnected it puts a rank of another part into the group
+  (`PartialReduceController.choose`);
 - the weight generator: all members have equal weights, or less the older their models are
   (`weigh`).
 
 Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce,
-SIGMOD 2021, sections 3.3 and 4. What the filter does where it finds the graph disconnected goes
-beyond the paper.
+SIGMOD 2021, sections 3.3 and 4. For how long the filter waits for a rank of another part, and that
+late ranks count as absent, goes beyond the paper.
 """
 
 import array
@@ -21,6 +22,10 @@ import math
 import cython
 
 from collectives.protocols.formed_groups import Group
+from collectives.protocols.paces import Paces
+
+if not cython.compiled:  # else the .pxd declares them
+    from collectives.protocols.paces import NEVER, UNKNOWN
 
 # The most ranks for which the controller counts their common groups: a matrix of 32 MiB.
 MOST_RECORDED = 2048
@@ -86,6 +91,10 @@ def weights_of(iterations, alpha, nearest, weights):
 class PartialReduceController:
     """Decides which ranks average next, from ready signals and notices of pauses and leaving.
 
+    It knows how long each rank usually takes from a group to its next signal. A rank that takes
+    much longer (`Paces.patience`) is late: if a group lacks members, it counts as absent until its
+    next signal. So does one that has not signalled yet, by the slowest of the others.
+
     Args:
         size: N.
         group_size: P', from 2 on; fewer average where fewer are present.
@@ -98,8 +107,12 @@ class PartialReduceController:
     Attributes:
         formed: how many groups of several ranks were formed; alone: of one rank.
         bridges: groups in which the filter replaced a rank.
-        holds: how often the filter held a group back; held: whether it holds one now.
-        released: groups that were smaller than possible, or held, when a rank had waited too long.
+        holds: how often the filter held a group back; held: whether it holds one now; in_vain: how
+            often no rank of another part came meanwhile.
+        released: groups that were smaller than possible when a rank had waited too long.
+        absences: how often ranks were late.
+        now: the time, in nanoseconds, to be set before other events.
+        due: from when on `form` may form a group without another event.
         group: the group formed last. newest: its newest iteration. initial: the initial model's
             share in it.
     """
@@ -121,6 +134,14 @@ class PartialReduceController:
         self.pauses = array.array("q", [0]) * size
         self.over = 0
         self.left = array.array("i", (rank == absent for rank in range(size)))
+        # Which ranks are late. When each was last in a group, or at first, and its usual time from
+        # there to its signal.
+        self.late = array.array("i", [0]) * size
+        self.since = array.array("q", [0]) * size
+        self.paces = Paces(size)
+        self.now = 0
+        self.due = NEVER
+        self.absences = 0
         # The newest iteration of ranks that have paused.
         self.paused_at = 0
         # The group history: a ring of T groups.
@@ -134,6 +155,10 @@ class PartialReduceController:
         self.home = -1
         # Until so many groups have been formed it certainly has one component only.
         self.connected_until = -1
+        self.frozen = False
+        # Until when a group is held, and from how many groups on one may be held again.
+        self.held_until = 0
+        self.holds_from = 0
         # The ranks chosen, their iterations and weights.
         self.chosen = array.array("i", [0]) * size
         self.given = array.array("q", [0]) * size
@@ -147,6 +172,7 @@ class PartialReduceController:
         self.bridges = 0
         self.released = 0
         self.holds = 0
+        self.in_vain = 0
         self.held = False
         # Sums of 1/|S| over the groups S that two ranks were in, and how many each was in.
         recorded: cython.int = size if size <= MOST_RECORDED and not dynamic else 0
@@ -161,10 +187,22 @@ class PartialReduceController:
         if pauses > self.over:
             self.over = pauses
             self.connected_until = -1
+            self.restart_times()
+        else:
+            self.paces.add(rank, self.now - self.since[rank])
+        if self.late[rank]:
+            self.late[rank] = False
+            self.connected_until = -1
         self.iterations[rank] = self.paused_at + 1 if fresh else iteration
         self.ready[rank] = True
         self.queue[self.waiting] = rank
         self.waiting += 1
+
+    def restart_times(self):
+        """Measure all ranks' times from now on: they begin, or all have paused."""
+        rank: cython.int
+        for rank in range(self.size):
+            self.since[rank] = self.now
 
     def withdraw(self, rank, iteration, pauses, leaves):
         """Handle a pause or leaving; return whether the rank was ready, and is a group of one."""
@@ -180,21 +218,21 @@ class PartialReduceController:
 
     def is_there(self, rank):
         """Return whether groups may wait for a rank."""
-        return not self.left[rank] and self.pauses[rank] <= self.over
+        return not (self.left[rank] or self.late[rank]) and self.pauses[rank] <= self.over
 
     def form(self):
         """Form the next group; return False if too few ranks are ready, or the filter holds it."""
-        rank: cython.int
-        count: cython.int = 0
-        for rank in range(self.size):
-            count += self.is_there(rank)
-        count = min(count, self.group_size)
+        count: cython.int = self.count_there()
+        self.due = NEVER
+        if self.waiting > 0 and self.waiting < count and self.drop_late(False):
+            count = self.count_there()
         if self.waiting == 0 or self.waiting < count:
             self.held = False
             return False
         if not self.choose(count):
             self.holds += not self.held
             self.held = True
+            self.due = self.held_until
             return False
         self.held = False
         self.choose_first(count)
@@ -204,6 +242,37 @@ class PartialReduceController:
         self.close_group(count)
         return True
 
+    def count_there(self):
+        """Return how many ranks the next group is to have."""
+        rank: cython.int
+        count: cython.int = 0
+        for rank in range(self.size):
+            count += self.is_there(rank)
+        return min(count, self.group_size)
+
+    def drop_late(self, all_others):
+        """Note which ranks are late, or that all are that are not ready; return if any was.
+
+        Set `due` to when the next rank will be.
+        """
+        rank: cython.int
+        any_late: cython.bint = False
+        at: cython.longlong
+        slowest: cython.longlong = UNKNOWN
+        for rank in range(self.size):
+            slowest = max(slowest, self.paces.usual(rank))
+        for rank in range(self.size):
+            if self.is_there(rank) and not self.ready[rank]:
+                at = self.since[rank] + self.paces.patience(rank, slowest)
+                if all_others or at <= self.now:
+                    self.late[rank] = True
+                    self.absences += 1
+                    self.connected_until = -1
+                    any_late = True
+                else:
+                    self.due = min(self.due, at)
+        return any_late
+
     def choose_first(self, count):
         """Choose the first ranks of the queue."""
         i: cython.int
@@ -211,10 +280,14 @@ class PartialReduceController:
             self.chosen[i] = self.queue[i]
 
     def release(self, rank):
-        """Form a group of the ready ranks, however few; return False if `rank` is not ready."""
-        count: cython.int = min(self.waiting, self.group_size)
+        """Form a group of the ready ranks, however few; return False if `rank` is not ready.
+
+        The others count as absent until their next signals.
+        """
         if not self.ready[rank]:
             return False
+        self.drop_late(True)
+        count: cython.int = min(self.waiting, self.group_size)
         self.choose_first(count)
         self.close_group(count)
         self.released += 1
@@ -226,28 +299,26 @@ class PartialReduceController:
     def choose(self, count):
         """Set which of the first `count` of the queue is `dropped`, and who is `added` instead.
 
-        Return False where the group is to be held: where the graph of the last T groups is
-        frozen, the first ranks are of one component, and no rank of another is ready.
+        A group of the first ranks must not leave the graph of the last T groups disconnected. If it
+        would, a ready rank of another component is added. Return False where none is ready, but one
+        is worth waiting for.
         """
         i: cython.int
         component: cython.int
         members: cython.int = 0
         self.dropped = self.added = count - 1
-        self.home = -1
-        if self.formed < self.history or self.formed <= self.connected_until:
+        self.home = UNKNOWN
+        if self.formed < self.history:
             return True
-        if not self.is_frozen():
-            return True
+        if self.formed > self.connected_until:
+            self.frozen = self.is_frozen()
         for i in range(count):
             component = self.component_of(self.queue[i])
             if component >= 0:
-                if members > 0 and component != self.home:
+                if not self.frozen or (members > 0 and component != self.home):
                     return True
                 self.home = component
                 members += 1
-        # Ranks that have not averaged with others lately do not freeze the graph.
-        if members == 0:
-            return True
         for i in range(count, self.waiting):
             component = self.component_of(self.queue[i])
             if component >= 0 and component != self.home:
@@ -256,7 +327,37 @@ class PartialReduceController:
                 if members == 1 and self.component_of(self.queue[self.dropped]) == self.home:
                     self.dropped -= 1
                 return True
-        return False
+        return not self.is_worth_waiting(count)
+
+    def is_worth_waiting(self, count):
+        """Return whether to hold the group for a rank of another component.
+
+        Only if one is expected within half of the shortest usual time of its members, for that time
+        at most, and for one in T groups.
+        """
+        i: cython.int
+        rank: cython.int
+        component: cython.int
+        own: cython.longlong = NEVER
+        first: cython.longlong = NEVER
+        if self.held:
+            if self.now < self.held_until:
+                return True
+            self.in_vain += 1
+            return False
+        if self.formed < self.holds_from:
+            return False
+        for i in range(count):
+            own = min(own, self.paces.usual(self.queue[i]))
+        for rank in range(self.size):
+            component = self.component_of(rank)
+            if component >= 0 and component != self.home and not self.ready[rank]:
+                first = min(first, self.since[rank] + self.paces.usual(rank))
+        if first == NEVER or first - self.now > own // 2:
+            return False
+        self.held_until = self.now + max(own, 1)
+        self.holds_from = self.formed + self.history
+        return True
 
     def is_frozen(self):
         """Return whether several components of the graph each contain a group of the last T.
@@ -300,14 +401,9 @@ class PartialReduceController:
 
     def component_of(self, rank):
         """Return the component of the graph that contains a rank, −1 if the rank is in no group."""
-        return self.root_of(rank) if self.linked[rank] else -1
-
-    def holds_for(self, rank):
-        """Return whether the group that is held waits for this rank."""
-        if not (self.held and self.is_there(rank)):
-            return False
-        component: cython.int = self.component_of(rank)
-        return component >= 0 and component != self.home
+        if not self.linked[rank]:
+            return -1
+        return self.root_of(rank) if self.frozen else 0
 
     # The weight generator
 
@@ -323,6 +419,7 @@ class PartialReduceController:
             self.newest = max(self.newest, self.given[i])
             self.shares[i] = 1
             self.ready[rank] = False
+            self.since[rank] = self.now
         if self.dynamic:
             initial = weigh(self.given, count, self.alpha, self.nearest, self.shares)
         self.initial = initial

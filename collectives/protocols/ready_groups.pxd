@@ -1,7 +1,7 @@
 from collectives.protocols.formed_groups cimport Group, GroupProtocol
 from collectives.protocols.ready_controller cimport PartialReduceController
 
-cdef int READY, PAUSE, LEAVE, OVERDUE, GROUP, HELD, NOTED
+cdef int READY, PAUSE, LEAVE, OVERDUE, GROUP, NOTED
 cdef double SHARE
 
 cdef class ReadyGroupProtocol(GroupProtocol):
@@ -12,8 +12,7 @@ cdef class ReadyGroupProtocol(GroupProtocol):
     cdef public bint fresh
     cdef long long pauses
     cdef int unknown
-    cdef bint grouped, is_held
-    cdef int[::1] awaited
+    cdef bint grouped
     cdef Group group
     cdef long long[::1] message
 
@@ -22,4 +21,4 @@ cdef class ReadyGroupProtocol(GroupProtocol):
         self, int source, long long kind, long long iteration, long long pauses, bint fresh
     ) noexcept nogil
     cdef void broadcast(self) noexcept nogil
-    cdef void tell_held(self, int rank) noexcept nogil
+    cdef void form(self) noexcept nogil

@@ -20,10 +20,9 @@ READY = 0
 PAUSE = 1
 LEAVE = 2
 OVERDUE = 3
-# ... and from it: a group; the ranks that a held group waits for; that a pause or leave is noted.
+# ... and from it: a group; that a pause or leave is noted.
 GROUP = 4
-HELD = 5
-NOTED = 6
+NOTED = 5
 
 # The share of the initial model is sent as a multiple of this.
 SHARE = 1 / 2**53
@@ -56,12 +55,14 @@ class ReadyGroupProtocol(GroupProtocol):
         self.pauses = 0
         # Number of pauses that the controller has not noted yet.
         self.unknown = 0
-        # Whether the call's group is known; else whether the filter holds it, and for which ranks.
+        # Whether the call's group is known.
         self.grouped = False
-        self.is_held = False
-        self.awaited = array.array("i", [0]) * size
         self.group = Group(room=size)
         self.message = array.array("q", [0]) * (6 + 2 * size)
+
+    def begin(self):
+        if self.controller is not None:
+            self.controller.restart_times()
 
     def call(self):
         GroupProtocol.call(self)
@@ -70,7 +71,6 @@ class ReadyGroupProtocol(GroupProtocol):
         if self.skips():
             return
         self.grouped = False
-        self.is_held = False
         self.tell(READY)
         self.fresh = False
 
@@ -96,7 +96,6 @@ class ReadyGroupProtocol(GroupProtocol):
         self.port.send(self.controller_rank, self.message[:4])
 
     def arrived(self, source, integers):
-        i: cython.int
         kind: cython.longlong = integers[0]
         if kind == GROUP:
             self.iteration = integers[1]
@@ -106,10 +105,6 @@ class ReadyGroupProtocol(GroupProtocol):
             self.group.read(integers, 3)
             self.port.reduce(self.group)
             self.port.return_model()
-        elif kind == HELD:
-            self.is_held = True
-            for i in range(self.size):
-                self.awaited[i] = integers[1 + i] != 0
         elif kind == NOTED:
             self.unknown -= 1
         else:
@@ -120,15 +115,19 @@ class ReadyGroupProtocol(GroupProtocol):
 
     def waits_for(self, rank):
         if self.calling and not self.grouped:
-            return rank != self.rank and (not self.is_held or self.awaited[rank] != 0)
+            return rank != self.rank
         return self.unknown > 0 and rank == self.controller_rank
 
     # The controller's rank
 
+    def passed(self, time):
+        if self.controller is not None:
+            self.controller.now = time
+            if time >= self.due:
+                self.form()
+
     def control(self, source, kind, iteration, pauses, fresh):
         """Handle a rank's message to the controller, and send what follows from it."""
-        i: cython.int
-        was_held: cython.bint = self.controller.held
         if kind == READY:
             self.controller.signal(source, iteration, pauses, fresh)
         elif kind == OVERDUE:
@@ -139,15 +138,13 @@ class ReadyGroupProtocol(GroupProtocol):
                 self.broadcast()
             self.message[0] = NOTED
             self.port.send(source, self.message[:1])
+        self.form()
+
+    def form(self):
+        """Form groups while there are ranks for them."""
         while self.controller.form():
             self.broadcast()
-        if self.controller.held:
-            # Ranks that waited before know it already, unless a rank pauses.
-            first: cython.int = 0
-            if was_held and kind == READY:
-                first = self.controller.waiting - 1
-            for i in range(first, self.controller.waiting):
-                self.tell_held(self.controller.queue[i])
+        self.due = self.controller.due
 
     def broadcast(self):
         """Send the group that was formed last to its members."""
@@ -158,11 +155,3 @@ class ReadyGroupProtocol(GroupProtocol):
         end: cython.int = self.controller.group.write(self.message, 3)
         for i in range(self.controller.group.size):
             self.port.send(self.controller.group.members[i], self.message[:end])
-
-    def tell_held(self, rank):
-        """Tell a rank for which ranks the filter makes it wait."""
-        i: cython.int
-        self.message[0] = HELD
-        for i in range(self.size):
-            self.message[1 + i] = self.controller.holds_for(i)
-        self.port.send(rank, self.message[: 1 + self.size])

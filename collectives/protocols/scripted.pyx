@@ -27,6 +27,17 @@ cdef class ScriptedPort:
         with nogil:
             self.port.reduce(record)
 
+    def under_way(self, group):
+        cdef Group record = Group(room=group.room)
+        cdef bint found
+        with nogil:
+            found = self.port.under_way(record)
+        if found:
+            group.clear(record.number)
+            for member, weight in zip(*record.listed()):
+                group.add(member, weight)
+        return bool(found)
+
     def return_model(self):
         with nogil:
             self.port.return_model()
@@ -58,10 +69,15 @@ cdef class ScriptedGroupProtocol(GroupProtocol):
         self.calls = self.script.calls
         self.calling = self.script.calling
         self.leaving = self.script.leaving
+        self.due = self.script.due
 
     cdef void begin(self) noexcept nogil:
         with gil:
             self._tell("begin")
+
+    cdef void passed(self, long long time) noexcept nogil:
+        with gil:
+            self._tell("passed", (time,))
 
     cdef void call(self) noexcept nogil:
         with gil:
@@ -78,6 +94,10 @@ cdef class ScriptedGroupProtocol(GroupProtocol):
     cdef void returned(self) noexcept nogil:
         with gil:
             self._tell("returned")
+
+    cdef void overdue(self) noexcept nogil:
+        with gil:
+            self._tell("overdue")
 
     cdef void pause(self) noexcept nogil:
         with gil:

@@ -8,15 +8,19 @@ all decisions are those of a `collectives.protocols.formed_groups` protocol.
 import array
 from collections import deque
 
+from libc.math cimport ceil
+
 from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
+from collectives.protocols.paces cimport NEVER
 from wagma.simulation.core cimport Method, Simulation, allreduce_time
 
 cdef enum:
     # Events: an application's vector has been staged in the engine's memory; a message has arrived;
-    # a group has averaged.
+    # a group has averaged; the time may be one that a protocol is to be told of.
     STAGED
     CAME
     EXCHANGED
+    PASSED
 
 
 cdef class SimulatedGroupPort(GroupPort):
@@ -26,6 +30,7 @@ cdef class SimulatedGroupPort(GroupPort):
         protocol: the rank's protocol.
         steps: queue of actions: groups to average in, and None for the return of the call.
         averaging: whether the first of these is in progress.
+        told_at: the time of the next event PASSED, in nanoseconds.
     """
 
     cdef Simulation simulation
@@ -33,12 +38,14 @@ cdef class SimulatedGroupPort(GroupPort):
     cdef readonly int rank
     cdef readonly object steps
     cdef readonly bint averaging
+    cdef readonly long long told_at
     # By source, oldest first: the messages in flight.
     cdef dict coming
 
     def __init__(self, Simulation simulation, int rank):
         self.simulation, self.rank = simulation, rank
         self.steps, self.coming = deque(), {}
+        self.told_at = NEVER
 
     cdef void send(self, int destination, long long[::1] integers) noexcept nogil:
         with gil:
@@ -54,9 +61,29 @@ cdef class SimulatedGroupPort(GroupPort):
         with gil:
             self.steps.append(copy_of(group))
 
+    cdef bint under_way(self, Group group) noexcept nogil:
+        with gil:
+            return self._under_way(group)
+
+    cdef bint _under_way(self, Group group):
+        cdef Group first
+        cdef int i
+        if not self.steps or self.steps[0] is None:
+            return False
+        first = self.steps[0]
+        group.clear(first.number)
+        for i in range(first.size):
+            group.add(first.members[i], first.weights[i])
+        return True
+
     cdef void return_model(self) noexcept nogil:
         with gil:
             self.steps.append(None)
+
+
+cdef long long nanoseconds(double seconds):
+    """Return a time as protocols have it, rounded up lest it be before one that they wait for."""
+    return <long long>ceil(seconds * 1e9)
 
 
 cdef Group copy_of(Group group):
@@ -121,10 +148,13 @@ cdef class FormedGroupMethod(Method):
     cpdef happens(self, int kind, int rank, long long a, long long b):
         cdef SimulatedGroupPort port = <SimulatedGroupPort>self.ports[rank]
         cdef Group group
+        port.protocol.passed(nanoseconds(self.simulation.now))
         if kind == STAGED:
             port.protocol.call()
         elif kind == CAME:
             port.protocol.arrived(<int>a, port.coming[a].popleft())
+        elif kind == PASSED:
+            port.told_at = NEVER
         else:
             group = port.steps.popleft()
             port.averaging = False
@@ -137,7 +167,7 @@ cdef class FormedGroupMethod(Method):
         self._proceed(port)
 
     cdef void _proceed(self, SimulatedGroupPort port):
-        """Begin a rank's next action."""
+        """Begin a rank's next action, and note when its protocol is to be told the time."""
         while port.steps and not port.averaging:
             if port.steps[0] is None:
                 port.steps.popleft()
@@ -147,6 +177,10 @@ cdef class FormedGroupMethod(Method):
                     port.protocol.leave()
             else:
                 self._take_part(port, port.steps[0])
+        if port.protocol.due < port.told_at:
+            port.told_at = port.protocol.due
+            self.simulation.later(
+                max(port.told_at * 1e-9 - self.simulation.now, 0), PASSED, port.rank)
 
     cdef void _take_part(self, SimulatedGroupPort port, Group group):
         """Take part in an average; the last member begins it for all."""
