@@ -51,9 +51,11 @@ class GroupAllreduce(Collective):
             rank that has closed, or whose vector is not finite, has weight 0.
         late: what a rank that others have overtaken contributes and receives. "paper": it
             contributes its vector x', and receives (W·m + w·x') / (W + w), where m, of weight W, is
-            the mean that it missed, and w is its own weight. "conserving": the change of its vector
-            since its last call is added to its snapshot, and the mean replaces the snapshot, so
-            that no update is lost or counted twice. By default `DEFAULT_LATE`, "conserving".
+            the newest mean of its groups, and w is its own weight; if it is several versions late,
+            m is none of those between, and may be that of its last call once more. "conserving":
+            the change of its vector since its last call is added to its snapshot, and the mean
+            replaces the snapshot, so that no update is lost or counted twice. By default
+            `DEFAULT_LATE`, "conserving".
         weights: the weight of a rank's vector. "given": the `weight` of its last call. "work": the
             sum of the `weight`s of its calls since the last average over all ranks, so that
             `weight` is the work of a call, in steps or samples. "wp": r^(τ − work), which is

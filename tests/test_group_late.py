@@ -89,6 +89,29 @@ def test_a_late_rank_gets_what_the_rule_says(comm, late):
 
 
 @pytest.mark.ranks(4)
+@pytest.mark.parametrize("late", RULES)
+def test_a_rank_that_is_several_versions_late_merges_the_newest_mean(comm, late):
+    """In its next call it is late again, and merges, by the paper's rule, the very same mean."""
+    like = np.full(5, 10.0 * comm.rank)
+    mine = like.copy()
+    with GroupAllreduce(comm, like, group_size=4, sync_period=NEVER, late=late) as average:
+        if comm.rank == 0:
+            for version in range(3):
+                mine += 4
+                assert average(mine).source == version
+            newest = comm.bcast(mine[0], root=0)
+        else:
+            newest, own = comm.bcast(None, root=0), 10.0 * comm.rank
+            for version in range(2):
+                mine += 1
+                result = average(mine)
+                assert (result.version, result.source, result.timely) == (version, 2, False)
+                own = (4 * newest + own + 1) / 5
+                conserving = newest + 1 + version
+                np.testing.assert_allclose(mine, own if late == "paper" else conserving)
+
+
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     ("late", "continued", "end"), [("paper", 40 / 3, 38 / 3), ("conserving", 18, 15)]
 )
