@@ -186,7 +186,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 def test_every_block_is_of_a_kind_that_is_tested():
     assert {language for page in pages.PAGES for language, _ in pages.blocks(page)} == KINDS
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)

@@ -21,6 +21,8 @@ SMALL = [
     *([*DIGITS, name] for name in optim.__all__),
     ["gan.py", "--steps", "60"],
     ["episodes.py", "--frames", "300"],
+    ["checkpoints.py", "--epochs", "1"],
+    ["checkpoints.py", "--epochs", "2", "--resume"],
     ["ddp_before.py", "--epochs", "1"],
     ["ddp_after.py", "--epochs", "1"],
 ]

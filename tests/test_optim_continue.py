@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import time
 
 import pytest
 import torch
-from methods import OPTIMIZERS, backward, make_model, train
+from methods import OPTIMIZERS, backward, floats, make_model, train
 from together import RULES, same_everywhere
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from collectives import ClosedError, DisagreementError
-from wagma.optim import WAGMA
+from wagma.optim import WAGMA, EagerSGD, LocalSGD, PartialReduce
 
 # That training has the same bits with both transports is shown by test_bits.py.
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
@@ -93,6 +96,105 @@ def test_states_of_different_versions_are_refused_with_their_ranks(comm):
         mine = state["averaging"]["version"]
         with pytest.raises(DisagreementError, match=rf"load\(\) of version {mine} .*{others}"):
             optimizer.load_state_dict(state)
+
+
+def saved_on(comm, averaged):
+    """Return a model and state that each rank saves, inside `averaged()` or not."""
+    model = nn.Linear(1, 1, bias=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    with LocalSGD(sgd, model, comm=comm, sync_period=100) as optimizer:
+        model.weight.detach().fill_(comm.rank)  # a rank's own update
+        with optimizer.averaged() if averaged else contextlib.nullcontext():
+            return optimizer.model_state_dict(), optimizer.state_dict()
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("saving", "loading", "averaged", "mean", "warns"),
+    [
+        (4, 2, False, 0.5, "has the state of one of 4 ranks, loaded on 2: updates that only"),
+        (2, 4, False, 0.5, "has the state of one of 2 ranks, loaded on 4: a model that several"),
+        (4, 2, True, 1.5, None),
+        (4, 4, False, 1.5, None),
+    ],
+)
+def test_on_another_number_of_ranks_a_checkpoint_loses_what_its_warning_says(
+    comm, caplog, saving, loading, averaged, mean, warns
+):
+    """Rank r's model is r: of all four the mean is 1.5, of the first two 0.5."""
+    some = {ranks: comm.Split(comm.rank // ranks) for ranks in (2, 4)}
+    saved = saved_on(some[saving], averaged)
+    saved = comm.allgather(saved)[comm.rank % min(saving, loading)]
+    model = nn.Linear(1, 1, bias=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    with LocalSGD(sgd, model, comm=some[loading]) as optimizer:
+        model.load_state_dict(saved[0])
+        with caplog.at_level(logging.WARNING):
+            optimizer.load_state_dict(saved[1])
+        with optimizer.averaged():
+            assert model.weight == mean
+    expected = [warns] if warns and some[loading].rank == 0 else []
+    assert len(caplog.messages) == len(expected)
+    assert all(text in said for text, said in zip(expected, caplog.messages))
+    for each in some.values():
+        each.Free()
+
+
+# Schedules where ranks make different numbers of steps
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("solo", [True, False])
+def test_a_count_in_a_buffer_gives_all_ranks_one_learning_rate(comm, solo):
+    """A scheduler counts a rank's own steps; the buffer, the mean of the ranks' steps."""
+    model = make_model()
+    model.register_buffer("steps", torch.zeros(()))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    if solo:
+        optimizer = LocalSGD(sgd, model, comm=comm, trigger="solo", sync_period=5)
+    else:
+        optimizer = PartialReduce(sgd, model, 2, comm=comm)
+    optimizer.register_step_post_hook(lambda *_: model.steps.add_(1))
+    scheduler = LambdaLR(optimizer, lambda _: max(0.0, 1 - model.steps.item() / 30))
+    made = 0
+    with optimizer:
+        with optimizer.join():
+            while model.steps < 30:
+                backward(model, comm.rank, made)
+                time.sleep(0.004 if comm.rank == 1 else 0.001)
+                optimizer.step()
+                scheduler.step()
+                made += 1
+                if solo and optimizer.result.synchronized:
+                    rates = optimizer.param_groups[0]["lr"], model.steps.item()
+                    averages = optimizer.collective.version
+        scheduler.step()
+        assert same_everywhere(comm, optimizer.param_groups[0]["lr"])
+        assert len(set(comm.allgather(scheduler.last_epoch))) > 1
+        if solo:
+            same = [each for each in comm.allgather((averages, rates)) if each[0] == averages]
+            assert len({rate for _, rate in same}) == 1
+            assert optimizer.state_dict()["averaging"]["version"] < made
+
+
+@pytest.mark.parametrize("method", [WAGMA, LocalSGD, EagerSGD, "solo"])
+def test_where_a_step_is_synchronized_all_models_are_equal(comm, method):
+    model = make_model(comm.rank)
+    solo = {"trigger": "solo"} if method == "solo" else {}
+    method = LocalSGD if solo else method
+    sgd = OPTIMIZERS["sgd"](model.parameters())
+    models = {}
+    with method(sgd, model, comm=comm, sync_period=4, **solo) as optimizer, optimizer.join():
+        for step in range(12):
+            backward(model, comm.rank, step)
+            time.sleep(0.002 * (comm.rank == 1))
+            optimizer.step()
+            if optimizer.result.synchronized:
+                models[optimizer.result.version] = floats(model).tobytes()
+    everyones = comm.allgather(models)
+    assert len(models) >= 2
+    for version in models:
+        assert len({each[version] for each in everyones if version in each}) == 1
 
 
 # Joining

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 import collectives
-from collectives.agreement import raise_collectively
+from collectives.agreement import counted, raise_collectively
 from collectives.collective import check_comm
 from collectives.meeting import meet
 from collectives.process import load_mpi
@@ -27,6 +28,8 @@ if TYPE_CHECKING:  # importing it initializes MPI
     from typing_extensions import Self
 
     from collectives.result import Result
+
+log = logging.getLogger(__name__)
 
 _made: weakref.WeakSet[Averaging] = weakref.WeakSet()
 
@@ -63,8 +66,8 @@ class Averaging(Wrapper):
     `FlatModel`), and start from rank 0's values on every rank, integer buffers as well. The
     parameter objects stay the same, so the wrapped optimizer and schedulers continue to work;
     `close` gives them memory of their own again. All ranks make the same number of steps, unless
-    they `join`; a step that a `GradScaler` skips on some rank because of infinite gradients counts
-    as well.
+    they `join`; a scheduler counts those of its own rank. A step that a `GradScaler` skips on some
+    rank because of infinite gradients counts as well.
 
     Step hooks, of this optimizer or the wrapped one, run around the wrapped step. A parameter that
     was frozen when the model was wrapped can be trained later. A new parameter of the model cannot,
@@ -189,6 +192,14 @@ class Averaging(Wrapper):
     def _steps(self) -> int:
         """The number of steps of this rank."""
         return self.collective.version
+
+    @property
+    def _just_averaged(self) -> bool:
+        """Whether the last step ended with an average of the models of all ranks."""
+        last = self.result
+        return (
+            last is not None and last.synchronized and last.version == self.collective.version - 1
+        )
 
     @property
     def _model_vectors(self) -> list[np.ndarray | DeviceVector]:
@@ -333,10 +344,11 @@ class Averaging(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, and the averaging's counter.
 
-        The key "averaging" holds {"version": steps made}. Models and local states differ between
-        ranks: save them on every rank to continue exactly, or one rank's inside `averaged()`. It
-        completes outstanding averages, as `model_state_dict` does; call it before you copy the
-        model's state.
+        The key "averaging" holds "version", the steps made (with `trigger="solo"` the averages over
+        all ranks); "ranks", their number; and "equal", whether all have the same model, because
+        they have just averaged. Models and local states differ between ranks: save them on every
+        rank to continue exactly, or one rank's inside `averaged()`. It completes outstanding
+        averages, as `model_state_dict` does; call it before you copy the model's state.
 
         Raises:
             RuntimeError: a part of the model is not averaged, because it is new or was replaced.
@@ -344,7 +356,12 @@ class Averaging(Wrapper):
         self.complete()
         self.flat.check()
         state = self.optimizer.state_dict()
-        return {**state, "averaging": {"version": self.collective.version}}
+        averaging = {
+            "version": self.collective.version,
+            "ranks": self.collective.size,
+            "equal": self._inside_average or self._just_averaged,
+        }
+        return {**state, "averaging": averaging}
 
     def model_state_dict(self) -> dict[str, Any]:
         """Return the model's `state_dict()` with a copy of each tensor, to save or continue from.
@@ -363,7 +380,8 @@ class Averaging(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`, and continue from the model as it is now; collective.
 
-        Load the model's state first. Outstanding averages are dropped.
+        Load the model's state first. Outstanding averages are dropped. If another number of ranks
+        saved it, and their models were not equal, rank 0 logs a warning of what is lost.
 
         Args:
             state_dict: this rank's; the state of a wrapped optimizer alone keeps the current
@@ -380,6 +398,8 @@ class Averaging(Wrapper):
         averaging = state.pop("averaging", {"version": self.collective.version})
         super().load_state_dict(state)
         self.flat.check()
+        if self.collective.rank == 0 and not averaging.get("equal"):
+            warn_of_ranks(averaging.get("ranks", self.collective.size), self.collective.size)
         self._go_on_from(averaging["version"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -476,6 +496,21 @@ def weights_of(collective: Any) -> dict[str, Any]:
     if collective.weights == "wp":
         weights["contraction"] = collective.contraction
     return weights
+
+
+def warn_of_ranks(saved: int, loading: int) -> None:
+    """Log what is lost if a checkpoint of another number of ranks is loaded."""
+    if saved > loading:
+        lost = "updates that only the models of the others contain are lost"
+    elif saved < loading:
+        lost = "a model that several ranks load counts several times in averages"
+    else:
+        return
+    log.warning(
+        "load_state_dict() has the state of one of %s, loaded on %d: %s; a model saved inside "
+        "averaged() has the updates of all",
+        *(counted(saved, "rank"), loading, lost),
+    )
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> list[Tensor]:

@@ -15,6 +15,7 @@ __all__ = ["AveragingOptimizer", "Collective"]
 class Collective(Protocol):
     """What `Averaging` requires of a collective; `GroupAllreduce` documents the methods."""
 
+    rank: int
     size: int
 
     @property

@@ -54,7 +54,7 @@ class Task(NamedTuple):
         optimizer: Takes the list of the model's parameters, and returns the optimizer of a rank's
             own steps.
         scheduler: Takes the optimizer, and returns its learning-rate scheduler, stepped after every
-            training step.
+            training step of its rank.
     """
 
     name: str
