@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
 __all__ = ["ReadyGroupAllreduce", "dynamic_weights"]
 
-WEIGHTS = ("constant", "dynamic")
+WEIGHTS = ("constant", "dynamic", "dynamic-each")
 MISSING = ("nearest", "initial")
 # The faster one of the sizes in the paper's tables, with 8 and 16 ranks.
 USUAL_GROUP_SIZE = 3
@@ -49,9 +49,10 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         comm, like: those of `GroupAllreduce`.
         group_size: P', from 2 to the number of ranks; any in a job of one rank. None: 3, or all
             ranks if there are fewer.
-        weights: "constant": all members have the same weight. "dynamic": older models have less,
-            see `dynamic_weights`. A call increments a rank's iteration, and then sets it to that of
-            the newest member of its group.
+        weights: "constant": all members have the same weight. "dynamic": each iteration has less
+            the older it is, shared by the models of that iteration. "dynamic-each": each model has
+            less the older it is. See `dynamic_weights`. A call increments a rank's iteration, and
+            then sets it to that of the newest member of its group.
         alpha: α of dynamic weights, from 0 to less than 1.
         missing: "nearest" or "initial", of dynamic weights. With "initial", `like` must be finite
             and the same on all ranks, and each rank keeps a copy of it.
@@ -75,8 +76,9 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             ranks.
 
     Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial
-    Reduce, SIGMOD 2021, Algorithm 2 and sections 3.3 and 4. The default "nearest", and how the
-    controller connects parts, go beyond the paper.
+    Reduce, SIGMOD 2021, Algorithm 2 and sections 3.3 and 4. The default "nearest",
+    "dynamic-each", and how the controller connects parts and leaves out late ranks, go beyond the
+    paper.
     """
 
     group_size: int
@@ -118,7 +120,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             _check_choice("weights", weights, WEIGHTS)
             count = checked_group_size(group_size, size)
             _check_average(alpha, missing)
-            dynamic = weights == "dynamic"
+            dynamic = weights != "constant"
             described = {
                 "group_size": count,
                 "weights": weights,
@@ -130,14 +132,18 @@ class ReadyGroupAllreduce(FormedGroupCollective):
             }
             vars(self).update(described)
             self._idle_rank = idle
-            if dynamic and missing == "initial":
+            if weights == "dynamic" and missing == "initial":
                 self._initial_model = _copies_of(self._like)
                 described["like, the initial model,"] = _digest(self._initial_model)
             settings = count, self.history, dynamic, self.alpha, missing == "nearest"
 
             def make(port: Any, rank: int, size: int) -> Any:
                 here = rank == self.controller_rank
-                controller = PartialReduceController(size, *settings, idle) if here else None
+                controller = None
+                if here:
+                    controller = PartialReduceController(
+                        size, *settings, idle, weights == "dynamic-each"
+                    )
                 return ReadyGroupProtocol(port, rank, size, self.controller_rank, controller)
 
             return described, make
@@ -189,7 +195,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         """
         check_owner(self.native.pid)
         controller = self._protocol.controller
-        if controller is None or self.weights == "dynamic" or not len(controller.taken):
+        if controller is None or self.weights != "constant" or not len(controller.taken):
             return None
         while True:  # the engine may be updating them
             groups = controller.formed
@@ -223,16 +229,19 @@ class ReadyGroupAllreduce(FormedGroupCollective):
 
 
 def dynamic_weights(
-    iterations: Iterable[int], alpha: float = 0.5, missing: str = "nearest"
+    iterations: Iterable[int], alpha: float = 0.5, missing: str = "nearest", *, each: bool = False
 ) -> tuple[np.ndarray, float]:
     """Return the dynamic weights of Partial Reduce for models of these iterations.
 
-    Let k be the newest iteration minus a model's own, plus one. The weight of a model is (1 − α)
-    α^(k−1) / (1 − α^(largest k)), which models of the same k share.
+    Let k be the newest iteration minus a model's own, plus one. The weight of the models of one k
+    is (1 − α) α^(k−1) / (1 − α^(largest k)), which they share. So a single old model may weigh more
+    than each of several new ones: iterations 5, 5, 5, 5, 4 have weights 1/6 and 1/3 for α = 0.5.
 
     Args:
         iterations: integers, one per model.
         alpha: α, from 0 to less than 1: the smaller, the lower the weight of old models.
+        each: whether the weights are those of "dynamic-each" instead: of each model α^(k−1),
+            divided by the sum of these.
         missing: which model gets the weight of a k in between that no model has. "nearest": those
             whose k is nearest, of two the newer one. "initial": the initial model.
 
@@ -243,7 +252,7 @@ def dynamic_weights(
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Source: Partial Reduce (Miao et al., 2021), equation 9 and section 3.3.3.
+    Source: Partial Reduce (Miao et al., 2021), equation 9 and section 3.3.3; `each` goes beyond it.
     """
     from collectives.protocols import ready_controller
 
@@ -255,7 +264,7 @@ def dynamic_weights(
         raise ValueError("iterations is empty")
     weights = np.empty(len(given))
     initial = ready_controller.weights_of(
-        np.array(given, np.int64), float(alpha), missing == "nearest", weights
+        np.array(given, np.int64), float(alpha), missing == "nearest", bool(each), weights
     )
     return weights, initial
 

@@ -19,9 +19,9 @@ Controller = controllers.PartialReduceController
 CALL, INTERRUPTED, AVERAGE, BARRIER = "ciab"
 
 
-def settings(group_size, history, dynamic=False, alpha=0.5, nearest=True):
+def settings(group_size, history, dynamic=False, alpha=0.5, nearest=True, each=False):
     """Return the arguments of a controller but for the number of ranks."""
-    return group_size, history, dynamic, alpha, nearest
+    return group_size, history, dynamic, alpha, nearest, None, each
 
 
 def components(groups):

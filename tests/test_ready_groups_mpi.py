@@ -103,15 +103,20 @@ def test_all_members_of_a_group_get_its_mean(comm, length, controller_rank):
 
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize(
-    ("missing", "dtype"),
-    [("nearest", np.float64), ("nearest", np.float16), ("initial", np.float32)],
+    ("weights", "missing", "dtype"),
+    [
+        ("dynamic", "nearest", np.float64),
+        ("dynamic-each", "nearest", np.float16),
+        ("dynamic", "initial", np.float32),
+    ],
 )
-def test_dynamic_weights_count_older_models_less(comm, missing, dtype):
+def test_dynamic_weights_count_older_models_less(comm, weights, missing, dtype):
     """One rank makes few calls, and is behind in its groups."""
     initial = change(SHORT, 99, 99).astype(dtype)
     mine = initial.copy()
     slow = comm.rank == comm.size - 1
-    chosen = {"group_size": 2, "weights": "dynamic", "alpha": 0.7, "missing": missing}
+    chosen = {"group_size": 2, "weights": weights, "alpha": 0.7, "missing": missing}
+    each = weights == "dynamic-each"
     with ReadyGroupAllreduce(comm, mine, **chosen) as allreduce:
         recorder = Recorder(allreduce, mine)
         for call in range(3 if slow else 30):
@@ -122,8 +127,8 @@ def test_dynamic_weights_count_older_models_less(comm, missing, dtype):
     rounding = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-2}[mine.dtype.name]
     gaps, mixed = 0, collections.Counter()
     for group, befores, afters, iterations, newest in recorder.everyones():
-        weights, left = dynamic_weights(iterations, 0.7, missing)
-        expected = sum(w * before.astype(float) for w, before in zip(weights, befores))
+        shares, left = dynamic_weights(iterations, 0.7, missing, each=each)
+        expected = sum(w * before.astype(float) for w, before in zip(shares, befores))
         expected += left * initial.astype(float)
         for after in afters:
             assert after.tobytes() == afters[0].tobytes()

@@ -122,20 +122,38 @@ def test_dynamic_weights_are_as_defined(iterations, alpha, missing):
     assert weights.sum() + initial == pytest.approx(1, rel=1e-12)
 
 
+def test_one_old_model_may_weigh_more_than_each_of_several_new_ones_unless_each_has_its_weight():
+    iterations = (5, 5, 5, 5, 4)
+    np.testing.assert_allclose(dynamic_weights(iterations)[0], [1 / 6] * 4 + [1 / 3])
+    weights, initial = dynamic_weights(iterations, each=True)
+    np.testing.assert_allclose(weights, [2 / 9] * 4 + [1 / 9])
+    assert initial == 0
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=8),
+    st.sampled_from((0.0, 0.1, 0.5, 0.9)),
+)
+def test_each_models_weight_is_lower_the_older_it_is(iterations, alpha):
+    weights, _ = dynamic_weights(iterations, alpha, each=True)
+    expected = alpha ** (max(iterations) - np.array(iterations))
+    np.testing.assert_allclose(weights, expected / expected.sum(), rtol=1e-12)
+
+
 def test_the_controllers_weights_are_the_same():
     generator = np.random.default_rng(3)
-    for missing in ("nearest", "initial"):
+    for missing, each in (("nearest", False), ("initial", False), ("nearest", True)):
         for _ in range(100):
             count = int(generator.integers(1, 9))
             iterations = generator.integers(0, 10**6, count)
-            given_settings = settings(8, 9, True, 0.9, missing == "nearest")
+            given_settings = settings(8, 9, True, 0.9, missing == "nearest", each)
             controller = Controller(8, *given_settings)
             for rank in range(count, 8):
                 controller.withdraw(rank, 0, 1, True)
             for rank, iteration in enumerate(iterations):
                 controller.signal(rank, int(iteration), 0, False)
             assert controller.form()
-            weights, initial = dynamic_weights(iterations, 0.9, missing)
+            weights, initial = dynamic_weights(iterations, 0.9, missing, each=each)
             assert controller.group.listed()[1] == tuple(weights)
             assert controller.initial == initial
             assert controller.newest == iterations.max()

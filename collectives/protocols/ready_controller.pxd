@@ -5,9 +5,13 @@ cdef double weigh(
     long long[::1] iterations, int count, double alpha, bint nearest, double[::1] weights
 ) noexcept nogil
 
+cdef void weigh_each(
+    long long[::1] iterations, int count, double alpha, double[::1] weights
+) noexcept nogil
+
 cdef class PartialReduceController:
     cdef readonly int size, group_size, history, waiting
-    cdef bint dynamic, nearest
+    cdef bint dynamic, nearest, each
     cdef double alpha
     cdef int[::1] queue, ready, left
     cdef long long[::1] iterations, pauses

@@ -8,8 +8,8 @@ Its parts are the paper's (Figure 6), except the broadcaster, which is in the ra
 - the group filter: it takes the first P' of the queue, but where the graph of ranks that have
   averaged together would stay disconnected it puts a rank of another part into the group
   (`PartialReduceController.choose`);
-- the weight generator: all members have equal weights, or less the older their models are
-  (`weigh`).
+- the weight generator: all members have equal weights, or weights by the age of their models
+  (`weigh`, `weigh_each`).
 
 Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce,
 SIGMOD 2021, sections 3.3 and 4. For how long the filter waits for a rank of another part, and that
@@ -83,8 +83,28 @@ def weigh(iterations, count, alpha, nearest, weights):
     return initial
 
 
-def weights_of(iterations, alpha, nearest, weights):
-    """Call `weigh` from Python, with arrays of equally many iterations and weights."""
+def weigh_each(iterations, count, alpha, weights):
+    """Fill in the weights of models by their iterations, of which each model has its own.
+
+    They are proportional to α^(k−1), with the k of `weigh`, also where models have the same k.
+    """
+    i: cython.int
+    newest: cython.longlong = iterations[0]
+    for i in range(count):
+        newest = max(newest, iterations[i])
+    total: cython.double = 0
+    for i in range(count):
+        weights[i] = alpha ** (newest - iterations[i])
+        total += weights[i]
+    for i in range(count):
+        weights[i] /= total
+
+
+def weights_of(iterations, alpha, nearest, each, weights):
+    """Call `weigh` or `weigh_each` from Python, with equally many iterations and weights."""
+    if each:
+        weigh_each(iterations, len(weights), alpha, weights)
+        return 0
     return weigh(iterations, len(weights), alpha, nearest, weights)
 
 
@@ -99,9 +119,9 @@ class PartialReduceController:
         size: N.
         group_size: P', from 2 on; fewer average where fewer are present.
         history: T, from `shortest_history` on.
-        dynamic: whether older models have less weight; else all weights are equal.
+        dynamic: whether weights depend on the models' ages; else all are equal.
         alpha: α of dynamic weights, from 0 to less than 1.
-        nearest: see `weigh`.
+        nearest: see `weigh`. each: whether dynamic weights are those of `weigh_each` instead.
         absent: a rank that is never ready; None for none.
 
     Attributes:
@@ -117,13 +137,14 @@ class PartialReduceController:
             share in it.
     """
 
-    def __init__(self, size, group_size, history, dynamic, alpha, nearest, absent=None):
+    def __init__(self, size, group_size, history, dynamic, alpha, nearest, absent=None, each=False):
         self.size = size
         self.group_size = min(group_size, size)
         self.history = history
         self.dynamic = dynamic
         self.alpha = alpha
         self.nearest = nearest
+        self.each = each
         # The signal queue, and the iterations of its ranks.
         self.queue = array.array("i", [0]) * size
         self.waiting = 0
@@ -420,7 +441,9 @@ class PartialReduceController:
             self.shares[i] = 1
             self.ready[rank] = False
             self.since[rank] = self.now
-        if self.dynamic:
+        if self.dynamic and self.each:
+            weigh_each(self.given, count, self.alpha, self.shares)
+        elif self.dynamic:
             initial = weigh(self.given, count, self.alpha, self.nearest, self.shares)
         self.initial = initial
         self.group.clear(self.number)

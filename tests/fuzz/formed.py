@@ -74,7 +74,7 @@ class Formed(Scenario):
                 given["controller_only"] = False
             return GeneratedGroupAllreduce, given
         given["group_size"] = plan.randint(min(2, members), members) if members > 1 else 2
-        given["weights"] = plan.choice(("constant", "dynamic", "dynamic"))
+        given["weights"] = plan.choice(("constant", "dynamic", "dynamic-each"))
         if given["weights"] != "constant":
             given["missing"] = plan.choice(("nearest", "initial"))
             given["alpha"] = plan.choice((0.0, 0.5, 0.9))
@@ -162,7 +162,10 @@ class Formed(Scenario):
         self.require(same, "the members of", group, "have different means")
         initial, weights = 0.0, np.full(len(group), 1 / len(group))
         if not self.conserves:
-            weights, initial = dynamic_weights(own, self.given["alpha"], self.given["missing"])
+            each = self.given["weights"] == "dynamic-each"
+            weights, initial = dynamic_weights(
+                own, self.given["alpha"], self.given["missing"], each=each
+            )
         mean = weights @ [one.before for one in members] + initial * self.starts[0]
         self.require_near(members[0].after, mean, self.tolerance, "group", group, "of", own)
 

@@ -38,15 +38,16 @@ METHOD = Method(
     options=(
         Option(
             "weights",
-            "weights of a group's models: equal, or lower for older ones",
+            "weights of a group's models: equal, lower for an older iteration, whose models share "
+            "it, or lower for each older model",
             "constant",
-            choices=("constant", "dynamic"),
+            choices=("constant", "dynamic", "dynamic-each"),
             simulated=False,
         ),
         Option(
             "alpha",
-            "with weights=dynamic, the factor by which one iteration of age reduces a model's "
-            "weight",
+            "with weights other than constant, the factor by which one iteration of age reduces a "
+            "model's weight",
             0.5,
             convert=number("of at least 0 and below 1", lambda value: 0 <= value < 1),
             metavar="A",

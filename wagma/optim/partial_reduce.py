@@ -57,9 +57,11 @@ class PartialReduce(PeerAveraging):
             optimizer, model, comm: as for `Averaging`.
             group_size: P', number of ranks in a group, at least 2; None: 3, or all if there are
                 fewer.
-            weights: "constant": all members of a group have the same weight. "dynamic": older
-                models have less.
-            alpha: α of "dynamic", from 0 to less than 1: the smaller, the lower the weight of older
+            weights: "constant": all members of a group have the same weight. "dynamic": each
+                iteration has less the older it is, shared by the models of that iteration, so that
+                one old model may weigh more than each of several new ones. "dynamic-each": each
+                model has less the older it is.
+            alpha: α of both, from 0 to less than 1: the smaller, the lower the weight of older
                 models.
             missing: of "dynamic": the model that gets the weight of iterations that no member has.
                 "nearest": the nearest that a member has. "initial": the initial model, of which
