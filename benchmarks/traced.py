@@ -20,7 +20,10 @@ MPI_FUNCTIONS = (
     *("MPI_Testall", "MPI_Testsome"),
 )
 # The driver functions that a rank uses to try MPI, beside the engine's.
-PLAIN = "cuDeviceGetCount", "cuDriverGetVersion", "cuLaunchHostFunc", "cuStreamCreate"
+PLAIN = (
+    *("cuDeviceGetCount", "cuDriverGetVersion", "cuEventQuery", "cuLaunchHostFunc"),
+    "cuStreamCreate",
+)
 # The driver functions that may wait for a device.
 WAITING = (
     *("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemAlloc_v2"),
@@ -44,7 +47,7 @@ def environment(folder: Path) -> dict[str, str]:
         loaded = ctypes.CDLL(cuda)
     except OSError as error:
         raise RuntimeError(f"no CUDA driver: {error}") from None
-    optional = [*driver.OF_KERNELS, *driver.OF_IPC, *PLAIN]
+    optional = [*driver.OPTIONAL, *driver.OF_KERNELS, *driver.OF_IPC, *PLAIN]
     names = [name for name in (*driver.NAMES, *optional) if hasattr(loaded, name)]
     ours = build(folder, "CUDA", names)
     return {

@@ -200,6 +200,7 @@ class Copies:
 
     def _give(self, call, collective, vector, *arguments):
         """Begin a call with the vector that was taken, while it is copied."""
+        self._handover.return_in_blocks()
         self.fetch(collective, vector)
         try:
             return call(self.arrays, *arguments, self._handover)

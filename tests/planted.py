@@ -30,7 +30,7 @@ class Bug(NamedTuple):
 UNORDERED = "nothing orders them"
 UNSEEN = "the host touches pinned memory"
 UNTOLD = "that has not seen it end"
-EVENT = "result = cu.EventRecord(self.events[self.given % RING], self.stream)"
+MARK = "result = self.timeline.mark(self.stream)"
 INTERRUPTED = """\
 while self.copying or self.queue.protocol.calling and not self._is_here():
     pthread_mutex_unlock(&self.lock)
@@ -56,13 +56,18 @@ OF_MODULES = {
             'check(b"cuEventRecord", cu.EventRecord(self.returned, self.out))',
             UNORDERED,
         ),
-        "an event that says too early that the vector is checked": Bug(
-            'check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.out))',
-            'check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.stream))',
+        "a point that says too early that the vector is there": Bug(
+            'return check(b"cuStreamWriteValue32", self.timeline.mark(self.out))',
+            'return check(b"cuStreamWriteValue32", self.timeline.mark(self.stream))',
             UNSEEN,
         ),
         "averaging before the vector is on the host": Bug(
-            "result = cu.EventQuery(event)", "result = SUCCESS", UNSEEN
+            "return self.error != SUCCESS or self.timeline.reached(point)", "return True", UNSEEN
+        ),
+        "averaging when a number is there that comes before the vector": Bug(
+            "return self.error != SUCCESS or self.timeline.reached(point)",
+            "return self.timeline.reached(point - 1)",
+            UNSEEN,
         ),
     },
     "mirror": {
@@ -72,17 +77,19 @@ OF_MODULES = {
             UNORDERED,
         ),
         "an application that does not wait for a copy that was withdrawn": Bug(
-            "cu.StreamWaitEvent(self.stream, self.fetched[self.blocks - 1], 0)",
+            "cu.StreamWaitEvent(self.stream, self.taken, 0)",
             "pass",
             UNORDERED,
         ),
-        "asking for an event that comes before the copy": Bug(
-            'check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.out))',
-            'check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.stream))',
+        "asking for a point that comes before the copy": Bug(
+            "self.first_point = self.timeline.last - self.blocks + 1",
+            "self.first_point = self.timeline.last - self.blocks",
             UNSEEN,
         ),
         "averaging the block after those that are there": Bug(
-            "self.here += 1", "self.here += 2", UNSEEN
+            "if not self._is_over(self.first_point + block):\n    return False",
+            "if not self._is_over(self.first_point + block - 1):\n    return False",
+            UNSEEN,
         ),
         "giving back the block after those that are averaged": Bug(
             "result = self._copy_back(end)",
@@ -90,7 +97,7 @@ OF_MODULES = {
             f"({UNORDERED}|{UNSEEN})",
         ),
         "giving back what is still averaged": Bug(
-            "if self.here == self.blocks or self.error != SUCCESS:\n    self.fetching = False",
+            "if block == self.blocks - 1 or self.error != SUCCESS:\n    self.fetching = False",
             "self.fetching = False\nself.return_until(self.layout.size)",
             UNORDERED,
         ),
@@ -118,7 +125,7 @@ OF_MODULES = {
     },
     "in_place": {
         "an application that does not wait for a check that was withdrawn": Bug(
-            "cu.StreamWaitEvent(self.stream, self.was_checked, 0)", "pass", UNORDERED
+            "cu.StreamWaitEvent(self.stream, self.taken, 0)", "pass", UNORDERED
         ),
         "a vector that is used before it is checked": Bug(
             "return self._check_finite()", "return 0", UNORDERED
@@ -127,16 +134,20 @@ OF_MODULES = {
     "device_queue": {
         "a ticket from before the pass": Bug(
             "self.pending = True\nreturn True",
-            f"self.given += 1\n{EVENT.removeprefix('result = ')}\nreturn True",
+            f"{MARK.removeprefix('result = ')}\nreturn True",
             UNSEEN,
         ),
         "a ticket for the passes of another stream": Bug(
-            EVENT, EVENT.replace("self.stream", "NULL"), UNSEEN
+            MARK, MARK.replace("self.stream", "NULL"), UNSEEN
         ),
         "a ticket that is given twice": Bug(
-            "self.pending = True", "self.pending = not self.given", UNSEEN
+            "self.pending = True", "self.pending = not self.timeline.last", UNSEEN
         ),
-        "tickets that are always over": Bug("return result != NOT_READY", "return True", UNSEEN),
+        "tickets that are always over": Bug(
+            "if self.timeline.reached(ticket) or self.error != SUCCESS:\n    return True",
+            "return True",
+            UNSEEN,
+        ),
     },
     "device_space": {
         "a kernel in another stream": Bug(

@@ -226,6 +226,16 @@ class Device(PlainDevice):
         finally:
             self.driver.stand_in_let_calls()
 
+    @contextlib.contextmanager
+    def refusing_numbers(self):
+        """Support cuStreamWriteValue32 no longer, in the block."""
+        self.require_stand_in()
+        self.driver.stand_in_refuse_numbers(1)
+        try:
+            yield
+        finally:
+            self.driver.stand_in_refuse_numbers(0)
+
     def open(self):
         """Let all streams that are held go on."""
         if self.is_stand_in:

@@ -309,10 +309,9 @@ def test_a_rank_whose_device_and_main_thread_are_busy_holds_nobody_up(comm, devi
         assert comm.allgather(vector.get()[0]) == [vector.get()[0]] * comm.size
 
 
-def test_a_rank_that_makes_no_call_is_averaged_while_its_driver_returns_from_none(
-    comm, device, stream
-):
-    """Its progress thread serves it from the host's copy."""
+@pytest.mark.parametrize("given", ["nothing", "a call"])
+def test_a_rank_is_averaged_while_its_driver_returns_from_no_call(comm, device, stream, given):
+    """Its progress thread serves it from the host's copy, also if it has started a call."""
     device.require_stand_in()
     if stand_in.is_mpi_s_driver():
         pytest.skip("MPI calls it for every message")
@@ -324,10 +323,18 @@ def test_a_rank_that_makes_no_call_is_averaged_while_its_driver_returns_from_non
         device.synchronize(stream)
         comm.Barrier()
         if comm.rank == 1:
+            calls = versions
+            device.hold(stream)
+            if given == "a call":
+                call = average.start(vector)
+                calls -= 1
             with device.holding_calls():
                 compute_until(comm, False)
             assert average.statistics().passive >= versions - 1
-            for _ in range(versions):
+            device.open()
+            if given == "a call":
+                assert not call.wait().timely
+            for _ in range(calls):
                 average(vector)
         else:
             for _ in range(versions):
@@ -337,6 +344,29 @@ def test_a_rank_that_makes_no_call_is_averaged_while_its_driver_returns_from_non
             compute_until(comm, True)
         average.synchronize(vector)
         assert same_everywhere(comm, vector.get().tobytes())
+
+
+@pytest.mark.parametrize("kind", ["group", "triggered"])
+def test_a_started_call_is_averaged_while_the_driver_returns_from_no_call(
+    comm, device, in_blocks, kind
+):
+    """Once the vector is on the host, the progress thread needs the driver no more."""
+    device.require_stand_in()
+    if stand_in.is_mpi_s_driver():
+        pytest.skip("MPI calls it for every message")
+    vector, _ = in_blocks
+    with STARTED[kind](comm, vector) as average:
+        if comm.rank == 1:
+            call = average.start(vector)
+            assert average.on_host[-1] == 1
+            with device.holding_calls():
+                compute_until(comm, False)
+            result = call.wait()
+        else:
+            result = average(vector)
+            compute_until(comm, True)
+        assert result.timely
+        np.testing.assert_array_equal(vector.get(), (comm.size - 1) / 2)
 
 
 STARTED = {

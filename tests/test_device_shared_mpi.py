@@ -156,6 +156,35 @@ def test_without_an_engine_a_rank_that_computes_hinders_nobody(comm, direct, str
             assert average.statistics().passive == calls
 
 
+@mpi
+@shared
+@pytest.mark.parametrize("given", ["nothing", "a call"])
+def test_a_rank_is_averaged_while_its_driver_returns_from_no_call(comm, direct, stream, given):
+    """Other devices average for it, also if it has started a call."""
+    direct.require_stand_in()
+    vector = direct.array(np.full(1000, float(comm.rank)), stream)
+    versions = 4
+    with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=NEVER) as average:
+        assert average.path == "direct"
+        average.publish(vector)
+        direct.synchronize(stream)
+        comm.Barrier()
+        if comm.rank == 1:
+            direct.hold(stream)
+            call = average.start(vector) if given == "a call" else None
+            with direct.holding_calls():
+                compute_until(comm, False)
+            direct.open()
+            for _ in range(versions - (call is not None)):
+                average(vector)
+        else:
+            for _ in range(versions):
+                assert 1 in average(vector).group
+            compute_until(comm, True)
+        average.synchronize(vector)
+        assert same_everywhere(comm, vector.get().tobytes())
+
+
 JOB = """
 import os
 import sys

@@ -1,6 +1,8 @@
 """Passes over a device's memory: the bits of the host's, when a ticket is over, and no sooner."""
 
+import contextlib
 import ctypes
+import threading
 import time
 
 import device_passes
@@ -152,9 +154,11 @@ def test_a_ticket_is_over_when_its_passes_are(device, passes, queue, space):
     assert ctypes.c_int.from_address(flag).value == 1
 
 
-def test_tickets_take_turns_with_events(device, passes, queue, space):
+@pytest.mark.parametrize("supported", [True, False])
+def test_tickets_are_over_in_turn(device, passes, queue, space, supported):
     x = put(device, np.zeros(N))
-    with device.holding(queue.handle):
+    refusing = contextlib.nullcontext() if supported else device.refusing_numbers()
+    with refusing, device.holding(queue.handle):
         tickets = []
         for _ in range(200):
             passes.make(space, "zero", [x.address], 8)
@@ -163,6 +167,19 @@ def test_tickets_take_turns_with_events(device, passes, queue, space):
         assert not any(passes.over(space, ticket) for ticket in tickets)
     wait(passes, space)
     assert all(passes.over(space, ticket) for ticket in tickets)
+
+
+def test_whether_a_ticket_is_over_is_known_without_the_driver(device, passes, queue, space):
+    x = put(device, np.zeros(N))
+    passes.make(space, "zero", [x.address], N * 8)
+    ticket = passes.begun(space)
+    device.synchronize(queue.handle)
+    answers = []
+    with device.holding_calls():
+        asks = threading.Thread(target=lambda: answers.append(passes.over(space, ticket)))
+        asks.start()
+        asks.join(10)
+        assert answers == [True]
 
 
 def test_memory_is_given_back(device, passes, space):
@@ -201,9 +218,10 @@ def test_an_error_of_a_query_is_seen(device, passes, queue, space):
         ticket = passes.begun(space)
         assert not passes.over(space, ticket)
         device.fail(stand_in.ILLEGAL_ADDRESS)
+        wait(passes, space)  # which asks the driver once a second
         assert passes.over(space, ticket)
         device.fail(0)
-    with pytest.raises(CudaError, match="cuEventQuery returned CUDA_ERROR_ILLEGAL_ADDRESS"):
+    with pytest.raises(CudaError, match="cuStreamQuery returned CUDA_ERROR_ILLEGAL_ADDRESS"):
         queue.check()
 
 

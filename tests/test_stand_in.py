@@ -39,6 +39,18 @@ def record(stream):
 def wait(stream):
     device.call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
 
+number = ctypes.c_void_p()
+device.call("cuMemHostAlloc", ctypes.byref(number), ctypes.c_size_t(4), 0)
+told = ctypes.c_uint.from_address(number.value)
+told.value = 0
+
+def write(stream, name="cuStreamWriteValue32_v2"):
+    stream, address = ctypes.c_void_p(stream), ctypes.c_ulonglong(number.value)
+    if name == "cuMemsetD32Async":
+        device.call(name, address, 1, ctypes.c_size_t(1), stream)
+    else:
+        device.call(name, stream, address, 1, 0)
+
 def look(address):
     return ctypes.string_at(address, 8 * 4096)
 """
@@ -148,6 +160,16 @@ IN_ORDER = {
     "a copy that has been seen": """
         copy(pinned.value, x.address, a); device.synchronize(a); look(pinned.value)
         """,
+    "a number that a stream writes": """
+        copy(pinned.value, x.address, a); write(a)
+        while not told.value: pass
+        look(pinned.value); copy(x.address, y.address, b)
+        """,
+    "one that it fills in": """
+        copy(pinned.value, x.address, a); write(a, "cuMemsetD32Async")
+        while not told.value: pass
+        look(pinned.value); copy(x.address, y.address, b)
+        """,
     "reading while a copy reads": "copy(y.address, pinned.value, a); look(pinned.value)",
 }
 NOT_IN_ORDER = {
@@ -173,6 +195,21 @@ NOT_IN_ORDER = {
     ),
     "reading it when it has ended, which nobody has asked": (
         "import time; copy(pinned.value, x.address, a); time.sleep(0.2); look(pinned.value + 8192)",
+        HOST_ACCESS,
+        "has not seen the copy end",
+    ),
+    "reading it when its number is there, which nobody has read": (
+        "import time; copy(pinned.value, x.address, a); write(a); time.sleep(0.2); "
+        "look(pinned.value + 8192)",
+        HOST_ACCESS,
+        "has not seen the copy end",
+    ),
+    "a number that is written too early": (
+        """
+        write(a); copy(pinned.value, x.address, a)
+        while not told.value: pass
+        look(pinned.value + 8192)
+        """,
         HOST_ACCESS,
         "has not seen the copy end",
     ),

@@ -42,6 +42,8 @@ cdef class Calls(Interruptible):
     cdef Handover awaited
     cdef char **awaited_arrays
     cdef double awaited_weight
+    # When this rank last asked whether its device has failed.
+    cdef long long looked
     # Kept until the next call: pending messages of an interrupted one may use its memory.
     cdef UserVector last_vector
     # Taken while a call has not returned.

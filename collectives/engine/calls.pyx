@@ -12,6 +12,7 @@ from mpi4py.MPI cimport Comm
 
 from collectives.engine.guard cimport Guard
 from collectives.engine.interruptible cimport Interruptible
+from collectives.engine.waiting cimport LOOK
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
@@ -260,6 +261,12 @@ cdef class Calls(Interruptible):
 
     # A call whose vector is arriving from a device
 
+    cdef void _look_for_errors(self) noexcept nogil:
+        self.looked = now()
+        if self.awaited is not None:
+            self.awaited.look_for_errors()
+        self.layout.space.error()
+
     cdef void _advance(self) noexcept nogil:
         if self.awaits:
             self._begin_awaited()
@@ -323,6 +330,9 @@ cdef class Calls(Interruptible):
             pthread_mutex_unlock(&self.lock)
             self._serve_others()
         if not self._reached(DONE) and not self._is_failed(DONE) and self.error == 0:
+            if self.pending.handover is not None and now() - self.looked > LOOK:
+                with nogil:
+                    self._look_for_errors()
             return False
         self._complete()
         return True

@@ -32,6 +32,7 @@ cdef class Snapshots(AllRanks):
     cdef bint _is_open(self) noexcept nogil
     cdef bint _awaits_device(self) noexcept nogil
     cdef bint _is_behind(self) noexcept nogil
+    cdef bint _leaves_to_others(self) noexcept nogil
     cdef bint _is_started(self, long long version) noexcept nogil
     cdef long long _next(self) noexcept nogil
     cdef void _describe(self) noexcept nogil

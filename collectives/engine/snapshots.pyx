@@ -75,7 +75,11 @@ cdef class Snapshots(AllRanks):
         self.versioning.executed(end)
 
     cdef void _execute_shared(self) noexcept nogil:
-        """Help to execute a started version in shared memory; take it over if it needs messages."""
+        """Help to execute a started version in shared memory; take it over if it needs messages.
+
+        On devices only a caller helps: the driver, or a busy device, would delay the others for
+        the blocks that the progress thread has taken. Whoever needs the version executes it.
+        """
         cdef long long number
         if not self.opened:
             return
@@ -87,7 +91,7 @@ cdef class Snapshots(AllRanks):
             self._reclaim()
             if self.versioning.vectors == IDLE:
                 self.versioning.execute()
-        elif self.shared.help(self.rank, number):
+        elif not self._leaves_to_others() and self.shared.help(self.rank, number):
             self.reduction.progress_count += 1
 
     cdef bint _is_open(self) noexcept nogil:
@@ -100,7 +104,12 @@ cdef class Snapshots(AllRanks):
 
     cdef bint _is_behind(self) noexcept nogil:
         """Return whether a started version is still to be executed with the open vectors."""
-        return self.opened and self._is_started(self._next())
+        return (self.opened and not self._leaves_to_others()
+                and self._is_started(self._next()))
+
+    cdef bint _leaves_to_others(self) noexcept nogil:
+        """Return whether this thread executes no versions with the open vectors."""
+        return self.layout.space.deferred and self.waiting_callers == 0
 
     cdef bint _is_started(self, long long version) noexcept nogil:
         """Return whether this version has been started and may be executed now."""

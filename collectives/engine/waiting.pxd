@@ -3,6 +3,8 @@ from collectives.memory.handover cimport Handover
 
 cdef enum:
     SECOND = 1000000000
+    # Nanoseconds after which a thread that waits looks for signals, stalls and failed devices.
+    LOOK = 100000000
 
 cdef struct Waiting:
     # When a caller began to wait, when it last saw progress, and when it looked for signals.
@@ -29,6 +31,7 @@ cdef class Waiter(Served):
     cdef void _begin_waiting(self, int goal) noexcept nogil
     cdef void _end_waiting(self) noexcept nogil
     cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1
+    cdef void _look_for_errors(self) noexcept nogil
     cdef long long _busy_ns(self) noexcept nogil
     cdef int _wait(self, int goal) except -1 nogil
     cdef int _wait_until(self, int goal) except -1 nogil

@@ -15,7 +15,6 @@ cdef extern from "<sched.h>" nogil:
 cdef enum:
     SPIN_BEFORE_SLEEP = 500000
     LONGEST_WAIT = 500000
-    LOOK_FOR_SIGNALS = 100000000
 
 
 cdef class Waiter(Served):
@@ -45,6 +44,9 @@ cdef class Waiter(Served):
         """Report who is missing, and end the job at its limit; the lock is not held."""
         return 0
 
+    cdef void _look_for_errors(self) noexcept nogil:
+        """Ask a device that is waited for whether it has failed; the lock is not held."""
+
     cdef long long _busy_ns(self) noexcept nogil:
         """Return the nanoseconds spent on advancing work."""
         return 0
@@ -55,7 +57,7 @@ cdef class Waiter(Served):
         """Drive the collective until the goal is reached; the lock is held on entry and exit.
 
         Between polls it yields where ranks outnumber cores, and the longer it has waited, the
-        longer it sleeps. About ten times a second it looks for signals and stalls.
+        longer it sleeps. About ten times a second it looks for signals, stalls and failed devices.
         """
         cdef Waiting waiting
         cdef long long progress_count, busy
@@ -119,7 +121,7 @@ cdef class Waiter(Served):
         """Let other threads and ranks run between two polls of a waiting caller."""
         cdef long long time = now()
         cdef long long waited = time - waiting.progressed
-        cdef bint look = time - waiting.looked > LOOK_FOR_SIGNALS
+        cdef bint look = time - waiting.looked > LOOK
         if waited < SPIN_BEFORE_SLEEP and not self.oversubscribed and not look:
             return 0
         if look:
@@ -128,6 +130,7 @@ cdef class Waiter(Served):
         try:
             if look:
                 waiting.looked = time
+                self._look_for_errors()
                 with gil:
                     PyErr_CheckSignals()
                     self._look_for_stalls(goal, waiting, time)
@@ -151,8 +154,9 @@ cdef class Waiter(Served):
     cdef int _wait_for(self, Handover handover) except -1 nogil:
         cdef long long began = now(), time = began, looked = began
         while not handover.arrived():
-            if time - looked > LOOK_FOR_SIGNALS:
+            if time - looked > LOOK:
                 looked = time
+                handover.look_for_errors()
                 with gil:
                     PyErr_CheckSignals()
             self._serve_others()

@@ -1,22 +1,18 @@
 from collectives.exchange.mutex cimport pthread_mutex_t
 from collectives.memory.device_kernels cimport DeviceKernels
 from collectives.memory.driver cimport Context, Handle
-
-cdef enum:
-    # Events that tickets use in turn.
-    RING = 64
+from collectives.memory.timeline cimport Timeline
 
 cdef class DeviceQueue:
     cdef Context context
     cdef DeviceKernels kernels
     cdef Handle stream
-    cdef Handle events[RING]
+    cdef Timeline timeline
     cdef pthread_mutex_t mutex
     cdef int pid
-    # The last ticket, the last one known to be complete, and whether a pass was begun after the
-    # last ticket.
-    cdef long long given, passed
+    # Whether a pass was begun after the last ticket; when that was given, or the device queried.
     cdef bint pending
+    cdef long long looked
     # The driver's error, and the function that returned it.
     cdef readonly int error
     cdef const char *failed

@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """A queue of a device's passes over vectors in its memory, with tickets for their completion."""
 
+from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport (
     pthread_mutex_init,
     pthread_mutex_lock,
@@ -12,23 +13,27 @@ from collectives.memory.driver cimport (
     SUCCESS,
     check,
     context_of,
-    create_event,
     create_stream,
     cu,
     enter,
     leave,
     load,
 )
+from collectives.memory.timeline cimport Timeline
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
+
+cdef enum:
+    # Nanoseconds without a new ticket after which a thread that waits for one looks for an error.
+    SECOND = 1000000000
 
 
 cdef class DeviceQueue:
     """A stream of a device that does not synchronize with others by itself.
 
     Any thread begins a pass between `enter` and `leave`; nothing waits for the device. A ticket is
-    an event behind all passes so far. An error of the driver is permanent: passes are skipped from
+    a point of the stream behind all passes so far: see `Timeline`. An error of the driver is permanent: passes are skipped from
     then on, and all tickets are over, so that no caller waits forever; a caller that has waited
     must look at `error` or call `check`.
 
@@ -40,7 +45,7 @@ cdef class DeviceQueue:
     """
 
     def __init__(self, int device):
-        cdef int i, mode
+        cdef int mode
         pthread_mutex_init(&self.mutex, NULL)
         load()
         self.pid = getpid()
@@ -49,10 +54,9 @@ cdef class DeviceQueue:
         check(b"cuCtxPushCurrent", enter(self.context.handle, &mode))
         try:
             create_stream(&self.stream)
-            for i in range(RING):
-                create_event(&self.events[i])
         finally:
             leave(mode)
+        self.timeline = Timeline(self.context)
 
     def __dealloc__(self):
         self.close()
@@ -88,40 +92,39 @@ cdef class DeviceQueue:
         pthread_mutex_unlock(&self.mutex)
 
     cdef long long begun(self) noexcept nogil:
-        """Return a ticket for all passes begun so far."""
-        cdef int mode
-        cdef int result = SUCCESS
-        cdef long long ticket = self.given
-        if self._enter(&mode):
-            if self.pending:
-                self.given += 1
-                self.pending = False
-                result = cu.EventRecord(self.events[self.given % RING], self.stream)
-            ticket = self.given
-            self.leave(mode, b"cuEventRecord", result)
-        return ticket
+        """Return a ticket for all passes begun so far.
 
-    cdef bint over(self, long long ticket) noexcept nogil:
-        """Return whether the passes that a ticket is for are complete.
-
-        For a ticket whose event has been reused, the oldest ticket that still has one is queried.
+        If there has been none since the last ticket, this calls no function of the driver.
         """
         cdef int mode
         cdef int result
-        if ticket <= self.passed or not self._enter(&mode):
+        cdef bint pending
+        pthread_mutex_lock(&self.mutex)
+        pending = self.pending
+        pthread_mutex_unlock(&self.mutex)
+        if pending and self._enter(&mode):
+            result = SUCCESS
+            if self.pending:
+                self.pending = False
+                self.looked = now()
+                result = self.timeline.mark(self.stream)
+            self.leave(mode, b"cuStreamWriteValue32", result)
+        return self.timeline.last
+
+    cdef bint over(self, long long ticket) noexcept nogil:
+        """Return whether the passes that a ticket is for are complete."""
+        if self.timeline.reached(ticket) or self.error != SUCCESS:
             return True
-        ticket = max(ticket, self.given - RING + 1)
-        result = cu.EventQuery(self.events[ticket % RING])
-        if result == SUCCESS:
-            self.passed = max(self.passed, ticket)
-        self.leave(mode, b"cuEventQuery", result)
-        return result != NOT_READY
+        if now() - self.looked > SECOND:
+            self.look_for_errors()
+        return self.error != SUCCESS
 
     cdef void look_for_errors(self) noexcept nogil:
         """Query the device so that `error` is set if it has failed, for whatever reason."""
         cdef int mode
+        self.looked = now()
         if self._enter(&mode):
-            self.leave(mode, b"cuEventQuery", cu.EventQuery(self.events[self.given % RING]))
+            self.leave(mode, b"cuStreamQuery", cu.StreamQuery(self.stream))
 
     def check(self):
         """Raise CudaError if a function of the driver has failed."""
@@ -130,14 +133,11 @@ cdef class DeviceQueue:
 
     def close(self):
         """Wait for all passes and free the stream; a forked child cannot use the driver."""
-        cdef int i, mode
+        cdef int mode
         if (self.stream != NULL and self.pid == getpid()
                 and enter(self.context.handle, &mode) == SUCCESS):
             with nogil:
                 cu.StreamSynchronize(self.stream)
-            for i in range(RING):
-                if self.events[i] != NULL:
-                    cu.EventDestroy(self.events[i])
             cu.StreamDestroy(self.stream)
             leave(mode)
         self.stream = NULL

@@ -8,6 +8,7 @@ cdef enum:
     NOT_READY = 600
     DEINITIALIZED = 4
     INVALID_VALUE = 1
+    NOT_SUPPORTED = 801
     CAPTURE_IMPLICIT = 906
     # Flags of streams and events.
     NON_BLOCKING = 1
@@ -44,12 +45,15 @@ cdef struct Functions:
     int (*EventCreate)(Handle *, unsigned) noexcept nogil
     int (*EventDestroy)(Handle) noexcept nogil
     int (*EventRecord)(Handle, Handle) noexcept nogil
-    int (*EventQuery)(Handle) noexcept nogil
+    int (*StreamQuery)(Handle) noexcept nogil
     int (*MemHostAlloc)(void **, size_t, unsigned) noexcept nogil
     int (*MemFreeHost)(void *) noexcept nogil
     int (*MemcpyDtoHAsync)(void *, Address, size_t, Handle) noexcept nogil
     int (*MemcpyHtoDAsync)(Address, const void *, size_t, Handle) noexcept nogil
     int (*PointerGetAttribute)(void *, int, Address) noexcept nogil
+    int (*MemsetD32Async)(Address, unsigned, size_t, Handle) noexcept nogil
+    # NULL if the driver lacks it.
+    int (*StreamWriteValue32)(Handle, Address, unsigned, unsigned) noexcept nogil
     # NULL if the driver lacks them: see `check_for_kernels`.
     int (*DeviceGetAttribute)(int *, int, int) noexcept nogil
     int (*ModuleLoadData)(Handle *, const void *) noexcept nogil

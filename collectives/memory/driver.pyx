@@ -31,13 +31,17 @@ NAMES = (
     "cuEventCreate",
     "cuEventDestroy_v2",
     "cuEventRecord",
-    "cuEventQuery",
+    "cuStreamQuery",
     "cuMemHostAlloc",
     "cuMemFreeHost",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuPointerGetAttribute",
+    "cuMemsetD32Async",
 )
+
+# Functions without which others are used, next in `Functions`.
+OPTIONAL = ("cuStreamWriteValue32_v2",)
 
 # Functions that only kernels need, next in `Functions`.
 OF_KERNELS = (
@@ -74,7 +78,7 @@ cdef int load() except -1:
         found = [getattr(library, name) for name in NAMES]
     except (OSError, AttributeError) as error:
         raise CudaError(f"no CUDA driver: {error}") from None
-    found += [getattr(library, name, None) for name in (*OF_KERNELS, *OF_IPC)]
+    found += [getattr(library, name, None) for name in (*OPTIONAL, *OF_KERNELS, *OF_IPC)]
     for i, function in enumerate(found):
         address = ctypes.cast(function, ctypes.c_void_p).value or 0
         table[i] = <void *>address
@@ -85,12 +89,12 @@ cdef int load() except -1:
 
 cdef int check_for_kernels() except -1:
     """Raise CudaError if the driver, which is loaded, lacks functions that kernels need."""
-    return _check_for(OF_KERNELS, len(NAMES))
+    return _check_for(OF_KERNELS, len(NAMES) + len(OPTIONAL))
 
 
 cdef int check_for_ipc() except -1:
     """Raise CudaError if the driver lacks functions that other processes' memory needs."""
-    return _check_for(OF_IPC, len(NAMES) + len(OF_KERNELS))
+    return _check_for(OF_IPC, len(NAMES) + len(OPTIONAL) + len(OF_KERNELS))
 
 
 cdef int _check_for(names, int first) except -1:

@@ -1,6 +1,7 @@
 from collectives.memory.device_kernels cimport DeviceKernels
 from collectives.memory.driver cimport Address, Context, Handle, PinnedMemory
 from collectives.memory.layout cimport Layout
+from collectives.memory.timeline cimport Timeline
 
 cdef enum:
     # The device has not checked whether a vector is finite: the host must check.
@@ -17,15 +18,18 @@ cdef class Handover:
     cdef char *code
     cdef Handle stream
     # `out`: the stream of the work that precedes a vector's use. Events: the application's stream
-    # has made the vector `ready`, the vector `was_checked`, it is `returned` to the application.
+    # has made the vector `ready`, `out` has `taken` it, it is `returned` to the application.
     cdef Handle out
     cdef Handle ready
-    cdef Handle was_checked
+    cdef Handle taken
     cdef Handle returned
+    # The points of `out`, and the one at which the vector is checked.
+    cdef Timeline timeline
+    cdef long long check_point
     # The device's answer to whether the vector is finite is pending. The answer: 1, 0 or UNKNOWN.
     cdef bint unchecked
     cdef readonly int finite
-    # The first error of a query.
+    # The first error of the driver.
     cdef readonly int error
     # The device's kernels, or None and the reason why it has none.
     cdef DeviceKernels kernels
@@ -42,8 +46,10 @@ cdef class Handover:
     cdef bint has(self, Py_ssize_t end) noexcept nogil
     cdef bint arrived(self) noexcept nogil
     cdef void return_until(self, Py_ssize_t end) noexcept nogil
-    cdef bint _is_over(self, Handle event) noexcept nogil
+    cdef void look_for_errors(self) noexcept nogil
+    cdef bint _is_over(self, long long point) noexcept nogil
     cdef int _begin(self) except -1 nogil
+    cdef int _mark(self) except -1 nogil
     cdef int _check_finite(self) except -1 nogil
     cdef int _check_bounded(self, Handle stream) except -1 nogil
     cdef int _return(self, Handle stream) except -1 nogil

@@ -3,8 +3,11 @@
 
 Either the host averages a copy in pinned memory (`Mirror`), or the device averages the vector
 itself (`InPlace`). Only `wait` and `close` wait for the device: all work is queued on the engine's
-own streams, which wait on the device for the application's stream, and it for them. The host polls
-with queries.
+own streams, which wait on the device for the application's stream, and it for them. The host reads
+in pinned memory how far they are (`Timeline`).
+
+The functions without the GIL that the progress thread calls, `checked`, `has`, `arrived`, `bounded`
+and `return_until`, call no function of the driver: one that blocks would delay other ranks.
 """
 
 import time
@@ -30,6 +33,7 @@ from collectives.memory.driver cimport (
     load,
 )
 from collectives.memory.layout cimport Layout
+from collectives.memory.timeline cimport Timeline
 
 from collectives.errors import CudaError
 from collectives.memory.driver import name_of
@@ -81,10 +85,11 @@ cdef class Handover:
         try:
             create_stream(&self.out)
             create_event(&self.ready)
-            create_event(&self.was_checked)
+            create_event(&self.taken)
             create_event(&self.returned)
         finally:
             leave(mode)
+        self.timeline = Timeline(self.context)
 
     def _load_kernels(self):
         try:
@@ -106,7 +111,7 @@ cdef class Handover:
         cdef int mode
         if (self.pid == getpid() and self.current != NULL
                 and enter(self.current, &mode) == SUCCESS):
-            for event in (<size_t>self.ready, <size_t>self.was_checked, <size_t>self.returned):
+            for event in (<size_t>self.ready, <size_t>self.taken, <size_t>self.returned):
                 if event:
                     cu.EventDestroy(<Handle><size_t>event)
             if self.out != NULL:
@@ -175,6 +180,7 @@ cdef class Handover:
                 check(b"cuEventRecord", cu.EventRecord(self.ready, self.stream))
                 check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.ready, 0))
                 self._begin()
+                check(b"cuEventRecord", cu.EventRecord(self.taken, self.out))
         finally:
             leave(mode)
 
@@ -189,9 +195,14 @@ cdef class Handover:
         for i in range(self.layout.count):
             check(b"cuLaunchKernel", self.kernels.all_finite(
                 self.code[i], self.flag, self.device[i], self.layout.length[i], self.out))
-        check(b"cuEventRecord", cu.EventRecord(self.was_checked, self.out))
+        self._mark()
+        self.check_point = self.timeline.last
         self.unchecked = True
         return 0
+
+    cdef int _mark(self) except -1 nogil:
+        """Queue the next point of `out`."""
+        return check(b"cuStreamWriteValue32", self.timeline.mark(self.out))
 
     cdef int _check_bounded(self, Handle stream) except -1 nogil:
         """Queue the device's check whether the vector given back is bounded."""
@@ -202,27 +213,29 @@ cdef class Handover:
                 self.code[i], &self.flag[1], self.device[i], self.layout.length[i], stream))
         return 0
 
-    cdef bint _is_over(self, Handle event) noexcept nogil:
-        """Return whether the device has reached an event, or never will: see `check`."""
-        cdef int result
-        cdef int mode
-        if self.error != SUCCESS:
-            return True
+    cdef bint _is_over(self, long long point) noexcept nogil:
+        """Return whether `out` has reached a point, or never will: see `check`."""
+        return self.error != SUCCESS or self.timeline.reached(point)
+
+    cdef void look_for_errors(self) noexcept nogil:
+        """Ask the driver whether the device has failed, so that `check` raises; it may block."""
+        cdef int mode, result
+        if (self.error != SUCCESS or self.current == NULL
+                or self.timeline.reached(self.timeline.last)):
+            return
         result = enter(self.current, &mode)
         if result == SUCCESS:
-            result = cu.EventQuery(event)
+            result = cu.StreamQuery(self.out)
             leave(mode)
-        if result == NOT_READY:
-            return False
-        self.error = result
-        return True
+        if result != NOT_READY:
+            self.error = result
 
     cdef bint checked(self) noexcept nogil:
         """Return whether `finite` is final for the vector fetched, or never will be."""
         if self.flag == NULL:
             return self.arrived()
         if self.unchecked:
-            if not self._is_over(self.was_checked):
+            if not self._is_over(self.check_point):
                 return False
             self.unchecked = False
             if self.error == SUCCESS:
@@ -249,12 +262,14 @@ cdef class Handover:
     def check(self):
         """Raise CudaError if the vector will never arrive."""
         if self.error != SUCCESS:
-            raise CudaError(f"cuEventQuery returned {name_of(self.error)}")
+            raise CudaError(f"cuStreamQuery returned {name_of(self.error)}")
 
     def wait(self):
         """Wait until the vector can be used; other Python threads run meanwhile."""
         while not self.arrived():
             time.sleep(BETWEEN_QUERIES)
+            with nogil:
+                self.look_for_errors()
         self.check()
 
     def withdraw(self):
@@ -265,8 +280,11 @@ cdef class Handover:
 
     # Back to the application
 
+    def return_in_blocks(self):
+        """Let `return_until` return a vector, rather than `give_back` all of it."""
+
     cdef void return_until(self, Py_ssize_t end) noexcept nogil:
-        """Return the vector up to this byte, where it is final; an error is left to `give_back`."""
+        """Let the vector be returned up to this byte: it is final there."""
 
     def give_back(self, bint bounds=False):
         """Return the vector to the application: its stream's later work waits for the engine's.
@@ -291,6 +309,7 @@ cdef class Handover:
         """Wait until the device has finished with the vectors; release all but memory in use."""
         self._destroy()
         self.unchecked = False
+        self.timeline = None
         self.kept = []
         self.flag_memory = None
         self.flag = NULL

@@ -36,7 +36,7 @@ cdef class InPlace(Handover):
     def withdraw(self):
         cdef int mode
         if self.unchecked and enter(self.current, &mode) == SUCCESS:
-            cu.StreamWaitEvent(self.stream, self.was_checked, 0)
+            cu.StreamWaitEvent(self.stream, self.taken, 0)
             leave(mode)
 
     def give_back(self, bint bounds=False):
@@ -46,6 +46,7 @@ cdef class InPlace(Handover):
         check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
             with nogil:
+                self.queue.begun()  # so that the progress thread need not
                 self._return(self.queue.stream)
         finally:
             leave(mode)

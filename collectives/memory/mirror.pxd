@@ -1,5 +1,10 @@
+from collectives.exchange.mutex cimport pthread_mutex_t
 from collectives.memory.driver cimport Handle, PinnedMemory
 from collectives.memory.handover cimport Handover
+
+cdef extern from "<semaphore.h>" nogil:
+    ctypedef struct sem_t:
+        pass
 
 cdef class Mirror(Handover):
     cdef PinnedMemory memory
@@ -8,15 +13,22 @@ cdef class Mirror(Handover):
     cdef char **host
     # The stream of copies to the device.
     cdef Handle back
-    # Of each block: the event that it has arrived on the host.
-    cdef Handle *fetched
-    # Blocks: their bytes and number; how many of a vector's blocks are known to have arrived, and
-    # up to which byte of the vector it has been given back.
+    # Blocks: their bytes and number; the point at which the first one has arrived.
     cdef Py_ssize_t block
-    cdef int blocks, here
-    cdef Py_ssize_t given_back
+    cdef int blocks
+    cdef long long first_point
+    # Up to which bytes the vector is final, and has been given back; the latter is used by the
+    # thread that holds `returning`.
+    cdef Py_ssize_t final, given_back
+    cdef pthread_mutex_t returning
+    # The thread that gives blocks back, woken when one is `due`, until it is `ending`.
+    cdef object thread
+    cdef sem_t due
+    cdef bint ending
     # A vector's copy to the host is pending.
     cdef bint fetching
 
     cdef int _copy_block(self, Py_ssize_t low, Py_ssize_t high) except -1 nogil
+    cdef void _return_final(self) noexcept nogil
+    cdef int _return_rest(self) except -1 nogil
     cdef int _copy_back(self, Py_ssize_t end) noexcept nogil

@@ -1,15 +1,21 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Copies of a device's vectors in pinned host memory, which the host averages in their place."""
 
+import threading
+
 import numpy
 
 from libc.stdlib cimport calloc, free
 
+from collectives.exchange.mutex cimport (
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
 from collectives.memory.driver cimport (
     SUCCESS,
     PinnedMemory,
     check,
-    create_event,
     create_stream,
     cu,
     enter,
@@ -20,12 +26,33 @@ from collectives.memory.layout cimport HEADER, Layout
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
+cdef extern from "<semaphore.h>" nogil:
+    int sem_init(sem_t *, int, unsigned)
+    int sem_destroy(sem_t *)
+    int sem_post(sem_t *)
+    int sem_wait(sem_t *)
+
+cdef extern from *:
+    """
+    static Py_ssize_t load_end(const Py_ssize_t *end)
+    {
+        return __atomic_load_n(end, __ATOMIC_ACQUIRE);
+    }
+    static void store_end(Py_ssize_t *end, Py_ssize_t value)
+    {
+        __atomic_store_n(end, value, __ATOMIC_RELEASE);
+    }
+    """
+    Py_ssize_t load_end(const Py_ssize_t *end) noexcept nogil
+    void store_end(Py_ssize_t *end, Py_ssize_t value) noexcept nogil
+
 
 cdef class Mirror(Handover):
     """Copies on the host: `arrays` are its numpy arrays, one per array of the `Layout`.
 
     Vectors are copied in blocks, so that the first blocks can be averaged, and copied back, while
-    the copies of the last are pending.
+    the copies of the last are pending. A thread of its own queues the copies back, because the
+    driver may block it.
 
     Args:
         layout, addresses: see `Handover`.
@@ -37,10 +64,11 @@ cdef class Mirror(Handover):
         Handover.__init__(self, layout, addresses)
         self.block = block
         self.blocks = <int>((layout.size - HEADER + block - 1) // block)
-        self.given_back = layout.size
+        self.given_back = self.final = layout.size
+        pthread_mutex_init(&self.returning, NULL)
+        sem_init(&self.due, 0, 0)
         self.host = <char **>calloc(layout.count, sizeof(char *))
-        self.fetched = <Handle *>calloc(self.blocks, sizeof(Handle))
-        if self.host == NULL or self.fetched == NULL:
+        if self.host == NULL:
             raise MemoryError
         self.memory = PinnedMemory(layout.size - HEADER, self.context)
         self.arrays = []
@@ -51,23 +79,18 @@ cdef class Mirror(Handover):
         check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
             create_stream(&self.back)
-            for i in range(self.blocks):
-                create_event(&self.fetched[i])
         finally:
             leave(mode)
 
     def __dealloc__(self):
         self._destroy()
         free(self.host)
-        free(self.fetched)
+        sem_destroy(&self.due)
 
     cdef void _destroy(self) noexcept:
-        cdef int mode, i
+        cdef int mode
         if (self.pid == getpid() and self.current != NULL
                 and enter(self.current, &mode) == SUCCESS):
-            for i in range(self.blocks):
-                if self.fetched != NULL and self.fetched[i] != NULL:
-                    cu.EventDestroy(self.fetched[i])
             if self.back != NULL:
                 cu.StreamDestroy(self.back)
             leave(mode)
@@ -83,9 +106,11 @@ cdef class Mirror(Handover):
         for block in range(self.blocks):
             low = HEADER + block * self.block
             self._copy_block(low, min(low + self.block, self.layout.size))
-            check(b"cuEventRecord", cu.EventRecord(self.fetched[block], self.out))
-        self.here = 0
-        self.given_back = HEADER
+            self._mark()
+        self.first_point = self.timeline.last - self.blocks + 1
+        pthread_mutex_lock(&self.returning)
+        self.given_back = self.final = HEADER
+        pthread_mutex_unlock(&self.returning)
         self.fetching = True
         return 0
 
@@ -101,32 +126,55 @@ cdef class Mirror(Handover):
         return 0
 
     cdef bint has(self, Py_ssize_t end) noexcept nogil:
-        while self.fetching and HEADER + self.here * self.block < end:
-            if not self._is_over(self.fetched[self.here]):
-                return False
-            self.here += 1
-            if self.here == self.blocks or self.error != SUCCESS:
-                self.fetching = False
+        cdef long long block = (end - HEADER - 1) // self.block
+        if not self.fetching:
+            return True
+        if not self._is_over(self.first_point + block):
+            return False
+        if block == self.blocks - 1 or self.error != SUCCESS:
+            self.fetching = False
         return True
 
     def withdraw(self):
         cdef int mode
         if self.fetching and enter(self.current, &mode) == SUCCESS:
-            cu.StreamWaitEvent(self.stream, self.fetched[self.blocks - 1], 0)
+            cu.StreamWaitEvent(self.stream, self.taken, 0)
             leave(mode)
         # Vectors before the previous one have been given back, since it was fetched after that.
         del self.kept[:max(len(self.kept) - 2, 0)]
 
+    def return_in_blocks(self):
+        if self.thread is None and self.blocks > 1:
+            self.thread = threading.Thread(
+                target=self._return_blocks, name="wagma-copies", daemon=True)
+            self.thread.start()
+
     cdef void return_until(self, Py_ssize_t end) noexcept nogil:
-        """Begin to copy the vector back up to this byte, if that is a block or the vector's end."""
-        cdef int mode, result
-        if end - self.given_back < self.block and end < self.layout.size or self.error != SUCCESS:
+        """Let it be copied back up to this byte, if that is a block or the vector's end."""
+        if end - self.final < self.block and end < self.layout.size or self.error != SUCCESS:
             return
-        result = enter(self.current, &mode)
-        if result == SUCCESS:
-            result = self._copy_back(end)
-            leave(mode)
-        self.error = result
+        store_end(&self.final, end)
+        sem_post(&self.due)
+
+    def _return_blocks(self):
+        with nogil:
+            while not self.ending:
+                sem_wait(&self.due)
+                self._return_final()
+
+    cdef void _return_final(self) noexcept nogil:
+        """Begin to copy back what is final; an error is left to `give_back`."""
+        cdef int mode, result
+        cdef Py_ssize_t end
+        pthread_mutex_lock(&self.returning)
+        end = load_end(&self.final)
+        if end > self.given_back and self.error == SUCCESS:
+            result = enter(self.current, &mode)
+            if result == SUCCESS:
+                result = self._copy_back(end)
+                leave(mode)
+            self.error = result
+        pthread_mutex_unlock(&self.returning)
 
     def give_back(self, bint bounds=False):
         """Begin to copy back the rest of the vector."""
@@ -136,14 +184,23 @@ cdef class Mirror(Handover):
         try:
             with nogil:
                 if self.fetching:  # a call that has not used all of it
-                    cu.StreamWaitEvent(self.back, self.fetched[self.blocks - 1], 0)
-                check(b"cuMemcpyHtoDAsync", self._copy_back(self.layout.size))
+                    cu.StreamWaitEvent(self.back, self.taken, 0)
+                self._return_rest()
                 if bounds and self.flag != NULL:
                     self._check_bounded(self.back)
                 self._return(self.back)
         finally:
             leave(mode)
         self.kept = [self.kept.pop()]
+
+    cdef int _return_rest(self) except -1 nogil:
+        """Begin to copy back all that has not been."""
+        cdef int result
+        pthread_mutex_lock(&self.returning)
+        result = self._copy_back(self.layout.size)
+        self.final = self.layout.size
+        pthread_mutex_unlock(&self.returning)
+        return check(b"cuMemcpyHtoDAsync", result)
 
     cdef int _copy_back(self, Py_ssize_t end) noexcept nogil:
         """Queue the copy of bytes `given_back` to `end`; return the driver's result."""
@@ -169,9 +226,14 @@ cdef class Mirror(Handover):
         cdef int mode
         if self.current == NULL or self.pid != getpid():
             return
+        if self.thread is not None:
+            self.ending = True
+            sem_post(&self.due)
+            self.thread.join()
+            self.thread = None
         if enter(self.current, &mode) == SUCCESS:
             with nogil:
-                cu.StreamWaitEvent(self.back, self.fetched[self.blocks - 1], 0)
+                cu.StreamWaitEvent(self.back, self.taken, 0)
                 cu.StreamSynchronize(self.back)
             leave(mode)
         Handover.close(self)

@@ -154,7 +154,7 @@ API Result cuMemFreeHost(void *address) {
 API Result cuPointerGetAttribute(void *value, int attribute, unsigned long long address) {
     enum { ATTRIBUTE_CONTEXT = 1, MEMORY_TYPE = 2, IS_MANAGED = 8, ORDINAL = 9, HOST = 1, DEVICE = 2 };
     Result result = SUCCESS;
-    pthread_mutex_lock(&lock);
+    begin_call();
     Region *region = find((void *)(uintptr_t)address);
     if (failure)
         result = failure;
@@ -170,7 +170,7 @@ API Result cuPointerGetAttribute(void *value, int attribute, unsigned long long 
         *(int *)value = region->device < 0 ? 0 : region->device;
     else
         result = NOT_SUPPORTED;
-    pthread_mutex_unlock(&lock);
+    end_call();
     return result;
 }
 
@@ -212,6 +212,27 @@ API Result cuMemsetD8Async(unsigned long long to, unsigned char value, size_t si
         enqueue(stream, operation);
     })
 }
+static Result write(unsigned long long to, unsigned value, void *handle) {
+    ON_STREAM(handle, {
+        Region *region = find((void *)(uintptr_t)to);
+        if (!region || region->device >= 0)
+            result = NOT_SUPPORTED;
+        else {
+            Operation *operation = make_operation(NUMBER, "a number");
+            operation->to = (char *)(uintptr_t)to;
+            operation->value = value;
+            enqueue(stream, operation);
+        }
+    })
+}
+static int refuses; /* cuStreamWriteValue32, as some devices do */
+API Result cuStreamWriteValue32_v2(void *handle, unsigned long long to, unsigned value,
+                                   unsigned flags) {
+    return refuses || flags ? NOT_SUPPORTED : write(to, value, handle);
+}
+API Result cuMemsetD32Async(unsigned long long to, unsigned value, size_t count, void *handle) {
+    return count != 1 ? NOT_SUPPORTED : write(to, value, handle);
+}
 
 /* Streams and events */
 
@@ -226,18 +247,19 @@ API Result cuStreamCreate(void **handle, unsigned flags) {
     return cuStreamCreateWithPriority(handle, flags, 0);
 }
 API Result cuStreamDestroy_v2(void *handle) {
-    pthread_mutex_lock(&lock);
+    begin_call();
     Stream *stream = stream_of(handle);
     Result result = stream ? failure : INVALID_HANDLE;
     if (current_device() < 0)
         result = INVALID_CONTEXT;
     else if (stream)
         remove_stream(stream); /* also after a failure: there are only so many */
-    pthread_mutex_unlock(&lock);
+    end_call();
     return result;
 }
 API Result cuStreamQuery(void *handle) {
     ON_STREAM(handle, {
+        break_captures("cuStreamQuery");
         if (stream->ended < stream->issued)
             result = NOT_READY;
         else
@@ -362,9 +384,17 @@ API void stand_in_hold_copies(long number) {
     copies_let = number;
     pthread_mutex_unlock(&lock);
 }
-/* No call that takes the lock returns, and no stream goes on, until they are let. */
-API void stand_in_hold_calls(void) { pthread_mutex_lock(&lock); }
-API void stand_in_let_calls(void) { pthread_mutex_unlock(&lock); }
+static void hold(int hold) {
+    pthread_mutex_lock(&lock);
+    held = hold;
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
+}
+/* No call but those that need no context returns, and no stream goes on, until they are let. */
+API void stand_in_hold_calls(void) { hold(1); }
+API void stand_in_let_calls(void) { hold(0); }
+/* cuStreamWriteValue32 is not supported from now on, or is again. */
+API void stand_in_refuse_numbers(int refuse) { refuses = refuse; }
 /* Every call fails like this from now on, and the host may touch what was being copied; 0: none does
    any more. */
 API void stand_in_fail(Result error) {

@@ -99,6 +99,15 @@ void protect(Region *region, size_t low, size_t high, int protection) {
         mprotect(region->seen + low, high - low, protection);
 }
 
+/* Write a number where the host, once it reads it, is told of all that comes before it. */
+void write_number(const Operation *operation) {
+    Region *region = find(operation->to);
+    mprotect(region->seen, region->size, PROT_NONE);
+    region->tells = 1;
+    merge(&region->told, &operation->clock);
+    *(unsigned *)reach(operation->to) = operation->value;
+}
+
 /* Nothing is under way any more that reads or writes pinned memory, or other processes'. */
 void unprotect_all(void) {
     for (int i = 0; i < MOST_REGIONS; i++)
@@ -109,11 +118,19 @@ void unprotect_all(void) {
 }
 
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
+    pthread_mutex_lock(&lock);
     Region *region = find(info->si_addr);
+    if (region && region->tells) {
+        see(&region->told);
+        mprotect(region->seen, region->size, PROT_READ | PROT_WRITE);
+        pthread_mutex_unlock(&lock);
+        return;
+    }
     if (region)
         end(HOST_ACCESS, "the host touches %s memory, byte %zd of %zu%s",
             region->device < 0 ? "pinned" : "device", (char *)info->si_addr - region->seen,
             region->size, region->device < 0 ? ", and has not seen the copy end that does" : "");
+    pthread_mutex_unlock(&lock);
     signal(signal_number, SIG_DFL);
     (void)context;
 }
@@ -122,6 +139,6 @@ void install_handler(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    action.sa_flags = SA_SIGINFO; /* not on faulthandler's stack, which is small */
     sigaction(SIGSEGV, &action, NULL);
 }

@@ -44,6 +44,8 @@ static int overlap(const Access *access, const Region *region, size_t low, size_
 
 /* What the host may do with pinned bytes now: see `stand_in.h`. */
 static void protect_pinned(Region *region, size_t low, size_t high) {
+    if (failure) /* what was under way is not watched any more */
+        return;
     if (is_page(region))
         low = 0, high = region->size;
     protect(region, low, high, PROT_READ | PROT_WRITE);

@@ -18,6 +18,8 @@
      another has mapped.
    - A stream takes any number of operations, or as many as STAND_IN_QUEUE says: a call that finds it
      full blocks, and with it, as in a driver, all other calls of the process.
+   - A stream writes a number to pinned memory of its own (cuStreamWriteValue32, or cuMemsetD32Async):
+     the host sees all that comes before that as ended once it reads that memory, and not before.
    - Calls that block the host, and bytes, are counted.
 
    One lock guards everything; functions here are called with it. */
@@ -55,13 +57,15 @@ typedef unsigned long long Number;
 typedef struct { Number of[MOST_STREAMS]; } Clock;
 
 /* Memory of a device, or pinned (device < 0): where applications see it, and where streams do; what
-   all processes know of what they do with it, if it is shared; whether it is another's. */
+   all processes know of what they do with it, if it is shared; whether it is another's; what comes
+   before the number that a stream has written there, if it has. */
 typedef struct Table Table;
 typedef struct {
     char *seen, *ours;
     size_t size;
-    int device, used, file, imported;
+    int device, used, file, imported, tells;
     Table *table;
+    Clock told;
 } Region;
 
 /* A kernel of a module; one with the arguments that it was launched with; some bytes of those. */
@@ -71,19 +75,19 @@ typedef struct { const void *address; size_t size; int writes; } Touch;
 
 typedef struct Operation {
     struct Operation *next;
-    enum { NOTHING, COPY, FILL, LAUNCH, SLEEP, GATE, CALL } kind;
+    enum { NOTHING, COPY, FILL, LAUNCH, SLEEP, GATE, CALL, NUMBER } kind;
     const char *what;
     char *to;
     const char *from;
     size_t size;
-    unsigned char value;
+    unsigned value;
     Launch *launch;
     long microseconds, gate;
     int to_host;
     void (*function)(void *);
     void *argument;
     Number number;
-    Clock after;
+    Clock after, clock; /* what it waits for; all that it comes after */
 } Operation;
 
 /* `legacy`: it and the legacy default stream, number 0, wait for each other. */
@@ -103,6 +107,7 @@ extern Stream streams[MOST_STREAMS];
 extern int stream_count;
 extern long gates_closed, gates_opened; /* since the beginning */
 extern long copies_let;                 /* to the host, before the gates are opened; < 0: all */
+extern int held;                        /* no call returns, and no stream goes on */
 
 /* Tests read them, in this order. */
 extern struct Counts {
@@ -119,13 +124,12 @@ void break_captures(const char *what);
     Result result = SUCCESS;                                                                      \
     if (current_device() < 0)                                                                     \
         return INVALID_CONTEXT;                                                                   \
-    pthread_mutex_lock(&lock);                                                                    \
-    wait_for_calls();                                                                             \
+    begin_call();                                                                                 \
     if (failure)                                                                                  \
         result = failure;                                                                         \
     else                                                                                          \
         body;                                                                                     \
-    pthread_mutex_unlock(&lock);                                                                  \
+    end_call();                                                                                   \
     return result;
 
 /* Likewise, with the stream of a handle. */
@@ -163,6 +167,7 @@ void unmap_region(Region *region);
 Result release(void *address, int pinned);
 int is_page(const Region *region);
 void protect(Region *region, size_t low, size_t high, int protection);
+void write_number(const Operation *operation);
 void unprotect_all(void);
 void install_handler(void);
 
@@ -175,6 +180,8 @@ void check_order(const Stream *stream, const Operation *operation, const Clock *
 void end(int status, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 
 /* streams.c */
+void begin_call(void);
+void end_call(void);
 Stream *make_stream(int legacy);
 void remove_stream(Stream *stream);
 Stream *stream_of(void *handle);
@@ -182,7 +189,6 @@ Operation *make_operation(int kind, const char *what);
 void enqueue(Stream *stream, Operation *operation);
 void wait_for(Stream *stream, Number number);
 void wait_for_all(void);
-void wait_for_calls(void);
 void read_settings(void);
 
 #endif

@@ -12,6 +12,7 @@ pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 Stream streams[MOST_STREAMS];
 int stream_count;
 long gates_closed, gates_opened, copies_let = -1;
+int held;
 static int removed[MOST_STREAMS];
 static long delay, most; /* operations in a stream; 0: any number */
 static int is_full;      /* a call waits for a place in a stream */
@@ -20,6 +21,20 @@ static long setting(const char *name) { return getenv(name) ? atol(getenv(name))
 void read_settings(void) {
     delay = setting("STAND_IN_DELAY");
     most = setting("STAND_IN_QUEUE");
+}
+
+/* What a function of the driver's begins and ends with: it holds the lock meanwhile. None goes on
+   while calls are held, and none begins while one waits for a place in a stream. */
+void begin_call(void) {
+    pthread_mutex_lock(&lock);
+    while (held || is_full)
+        pthread_cond_wait(&moved, &lock);
+}
+
+void end_call(void) {
+    while (held)
+        pthread_cond_wait(&moved, &lock);
+    pthread_mutex_unlock(&lock);
 }
 
 static void sleep_for(long microseconds) {
@@ -44,7 +59,7 @@ static int may_begin(const Operation *operation) {
     for (int i = 0; operation && i < stream_count; i++)
         if (streams[i].ended < operation->after.of[i])
             return 0;
-    if (!operation || (operation->kind == GATE && operation->gate > gates_opened))
+    if (!operation || held || (operation->kind == GATE && operation->gate > gates_opened))
         return 0;
     return !operation->to_host || copies_let != 0;
 }
@@ -65,6 +80,8 @@ static void *serve(void *argument) {
             sleep_for(rand_r(&random) % delay);
         carry_out(operation);
         pthread_mutex_lock(&lock);
+        if (operation->kind == NUMBER)
+            write_number(operation);
         stream->first = operation->next;
         if (!stream->first)
             stream->last = NULL;
@@ -125,12 +142,6 @@ static int wait_for_each_other(const Stream *a, const Stream *b) {
     return (a->number == 0 && b->legacy) || (b->number == 0 && a->legacy);
 }
 
-/* No call goes on while one waits for a place in a stream. */
-void wait_for_calls(void) {
-    while (is_full)
-        pthread_cond_wait(&moved, &lock);
-}
-
 static void wait_for_place(const Stream *stream) {
     is_full = most && stream->issued - stream->ended >= (Number)most;
     while (is_full) {
@@ -157,7 +168,7 @@ void enqueue(Stream *stream, Operation *operation) {
     }
     clock.of[stream->number] = operation->number;
     check_order(stream, operation, &clock);
-    stream->clock = clock;
+    stream->clock = operation->clock = clock;
     if (stream->last)
         stream->last->next = operation;
     else

@@ -1,0 +1,57 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Points of a stream, and which of them it has reached, without a call of the driver.
+
+The driver's functions may block, even queries: while another thread's launch waits for space in a
+full queue, or allocates memory. A thread that other ranks wait for must not call them.
+"""
+
+from collectives.memory.driver cimport NOT_SUPPORTED, SUCCESS, Address, cu
+
+cdef extern from *:
+    """
+    static unsigned load_number(const unsigned *number)
+    {
+        return __atomic_load_n(number, __ATOMIC_ACQUIRE);
+    }
+    """
+    unsigned load_number(const unsigned *number) noexcept nogil
+
+
+cdef class Timeline:
+    """The points of one stream, numbered from 1; the stream writes their numbers to pinned memory.
+
+    When a number has arrived, all work queued before its point is complete, and what that has
+    written is visible to the host. If the device fails, no number arrives: ask the driver.
+
+    Args:
+        context: the device's context.
+
+    Raises:
+        CudaError: there is no pinned memory left.
+    """
+
+    def __init__(self, Context context):
+        self.memory = PinnedMemory(sizeof(unsigned), context)
+        self.number = <unsigned *>self.memory.address
+        self.number[0] = 0
+        self.writes = cu.StreamWriteValue32 != NULL
+
+    cdef int mark(self, Handle stream) noexcept nogil:
+        """Queue the next point, `last` from then on; return the driver's result.
+
+        The context must be current.
+        """
+        cdef int result = NOT_SUPPORTED
+        cdef unsigned number = <unsigned>(self.last + 1)
+        if self.writes:
+            result = cu.StreamWriteValue32(stream, <Address>self.number, number, 0)
+            self.writes = result != NOT_SUPPORTED
+        if not self.writes:
+            result = cu.MemsetD32Async(<Address>self.number, number, 1, stream)
+        if result == SUCCESS:
+            self.last += 1
+        return result
+
+    cdef bint reached(self, long long point) noexcept nogil:
+        """Return whether the stream has reached a point, one of the last 2³¹; 0: yes."""
+        return <int>(load_number(self.number) - <unsigned>point) >= 0
