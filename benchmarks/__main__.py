@@ -39,6 +39,7 @@ RANKS = {
     "methods_wall": (None,),
     "late_rules": (4, 8),
     "late_gradients": (None,),
+    "ablations": (None,),
     "overlap": (4,),
     "simulated_wall": (4, 8),
     "stragglers": (None,),
@@ -55,7 +56,7 @@ RANKS = {
 # Benchmarks of methods rather than of the machine, or of a GPU, run by name only.
 BY_NAME = (
     "gpu",
-    *("late_rules", "late_gradients"),
+    *("late_rules", "late_gradients", "ablations"),
     *("stragglers", "simulated_stragglers", "simulated_ripples", "hop", "simulated_hop", "wp_sgd"),
     "wp_sgd_wall",
 )

@@ -43,14 +43,17 @@ def compare(arguments, ranks, methods, options, directory):
     """Run `wagma compare` in a directory; return its "runs" and its "results" by method.
 
     Args:
-        arguments: with the seconds and seeds of each method, and the sleep of a step.
+        arguments: with the seconds, or the steps, and the seeds of each method, and the sleep of a
+            step.
         ranks, methods: number of ranks, and names of the methods.
         options: further options of the command line.
     """
+    length = "steps" if "steps" in arguments else "seconds"
     command = [
         *mpiexec(), "-n", str(ranks), sys.executable, "-m", "wagma", "compare",
         "--algorithms", ",".join(methods), "--seeds", str(arguments.seeds),
-        "--seconds", str(arguments.seconds), "--step-time", str(arguments.step_time_ms), *options,
+        f"--{length}", str(getattr(arguments, length)),
+        "--step-time", str(arguments.step_time_ms), *options,
         "--runs-dir", directory, "--name", "runs",
     ]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=3600)

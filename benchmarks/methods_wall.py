@@ -9,33 +9,16 @@ for, from the measured times of their steps; the wall time must be at most a nin
 is a method's speedup over Allreduce-SGD, measured and if both were as fast as their bounds.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 from statistics import median
 
-from common import figure, mpiexec, parser, quartiles, report
+from common import compare, figure, parser, quartiles, report
 
 from wagma.methods import METHODS as DECLARED
 
 BOUND = 1 / 0.90
 REFERENCE = "allreduce"
 METHODS = [REFERENCE, *(name for name in DECLARED if name != REFERENCE)]
-
-
-def compare(arguments, ranks, scale, directory):
-    """Return the records of `wagma compare` of every run, by method."""
-    command = [
-        *mpiexec(), "-n", str(ranks), sys.executable, "-m", "wagma", "compare",
-        "--algorithms", ",".join(METHODS), "--seeds", str(arguments.seeds),
-        "--steps", str(arguments.steps), "--evaluate-every", str(arguments.steps),
-        "--batch-size", "4", "--step-time", str(arguments.step_time_ms), "--imbalance", "cloud",
-        "--imbalance-scale", str(scale), "--runs-dir", directory, "--name", "runs",
-    ]  # fmt: skip
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1800)
-    return json.loads((Path(directory) / "runs" / "comparison.json").read_text())["runs"]
 
 
 def figures_of(runs, reference):
@@ -70,7 +53,11 @@ def main():
         for delay in arguments.delays:
             scale = delay * arguments.step_time_ms / 320
             with tempfile.TemporaryDirectory() as directory:
-                runs = compare(arguments, ranks, scale, directory)
+                options = (
+                    *("--evaluate-every", str(arguments.steps), "--batch-size", "4"),
+                    *("--imbalance", "cloud", "--imbalance-scale", str(scale)),
+                )
+                runs, _ = compare(arguments, ranks, METHODS, options, directory)
             for method in METHODS:
                 found = figures_of(runs[method], runs[REFERENCE])
                 name = f"{method}, delay {delay:g} steps"

@@ -177,6 +177,37 @@ def test_wp_sgd_s_page_shows_the_tables_of_its_result_file(monkeypatch):
 
 
 @pytest.fixture
+def ablations(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("ablations")
+
+
+def test_ablations_compare_each_row_with_wagma_under_the_same_rule(ablations):
+    def runs(accuracy, rates):
+        each = {"accuracy": accuracy, "bound_over_wall": 0.9, "timely_share": 0.2}
+        return [{**each, "samples_per_s": rate} for rate in rates]
+
+    for rule in ablations.RULES:
+        assert list(ablations.labels(8, rule)) == list(ablations.PAPER)
+    whole, other = runs(0.97, (100, 110, 90)), runs(0.95, (50, 44, 63))
+    rows = {row: ablations.figures_of(other, whole) for row in ablations.PAPER}
+    rows[ablations.WHOLE] = ablations.figures_of(whole, whole)
+    table = ablations.table("τ = 10", dict.fromkeys(ablations.RULES, rows)).splitlines()
+    assert len(table) == 2 + len(ablations.PAPER)
+    assert {line.count("|") for line in table} == {9}
+    assert table[2].startswith("| WAGMA | 97.0 ± 0.0 | 1.00 | 0.20 | 97.0 ± 0.0 |")
+    assert table[3].startswith("| ❶ no groups: local SGD | 95.0 ± 0.0 | 0.50 |  | 95.0")
+    assert table[4].startswith("| ❷ fixed groups | 95.0 ± 0.0 | 0.50 | 0.20 |")
+
+
+def test_the_page_about_comparing_shows_the_tables_of_the_ablations_if_they_were_run(ablations):
+    path = BENCHMARKS / "results" / "ablations-8.json"
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    page = (BENCHMARKS.parent / "docs" / "comparing.md").read_text()
+    assert [period for period, text in ablations.tables(results).items() if text not in page] == []
+
+
+@pytest.fixture
 def scaling_figures(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("scaling_figures")
