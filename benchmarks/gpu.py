@@ -166,6 +166,12 @@ class Measured:
     def seconds(self):
         return time.monotonic() - self.began
 
+    @property
+    def has_failed(self):
+        """Whether a job has not ended well, or what must never happen did, as a test that fails."""
+        never = any(each["bound"] == 0 and not each["holds"] for each in self.figures)
+        return never or any("failed" in part for part in self.parts.values())
+
     def add(self, job, found):
         """Add the contents of a job's file."""
         suffix = ", MPS" * job.under_mps
@@ -210,7 +216,7 @@ class Measured:
             value, bound = rounded(each["value"]), rounded(each["bound"])
             print(f"{value:>10} {bound:>7}  {held}{each['figure']}")
         print("\nnot measured:")
-        for name in ("not measured", "failed"):
+        for name in ("not measured", "failed", "begun"):
             for place, value in leaves(self.parts):
                 if place.endswith(f": {name}"):
                     print(f"  {place}: {in_short(str(value))}")
@@ -273,7 +279,7 @@ def measure_all(arguments, began):
             run_and_add(job, measured, start_mps)
     measured.print_table()
     print(f"written to {measured.path}", file=sys.stderr)
-    return int(any("failed" in part for part in measured.parts.values()))
+    return int(measured.has_failed)
 
 
 def run_and_add(job, measured, start_mps):

@@ -27,7 +27,9 @@ HERE = Path(__file__).parent
 LIMIT = 90.0  # seconds for a check: a device may have to be initialized, and kernels compiled
 ENDING = 5.0  # seconds for the process that holds the context to end
 # What the suite's tests import, beside what the collectives need.
-OF_TESTS = "pytest", "pytest_mpi", "pytest_timeout", "hypothesis", "ml_dtypes", "psutil"
+OF_TESTS = "pytest", "pytest_mpi", "pytest_timeout", "cython", "hypothesis", "ml_dtypes", "psutil"
+TESTS = HERE.parent / "tests"
+IMPORT_TESTS = f"import conftest; print({', '.join(OF_TESTS)!r})"
 HOLD = "import gpu_preflight; gpu_preflight.hold()"
 AVERAGE = "import gpu_preflight; gpu_preflight.average()"
 TORCH = "import gpu_preflight; print(gpu_preflight.device_of_torch({module!r}))"
@@ -245,12 +247,13 @@ def device_of_torch(module: str | None) -> str:
 
 
 def modules_of_tests() -> str:
+    """Import what all tests import; return what was looked for."""
     missing = [name for name in OF_TESTS if importlib.util.find_spec(name) is None]
-    if not (HERE.parent / "tests" / "conftest.py").exists():
+    if not TESTS.exists():
         missing.append("the folder tests")
     if missing:
         raise Missing(", ".join(missing))
-    return ", ".join(OF_TESTS)
+    return said_by([sys.executable, "-c", IMPORT_TESTS], cwd=TESTS)
 
 
 def mps_control() -> str:
@@ -277,10 +280,10 @@ def writable(folder: Path) -> str:
         raise Missing(str(error)) from None
 
 
-def said_by(command) -> str:
+def said_by(command, cwd=HERE) -> str:
     """Return the last line that a command prints; raise `Missing` with its last words otherwise."""
     try:
-        status, text = run_for(command, LIMIT, cwd=HERE)
+        status, text = run_for(command, LIMIT, cwd)
     except OSError as error:
         raise Missing(str(error)) from None
     if status == 0:

@@ -50,7 +50,8 @@ def end(job):
 
 def last_words(output):
     """Return the last exception in a command's output, or else its last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = output.partition("BAD TERMINATION OF ONE")[0]  # from there on it is MPICH's launcher
+    lines = [line.strip() for line in said.splitlines() if line.strip(" =")]
     exceptions = [line for line in lines if EXCEPTION.fullmatch(line)]
     return (exceptions or lines or [""])[-1]
 

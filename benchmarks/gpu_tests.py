@@ -10,6 +10,7 @@ from gpu_processes import keep
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 LIMIT = 60  # seconds of a test
+PLUGINS = "pytest_mpi", "timeout"
 PYTEST_ENDED = 0, 1, 5  # its exit statuses where tests pass, some fail, or there are none
 # By number of ranks and path: files, and those of their tests that neither count the driver's
 # calls, nor make it fail, nor expect the process to end.
@@ -39,6 +40,7 @@ def environment(aware=False):
         "WAGMA_CUDA_AWARE": str(int(aware)),
         "OMP_NUM_THREADS": "1",
         "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # others that this machine has might not load
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
 
@@ -130,6 +132,7 @@ def run(selected, mpi, more_names, found):
         status = pytest.main(
             [
                 *options,
+                *(word for name in PLUGINS for word in ("-p", name)),
                 *("-q", "-p", "no:cacheprovider", "--timeout-method=thread", f"--timeout={LIMIT}"),
                 *("-k", names, *(str(TESTS / name) for name in files)),
             ],
@@ -138,7 +141,7 @@ def run(selected, mpi, more_names, found):
     finally:
         os.chdir(here)
     if status not in PYTEST_ENDED:
-        found.failed["pytest"] = f"exit status {int(status)}"
+        raise RuntimeError(f"pytest ended with exit status {int(status)}")
     if not found.passed and not found.failed:
         reasons = sorted(set(found.skipped.values()))
         return {"not measured": "; ".join(reasons) or "no such tests"}

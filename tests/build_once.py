@@ -48,14 +48,14 @@ def build_cython(kind: str, source: str, path: str, *options: str) -> str:
         path: the module's, such as package/module.pyx; one of the project has its .pxd there.
         options: the C compiler's.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None or importlib.util.find_spec("Cython") is None:
-        pytest.skip("no C compiler or no Cython to build an extension with")
     folders = {MEMORY, (ROOT / path).parent}
     files = sorted(file for folder in folders for file in folder.glob("*.pxd"))
     declared = "".join(file.read_text() for file in files)
 
     def build(target):
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if compiler is None or importlib.util.find_spec("Cython") is None:
+            pytest.skip("no C compiler or no Cython to build an extension with")
         module = target.parent / path
         module.parent.mkdir(parents=True, exist_ok=True)
         for package in module.relative_to(target.parent).parents[:-1]:
@@ -72,5 +72,6 @@ def build_cython(kind: str, source: str, path: str, *options: str) -> str:
         compile_it = [compiler, "-w", "-fPIC", "-shared", *options, *headers]
         subprocess.run([*compile_it, generated, "-o", target], check=True)
 
-    content = repr([source, declared, options, sys.version])
+    # One for all Pythons that load it, such as those of other machines.
+    content = repr([source, declared, options, sysconfig.get_config_var("EXT_SUFFIX")])
     return build_once(kind, Path(path).with_suffix(".so").name, content, build)

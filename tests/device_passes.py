@@ -28,6 +28,11 @@ def build() -> str:
         nvrtc.library()
     except CudaError as error:
         pytest.skip(str(error))
+    return module()
+
+
+def module() -> str:
+    """Build the module, and return its path; skip the test where it cannot be."""
     return build_cython("passes", SOURCE.read_text(), SOURCE.name, "-O0")
 
 

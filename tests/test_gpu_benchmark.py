@@ -196,7 +196,7 @@ def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, 
         started.append(part)
         if part == "staged":
             gpu.gpu_parts.keep(ONE, argparse.Namespace(results=results), [{"bytes": 4}])
-            return None, "ValueError: the last words"
+            return None, "ValueError: the last words\n=====\n= BAD TERMINATION OF ONE OF ..."
         contents = {"results": {"device": "X", "measured": {"ratio": 2.0}}}
         contents |= {"ratios": {}, "figures": [gpu.figure("ratio", 2.0, 1.5)]}
         ranks = command[command.index("-n") + 1]
@@ -215,7 +215,8 @@ def test_a_part_that_fails_leaves_the_others_theirs(gpu, monkeypatch, tmp_path, 
     assert parts == {
         "copies-1": {"ratio": 2.0},
         "staged-2": {
-            "failed": "ValueError: the last words\nno end after 60 s",
+            "failed": "ValueError: the last words\n=====\n= BAD TERMINATION OF ONE OF ..."
+            "\nno end after 60 s",
             "so far": [{"bytes": 4}],
         },
         "passive-2, MPS": {"not measured": "no MPS here"},
@@ -279,6 +280,21 @@ def test_of_tests_that_do_not_end_those_that_have_are_named(gpu, monkeypatch, tm
         gpu.run(gpu.Job("tests", 4, 60), measured_by(gpu, tmp_path), None)
     outcomes = {"passed": 2, "failed": {"c": "why"}, "begun": "d"}
     assert raised.value.so_far == {"staged": outcomes}
+
+
+def test_tests_that_cannot_begin_have_not_passed(gpu, monkeypatch):
+    monkeypatch.setattr(pytest, "main", lambda *_, **__: pytest.ExitCode.USAGE_ERROR)
+    tests = gpu.gpu_tests
+    with pytest.raises(RuntimeError, match="pytest ended with exit status 4"):
+        tests.run(tests.ALONE, False, "", tests.Found(lambda so_far: None))
+
+
+def test_a_test_that_fails_is_a_failure(gpu, tmp_path):
+    measured = measured_by(gpu, tmp_path)
+    measured.figures = [gpu.figure("slow", 2.0, 1.5), gpu.figure("tests: failed", 0, 0)]
+    assert not measured.has_failed
+    measured.figures.append(gpu.figure("tests: failed", 1, 0))
+    assert measured.has_failed
 
 
 def test_what_parts_need_is_looked_for(gpu, monkeypatch, tmp_path):

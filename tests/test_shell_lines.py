@@ -45,6 +45,8 @@ ELSEWHERE = {
     "pip install mpich mpi4py": "make dist, in .ci/run",
     "pip install .[train,plot]": "make dist, in .ci/run, without the extras",
     "mpiexec -n 4 python train.py": "test_docs.py, with the README's script",
+    "python tools/gpu_bundle.py gpu-bundle --python python3.12": "downloads; test_gpu_bundle.py",
+    "python3 gpu-bundle/measure.py": "needs a GPU; --rehearse of the line before",
     "sbatch slurm/train-cpu.sbatch --imbalance cloud": "needs Slurm; test_slurm.py has its parts",
     "printf node1:4\\nnode2:4\\n > hosts": "needs two hosts",
 }

@@ -7,4 +7,12 @@ from pathlib import Path
 # Python 3.10 has no tomllib, but pip vendors an equivalent.
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli")
 project = toml.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-print(*project["optional-dependencies"][sys.argv[1]])
+
+
+def requirements(extra):
+    """Return the requirements of an extra."""
+    return project["optional-dependencies"][extra]
+
+
+if __name__ == "__main__":
+    print(*requirements(sys.argv[1]))
