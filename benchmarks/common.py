@@ -18,6 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 MIN_ROUNDS = 3
 WARM_UP = 2  # calls at least; the first ones touch new pages
 MAX_CALLS = 300
+DEDICATED = "dedicated_server"
 # A collective's keyword arguments for each transport.
 TRANSPORTS = {name: {"transport": name} for name in ("messages", "shared")}
 
@@ -62,13 +63,17 @@ def compare(arguments, ranks, methods, options, directory):
 
 
 def simulated(label):
-    """Return the method of "NAME:option=value", and the options that its simulation takes."""
+    """Return the method of "NAME:option=value", and the options that its simulation takes.
+
+    "parameter-server:dedicated_server" is a server on a node of its own, instead of on rank 0.
+    """
     from wagma.methods import named
 
     name, *given = label.split(":")
     method = named(name)
-    options = method.resolved(method.given(given))
-    return method, {each: options[each] for each in method.simulated_options}
+    options = method.resolved(method.given(word for word in given if word != DEDICATED))
+    chosen = {each: options[each] for each in method.simulated_options}
+    return method, chosen | ({DEDICATED: True} if DEDICATED in given else {})
 
 
 def time_calls(comm, call, repetitions):

@@ -11,11 +11,12 @@ rank may be ahead of those that average its model, which the paper does not stat
 
 Tables: seconds per iteration on three graphs, with stragglers and without (Figure 12), and speedups
 of other settings over the standard one (Figures 14 to 17), also by how far ranks may be ahead;
-beside servers (Figure 13); with a rank that is always slow, by iterations and by time (Figures 18
-and 19); and 8 workers on machines with 4, 2 and 2 of them (Figures 20 and 21). All are means over
-the seeds. The last table has the jobs of `hop.py`, without a network and without the load of a
-machine: 8 ranks with steps of 60 ms for 8 seconds, of which the same are slow with every graph and
-setting; medians over the seeds, with the lowest and the highest.
+beside servers, on worker 0 and, as in the paper, on a further machine (Figure 13); with a rank that
+is always slow, by iterations and by time (Figures 18 and 19); and 8 workers on machines with 4, 2
+and 2 of them (Figures 20 and 21). All are means over the seeds. The last table has the jobs of
+`hop.py`, without a network and without the load of a machine: 8 ranks with steps of 60 ms for 8
+seconds, of which the same are slow with every graph and setting; medians over the seeds, with the
+lowest and the highest.
 """
 
 from dataclasses import replace
@@ -48,7 +49,8 @@ SKIPPING = {
     "staleness": ":staleness=5",
     "staleness, skips 10": ":staleness=5:max_skip=10",
 }
-OTHERS = ("allreduce", "parameter-server:mode=bsp", "parameter-server:mode=asp", "ad-psgd")
+SERVERS = tuple(f"parameter-server:mode={mode}" for mode in ("bsp", "asp"))
+OTHERS = ("allreduce", *SERVERS, *(f"{server}:dedicated_server" for server in SERVERS), "ad-psgd")
 GAPS = (1, 2, 5, 8, 20)
 BY_GAP = (":backup=1", ":backup=2", ":staleness=5", ":staleness=20", ":backup=1:max_skip=10")
 DRAWN_STEP, DRAWN_SECONDS, DRAWN_RANKS = 0.06, 8.0, 8  # those of hop.py
@@ -130,7 +132,7 @@ def beside_servers(arguments, results):
     for ranks in arguments.ranks:
         print(
             f"\n# {ranks} workers: seconds per iteration, and steps of all per second by time\n"
-            f"{'method':<36}{'undisturbed':>12}{'random 6 ×':>12}{'steps/s':>10}{'random':>10}"
+            f"{'method':<44}{'undisturbed':>12}{'random 6 ×':>12}{'steps/s':>10}{'random':>10}"
         )
         for label in (*OTHERS, *hop):
             found = {
@@ -142,7 +144,7 @@ def beside_servers(arguments, results):
             results[f"beside servers, {ranks} workers: {label}"] = found
             seconds, rates = list(found.values())[:2], list(found.values())[2:]
             print(
-                f"{label:<36}{''.join(f'{each:12.2f}' for each in seconds)}"
+                f"{label:<44}{''.join(f'{each:12.2f}' for each in seconds)}"
                 f"{''.join(f'{each:10.2f}' for each in rates)}",
                 flush=True,
             )

@@ -28,6 +28,7 @@ NODES = f":ranks_per_node={NODE}"
 SMART = f"ripples:groups=smart{NODES}"
 METHODS_COMPARED = (
     "allreduce",
+    "parameter-server:dedicated_server",
     "ripples:groups=random",
     "ripples:groups=buffered",
     f"ripples:groups=static{NODES}",

@@ -31,7 +31,7 @@ class Rank:
         self.computing, self.calling, self.published, self.copying = True, False, False, False
         self.moving = self.exchanging = False
         self.made, self.waited, self.called_at = 0, 0.0, 0.0
-        self.engine_free = self.port_free = 0.0
+        self.engine_free = self.port_free = self.port_open = 0.0
         self.published_version = -1
         self.executed = []
 
@@ -39,15 +39,17 @@ class Rank:
 class Network:
     """What happens when, and messages between engines: afterwards `wall` and `messages` say how.
 
-    Its `ranks` have a `number`; whether they are `computing`; when they are `engine_free` and
-    `port_free`; how many steps they have `made`; when they `called_at`, and how long they `waited`.
+    Its `ranks` have a `number`; whether they are `computing`; when they are `engine_free`, and when
+    their port is `port_free` to send and `port_open` to receive; how many steps they have `made`;
+    when they `called_at`, and how long they `waited`. The last ones may be `servers`, each on a
+    node of its own, which have no application.
     """
 
-    def __init__(self, step_times, machine, settings):
+    def __init__(self, step_times, machine, settings, servers=0):
         self.times, self.settings = step_times, settings
-        self.steps, size = step_times.shape
-        self.machine = machine.for_job(size)
-        self.node_free = defaultdict(float)
+        self.steps, self.size = step_times.shape
+        self.machine = machine.for_job(self.size, servers)
+        self.node_free, self.node_open = defaultdict(float), defaultdict(float)
         self.heap, self.order = [], itertools.count()
         self.messages = 0
         self.now, self.wall = 0.0, 0.0
@@ -67,6 +69,8 @@ class Network:
 
     def is_done(self, rank):
         """Whether a rank has made, or skipped, all iterations."""
+        if rank.number >= self.size:
+            return True
         return rank.made + getattr(rank.protocol, "skipped", 0) >= self.steps
 
     def compute(self, rank, at):
@@ -80,14 +84,34 @@ class Network:
         wire = (nbytes - 1) * machine.byte_gap
         rank.engine_free = max(self.now, rank.engine_free) + machine.overhead
         at = max(rank.engine_free, rank.port_free)
-        node = rank.number // machine.ranks_per_node
-        if node != destination.number // machine.ranks_per_node:
+        node = self.node_of(rank)
+        link = 0.0
+        if node != self.node_of(destination):
+            link = nbytes * (1 / machine.injection)
             at = max(at, self.node_free[node])
-            self.node_free[node] = at + nbytes * (1 / machine.injection)
-            wire = max(wire, nbytes * (1 / machine.injection))
+            self.node_free[node] = at + link
+            wire = max(wire, link)
         rank.port_free = at + wire + machine.gap
         self.messages += 1
-        self.push(at + wire + machine.latency, self.arrived, destination, taken, arguments)
+        order, last = next(self.order), at + wire + machine.latency
+        received = destination, order, last, link, taken, arguments
+        heapq.heappush(self.heap, (at + machine.latency, order, self.comes, received))
+
+    def node_of(self, rank):
+        if rank.number < self.size:
+            return rank.number // self.machine.ranks_per_node
+        return "of server", rank.number
+
+    def comes(self, rank, order, last, link, taken, arguments):
+        """The first byte of a message has come; the last does in order among those of its time."""
+        begins = max(self.now, rank.port_open)
+        if link:
+            node = self.node_of(rank)
+            begins = max(begins, self.node_open[node])
+            self.node_open[node] = begins + link
+        at = last + (begins - self.now)
+        rank.port_open = at + self.machine.gap
+        heapq.heappush(self.heap, (at, order, self.arrived, (rank, taken, arguments)))
 
     def arrived(self, rank, taken, arguments):
         if rank.computing and self.machine.response > 0:
@@ -268,7 +292,7 @@ class MessageRank(peers.Port):
     def __init__(self, number, reference):
         self.number, self.reference = number, reference
         self.made, self.waited, self.called_at = 0, 0.0, 0.0
-        self.engine_free = self.port_free = 0.0
+        self.engine_free = self.port_free = self.port_open = 0.0
         self.weights, self.coming = defaultdict(list), defaultdict(list)
 
     def pass_through(self, passes):
@@ -317,19 +341,22 @@ class MessageReference(Network):
 
     Args:
         make: function of (port, rank, size) that returns the protocol.
+        servers: number of ranks, the last ones, that make no steps.
     """
 
-    def __init__(self, step_times, machine, settings, make):
-        super().__init__(step_times, machine, settings)
-        size = len(step_times[0])
+    def __init__(self, step_times, machine, settings, make, servers=0):
+        super().__init__(step_times, machine, settings, servers)
+        size = self.size + servers
         self.staging = settings.nbytes / self.machine.staging
         self.ranks = [MessageRank(number, self) for number in range(size)]
         for rank in self.ranks:
             rank.protocol = make(rank, rank.number, size)
         for rank in self.ranks:
-            rank.computing = True
+            rank.computing = rank.number < self.size
             rank.protocol.begin()
-        for rank in self.ranks:
+        for rank in self.ranks[self.size :]:
+            self.leave(rank)
+        for rank in self.ranks[: self.size]:
             self.compute(rank, 0.0)
 
     def computed(self, rank):

@@ -100,6 +100,7 @@ MISTAKES = {
     "compare --algorithms wagma:group_size": "argument --algorithms: wagma:group_size: group_size "
     "needs a value: group_size=S",
     "compare --algorithms allreduce,ddp --group-size 2": "argument --group-size: none of the ",
+    "simulate --algorithms sgp --dedicated-server": "argument --dedicated-server: parameter-server",
     "simulate --algorithms sgp --sync-period 2": "argument --sync-period: none of the algorithms",
     "compare --seeds 0": "argument --seeds: must be an integer of at least 1, not '0'",
     "compare --target 0": "argument --target: must be a number above 0, not '0'",

@@ -102,6 +102,21 @@ def test_the_machine_and_the_steps_are_said_in_words_and_units():
     )
     all_else = ("--set", "staging=5e9", "--set", "response=1e-4")
     assert "response 100 µs" in words(*all_else)[1] and "staging 5 GB/s" in words(*all_else)[1]
+    server = words("--dedicated-server", "--machine", "hdr")[1]
+    assert server.endswith("ranks per node 1, the server on a further node")
+
+
+def test_a_server_on_a_node_of_its_own_exchanges_messages_with_all_ranks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    taken = []
+    for options in ((), ("--dedicated-server",)):
+        words = ("--algorithms", "parameter-server", "--set", "ranks_per_node=4", *options)
+        command = ["simulate", "--ranks", "4", *words, "--name", f"run{len(taken)}"]
+        assert cli.main([*command, "--steps", "3", "--runs-dir", "runs"]) == 0
+        record = json.loads((tmp_path / f"runs/run{len(taken)}/simulation.json").read_text())
+        taken.append(record["results"]["parameter-server"][0]["messages"])
+    # Rank 0 sends its change, and gets the model, by messages as well.
+    assert taken == [3 * 2 * 3 + 3, 3 * 2 * 4 + 4]
 
 
 @pytest.mark.parametrize(

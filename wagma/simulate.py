@@ -131,7 +131,8 @@ def machine_in_words(settings: argparse.Namespace, machine: Machine) -> str:
     }
     values = [f"{what} {1e6 * seconds:,.6g} µs" for what, seconds in times.items() if seconds]
     values += [f"{what} {rate / 1e9:,.6g} GB/s" for what, rate in rates.items() if rate < math.inf]
-    return f"{name}: {', '.join(values)}, ranks per node {machine.ranks_per_node}"
+    server = ", the server on a further node" if settings.dedicated_server else ""
+    return f"{name}: {', '.join(values)}, ranks per node {machine.ranks_per_node}{server}"
 
 
 def read_trace(settings: argparse.Namespace) -> np.ndarray | None:
@@ -161,7 +162,12 @@ def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Setting
     inert = method.inert(options | known, ranks)
     if inert:
         log.warning("%s, %s: %s", label, counted(ranks, "rank"), inert)
-    return Settings(settings.parameters * settings.itemsize, seed=settings.seed, **known)
+    return Settings(
+        settings.parameters * settings.itemsize,
+        seed=settings.seed,
+        dedicated_server=settings.dedicated_server,
+        **known,
+    )
 
 
 def step_times_of(settings: argparse.Namespace, trace: np.ndarray | None, ranks: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from wagma.parsing import EXIT_STATUSES
 # Allreduce first, and eager-SGD with both of its triggers.
 NAMES = sorted(METHODS, key=lambda name: name != "allreduce")
 SIMULATED = ",".join([*NAMES, "eager-sgd:trigger=majority"])
+SERVER = "parameter-server"
 DEFAULT_STEPS = 100
 # The names in `wagma.simulation`, which --help does not load.
 MACHINES = ("10gbe", "aries", "hdr")
@@ -114,6 +115,12 @@ def add_simulation_options(group) -> None:
         f"times, for {', '.join(MACHINE_VALUES)}",
     )
     add(
+        "--dedicated-server",
+        action="store_true",
+        help="run parameter-server's server alone on a further node, instead of on rank 0, which "
+        "trains as well",
+    )
+    add(
         "--seed",
         type=whole(0),
         default=0,
@@ -159,6 +166,8 @@ def check(settings: argparse.Namespace) -> list[str]:
     """Refuse options that conflict, or that are invalid for all of the numbers of ranks."""
     parser, methods = settings.parser, settings.algorithms
     resolve(settings, methods, "none of the algorithms takes it")
+    if settings.dedicated_server and not any(each.method.name == SERVER for each in methods):
+        parser.error(f"argument --dedicated-server: {SERVER} is not among the algorithms")
     settings.algorithms = [each.label for each in methods]
     resolve_length(settings, DEFAULT_STEPS)
     drawn = "--trace" if settings.trace else f"--step-times {settings.step_times}"

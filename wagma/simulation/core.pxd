@@ -3,6 +3,11 @@ cdef struct Event:
     long long order
     long long a
     long long b
+    # Of a message: when its last byte arrives if nothing else does meanwhile; its length; the node
+    # that it comes from.
+    double last
+    long long nbytes
+    int node
     int kind
     int rank
     int stage
@@ -10,7 +15,7 @@ cdef struct Event:
 
 cdef class Simulation:
     cdef readonly double now
-    cdef readonly int ranks, iterations
+    cdef readonly int ranks, engines, iterations
     cdef readonly object machine
     cdef readonly Method method
     # Of each rank: the number of steps made, the iteration number, the time waited in calls, and
@@ -18,7 +23,9 @@ cdef class Simulation:
     cdef readonly object made, reached, waited, ended
     cdef readonly long long events, messages
     cdef const double[:, ::1] step_times
-    cdef double[::1] waits, ends, called_at, engine_free, port_free, node_free
+    cdef double[::1] waits, ends, called_at, engine_free
+    # When each engine's port, and each node's link, is free to send, and to receive.
+    cdef double[::1] port_free, node_free, port_open, node_open
     cdef long long[::1] returned, iterations_of, done
     cdef int[::1] steps, node_of
     cdef unsigned char[::1] computing
@@ -35,10 +42,12 @@ cdef class Simulation:
     cdef bint is_done(self, int rank) noexcept
     cdef void _begin_step(self, int rank, double at)
     cdef void _take(self, Event *event)
+    cdef void _receive(self, Event *event)
     cdef void _arrive(self, Event *event)
     cdef void _check(self, int rank, double delay, int kind)
     cdef void _push(
         self, double time, int kind, int rank, long long a, long long b, int stage)
+    cdef void _put(self, Event *event)
     cdef Event _pop(self) noexcept
 
 
@@ -46,6 +55,7 @@ cdef class Method:
     cdef readonly Simulation simulation
     cdef public object staleness
     cdef public long long calls, timely, updates
+    cdef public int servers
 
     cpdef begin(self)
     cpdef arrives(self, int rank)

@@ -9,6 +9,7 @@ class Method:
     calls: int
     timely: int
     updates: int
+    servers: int
     def begin(self) -> None: ...
     def arrives(self, rank: int) -> None: ...
     def happens(self, kind: int, rank: int, a: int, b: int) -> None: ...
@@ -18,6 +19,7 @@ class Simulation:
     machine: Machine
     now: float
     ranks: int
+    engines: int
     iterations: int
     made: npt.NDArray[np.int64]
     reached: npt.NDArray[np.int64]

@@ -14,10 +14,11 @@ import numpy as np
 from collectives.protocols.schedule cimport Schedule
 from collectives.protocols.slicing cimport Slicing, suits
 
-# The stages of an event. A message arrives, is noticed by the engine, and is taken: it happens. All
-# other events begin at the last stage.
+# The stages of an event. A message's first byte arrives, its last byte arrives, it is noticed by the
+# engine, and taken: it happens. All other events begin at the last stage.
 cdef enum:
     HAPPENS
+    COMES
     ARRIVES
     NOTICED
 
@@ -38,7 +39,8 @@ cdef class Simulation:
 
     Args:
         method: the `Method` that all ranks use.
-        machine: the `machine.Machine` that they run on.
+        machine: the `machine.Machine` that they run on. Each of the method's servers is on a node
+            of its own, behind those of the ranks.
         step_times: float64 array of shape (iterations, ranks): the seconds that each of a rank's
             steps takes before its call. A rank that skips iterations makes fewer steps.
         seconds: when the simulation ends; each rank's steps must take at least as long. None: when
@@ -46,6 +48,7 @@ cdef class Simulation:
 
     Attributes:
         now: the simulated time, in seconds.
+        ranks, engines: numbers of ranks, and of ranks and servers.
         made: int64 array of shape (ranks,): number of calls of each application that have returned.
         reached: int64 array of shape (ranks,): iteration number of each rank; equal to `made`
             unless it has skipped iterations.
@@ -74,14 +77,17 @@ cdef class Simulation:
         self.waits, self.ends, self.returned = self.waited, self.ended, self.made
         self.iterations_of = self.reached
         self.called_at = np.zeros(self.ranks)
-        self.engine_free = np.zeros(self.ranks)
-        self.port_free = np.zeros(self.ranks)
-        self.machine = machine = machine.for_job(self.ranks)
-        self.node_of = machine.node_of(self.ranks)
-        self.node_free = np.zeros(self.node_of[self.ranks - 1] + 1)
+        self.engines = self.ranks + method.servers
+        self.engine_free, self.port_free, self.port_open = np.zeros((3, self.engines))
+        self.machine = machine = machine.for_job(self.ranks, method.servers)
+        self.node_of = machine.node_of(self.ranks, method.servers)
+        self.node_free, self.node_open = np.zeros((2, self.node_of[self.engines - 1] + 1))
         self.steps = np.zeros(self.ranks, dtype=np.intc)
-        self.done = np.zeros(self.ranks, dtype=np.int64)
-        self.computing = np.ones(self.ranks, dtype=np.uint8)
+        self.done = np.zeros(self.engines, dtype=np.int64)
+        self.done[self.ranks:] = self.iterations
+        # A server has no application that could compute.
+        self.computing = np.ones(self.engines, dtype=np.uint8)
+        self.computing[self.ranks:] = False
         self.overhead, self.latency, self.gap = machine.overhead, machine.latency, machine.gap
         self.byte_gap, self.node_byte_gap = machine.byte_gap, 1 / machine.injection
         self.response = machine.response
@@ -121,6 +127,9 @@ cdef class Simulation:
                     self.waits[rank] += self.now - self.called_at[rank]
 
     cdef void _take(self, Event *event):
+        if event.stage == COMES:
+            self._receive(event)
+            return
         self.events += 1
         if self.events % SIGNALS == 0:
             PyErr_CheckSignals()
@@ -132,6 +141,18 @@ cdef class Simulation:
             self._arrive(event)
         else:
             self.method.happens(event.kind, event.rank, event.a, event.b)
+
+    cdef void _receive(self, Event *event):
+        """Schedule a message's arrival: its engine's port and its node receive one at a time."""
+        cdef int node = self.node_of[event.rank]
+        cdef double at = max(self.now, self.port_open[event.rank])
+        if node != event.node:
+            at = max(at, self.node_open[node])
+            self.node_open[node] = at + event.nbytes * self.node_byte_gap
+        event.time = event.last + (at - self.now)
+        self.port_open[event.rank] = event.time + self.gap
+        event.stage = ARRIVES
+        self._put(event)
 
     cdef void _arrive(self, Event *event):
         """Schedule when the engine takes a message: once it has noticed it and is free."""
@@ -159,13 +180,15 @@ cdef class Simulation:
     ):
         """Send a message; once the receiving engine has taken it, `Method.happens` is called.
 
-        It costs each of the two engines o, and an engine's message begins at least g after the end
-        of its last one. Messages that leave a node share the node's injection limit.
+        It costs each of the two engines o. An engine sends one message at a time, and receives one
+        at a time; the next begins at least g after the end of the last. Messages that leave a node
+        share the node's injection limit, and those that enter it a limit of the same size.
 
         Raises:
-            ValueError: a negative kind, less than a byte, or no such rank.
+            ValueError: a negative kind, less than a byte, or no such rank or server.
         """
         cdef int node
+        cdef Event event
         cdef double at, wire = (nbytes - 1) * self.byte_gap
         self._check(source, 0, kind)
         self._check(destination, 0, kind)
@@ -181,7 +204,11 @@ cdef class Simulation:
             wire = max(wire, nbytes * self.node_byte_gap)
         self.port_free[source] = at + wire + self.gap
         self.messages += 1
-        self._push(at + wire + self.latency, kind, destination, a, b, ARRIVES)
+        event = Event(
+            at + self.latency, self.pushed, a, b, at + wire + self.latency, nbytes, node, kind,
+            destination, COMES)
+        self.pushed += 1
+        self._put(&event)
 
     cpdef void returns(self, int rank, double delay=0, int iterations=1):
         """Let the application's call return in `delay` seconds; then its next step begins.
@@ -196,6 +223,8 @@ cdef class Simulation:
         """
         cdef double at = self.now + delay
         self._check(rank, delay, 0)
+        if rank >= self.ranks:
+            raise ValueError(f"rank {rank} is a server, which makes no calls")
         if iterations < 1:
             raise ValueError(f"rank {rank} goes on by {iterations} iterations, not 1 or more")
         if self.computing[rank]:
@@ -219,8 +248,8 @@ cdef class Simulation:
         return self.done[rank] >= self.iterations
 
     cdef void _check(self, int rank, double delay, int kind):
-        if not 0 <= rank < self.ranks:
-            raise ValueError(f"no rank {rank} among {self.ranks}")
+        if not 0 <= rank < self.engines:
+            raise ValueError(f"no rank {rank} among {self.engines}")
         if not (delay >= 0 and kind >= 0):
             raise ValueError(f"rank {rank}: delay {delay} and kind {kind} must be 0 or more")
 
@@ -232,6 +261,12 @@ cdef class Simulation:
     cdef void _push(
         self, double time, int kind, int rank, long long a, long long b, int stage
     ):
+        cdef Event event = Event(time, self.pushed, a, b, 0, 0, 0, kind, rank, stage)
+        self.pushed += 1
+        self._put(&event)
+
+    cdef void _put(self, Event *event):
+        """Add an event; among events of equal time, the one of lower order comes first."""
         cdef Py_ssize_t place, parent
         cdef Event *heap
         if self.count == self.room:
@@ -243,13 +278,11 @@ cdef class Simulation:
         self.count += 1
         while place > 0:
             parent = (place - 1) // 4
-            # Among events of equal time, those pushed earlier come first.
-            if self.heap[parent].time <= time:
+            if not is_before(event, &self.heap[parent]):
                 break
             self.heap[place] = self.heap[parent]
             place = parent
-        self.heap[place] = Event(time, self.pushed, a, b, kind, rank, stage)
-        self.pushed += 1
+        self.heap[place] = event[0]
 
     cdef Event _pop(self) noexcept:
         """Remove and return the earliest event of a 4-ary heap."""
@@ -289,6 +322,8 @@ cdef class Method:
             average.
         updates: averages of several ranks that have been completed, each of which is one update of
             the models (Partial Reduce's equation 3); −1 if they are not counted.
+        servers: number of engines without an application, numbered after the ranks; 0 unless set
+            before the simulation is made.
     """
 
     def __cinit__(self):

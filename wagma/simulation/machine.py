@@ -14,17 +14,20 @@ __all__ = ["FREE", "MACHINES", "Machine"]
 class Machine:
     """A network, described by LogGP's parameters, and the nodes that it connects.
 
-    A message of k bytes takes o + (k − 1)·G + L + o from one engine to the other. Long exchanges of
-    the ranks of one node share the node's injection limit equally. Nodes have consecutive ranks,
+    A message of k bytes takes o + (k − 1)·G + L + o from one engine to the other, and longer if the
+    sender's port or node is sending, or the receiver's receiving, another one; the network between
+    them keeps what has been sent. Long exchanges of the ranks of one node share the node's
+    injection limit equally. Nodes have consecutive ranks,
     `ranks_per_node` each. `MACHINES` maps names to machines with values from the literature; on
     `FREE` communication takes no time.
 
     Attributes:
         latency: L, seconds that a message travels.
         overhead: o, seconds that a message costs each of the two engines.
-        gap: g, seconds from one message of an engine to its next one.
+        gap: g, seconds from one message that an engine sends to its next one, and likewise of those
+            that it receives.
         byte_gap: G, seconds per byte of one rank's long messages.
-        injection: bytes per second that a node can send in all.
+        injection: bytes per second that a node can send in all, and receive in all.
         memory: bytes per second at which a rank copies a vector, or adds one to another.
         staging: bytes per second between an accelerator and the host memory that averages are made
             in; infinite if the model is in host memory.
@@ -63,8 +66,12 @@ class Machine:
         if not float(self.ranks_per_node).is_integer():
             raise ValueError(f"ranks_per_node must be an integer, not {self.ranks_per_node}")
 
-    def for_job(self, ranks: int) -> Machine:
+    def for_job(self, ranks: int, servers: int = 0) -> Machine:
         """Return the machine for a job of `ranks` ranks: no node is shared by more than these.
+
+        Args:
+            ranks: number of ranks.
+            servers: number of further nodes, with a server each.
 
         Raises:
             ValueError: the sizes of its nodes do not add up to `ranks`.
@@ -74,14 +81,21 @@ class Machine:
                 f"node_sizes {self.node_sizes} do not add up to the number of ranks, {ranks}"
             )
         shared = min(max(self.node_sizes, default=self.ranks_per_node), ranks)
-        limit = math.inf if ranks <= shared else self.injection
+        limit = math.inf if ranks <= shared and not servers else self.injection
         return replace(self, ranks_per_node=int(shared), injection=limit)
 
-    def node_of(self, ranks: int) -> np.ndarray:
-        """Return the node of each of `ranks` ranks: int32 array of shape (ranks,)."""
-        if not self.node_sizes:
-            return (np.arange(ranks) // self.ranks_per_node).astype(np.intc)
-        return np.repeat(np.arange(len(self.node_sizes)), self.node_sizes).astype(np.intc)
+    def node_of(self, ranks: int, servers: int = 0) -> np.ndarray:
+        """Return the node of each of `ranks` ranks: int32 array of shape (ranks + servers,).
+
+        Args:
+            ranks: number of ranks.
+            servers: number of servers, numbered after the ranks, each on a node of its own.
+        """
+        if self.node_sizes:
+            nodes = np.repeat(np.arange(len(self.node_sizes)), self.node_sizes)
+        else:
+            nodes = np.arange(ranks) // self.ranks_per_node
+        return np.append(nodes, nodes[-1] + 1 + np.arange(servers)).astype(np.intc)
 
     @property
     def shared_byte_gap(self) -> float:

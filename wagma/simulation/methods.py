@@ -20,6 +20,8 @@ class Settings:
         nbytes: length of the model, and of its gradient, in bytes.
         doubling: whether group averages use recursive doubling for models of any length.
         seed: seed of the neighbors that AD-PSGD draws.
+        dedicated_server: whether a parameter server is a process of its own on a further node; else
+            rank 0, which trains as well, is the server.
         options: options of methods, as declared, such as group_size, sync_period or mode.
 
     Its attributes are these, and every other option of a simulated method with its default; None if
@@ -30,10 +32,19 @@ class Settings:
         ValueError: an option is out of range.
     """
 
-    def __init__(self, nbytes: int, *, doubling: bool = False, seed: int = 0, **options: Any):
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        doubling: bool = False,
+        seed: int = 0,
+        dedicated_server: bool = False,
+        **options: Any,
+    ):
         if nbytes < 1:
             raise ValueError(f"nbytes must be 1 or more, not {nbytes}")
         self.nbytes, self.doubling, self.seed = nbytes, doubling, seed
+        self.dedicated_server = dedicated_server
         known = simulated_options()
         for name, value in options.items():
             if name not in known:

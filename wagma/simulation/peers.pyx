@@ -114,23 +114,27 @@ cdef class PeerMethod(Method):
     Args:
         make: function of (port, rank, size) that returns the rank's protocol.
         nbytes: length of the model, in bytes.
+        servers: number of ranks of the protocol, the last ones, whose applications make no calls.
     """
 
     cdef object make
     cdef long long nbytes
     cdef list ports
 
-    def __init__(self, make, nbytes):
-        self.make, self.nbytes = make, nbytes
+    def __init__(self, make, nbytes, servers=0):
+        self.make, self.nbytes, self.servers = make, nbytes, servers
 
     cpdef begin(self):
-        cdef int rank, size = self.simulation.ranks
+        cdef int rank, size = self.simulation.engines
         cdef SimulatedPort port
         self.ports = [SimulatedPort(self.simulation, rank, self.nbytes) for rank in range(size)]
         for port in self.ports:
             port.protocol = self.make(port, port.rank, size)
         for port in self.ports:
             port.protocol.begin()
+        for rank in range(self.simulation.ranks, size):
+            port = <SimulatedPort>self.ports[rank]
+            port.protocol.leave(False)
 
     def protocol(self, rank):
         """Return a rank's protocol."""
@@ -227,12 +231,20 @@ def ad_psgd(settings, ranks):
 
 
 def parameter_server(settings, ranks):
-    """Return a parameter server on rank 0 and the other ranks."""
+    """Return the ranks and their parameter server: rank 0, or one on a machine of its own.
+
+    Raises:
+        ValueError: as many backups as ranks.
+    """
     if settings.backups >= ranks:
         raise ValueError(f"backups is {settings.backups}, not between 0 and {ranks - 1}")
+    alone = bool(settings.dedicated_server)
+    server = ranks if alone else 0
+    # Of all ranks of the protocol a round omits the backups, and a server without an application.
+    omitted = settings.backups + alone
 
     def make(port, rank, size):
         mode = settings.mode or "bsp"
-        return ParameterServerProtocol(port, rank, size, mode, 0, settings.backups)
+        return ParameterServerProtocol(port, rank, size, mode, server, omitted)
 
-    return PeerMethod(make, settings.nbytes)
+    return PeerMethod(make, settings.nbytes, alone)
