@@ -80,17 +80,16 @@ def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
     ring = 2 * size if case == "group" else size  # of longer vectors at most 10 MiB
     messages = 6 * comm.size * (2**18 + 64)
     blocks = 2**16 + (ring if transport == "shared" else messages)
-    copies, exchanges = {"group": (2, 1), "triggered": (1, 1), "ready": (2, 2)}[case]
+    copies, exchanges = {"group": (3, 1), "triggered": (1, 1), "ready": (2, 2)}[case]
     vector = direct.array(np.full(size // 4, float(comm.rank), np.float32), stream)
     before = settled_counts(direct, stream)
     with make(CASES[case]).make(comm, vector) as collective:
         begun, ended = counts_around(2, direct, stream, collective, vector)
         collective.synchronize(vector)
         assert direct.counts().device_bytes == ended.device_bytes
-        for _ in range(2):
-            collective.average(vector)
-        later = direct.counts().device_bytes - ended.device_bytes
-    assert size <= later <= size + 2**13 if case == "group" else later == 0
+        collective.average(vector)
+        collective.join(vector)
+        assert direct.counts().device_bytes == ended.device_bytes
     if not stand_in.is_mpi_s_driver():  # which Open MPI waits in
         assert (ended.blocking, ended.pageable) == (begun.blocking, begun.pageable)
     assert ended.pinned_bytes - before.pinned_bytes < 2**17
@@ -103,7 +102,7 @@ def test_a_step_waits_in_no_function_of_the_driver_and_takes_no_host_memory(
 
 
 @pytest.mark.parametrize(
-    "case, copies, exchanges", [("group", 2, 1), ("triggered", 1, 1), ("ready", 2, 2)]
+    "case, copies, exchanges", [("group", 3, 1), ("triggered", 1, 1), ("ready", 2, 2)]
 )
 def test_a_long_vector_takes_so_many_times_its_size_on_the_device(
     comm, direct, stream, transport, case, copies, exchanges, monkeypatch
@@ -120,9 +119,6 @@ def test_a_long_vector_takes_so_many_times_its_size_on_the_device(
     with make(CASES[case]).make(comm, vector) as collective:
         most = 2**16 + copies * size + exchanges * blocks
         assert copies * size <= taken() <= most
-        if case == "group":
-            collective.average(vector)
-            assert taken() <= most + size
 
 
 def test_a_rank_whose_stream_and_main_thread_are_busy_holds_nobody_up(comm, direct):
@@ -271,23 +267,6 @@ def test_averages_that_do_not_read_the_vector_itself_get_the_bits_of_the_host(
     shares = [rank for rank in range(comm.size) if rank != 1] + [missing] * (missing is not None)
     if comm.rank != 1:
         np.testing.assert_allclose(on_host, sum(shares) / len(shares))
-
-
-@pytest.mark.parametrize("how", ["average", "join"])
-def test_memory_that_is_not_there_later_ends_the_collective_on_all_ranks(comm, direct, stream, how):
-    vector = direct.array(np.zeros(5000), stream)
-    average = GroupAllreduce(comm, vector)
-    average(vector)
-    comm.Barrier()
-    if comm.rank == 1:
-        direct.limit(direct.counts().device_bytes)
-        with pytest.raises(CudaError, match="cuMemAlloc returned CUDA_ERROR_OUT_OF_MEMORY"):
-            getattr(average, how)(vector)
-        direct.limit(0)
-    else:
-        with pytest.raises(RankFailedError, match="rank 1 failed.*CUDA_ERROR_OUT_OF_MEMORY"):
-            getattr(average, how)(vector)
-    average.close()
 
 
 def test_memory_that_is_not_there_is_one_error_on_all_ranks(comm, direct, stream, monkeypatch):

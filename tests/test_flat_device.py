@@ -1,11 +1,16 @@
 """The model as one vector on a device, on the stand-in for the CUDA driver."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
+import stand_in
 import torch
 import torch_device
 from methods import bits_of, make_model
 from torch import nn
 
+from collectives.memory import device_caches, device_memory
 from wagma.optim.flat import FlatModel, survey
 from wagma.optim.gradients import FlatGradients
 from wagma.optim.overlap import Overlap
@@ -55,6 +60,36 @@ def test_tensors_keep_object_and_value_and_become_parts_of_a_vector_on_the_devic
         vector.fill_(3)
     assert all((tensor.value == 3).all() for tensor in flat.averaged)
     flat.check()
+
+
+def test_wrapping_leaves_as_much_memory_to_others_as_before(device):
+    model = nn.Linear(1024, 512).to(device)
+    torch_device.Module.empty_cache()
+    before = stand_in.Device().counts().device_bytes
+    flat = flatten(model)
+    after = stand_in.Device().counts().device_bytes
+    assert flat.memory[0].nbytes > 2**21 and after - before < 2**16
+
+
+def test_a_collective_gets_the_memory_that_torch_only_caches(device):
+    torch.empty(2**20, device=device)  # floats, freed at once
+    driver = stand_in.Device()
+    driver.limit(driver.counts().device_bytes)
+    try:
+        with stand_in.mapped_memory():
+            memory = device_memory.export(0, b"content")
+    finally:
+        driver.limit(0)
+    assert memory.handle
+
+
+def test_what_cupy_caches_is_freed_too(monkeypatch):
+    emptied = []
+    pool = SimpleNamespace(free_all_blocks=lambda: emptied.append("cupy"))
+    fake = SimpleNamespace(get_default_memory_pool=lambda: pool)
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    device_caches.empty()
+    assert emptied == ["cupy"]
 
 
 def test_the_interface_names_the_current_stream(device):

@@ -59,6 +59,7 @@ class Module:
     get_amp_supported_dtype = staticmethod(lambda: [torch.float16, torch.bfloat16])
     current_stream = staticmethod(lambda device=None: torch.accelerator.current_stream())
     synchronize = staticmethod(lambda device=None: torch.accelerator.synchronize())
+    empty_cache = staticmethod(lambda: load().torch_device_empty_cache())
 
 
 @functools.cache

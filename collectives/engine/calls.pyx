@@ -193,7 +193,6 @@ cdef class Calls(Interruptible):
         cdef Call call = Call.__new__(Call)
         call.collective = self
         try:
-            self._prepare(what)
             if flags != NO_VECTOR:
                 call.vector = UserVector(vector, self.layout, flags)
             call.weight = OF_LAST_CALL

@@ -54,8 +54,6 @@ cdef class Operations(StallReporter):
 
     cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree,
                              ContributionProtocol contribution) except -1
-    cdef int _prepare(self, int what) except -1
-    cdef bint _needs_scratch(self, int what) noexcept nogil
     cdef void _advance(self) noexcept nogil
     cdef bint _is_busy(self) noexcept nogil
     cdef bint _step(self) noexcept nogil

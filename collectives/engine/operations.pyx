@@ -97,7 +97,9 @@ cdef class Operations(StallReporter):
             self.everyone[rank] = rank
         self.pairs = self.records + RECORD * self.size
         self.vectors = HostVectors(self.layout)
-        self._prepare(NONE)
+        self.scratch_memory = self.layout.space.allocate(self.layout.size)
+        self.scratch = self.scratch_memory.address
+        self.vectors.place(SCRATCH, self.scratch)
 
     cdef int _begin_protocol(self, AllRanksProtocol protocol, ControlTree tree,
                              ContributionProtocol contribution) except -1:
@@ -113,19 +115,7 @@ cdef class Operations(StallReporter):
         free(self.records)
         free(self.everyone)
 
-    cdef int _prepare(self, int what) except -1:
-        """Allocate the scratch vector if the call or operation that begins needs it."""
-        if self.scratch_memory is None and self._needs_scratch(what):
-            self.scratch_memory = self.layout.space.allocate(self.layout.size)
-            self.scratch = self.scratch_memory.address
-            self.vectors.place(SCRATCH, self.scratch)
-        return 0
-
     # What subclasses extend
-
-    cdef bint _needs_scratch(self, int what) noexcept nogil:
-        """Return whether it is needed by now; on the host it takes no memory until written."""
-        return True
 
     cdef void _advance(self) noexcept nogil:
         """Do everything that can be done without waiting; messages have been received already."""

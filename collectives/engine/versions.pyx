@@ -150,10 +150,6 @@ cdef class GroupVersions(Snapshots):
     cdef void _before_operation(self) noexcept nogil:
         self._reclaim()
 
-    cdef bint _needs_scratch(self, int what) noexcept nogil:
-        """On a device, only average() needs it, also while this rank is in join()."""
-        return not self.layout.space.deferred or what == AVERAGE or what == JOIN
-
     # Versions and averages over all ranks
 
     cdef void _begin_version(self) noexcept nogil:

@@ -9,6 +9,7 @@ from libc.string cimport memcmp, memcpy
 
 from collectives.memory.allocation cimport round_up
 from collectives.memory.driver cimport (
+    OUT_OF_MEMORY,
     SUCCESS,
     Address,
     Context,
@@ -25,6 +26,8 @@ from collectives.memory.driver cimport (
     load,
 )
 
+from collectives.memory import device_caches
+
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
@@ -38,6 +41,8 @@ cdef enum:
 cdef class DeviceMemory(Memory):
     """Memory of a device; the host waits for the device when it is freed.
 
+    If there is too little, it is what torch and CuPy cache without using it that is freed first.
+
     Args:
         size: bytes.
         context: the device's context.
@@ -48,15 +53,23 @@ cdef class DeviceMemory(Memory):
 
     def __init__(self, Py_ssize_t size, Context context):
         cdef Address address
-        cdef int mode
+        cdef int result
         self.current = context.handle
         self.pid = getpid()
-        check(b"cuCtxPushCurrent", enter(self.current, &mode))
-        try:
-            check(b"cuMemAlloc", cu.MemAlloc(&address, size))
-        finally:
-            leave(mode)
+        result = self._allocate(size, &address)
+        if result == OUT_OF_MEMORY:
+            device_caches.empty()
+            result = self._allocate(size, &address)
+        check(b"cuMemAlloc", result)
         self.address = <char *>address
+
+    cdef int _allocate(self, Py_ssize_t size, Address *address) noexcept:
+        cdef int mode
+        cdef int result = enter(self.current, &mode)
+        if result == SUCCESS:
+            result = cu.MemAlloc(address, size)
+            leave(mode)
+        return result
 
     def __dealloc__(self):
         cdef int mode

@@ -8,6 +8,7 @@ cdef enum:
     NOT_READY = 600
     DEINITIALIZED = 4
     INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
     NOT_SUPPORTED = 801
     CAPTURE_IMPLICIT = 906
     # Flags of streams and events.

@@ -25,6 +25,7 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace {
 
@@ -49,12 +50,13 @@ struct Driver {
     int (*ToHost)(void *, Address, size_t, void *);
     int (*ToDevice)(Address, const void *, size_t, void *);
     int (*OnDevice)(Address, Address, size_t, void *);
+    int (*MemFree)(Address);
 } driver;
 const char *names[] = {
     "cuInit", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAlloc_v2", "cuMemHostAlloc",
     "cuStreamCreateWithPriority", "cuStreamSynchronize", "cuStreamQuery", "cuStreamWaitEvent",
     "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventSynchronize", "cuEventDestroy_v2",
-    "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemFree_v2",
 };
 
 void *context;
@@ -97,6 +99,10 @@ struct Kept {
     void note(void *memory, std::pair<int, size_t> place) {
         std::lock_guard<std::mutex> guard(lock);
         places[memory] = place;
+    }
+    std::multimap<std::pair<int, size_t>, void *> take_all() {
+        std::lock_guard<std::mutex> guard(lock);
+        return std::exchange(of, {});
     }
     size_t give(void *memory) {
         std::lock_guard<std::mutex> guard(lock);
@@ -470,6 +476,12 @@ extern "C" const char *torch_device_start(const char *path) {
 extern "C" void torch_device_counts(long long *copy) {
     for (auto *count : {&counts.reads, &counts.waits, &counts.pinned, &counts.bytes, &counts.peak})
         *copy++ = *count;
+}
+/* Free the memory that is kept. */
+extern "C" void torch_device_empty_cache() {
+    stream();
+    for (auto &kept : device_memory.take_all())
+        driver.MemFree((Address)kept.second);
 }
 /* Let the peak be what there is now. */
 extern "C" void torch_device_reset_peak() { counts.peak = counts.bytes.load(); }

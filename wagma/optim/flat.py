@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from collectives.agreement import raise_collectively
+from collectives.memory import device_caches
 from wagma.optim.vectors import DeviceVector, dense_stride, for_collective, new_vector
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -312,6 +313,9 @@ class FlatModel:
         self.device = self.averaged[0].value.device
         self.memory = [flatten([t.value for t in self.of(dtype)]) for dtype in self.dtypes]
         self.vectors: list[np.ndarray | DeviceVector] = list(map(for_collective, self.memory))
+        if self.device.type != "cpu":
+            # The tensors' former memory, as much as the model has, for the collective's vectors.
+            device_caches.empty()
         self._ids = {id(tensor.value) for tensor in self.averaged}
         self._known = self._ids.union(id(tensor.value) for tensor in self.constant)
         self._places = [
