@@ -106,7 +106,10 @@ class Collective(Described):
         self.native = None
         try:
             self.path, self.path_reason = device.choose_path(self, comm, node, given)
-            self._allocate(native, node, like, given)
+            not_mapped = self._try_to_allocate(native, node, like, given)
+            if not_mapped is not None:
+                self._stage(not_mapped)
+                self._allocate(native, node, self._copies.arrays, given)
             if self.path != "host":
                 self._copies.forget_initial()
         except BaseException:
@@ -118,6 +121,25 @@ class Collective(Described):
             node.free()
         self.native.listen()
         process.add(self, self.engine)
+
+    def _try_to_allocate(self, *arguments: Any) -> str | None:
+        """Make this rank's part; return why device memory cannot be mapped, if it cannot."""
+        try:
+            self._allocate(*arguments)
+        except device.NotMapped as error:
+            return str(error)
+        return None
+
+    def _stage(self, reason: str) -> None:
+        """Average on the host after all; collective."""
+        self.native = None
+        self.path, self.path_reason = "staged", reason
+        error = None
+        try:
+            self._copies.use_host()
+        except CudaError as caught:
+            error = caught
+        raise_collectively(self.comm, error)
 
     def _allocate(self, native: Any, node: Node, like: Any, given: dict[str, Any]) -> None:
         """Make this rank's part, or raise on all ranks; collective."""
@@ -165,13 +187,13 @@ class Collective(Described):
         sharing = sharing and (not direct or self._copies.maps)
         raise_collectively(self.comm, make(sharing))
         failure = node.share(self.native) if sharing else None
+        if direct and not self._copies.by_messages:
+            raise_collectively(self.comm, device.NotMapped(failure) if failure else None)
         if asked == "shared":
             why_not = failure or node.elsewhere
             raise_collectively(
                 self.comm, RuntimeError(f"transport: {why_not}") if why_not else None
             )
-        if direct and not self._copies.by_messages:
-            raise_collectively(self.comm, CudaError(failure) if failure else None)
         if any(self.comm.allgather(failure is not None)):
             error = None
             if failure is not None:

@@ -1,13 +1,15 @@
 """Tests by trial whether the ranks of a node can use each other's device memory.
 
 A driver refuses that between containers that do not see each other's processes, between parts of a
-partitioned device (MIG), or where a rank's device is hidden from another; and MPI need not know.
+partitioned device (MIG), or if a process may not open another rank's device (cgroups);
+CUDA_VISIBLE_DEVICES alone does not prevent it. MPI need not know.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from array import array
 from typing import TYPE_CHECKING
 
 from collectives.errors import CudaError
@@ -15,16 +17,20 @@ from collectives.errors import CudaError
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
 
+    from collectives.memory import device_memory
+
 __all__ = ["SIZE", "VARIABLE", "why_not"]
 
 SIZE = 64 << 10  # number of bytes compared
+WRITTEN = 1024  # number of bytes that each rank's kernel writes to every other's memory, after that
 VARIABLE = "WAGMA_CUDA_IPC"
 
 
 def why_not(comm: MPI.Intracomm, device: int | None = None) -> str | None:
     """Return why these ranks cannot use each other's device memory; None if they can; collective.
 
-    Each maps the memory of all others, and compares its content.
+    Each maps the memory of all others, compares its content, and writes to it by a kernel, as
+    averages do.
 
     Args:
         comm: an mpi4py intracommunicator of ranks of one node.
@@ -38,7 +44,8 @@ def why_not(comm: MPI.Intracomm, device: int | None = None) -> str | None:
     try:
         if error is None:
             device = PlainDevice(comm.rank).ordinal if device is None else device
-            exported = device_memory.export(device, _content(comm.rank))
+            empty = bytes(WRITTEN * comm.size)
+            exported = device_memory.export(device, _content(comm.rank) + empty)
             handle = exported.handle
     except CudaError as caught:
         error = str(caught)
@@ -49,8 +56,12 @@ def why_not(comm: MPI.Intracomm, device: int | None = None) -> str | None:
     if error is None:
         assert device is not None
         error = _compare(comm, device, [handle for handle, _ in handles])
-    # No rank frees its memory before all have unmapped it.
-    return next(filter(None, comm.allgather(error)), None)
+    # No rank frees or reads its memory before all have unmapped it.
+    error = next(filter(None, comm.allgather(error)), None)
+    if error is None:
+        assert device is not None
+        error = next(filter(None, comm.allgather(_check_written(comm, device, exported))), None)
+    return error
 
 
 def _compare(comm: MPI.Intracomm, device: int, handles: list[bytes]) -> str | None:
@@ -58,11 +69,38 @@ def _compare(comm: MPI.Intracomm, device: int, handles: list[bytes]) -> str | No
 
     for rank, handle in enumerate(handles):
         try:
-            if rank != comm.rank and not device_memory.holds(device, handle, _content(rank)):
+            if rank == comm.rank:
+                continue
+            if not device_memory.holds(device, handle, _content(rank)):
                 return "device memory mapped from another process has different content"
+            offset = SIZE + WRITTEN * comm.rank
+            device_memory.write_by_kernel(device, handle, offset, _numbers(comm.rank, rank))
         except CudaError as error:
             return str(error)
     return None
+
+
+def _check_written(
+    comm: MPI.Intracomm, device: int, exported: device_memory.ExportedMemory | None
+) -> str | None:
+    from collectives.memory import device_memory
+
+    assert exported is not None
+    try:
+        content = device_memory.content_of(exported, device, SIZE + WRITTEN * comm.size)
+    except CudaError as error:
+        return str(error)
+    for rank in range(comm.size):
+        begin = SIZE + WRITTEN * rank
+        there = content[begin : begin + WRITTEN]
+        if rank != comm.rank and there != _numbers(rank, comm.rank):
+            return "what a kernel of another process has written to device memory is not there"
+    return None
+
+
+def _numbers(writer: int, owner: int) -> bytes:
+    """Return the float32 numbers that one rank writes to the memory of another."""
+    return array("f", [1 + writer + owner / 1024] * (WRITTEN // 4)).tobytes()
 
 
 def _content(rank: int) -> bytes:

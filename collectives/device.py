@@ -29,14 +29,17 @@ import functools
 
 from collectives import cuda_aware, process
 from collectives.agreement import raise_collectively
-from collectives.device_arrays import described, is_on_device
+from collectives.device_arrays import current_stream, described, is_on_device
 from collectives.errors import CudaError
 from collectives.vector_methods import marked
 
 __all__ = ["adopt", "is_on_device"]
 
-# Bytes of the blocks in which a vector is copied, while the first blocks are already averaged.
+# A vector is copied in blocks, while the first blocks are already averaged: of so many bytes, or
+# more if these were more blocks than this. All copies are queued at once, and a launch queue holds
+# about a thousand operations.
 BLOCK = 4 * 1024 * 1024
+MOST_BLOCKS = 128
 # The answer of `cuda_aware.ask` for this job's MPI; None until it is known.
 _answer = None
 
@@ -56,6 +59,10 @@ def adopt(collective, like):
     collective.__class__ = _class_for_devices(type(collective))
     collective._copies = copies
     return copies.arrays, None
+
+
+class NotMapped(CudaError):
+    """The ranks of the node could not map each other's device memory; the same on all ranks."""
 
 
 class Copies:
@@ -85,7 +92,7 @@ class Copies:
 
         addresses = [array.address for array in arrays]
         self._layout = Layout(dtypes, sizes, self._single)
-        self._handover = Mirror(self._layout, addresses, BLOCK)
+        self._handover = Mirror(self._layout, addresses, copied_block(self._layout.size))
         self._guard = process.native().Guard()
         self.arrays = self._handover.arrays[0] if self._single else self._handover.arrays
         self._initial = addresses, stream, like
@@ -129,21 +136,34 @@ class Copies:
         self.arrays = self._handover.arrays
         mirror.close()
 
+    def use_host(self):
+        """Let the host average vectors after all, beginning with the initial one."""
+        from collectives.memory.mirror import Mirror
+
+        in_place, self.make_space, self.maps = self._handover, None, False
+        addresses, block = self._initial[0], copied_block(self._layout.size)
+        self._handover = Mirror(self._layout, addresses, block)
+        self._take_initial()
+        self.arrays = self._handover.arrays[0] if self._single else self._handover.arrays
+        in_place.close()
+
     def take(self, collective, vector, stream, returns):
         """Make a vector the next to be copied; tell all ranks of an error in it."""
         collective.native.prepare_to_fetch(self._handover)
         with _telling(collective):
             name = "the vector" if self._single else "array {} of the vector"
-            arrays, stream = described(vector, "the vector", name, stream, returns)
+            arrays, handle = described(vector, "the vector", name, stream, returns)
             self._check(vector, arrays)
-            self._handover.point_to([array.address for array in arrays], stream)
+            self._handover.point_to([array.address for array in arrays], handle)
+            self._stream = stream if stream is not None else current_stream(handle)
             if self.make_space:
                 self.arrays = self._handover.arrays
 
     def fetch(self, collective, vector):
         """Begin to copy the vector that was taken to the host."""
         with _telling(collective):
-            self._handover.fetch(vector)
+            # Its stream is used until the vector is back, also if the application drops it.
+            self._handover.fetch((vector, self._stream))
 
     @contextlib.contextmanager
     def of(self, collective, vector, stream, returns):
@@ -235,6 +255,11 @@ class Copies:
                 raise TypeError(f"{name} is of dtype {array.dtype}, the collective's of {dtype}")
             if array.size != size:
                 raise ValueError(f"{name} has {array.size} elements, the collective's have {size}")
+
+
+def copied_block(size: int) -> int:
+    """Return the bytes of the blocks in which a vector of this size is copied."""
+    return max(BLOCK, 64 * -(-size // (64 * MOST_BLOCKS)))
 
 
 def choose_path(collective, comm, node, given) -> tuple[str, str]:

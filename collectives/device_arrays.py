@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["Described", "described", "is_on_device"]
+__all__ = ["Described", "current_stream", "described", "is_on_device"]
 
 DTYPES = {
     "<f2": "float16",
@@ -59,6 +60,16 @@ def described(vector, whole, name, stream, writes) -> tuple[list[Described], int
     if len(named) > 1:
         raise ValueError("the arrays of the vector name different streams: pass stream=")
     return arrays, named.pop() if named else DEFAULT_STREAM
+
+
+def current_stream(handle: int):
+    """Return CuPy's current stream, an object, if it has this handle, else None.
+
+    CuPy destroys a stream with its object, which arrays name by the handle alone.
+    """
+    cupy = sys.modules.get("cupy")
+    current = cupy.cuda.get_current_stream() if cupy is not None else None
+    return current if current is not None and current.ptr == handle else None
 
 
 def _describe_array(array, name, writes) -> Described:

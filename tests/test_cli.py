@@ -533,3 +533,19 @@ GroupAllreduce(MPI.COMM_WORLD, np.zeros(1), group_size=1)
     ended = mpirun(None, "-c", program, timeout=30, env=TORCHRUN)
     assert ended.returncode == 1
     assert ended.stderr.endswith("does not know torchrun: start it with mpiexec or srun\n")
+
+
+@pytest.mark.parametrize("given", [None, "8"])
+def test_training_gives_streams_queues_of_their_own_before_the_driver_starts(monkeypatch, given):
+    seen = []
+    monkeypatch.setattr(
+        "wagma.commands.train.prepare",
+        lambda command, settings: seen.append(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]),
+    )
+    if given is None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")  # so that it is unset afterwards
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    else:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given)
+    cli.main(["train"])
+    assert seen == [given or "32"]

@@ -1,7 +1,10 @@
 """Collectives with arrays on devices, on the stand-in for the driver."""
 
 import gc
+import sys
 import threading
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -460,6 +463,40 @@ def test_a_vector_whose_last_number_is_not_finite_counts_nowhere(
         expected = (0 + 2 + 3) / 3
         np.testing.assert_allclose(vector.get(), expected, rtol=1e-6)
         assert average.statistics().nonfinite == (comm.rank == 1)
+
+
+class Stream:
+    """A stream as CuPy has it: it is destroyed with this object."""
+
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("named", ["stream=", "CuPy's current"])
+def test_a_stream_lives_until_the_call_that_uses_it_is_complete(
+    comm, device, stream, named, monkeypatch
+):
+    given = Stream(stream)
+    alive = weakref.ref(given)
+    vector = device.array(np.full(5000, float(comm.rank)), stream)
+    with GroupAllreduce(comm, vector, group_size=comm.size, wait="group") as average:
+        if named == "stream=":
+            call = average.start(vector, stream=given)
+        else:
+            current = [given]
+            cuda = SimpleNamespace(get_current_stream=lambda: current[0])
+            monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+            call = average.start(vector)
+            monkeypatch.delitem(sys.modules, "cupy")
+            current.clear()
+        del given
+        gc.collect()
+        assert alive() is not None
+        call.wait()
+        average(vector, stream=stream)
+        gc.collect()
+        assert alive() is None
 
 
 @pytest.mark.transports("messages")

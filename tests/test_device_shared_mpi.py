@@ -5,6 +5,7 @@ import signal
 import numpy as np
 import pytest
 import stand_in
+from devices import CASES
 from launch import Signal
 from together import NEVER, compute_until, same_everywhere, wait_until
 
@@ -21,7 +22,7 @@ shared = pytest.mark.transports("shared")
 
 @mpi
 @shared
-@pytest.mark.parametrize("wrong", ["variable", "bytes", "error", None])
+@pytest.mark.parametrize("wrong", ["variable", "bytes", "error", "kernel", None])
 def test_memory_is_mapped_where_all_ranks_find_the_others_bytes(comm, direct, monkeypatch, wrong):
     if comm.rank == 1 and wrong == "variable":
         monkeypatch.setenv(cuda_ipc.VARIABLE, "0")
@@ -33,10 +34,13 @@ def test_memory_is_mapped_where_all_ranks_find_the_others_bytes(comm, direct, mo
             raise CudaError("cuIpcOpenMemHandle returned CUDA_ERROR_INVALID_CONTEXT")
 
         monkeypatch.setattr(device_memory, "holds", fail)
+    if comm.rank == 1 and wrong == "kernel":
+        monkeypatch.setattr(device_memory, "write_by_kernel", lambda *_: None)
     why_not = cuda_ipc.why_not(comm, 0)
     words = {
         "variable": "WAGMA_CUDA_IPC is 0",
         "bytes": "different content",
+        "kernel": "what a kernel of another process has written to device memory is not there",
         "error": "cuIpcOpenMemHandle returned CUDA_ERROR_INVALID_CONTEXT",
     }
     assert same_everywhere(comm, why_not)
@@ -45,12 +49,29 @@ def test_memory_is_mapped_where_all_ranks_find_the_others_bytes(comm, direct, mo
 
 @mpi
 @shared
-def test_memory_that_can_then_not_be_mapped_is_one_error_on_all_ranks(comm, direct, monkeypatch):
-    monkeypatch.delenv("WAGMA_TRANSPORT")
-    monkeypatch.setattr(Node, "share", lambda node, native: "no more" if comm.rank else None)
-    vector = direct.array(np.zeros(100))
-    with pytest.raises(CudaError, match="no more"):
-        GroupAllreduce(comm, vector)
+@pytest.mark.parametrize("case", ["group", "triggered", "ready"])
+def test_where_memory_can_then_not_be_mapped_vectors_are_staged(
+    comm, direct, stream, monkeypatch, case
+):
+    share = Node.share
+
+    def fails_on_devices(node, native):
+        failure = share(node, native)
+        on_devices = native.handle[0][1] is not None
+        if on_devices and failure is None:
+            native.unmap()
+            comm.Barrier()
+        return "no more" if on_devices and comm.rank else failure
+
+    monkeypatch.setattr(Node, "share", fails_on_devices)
+    vector = direct.array(np.full(1000, float(comm.rank)), stream)
+    before = direct.counts().device_bytes
+    with CASES[case].make(comm, vector) as collective:
+        assert (collective.path, collective.transport) == ("staged", "shared")
+        assert "no more" in collective.path_reason
+        assert direct.counts().device_bytes == before
+        collective.synchronize(vector)
+        np.testing.assert_allclose(vector.get(), (comm.size - 1) / 2)
 
 
 @mpi

@@ -182,6 +182,24 @@ def test_whether_a_ticket_is_over_is_known_without_the_driver(device, passes, qu
         assert answers == [True]
 
 
+def test_what_mpi_calls_in_the_engine_s_thread_breaks_no_capture(device, passes, space, stream):
+    """The stand-in ends the process where something does."""
+    event, ended = ctypes.c_void_p(), []
+    device.call("cuEventCreate", ctypes.byref(event), 2)
+    device.call("cuEventRecord", event, ctypes.c_void_p(stream))
+
+    def call():
+        passes.attach(space)
+        ended.append(device.is_over(event))
+
+    with device.capturing(device.create_stream()):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    assert len(ended) == 1
+    device.call("cuEventDestroy_v2", event)
+
+
 def test_memory_is_given_back(device, passes, space):
     before = device.counts().device_bytes
     memory, address = passes.allocate(space, N * 8)

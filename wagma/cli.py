@@ -53,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(job.FAILED, f"wagma: error: {text}\n")
     command, run = settings.command, settings.run
     if command in (train.run, compare.run):
+        # Else streams may wait for each other: the driver has 8 queues by default, and reads this
+        # when it is initialized. The collectives and torch have more streams than that.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         job.announce(settings.parser.prog.removeprefix("wagma "))
     del settings.command, settings.check, settings.parser, settings.run
     return run(command, settings)

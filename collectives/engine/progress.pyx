@@ -16,6 +16,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_trylock,
     pthread_mutex_unlock,
 )
+from collectives.memory.driver cimport note_own_thread
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -136,6 +137,7 @@ cdef class Engine:
     def _serve(self, Stop stop):
         with nogil:
             _ask_for_short_slices()
+            note_own_thread()
             self._loop(stop)
 
     cdef bint serve_once(self) noexcept nogil:

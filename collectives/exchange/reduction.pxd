@@ -27,6 +27,8 @@ cdef class Reduction:
     # from a device, and return to it block by block. `more`: they are averaged once more first.
     cdef bint more
     cdef Handover handover
+    # Whether other processes have mapped the engine's vectors on this device.
+    cdef bint exported
     cdef char **staged
     cdef char **target
     cdef char **copy
@@ -41,6 +43,7 @@ cdef class Reduction:
     cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef void write_source(self) noexcept nogil
     cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
+    cdef char *_sendable(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef bint has(self, char **arrays, Py_ssize_t end) noexcept nogil
     cdef bint has_user(self, Py_ssize_t end) noexcept nogil
     cdef void give_back(self, char **arrays, Py_ssize_t end) noexcept nogil

@@ -67,13 +67,15 @@ cdef class Reduction:
         """Return the address at which these bytes of a vector are contiguous for MPI, or NULL.
 
         In the engine's memory they always are; the application's arrays may be anywhere, and on a
-        device its allocator may move or free them while MPI still has them registered.
+        device its allocator may move or free them while MPI still has them registered. Memory that
+        other processes have mapped is not MPI's either: UCX maps it a second time, which CUDA
+        refuses (openucx/ucx#3192).
         """
         cdef int i
+        if self.exported or arrays == self.user and self.space.deferred:
+            return NULL
         if arrays != self.user:
             return arrays[0] - self.layout.begin[0] + low
-        if self.space.deferred:
-            return NULL
         for i in range(self.layout.count):
             if self.layout.begin[i] <= low and high <= self.layout.begin[i] + self.layout.bytes[i]:
                 return arrays[i] + (low - self.layout.begin[i])
@@ -127,7 +129,7 @@ cdef class Reduction:
         cdef int i
         self.taken = high
         if not self.compressed and not self.given:
-            return self.source + low
+            return self._sendable(space, low, high)
         if not self.compressed and not self.keeps:
             to = self.contiguous(self.user, low, high)
             if to != NULL:
@@ -149,7 +151,14 @@ cdef class Reduction:
                 self.space.encode(i, to, source, self.reference + begin, count)
             elif self.compressed or not self.keeps:
                 self.space.copy(to, source, bytes)
-        return space if self.compressed or not self.keeps else self.source + low
+        return space if self.compressed or not self.keeps else self._sendable(space, low, high)
+
+    cdef char *_sendable(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+        """Return these bytes of the source where MPI may read them: in `space` if needed."""
+        if not self.exported:
+            return self.source + low
+        self.space.copy(space, self.source + low, high - low)
+        return space
 
     cdef void adopt(self, bint whole) noexcept nogil:
         """Copy the rest of the application's arrays to the source and continue from there.

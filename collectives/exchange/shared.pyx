@@ -65,6 +65,7 @@ cdef class Shared:
         ring = min(AHEAD * self._block_for(2), self.length) if rings else 0
         self.memory = SharedMemory(
             self.layout, rank, size, BLOCKS + most_shared_blocks(self.length, size), vectors, ring)
+        reduction.exported = vectors and self.layout.space.deferred
         self.parts = self.memory.parts
         self.claims = ClaimsProtocol(None)
         self.claims.words = self.memory.words

@@ -8,6 +8,7 @@ memory is ordered only by what they tell each other after they have seen it comp
 from libc.string cimport memcmp, memcpy
 
 from collectives.memory.allocation cimport round_up
+from collectives.memory.device_kernels cimport DeviceKernels, kernels_of
 from collectives.memory.driver cimport (
     OUT_OF_MEMORY,
     SUCCESS,
@@ -148,6 +149,40 @@ def export(int device, bytes content):
     memcpy(pinned.address, <const char *>content, len(content))
     _copy(context, memory, pinned, True)
     return memory
+
+
+def write_by_kernel(int device, bytes handle, Py_ssize_t offset, bytes numbers):
+    """Let a kernel write float32 numbers to another process's memory, mapped; wait for it."""
+    cdef Context context = context_of(device)
+    cdef DeviceKernels kernels = kernels_of(context)
+    cdef MappedMemory memory = MappedMemory(handle, context)
+    cdef DeviceMemory source = DeviceMemory(len(numbers), context)
+    cdef PinnedMemory pinned = PinnedMemory(len(numbers), context)
+    cdef Address address = <Address>source.address
+    cdef Handle stream
+    cdef int mode
+    memcpy(pinned.address, <const char *>numbers, len(numbers))
+    _copy(context, source, pinned, True)
+    check(b"cuCtxPushCurrent", enter(context.handle, &mode))
+    try:
+        create_stream(&stream)
+        try:
+            check(b"cuLaunchKernel", kernels.combine(
+                c"f", <Address>memory.address + offset, address, 1, address, 0,
+                len(numbers) // 4, stream))
+            check(b"cuStreamSynchronize", cu.StreamSynchronize(stream))
+        finally:
+            cu.StreamDestroy(stream)
+    finally:
+        leave(mode)
+
+
+def content_of(ExportedMemory memory, int device, Py_ssize_t size):
+    """Return the first bytes of this process's exported memory; wait for the copy."""
+    cdef Context context = context_of(device)
+    cdef PinnedMemory pinned = PinnedMemory(size, context)
+    _copy(context, memory, pinned, False)
+    return pinned.address[:size]
 
 
 def holds(int device, bytes handle, bytes content):

@@ -3,7 +3,14 @@
 
 from collectives.memory.allocation cimport Memory
 from collectives.memory.device_memory cimport DeviceMemory, ExportedMemory, MappedMemory
-from collectives.memory.driver cimport SUCCESS, Address, Handle, PinnedMemory, cu
+from collectives.memory.driver cimport (
+    SUCCESS,
+    Address,
+    Handle,
+    PinnedMemory,
+    cu,
+    relax_own_thread,
+)
 
 from collectives.memory.space import CODES
 
@@ -60,8 +67,12 @@ cdef class DeviceSpace(Space):
         return self.queue.error
 
     cdef void attach(self) noexcept nogil:
-        """Make the device's context current if the thread has none: CUDA-aware MPIs need one."""
+        """Make the device's context current if the thread has none: CUDA-aware MPIs need one.
+
+        What they call in the progress thread breaks no graph that is captured.
+        """
         cdef Handle current = NULL
+        relax_own_thread()
         if cu.CtxGetCurrent(&current) == SUCCESS and current == NULL:
             cu.CtxSetCurrent(self.queue.context.handle)
 

@@ -89,6 +89,8 @@ cdef class Context:
 cdef Context context_of(int device)
 cdef int enter(Handle context, int *mode) noexcept nogil
 cdef void leave(int mode) noexcept nogil
+cdef void note_own_thread() noexcept nogil
+cdef void relax_own_thread() noexcept nogil
 cdef int create_stream(Handle *stream) except -1
 cdef int create_event(Handle *event) except -1
 

@@ -14,6 +14,12 @@ from collectives.errors import CudaError
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
+cdef extern from *:
+    """
+    static __thread int is_own_thread, is_relaxed;
+    """
+    int is_own_thread, is_relaxed
+
 # In the order of `Functions`, as the library exports them.
 NAMES = (
     "cuInit",
@@ -166,6 +172,21 @@ cdef void leave(int mode) noexcept nogil:
     cdef Handle left
     cu.ThreadExchangeStreamCaptureMode(&mode)
     cu.CtxPopCurrent(&left)
+
+
+cdef void note_own_thread() noexcept nogil:
+    """Note that this thread is not the application's: see `relax_own_thread`."""
+    global is_own_thread
+    is_own_thread = 1
+
+
+cdef void relax_own_thread() noexcept nogil:
+    """Let what MPI calls in this thread break no graph that is captured, if it is not the application's.
+    """
+    global is_relaxed
+    cdef int mode = RELAXED
+    if is_own_thread and not is_relaxed:
+        is_relaxed = cu.ThreadExchangeStreamCaptureMode(&mode) == SUCCESS
 
 
 cdef int create_stream(Handle *stream) except -1:

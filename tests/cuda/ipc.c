@@ -137,6 +137,8 @@ API Result cuIpcGetMemHandle(Handle *handle, unsigned long long address) {
                 else
                     region->table = map_table(region->file, region->size);
             }
+            /* An MPI that sent it would map it a second time, which CUDA refuses. */
+            protect(region, 0, region->size, 0);
             handle->name.process = getpid();
             handle->name.file = region->file;
             handle->name.device = region->device;
@@ -159,6 +161,7 @@ API Result cuIpcOpenMemHandle_v2(unsigned long long *address, Handle handle, uns
             result = INVALID_CONTEXT;
         else {
             region->imported = 1;
+            protect(region, 0, region->size, 0);
             region->table = map_table(file, region->size);
             take(region->table);
             region->table->mappings++;

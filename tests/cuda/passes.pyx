@@ -6,7 +6,7 @@ Addresses are integers.
 
 from collectives.memory.device_kernels cimport DeviceKernels, kernels_of
 from collectives.memory.driver cimport (
-    Address, Context, Handle, INVALID_VALUE, check, context_of, cu, enter, leave, load)
+    Address, Context, Handle, INVALID_VALUE, check, context_of, cu, enter, leave, load, note_own_thread)
 from collectives.memory.allocation cimport Memory
 from collectives.memory.space cimport Space
 
@@ -70,6 +70,12 @@ def launch(name, codes, addresses, long long n, size_t stream, shares=()):
         result = kernels.decode(dtype, ord(codes[1]), a[0], a[1], a[2], n, on)
     leave(mode)
     check(b"cuLaunchKernel", result)
+
+
+def attach(Space space):
+    """Prepare this thread, as if it were the engine's, to pass addresses to MPI."""
+    note_own_thread()
+    space.attach()
 
 
 def make(Space space, name, addresses, Py_ssize_t n, shares=()):

@@ -12,7 +12,8 @@
      them writing, and that nothing orders end the process, in whatever order they would have run.
    - Kernels are those of kernels.cu alone, and operations like copies. One that is given host memory
      that is not pinned ends the process.
-   - Other processes can map device memory where STAND_IN_IPC is set, or a test enables that. Two
+   - Other processes can map device memory where STAND_IN_IPC is set, or a test enables that; then
+     no MPI may touch it any more, even where a test has opened it. Two
      operations of theirs on the same bytes are ordered only where the one's process has seen it
      end before the other is begun; else the latter's is ended. So is one that frees memory which
      another has mapped.
