@@ -63,6 +63,7 @@ class Case:
             4 * self.parameters,
             group_size=self.group_size,
             sync_period=self.sync_period,
+            late="paper",
             trigger=self.trigger,
             doubling=self.doubling,
             neighbors=self.neighbors,

@@ -34,6 +34,9 @@ class Rank:
         self.engine_free = self.port_free = self.port_open = 0.0
         self.published_version = -1
         self.executed = []
+        # Whether the snapshot is the vector that the application continues from; seconds of the
+        # copies after an exchange.
+        self.returned, self.after = True, 0.0
 
 
 class Network:
@@ -142,6 +145,8 @@ class Reference(Network):
     def __init__(self, step_times, machine, settings):
         super().__init__(step_times, machine, settings)
         size = len(step_times[0])
+        self.conserving = settings.late != "paper"
+        self.copy = settings.nbytes / self.machine.memory
         self.ranks = [Rank(r, activation_peers(r, size), settings) for r in range(size)]
         self.present = Counter()
         self.entered = self.moving = self.timely = self.calls = 0
@@ -212,19 +217,28 @@ class Reference(Network):
         self.react(rank)
 
     def begin(self, rank):
-        version = rank.protocol.running
-        group = self.group(rank, version)
+        """Note what rank copies: X for later versions, a second mean, or what a mean replaces."""
+        version, passive = rank.protocol.running, self.settings.wait == "nobody"
+        direct = rank.published and rank.protocol.timely
         rank.exchanging = True
+        rank.after = self.copy * (passive and self.conserving and (direct or rank.returned))
+        if direct and passive and not self.conserving:
+            self.push(self.now + self.copy, self.ready, rank, version)
+        else:
+            self.ready(rank, version)
+
+    def ready(self, rank, version):
+        group = self.group(rank, version)
         self.present[version, group] += 1
         if self.present[version, group] == len(group):
             settings = self.settings
             seconds = allreduce_time(self.machine, len(group), settings.nbytes, settings.doubling)
-            for member in group:
-                self.push(self.now + seconds, self.exchanged, self.ranks[member], version)
+            for member in map(self.ranks.__getitem__, group):
+                self.push(self.now + (seconds + member.after), self.exchanged, member, version)
 
     def exchanged(self, rank, version):
         assert rank.protocol.running == version
-        rank.exchanging = False
+        rank.exchanging = rank.returned = False
         rank.executed.append(version)
         self.staleness[version - rank.published_version] += 1
         rank.protocol.finished()
@@ -232,12 +246,13 @@ class Reference(Network):
 
     def serve(self, rank):
         staging = self.settings.nbytes / self.machine.staging
-        copy = self.settings.nbytes / self.machine.memory
         rank.copying = True
         if not rank.protocol.timely:
-            self.push(self.now + 2 * (copy + staging), self.taken, rank)
+            # It adds its change, or replaces its snapshot, and merges or copies the mean.
+            self.push(self.now + (2 * self.copy + 2 * staging), self.taken, rank)
         elif not rank.published:
-            self.push(self.now + (copy + staging), self.has_published, rank)
+            assert rank.returned or not self.conserving
+            self.push(self.now + staging, self.has_published, rank)
         else:
             self.push(self.now + staging, self.taken, rank)
 
@@ -249,7 +264,7 @@ class Reference(Network):
 
     def taken(self, rank):
         protocol = rank.protocol
-        rank.copying = False
+        rank.copying, rank.returned = False, True
         self.calls += 1
         self.timely += protocol.timely
         if not protocol.timely:
@@ -268,17 +283,23 @@ class Reference(Network):
         if rank.moving:
             return
         rank.moving = True
+        if self.conserving and not rank.returned and self.copy > 0:
+            self.push(self.now + self.copy, self.moves, rank)  # it adds its change
+        else:
+            self.moves(rank)
+
+    def moves(self, rank):
         self.moving += 1
         if self.moving == len(self.ranks):
             self.moving = 0
             settings, machine = self.settings, self.machine
             seconds = allreduce_time(machine, len(self.ranks), settings.nbytes, settings.doubling)
             seconds += 2 * (settings.nbytes / machine.staging)
-            for each in self.ranks:
-                self.push(self.now + seconds, self.reduced, each)
+            for each in self.ranks:  # the mean is written to the snapshot and to the model
+                self.push(self.now + (seconds + self.copy), self.reduced, each)
 
     def reduced(self, rank):
-        rank.moving = False
+        rank.moving, rank.returned = False, True
         rank.executed.append(rank.protocol.version)
         rank.published_version = rank.protocol.version
         rank.protocol.reduced()

@@ -526,6 +526,7 @@ def test_wagma_decides_and_takes_as_long_as_the_reference(machine, ranks, count,
         wait=data.draw(st.sampled_from(("nobody", "nobody", "group"))),
         doubling=data.draw(st.booleans()),
         groups=data.draw(st.sampled_from(("changing", "fixed"))),
+        late=data.draw(st.sampled_from((None, "conserving", "paper"))),
     )
     scale = data.draw(st.sampled_from((1e-5, 1e-3, 0.1)))
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
@@ -546,19 +547,40 @@ def test_wagma_decides_and_takes_as_long_as_the_reference(machine, ranks, count,
 
 
 @pytest.mark.parametrize("staging", (math.inf, 2000.0))
-def test_a_model_is_copied_once_by_a_timely_call_and_twice_by_a_late_one(staging):
-    """Rank 1 is late for version 0, whose 1000 bytes take 1 s to copy, and 0.5 s to stage."""
+@pytest.mark.parametrize("late", ("paper", "conserving"))
+def test_the_copies_of_timely_late_and_passive_ranks_by_hand(late, staging):
+    """Rank 1 is late for version 0, whose 1000 bytes take 1 s to copy, and 0.5 s to stage.
+
+    Rank 0 keeps its vector beside the mean (paper), or the mean in its snapshot as well
+    (conserving); rank 1 then also saves the vector that its application continues from.
+    """
     machine = dataclasses.replace(FREE, memory=1000.0, staging=staging)
     times = np.array([[1.0, 9.0]])
     stage = 1000 / staging
-    result = simulate("wagma", times, machine, Settings(1000, group_size=2))
+    result = simulate("wagma", times, machine, Settings(1000, group_size=2, late=late))
     adding = 1.0
-    timely, late = 1 + stage + adding + stage, 2 * (1 + stage)
-    assert result.waited == pytest.approx([timely, late])
-    result = simulate("wagma", times, machine, Settings(1000, group_size=2, sync_period=1))
-    assert result.wall == pytest.approx(9 + 16 / 1000 + adding + 2 * stage)
-    result = simulate("allreduce", times, machine, Settings(1000))
-    assert result.wall == pytest.approx(9 + adding + 2 * stage)
+    timely, late_call = stage + 1 + adding + stage, 2 * (1 + stage)
+    assert result.waited == pytest.approx([timely, late_call])
+    # The late call comes while its version runs, which ends at 1 + stage + 2 or 3.
+    times = np.array([[1.0, 2.5 + stage]])
+    result = simulate("wagma", times, machine, Settings(1000, group_size=2, late=late))
+    begun = 1 + stage + (late == "paper")
+    ends = begun + adding + (late == "conserving")
+    assert result.waited[1] == pytest.approx(ends - times[0, 1] + late_call)
+    result = simulate("wagma", times, machine, Settings(1000, group_size=2, wait="group"))
+    assert result.waited[1] == pytest.approx(stage + adding + stage)  # nothing is kept
+
+
+@pytest.mark.parametrize("late", ("paper", "conserving"))
+def test_an_average_over_all_ranks_is_written_twice_and_a_change_added_before(late):
+    """Rank 1 synchronizes after version 0, whose mean has replaced what it continued from."""
+    machine = dataclasses.replace(FREE, memory=1000.0)
+    adding, agreeing = 1.0, 16 / 1000
+    result = simulate(
+        "wagma", np.array([[1.0, 9.0]]), machine, Settings(1000, sync_period=1, late=late)
+    )
+    assert result.wall == pytest.approx(9 + agreeing + adding + 1)
+    assert simulate("allreduce", np.array([[1.0, 9.0]]), machine, Settings(1000)).wall == 10
 
 
 def test_staleness_and_timeliness_of_two_ranks_by_hand():

@@ -36,7 +36,6 @@ METHOD = Method(
             "how a late rank's model is merged",
             choices=("paper", "conserving"),
             otherwise="conserving",
-            simulated=False,
         ),
         Option(
             "overlap",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from collectives.settings import DEFAULT_LATE
 from collectives.topology import default_group_size
 from wagma.methods import METHODS, Option
 from wagma.simulation.core import Method, mpi_allreduce_time
@@ -131,6 +132,7 @@ def wagma(settings: Settings, ranks: int) -> Method:
         settings.doubling,
         fixed=settings.groups == "fixed",
         overlap=settings.overlap,
+        conserving=(settings.late or DEFAULT_LATE) == "conserving",
     )
 
 

@@ -12,4 +12,5 @@ class GroupAveraging(Method):
         synchronous_averages: int = 1,
         fixed: bool = False,
         overlap: bool = False,
+        conserving: bool = False,
     ) -> None: ...

@@ -10,19 +10,22 @@ import numpy as np
 from collectives.topology import activation_peers, propagation_bound
 
 from collectives.protocols.all_ranks cimport REDUCING, SYNC, TreePort
-from collectives.protocols.contribution cimport SnapshotProtocol, Vectors
+from collectives.protocols.contribution cimport NOWHERE, SnapshotProtocol, Vectors
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport HELD, RUNNING, WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, allreduce_time
 
-# Events: an activation has arrived; a publication has been copied; a call's result has been copied;
-# a group has averaged; all ranks have agreed on a synchronization; they have averaged.
+# Events: an activation has arrived; a vector has been published; a call has its result; a member is
+# ready to exchange, and has the mean; all ranks have agreed on a synchronization; a rank is ready to
+# average over all ranks, and has the mean.
 cdef enum:
     ACTIVATED
     PUBLISHED
     TAKEN
+    READY
     EXCHANGED
     AGREED
+    READY_FOR_ALL
     MOVED
 
 cdef enum:
@@ -46,14 +49,20 @@ cdef class SimulatedTree(TreePort):
                 version, ops << 8 | dimension)
 
 
-cdef class NoVectors(Vectors):
-    """A simulated rank's contributions, which have no values; only their times matter."""
+cdef class WrittenVectors(Vectors):
+    """A simulated rank's vectors, which have no values: each pass that writes one takes time.
+
+    Attributes:
+        passes: how many passes have written one.
+    """
+
+    cdef int passes
 
     cdef void copy(self, int to, int source) noexcept nogil:
-        pass
+        self.passes += 1
 
     cdef void zero(self, int vector) noexcept nogil:
-        pass
+        self.passes += 1
 
     cdef bint all_finite(self, int vector) noexcept nogil:
         return True
@@ -62,14 +71,18 @@ cdef class NoVectors(Vectors):
         return True
 
     cdef void add_change(self, int to) noexcept nogil:
-        pass
+        self.passes += 1
 
     cdef void absorb(self, double own, double total) noexcept nogil:
-        pass
+        self.passes += 1
 
 
 cdef class GroupAveraging(Method):
     """WAGMA-SGD's ranks: `collectives.GroupAllreduce`, as `wagma.WAGMA` calls it.
+
+    A rank writes vectors as `SnapshotProtocol` decides: to publish, before an exchange to keep the
+    vector that it lends, after an exchange for a second copy of the mean or of what that replaces,
+    and to take its result. Each takes the time of one copy.
 
     Args:
         group_size, sync_period: S and τ.
@@ -79,14 +92,15 @@ cdef class GroupAveraging(Method):
         drawing: whether each version is started by a rank drawn for it (eager-SGD, majority).
         synchronous_averages: number of vectors that all ranks average in turn every τ steps.
         overlap: whether a call only starts a group's average, and the next one waits for it.
+        conserving: whether the late rule is the conserving one; else it is the paper's.
     """
 
     cdef readonly int group_size
     cdef readonly long long sync_period, nbytes
-    cdef readonly bint passive, doubling, drawing, fixed, overlap
+    cdef readonly bint passive, doubling, drawing, fixed, overlap, conserving
     cdef readonly int synchronous_averages
     cdef long long[::1] staleness_counts
-    cdef list protocols, contributions
+    cdef list protocols, contributions, vectors
     cdef Groups groups
     cdef int dimensions, window
     cdef int[:, ::1] peers
@@ -96,6 +110,8 @@ cdef class GroupAveraging(Method):
     cdef unsigned char[::1] copying, moving
     # Whether an average that overlaps the next step is pending, and whether that step waits for it.
     cdef unsigned char[::1] outstanding, waiting
+    # Seconds that each rank needs after an exchange to copy its mean, or what that replaces.
+    cdef double[::1] copies_after
     # Number of members that have begun, of each group of the window's versions, by its first place.
     cdef int[:, ::1] present
     cdef int entered, moving_count
@@ -103,11 +119,12 @@ cdef class GroupAveraging(Method):
     cdef double[::1] exchange_time
 
     def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False,
-                 drawing=False, synchronous_averages=1, fixed=False, overlap=False):
+                 drawing=False, synchronous_averages=1, fixed=False, overlap=False,
+                 conserving=False):
         self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
         self.passive, self.doubling, self.fixed = wait == "nobody", doubling, fixed
         self.drawing, self.synchronous_averages = drawing, synchronous_averages
-        self.overlap = overlap
+        self.overlap, self.conserving = overlap, conserving
 
     cpdef begin(self):
         cdef int ranks = self.simulation.ranks
@@ -120,13 +137,16 @@ cdef class GroupAveraging(Method):
             WaitAvoidingProtocol(self.dimensions, self.group_size, self.sync_period, self.passive)
             for _ in range(ranks)
         ]
+        self.vectors = [WrittenVectors() for _ in range(ranks)]
         self.contributions = [
-            SnapshotProtocol(NoVectors(), protocol, False, False) for protocol in self.protocols
+            SnapshotProtocol(vectors, protocol, self.conserving, False)
+            for vectors, protocol in zip(self.vectors, self.protocols)
         ]
         for rank in range(ranks):
             (<WaitAvoidingProtocol>self.protocols[rank]).attach(SimulatedTree(self, rank))
             (<SnapshotProtocol>self.contributions[rank]).replace()
             (<SnapshotProtocol>self.contributions[rank]).count_once()
+            (<WrittenVectors>self.vectors[rank]).passes = 0
         if self.drawing:
             for rank in range(ranks):
                 (<WaitAvoidingProtocol>self.protocols[rank]).draw(rank, ranks, 0)
@@ -144,6 +164,7 @@ cdef class GroupAveraging(Method):
         self.average_time = allreduce_time(machine, ranks, self.nbytes, self.doubling)
         self.average_time += 2 * self.staging_time
         self.average_time *= self.synchronous_averages
+        self.copies_after = np.zeros(ranks)
         self.exchange_time = np.zeros(self.group_size + 1)
         for size in range(1, self.group_size + 1):
             self.exchange_time[size] = allreduce_time(machine, size, self.nbytes, self.doubling)
@@ -183,15 +204,15 @@ cdef class GroupAveraging(Method):
             protocol.tell(a, b >> 8, b & 255)
         elif kind == PUBLISHED:
             self.copying[rank] = False
-            contribution.lend()
             protocol.published()
         elif kind == TAKEN:
             self.copying[rank] = False
             self.calls += 1
             self.timely += protocol.timely
-            contribution.end_call()
             protocol.returns()
             self._return(rank, contribution)
+        elif kind == READY:
+            self._join_group(rank, a)
         elif kind == EXCHANGED:
             contribution.end_version(1)
             self._count_version(a, contribution)
@@ -200,6 +221,8 @@ cdef class GroupAveraging(Method):
             # All ranks contribute the same operation and version, so one record stands for all.
             common[0], common[1] = SYNC, protocol.version
             protocol.agreed(common, 1)
+        elif kind == READY_FOR_ALL:
+            self._join_all()
         else:
             self.moving[rank] = False
             contribution.end_exchange(1)
@@ -214,15 +237,13 @@ cdef class GroupAveraging(Method):
         cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
         self._send_activations(rank, protocol)
         if protocol.vectors == RUNNING and self.begun[rank] < protocol.running:
-            contribution.begin_version()
-            self._begin_version(rank, protocol.running)
+            self._begin_version(rank, protocol.running, contribution)
         elif self.copying[rank]:
             return
         elif contribution.calling and protocol.vectors == HELD:
             self._serve_call(rank, protocol, contribution)
         elif protocol.stage == REDUCING and not self.moving[rank]:
-            contribution.begin_average()
-            self._begin_moving(rank)
+            self._begin_moving(rank, contribution)
 
     cdef void _send_activations(self, int rank, WaitAvoidingProtocol protocol):
         cdef int k
@@ -238,13 +259,30 @@ cdef class GroupAveraging(Method):
         A late call publishes and takes the newest result at once. The mean of a timely call is
         written directly to the application's buffer.
         """
+        cdef double staging = self.staging_time
+        cdef int kind = TAKEN
         self.copying[rank] = True
         if not protocol.timely:
-            self.simulation.later(2 * (self.copy_time + self.staging_time), TAKEN, rank)
+            contribution.end_call()
+            staging = 2 * staging
         elif not contribution.published:
-            self.simulation.later(self.copy_time + self.staging_time, PUBLISHED, rank)
+            contribution.lend()
+            kind = PUBLISHED
         else:
-            self.simulation.later(self.staging_time, TAKEN, rank)
+            contribution.end_call()
+        self.simulation.later(self._writing_time(rank) + staging, kind, rank)
+
+    cdef double _writing_time(self, int rank):
+        """Return the seconds of the passes that the rank's protocol has just asked for."""
+        cdef WrittenVectors vectors = <WrittenVectors>self.vectors[rank]
+        cdef int passes = vectors.passes
+        vectors.passes = 0
+        return passes * self.copy_time
+
+    cdef void _note_copies(self, int rank, SnapshotProtocol contribution):
+        """Note what the rank writes after the exchange that it begins, besides the mean."""
+        self.copies_after[rank] = self.copy_time * (
+            (contribution.copy != NOWHERE) + (contribution.saved != NOWHERE))
 
     cdef void _return(self, int rank, SnapshotProtocol contribution):
         contribution.forget()
@@ -256,14 +294,23 @@ cdef class GroupAveraging(Method):
             self.waiting[rank] = False
             self._call(rank)
 
-    cdef void _begin_version(self, int rank, long long version):
+    cdef void _begin_version(self, int rank, long long version, SnapshotProtocol contribution):
+        """Begin the rank's part of an exchange, once a lent vector that it keeps is copied."""
+        self.begun[rank] = version
+        contribution.begin_version()
+        self._note_copies(rank, contribution)
+        if contribution.lent and contribution.keeps:
+            self.simulation.later(self.copy_time, READY, rank, version)
+        else:
+            self._join_group(rank, version)
+
+    cdef void _join_group(self, int rank, long long version):
         """Take part in an exchange, which begins once the last member of the group does."""
         cdef int position = self.groups._position(rank, version)
         cdef int first = self.groups.chunk_begin[position]
         cdef int slot = <int>(version % self.window)
         cdef int size, i
         cdef int *members
-        self.begun[rank] = version
         self.present[slot, first] += 1
         size = self.groups.chunk_end[position] - first
         if self.present[slot, first] < size:
@@ -272,15 +319,31 @@ cdef class GroupAveraging(Method):
         members = self.groups.members
         self.groups.of(rank, version, members)
         for i in range(size):
-            self.simulation.later(self.exchange_time[size], EXCHANGED, members[i], version)
+            self.simulation.later(
+                self.exchange_time[size] + self.copies_after[members[i]], EXCHANGED, members[i],
+                version)
 
-    cdef void _begin_moving(self, int rank):
-        """Take part in the average over all ranks."""
+    cdef void _begin_moving(self, int rank, SnapshotProtocol contribution):
+        """Begin the rank's part of the average over all ranks, once it has published."""
+        cdef double writing
         self.moving[rank] = True
+        contribution.begin_average()
+        self._note_copies(rank, contribution)
+        writing = self._writing_time(rank)
+        if writing > 0:
+            self.simulation.later(writing, READY_FOR_ALL, rank)
+        else:
+            self._join_all()
+
+    cdef void _join_all(self):
+        """Take part in the average over all ranks, which begins once the last rank does."""
+        cdef int rank
         self.moving_count += 1
-        if self.moving_count == self.simulation.ranks:
-            self.moving_count = 0
-            self._later_for_all(self.average_time, MOVED)
+        if self.moving_count < self.simulation.ranks:
+            return
+        self.moving_count = 0
+        for rank in range(self.simulation.ranks):
+            self.simulation.later(self.average_time + self.copies_after[rank], MOVED, rank)
 
     cdef void _later_for_all(self, double delay, int kind):
         cdef int rank
