@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 
-from collectives import cuda_aware, process
+from collectives import cuda_aware, cuda_blocks, process
 from collectives.agreement import raise_collectively
 from collectives.device_arrays import current_stream, described, is_on_device
 from collectives.errors import CudaError
@@ -123,14 +123,23 @@ class Copies:
         """Why the device cannot average vectors; None if it can."""
         return self._handover.why_unchecked
 
-    def use_in_place(self):
-        """Let the device average vectors, beginning with the initial one."""
+    @property
+    def size(self) -> int:
+        """The vector's bytes."""
+        return self._layout.size
+
+    def bytes_per_launch(self) -> int:
+        """Return how many bytes the device reads while the host queues one pass."""
+        return self._handover.bytes_per_launch()
+
+    def use_in_place(self, block):
+        """Let the device average vectors in such blocks, beginning with the initial one."""
         from collectives.memory.device_queue import DeviceQueue
         from collectives.memory.device_space import DeviceSpace
         from collectives.memory.in_place import InPlace
 
         queue = DeviceQueue(self._handover.ordinal)
-        self.make_space = lambda dtypes, sent: DeviceSpace(dtypes, sent, queue)
+        self.make_space = lambda dtypes, sent: DeviceSpace(dtypes, sent, queue, block)
         mirror, self._handover = self._handover, InPlace(self._layout, self._initial[0], queue)
         self._take_initial()
         self.arrays = self._handover.arrays
@@ -304,9 +313,10 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
         if not answer.aware:
             return "staged", answer.reason
         copies.by_messages, reason = True, answer.reason
+    block = cuda_blocks.choose(comm, copies.size, copies.bytes_per_launch)
     error = None
     try:
-        copies.use_in_place()
+        copies.use_in_place(block)
     except CudaError as caught:
         error = caught
     raise_collectively(comm, error)

@@ -18,6 +18,7 @@ from together import Interrupted, compute_until
 
 import collectives
 from collectives import CudaError, GroupAllreduce
+from collectives.node import Node
 
 pytestmark = pytest.mark.mpi
 
@@ -272,10 +273,53 @@ def test_averages_that_do_not_read_the_vector_itself_get_the_bits_of_the_host(
 def test_memory_that_is_not_there_is_one_error_on_all_ranks(comm, direct, stream, monkeypatch):
     vector = direct.array(np.zeros(100), stream)
 
-    def fail(copies):
+    def fail(copies, block):
         raise CudaError("cuMemAlloc returned CUDA_ERROR_OUT_OF_MEMORY")
 
     if comm.rank == 1:
         monkeypatch.setattr(collectives.device.Copies, "use_in_place", fail)
     with pytest.raises(CudaError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         GroupAllreduce(comm, vector)
+
+
+@pytest.mark.parametrize("block", [None, 2**18, 3 * 2**20])
+def test_blocks_are_as_long_as_measured_or_given(comm, direct, stream, monkeypatch, block):
+    if block is None:
+        monkeypatch.delenv("WAGMA_CUDA_BLOCK")
+    else:
+        monkeypatch.setenv("WAGMA_CUDA_BLOCK", str(block))
+    length = 2**20 + 3 if block else 2**22 + 3
+    vector = direct.array(np.full(length, float(comm.rank), np.float32), stream)
+    with GroupAllreduce(comm, vector, wait="group", group_size=comm.size) as average:
+        assert average.path == "direct"
+        average(vector)
+        assert set(vector.get()) == {(comm.size - 1) / 2}
+
+
+class TwoNodes(Node):
+    """Each pair of ranks is on a node of its own."""
+
+    def __init__(self, comm):
+        self._comm = comm.Split(comm.rank // 2, comm.rank)
+        self.ranks = self._comm.allgather(comm.rank)
+        self.oversubscribed = True
+        self.elsewhere = "the ranks are on two nodes"
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("kind", [GroupAllreduce, collectives.TriggeredAverage])
+def test_memory_that_a_node_s_ranks_share_is_not_sent_to_other_nodes(
+    comm, direct, stream, monkeypatch, kind
+):
+    """The stand-in ends the process where MPI touches memory that another one may have mapped."""
+    direct.require_stand_in()
+    monkeypatch.delenv("WAGMA_TRANSPORT")
+    monkeypatch.setattr("collectives.collective.Node", TwoNodes)
+    vector = direct.array(np.full(300_000, float(comm.rank), np.float32), stream)
+    with stand_in.mapped_memory(), kind(comm, vector, sync_period=3) as average:
+        assert (average.path, average.transport) == ("direct", "shared"), average.path_reason
+        for _ in range(7):
+            average(vector)
+        average.synchronize(vector)
+        np.testing.assert_allclose(vector.get(), 1.5, rtol=1e-6)

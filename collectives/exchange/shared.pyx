@@ -350,7 +350,7 @@ cdef class Shared:
 
     cdef Py_ssize_t _block_for(self, int size) noexcept nogil:
         """Return the bytes of a block for this number of members."""
-        return shared_block(self.length, size, self.layout.space.deferred)
+        return shared_block(self.length, size, self.layout.space.block)
 
     cdef void _divide(self, int size) noexcept nogil:
         """Divide the vector into blocks for this number of members."""

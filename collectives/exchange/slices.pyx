@@ -37,6 +37,7 @@ cdef class Slices:
     def __init__(self, Comm comm, Reduction reduction, bint used):
         cdef int most = comm.Get_size()
         cdef Py_ssize_t length = reduction.wire.size - HEADER
+        cdef Py_ssize_t longest = min(most * LONGEST, max(LONGEST_BLOCK, length // BLOCKS))
         cdef int k
         cdef char *memory
         self.comm = comm.ob_mpi
@@ -44,7 +45,7 @@ cdef class Slices:
         self.wire = reduction.wire
         self.slicing = Slicing()
         self.room = round_up(
-            min(length, most * LONGEST, max(LONGEST_BLOCK, length // BLOCKS)), LINE) + most * LINE
+            min(length, max(longest, self.wire.space.block)), LINE) + most * LINE
         self.memory = self.wire.space.allocate(DEPTH * 3 * self.room if most > 1 and used else LINE)
         memory = self.memory.address
         if self.wire.space.deferred:
@@ -70,7 +71,8 @@ cdef class Slices:
     cdef void begin(self) noexcept nogil:
         cdef int others = self.reduction.size - 1
         cdef int other, member
-        self.slicing.begin(self.wire.size - HEADER, self.reduction.size)
+        self.slicing.lay_out(
+            self.wire.size - HEADER, self.reduction.size, self.wire.space.block)
         self.left = self.slicing.blocks
         self.weighed = False
         self.finished = 0

@@ -32,13 +32,15 @@ cdef class DeviceSpace(Space):
         dtypes: names of the arrays' dtypes.
         sent: names of the dtypes sent in their place.
         queue: the device's queue.
+        block: bytes of the longest block in which vectors are averaged.
 
     Raises:
         CudaError: there is no pinned memory for a flag.
     """
 
-    def __init__(self, dtypes, sent, DeviceQueue queue):
+    def __init__(self, dtypes, sent, DeviceQueue queue, Py_ssize_t block=1 << 20):
         self.deferred = True
+        self.block = block
         self.queue = queue
         self.kept_codes = b"".join(CODES[name] for name in (*dtypes, *sent))
         self.dtypes = self.kept_codes

@@ -4,6 +4,8 @@ from collectives.memory.kernels cimport Codec, Kernels
 cdef class Space:
     # Whether passes may complete after the functions that begin them return.
     cdef readonly bint deferred
+    # On a device: bytes of the longest block in which vectors are averaged; else 0.
+    cdef readonly Py_ssize_t block
     # The objects that own the memory of flags.
     cdef list flags
 

@@ -14,9 +14,8 @@ SHORTEST = 16 * 1024
 LONGEST = 256 * 1024
 # A block of vectors in shared memory stays in the cache of the member that averages it.
 LONGEST_SHARED = 128 * 1024
-# On a device a block is long enough to be worth the launch of kernels.
+# On a device a block is long enough to be worth the launch of kernels; the longest is chosen there.
 SHORTEST_ON_DEVICE = 256 * 1024
-LONGEST_ON_DEVICE = 1024 * 1024
 # Shorter vectors are averaged by recursive doubling.
 SHORTEST_VECTOR = 512 * 1024
 # Blocks of a long vector are at most this part of it, because members hold some in memory.
@@ -34,10 +33,14 @@ class Slicing:
 
     def begin(self, length, size):
         """Lay out a vector of at least one byte, from byte 0 on."""
+        self.lay_out(length, size, 0)
+
+    def lay_out(self, length, size, shortest):
+        """Likewise, in blocks of at least `shortest` bytes, for a device."""
         longest: cython.Py_ssize_t = max(LONGEST_BLOCK, length // BLOCKS)
         self.length = length
         self.size = size
-        self.block = min(size * LONGEST, longest, length)
+        self.block = min(max(min(size * LONGEST, longest), shortest), length)
         self.block = size * LINE * ((self.block + size * LINE - 1) // (size * LINE))
         self.blocks = (length + self.block - 1) // self.block
 
@@ -63,9 +66,10 @@ def shared_block(length, size, on_device):
     """Return the bytes of a block in shared memory, all of which one member averages.
 
     Every member gets one block, or several; none where a block would not be worth the claim.
+    `on_device` is the longest block on a device, or 0 in the host's memory.
     """
-    shortest: cython.Py_ssize_t = SHORTEST_ON_DEVICE if on_device else SHORTEST
-    longest: cython.Py_ssize_t = LONGEST_ON_DEVICE if on_device else LONGEST_SHARED
+    shortest: cython.Py_ssize_t = min(SHORTEST_ON_DEVICE, on_device) if on_device else SHORTEST
+    longest: cython.Py_ssize_t = on_device if on_device else LONGEST_SHARED
     block: cython.Py_ssize_t = min(max(length // size, shortest), longest)
     return LINE * ((block + LINE - 1) // LINE)
 
