@@ -45,6 +45,8 @@ RANKS = {
     "stragglers": (None,),
     "simulated_stragglers": (None,),
     "simulated_ripples": (None,),
+    "simulated_partial_reduce": (None,),
+    "partial_reduce_weights": (None,),
     "hop": (None,),
     "simulated_hop": (None,),
     "wp_sgd": (None,),
@@ -58,7 +60,7 @@ BY_NAME = (
     "gpu",
     *("late_rules", "late_gradients", "ablations"),
     *("stragglers", "simulated_stragglers", "simulated_ripples", "hop", "simulated_hop", "wp_sgd"),
-    "wp_sgd_wall",
+    *("wp_sgd_wall", "simulated_partial_reduce", "partial_reduce_weights"),
 )
 
 

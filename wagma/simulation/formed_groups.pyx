@@ -107,8 +107,8 @@ cdef class FormedGroupMethod(Method):
 
     Attributes:
         most: the largest number of groups that averaged at the same time.
-        log: a list to which the members of each group that has averaged are added; None, the
-            default, for none.
+        log: a list to which the members of each group that has averaged are added, by the end of
+            its average, and `times` one for these ends, in seconds; None, the default, for neither.
     """
 
     cdef object make
@@ -120,11 +120,13 @@ cdef class FormedGroupMethod(Method):
     cdef int under_way
     cdef readonly int most
     cdef public list log
+    cdef readonly list times
 
     def __init__(self, make, nbytes, sync_every=1):
         self.make, self.nbytes, self.sync_every = make, nbytes, sync_every
         self.updates = 0
         self.present = {}
+        self.times = []
 
     cpdef begin(self):
         cdef SimulatedGroupPort port
@@ -163,6 +165,7 @@ cdef class FormedGroupMethod(Method):
                 self.updates += group.size > 1
                 if self.log is not None:
                     self.log.append(group.listed()[0])
+                    self.times.append(self.simulation.now)
             port.protocol.reduced(group)
         self._proceed(port)
 
