@@ -183,7 +183,8 @@ def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, 
         open_until_the_end = stack.pop_all()
     wrapped = torch_device.counts()
     assert wrapped.bytes - before.bytes <= size + slack
-    assert wrapped.pinned - before.pinned <= size + slack
+    pages = 2 * 4096  # of flags, and of how far a stream is
+    assert wrapped.pinned - before.pinned <= size + slack + pages
     with open_until_the_end:
         waited = 0
         with optimizer.join():
