@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -99,6 +100,7 @@ def checks(context, arguments, launcher) -> list[Check]:
         ),
         Check("modules of tests", modules_of_tests, ("tests", "direct-tests")),
         Check("torch", lambda: said_by(torch), ("step",)),
+        Check("loopback", loopback, ("step",)),
         Check("C compiler", lambda: executable(os.environ.get("CC", "cc")), ("calls",)),
         Check(CONTROL, mps_control, without="not measured: all parts under MPS"),
     ]
@@ -254,6 +256,16 @@ def modules_of_tests() -> str:
     if missing:
         raise Missing(", ".join(missing))
     return said_by([sys.executable, "-c", IMPORT_TESTS], cwd=TESTS)
+
+
+def loopback() -> str:
+    """Connect to this machine by TCP, as gloo does; return the address."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LIMIT).close()
+    except OSError as error:
+        raise Missing(str(error)) from None
+    return "127.0.0.1"
 
 
 def mps_control() -> str:

@@ -39,6 +39,7 @@ def environment(aware=False):
         "TEST_CUDA_LIBRARY": driver,
         "WAGMA_CUDA_AWARE": str(int(aware)),
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
         "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # others that this machine has might not load
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -133,6 +134,7 @@ def run(selected, mpi, more_names, found):
             [
                 *options,
                 *(word for name in PLUGINS for word in ("-p", name)),
+                *("-p", "no:faulthandler"),  # the driver has its handler of faults already
                 *("-q", "-p", "no:cacheprovider", "--timeout-method=thread", f"--timeout={LIMIT}"),
                 *("-k", names, *(str(TESTS / name) for name in files)),
             ],

@@ -81,7 +81,7 @@ def test_it_measures_what_it_says(mpirun, tmp_path):
     assert all(each["calls"] >= 1 for each in parts["passive-2"].values())
     check_queue(parts["queue-2"])
     for path in PATHS:
-        check_calls(parts["calls-2"][path])
+        check_calls(parts["calls-2"][path], path)
     assert set(parts["step-2"]["seconds"]) == {"local step", "gloo", "WAGMA"}
     assert parts["memory-2"]["2 ranks, staged: memory on the device ÷ vector"] == 0
     assert parts["staged-2, MPS"]["not measured"].startswith("MPS is there already")
@@ -119,12 +119,14 @@ def test_tests_of_four_ranks_pass_on_a_driver_that_can_only_what_a_real_one_can(
         assert measured["messages"] == {"not measured": "MPI is not CUDA-aware"}
 
 
-def check_calls(calls):
+def check_calls(calls, path):
     assert calls.pop("functions that wait, in 5 calls") == {}
     assert {"idle", "allocating 1 MiB", "1024 fillings"} <= set(calls)
     for kind, first in (("CUDA", "cu"), ("MPI", "MPI_")):
         found = [each[kind] for each in calls.values() if each[kind]]
-        assert found and all(each["function"].startswith(first) for each in found)
+        # Staged, the progress thread calls no function of the driver.
+        assert found or (kind, path) == ("CUDA", "staged")
+        assert all(each["function"].startswith(first) for each in found)
         assert all(each["calls"] > 0 < each["seconds"] for each in found)
 
 
