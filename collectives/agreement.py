@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable
 __all__ = [
     "by_value",
     "counted",
+    "is_on_all_ranks",
     "launched_tasks",
     "list_values",
     "name_ranks",
@@ -31,9 +32,17 @@ def raise_collectively(comm, error: Exception | None) -> None:
         return
     ranks = by_value(None if each is None else str(each) for each in errors)
     ranks.pop(None, None)
+    text = "; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items())
     if len(ranks) == 1 and len(found) == len(errors):
-        raise type(found[0])(str(found[0]))
-    raise type(found[0])("; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items()))
+        text = str(found[0])
+    agreed = type(found[0])(text)
+    agreed._on_all_ranks = True
+    raise agreed
+
+
+def is_on_all_ranks(error: BaseException) -> bool:
+    """Return whether all ranks raise this error, by `raise_collectively`."""
+    return getattr(error, "_on_all_ranks", False)
 
 
 def _portable(error: Exception | None) -> Exception | None:
@@ -41,7 +50,7 @@ def _portable(error: Exception | None) -> Exception | None:
     if error is None:
         return None
     try:
-        type(pickle.loads(pickle.dumps(error)))(str(error))
+        type(pickle.loads(pickle.dumps(error)))(str(error))._on_all_ranks = True
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

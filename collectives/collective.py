@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from collectives import device, process, settings
-from collectives.agreement import raise_collectively, singleton_error
+from collectives.agreement import is_on_all_ranks, raise_collectively, singleton_error
 from collectives.description import Described
 from collectives.errors import CollectiveError, CudaError
 from collectives.meeting import meet
@@ -72,7 +72,8 @@ class Collective(Described):
             try:
                 self._agree(comm, like, given, error)
                 self._build(native, comm, like, given)
-            except BaseException:
+            except BaseException as error:
+                _end_job_if_alone(comm, error)
                 process.release(self)
                 raise
 
@@ -112,7 +113,8 @@ class Collective(Described):
                 self._allocate(native, node, self._copies.arrays, given)
             if self.path != "host":
                 self._copies.forget_initial()
-        except BaseException:
+        except BaseException as error:
+            _end_job_if_alone(comm, error)
             self.native = None  # not kept by the exception's traceback
             for communicator in self._communicators:
                 communicator.Free()
@@ -251,6 +253,12 @@ class Collective(Described):
             return
         try:
             self.native.close()
+        except CollectiveError as error:
+            if self.native.cannot_leave and self.size > 1:
+                # The others would wait for this rank for good.
+                process.tell(error, self.rank)
+                process.end_job(self.comm, 1)
+            raise
         finally:  # also where a signal's handler raises as soon as that is done
             if self.native.closed:
                 self._release()
@@ -318,6 +326,16 @@ class Collective(Described):
             process.tell(error, self.rank)
             process.fail(error)
         self.close()
+
+
+def _end_job_if_alone(comm: MPI.Intracomm, error: BaseException) -> None:
+    """End the job where memory or MPI fails on this rank only, while others wait for it."""
+    from mpi4py import MPI
+
+    alone = isinstance(error, (MPI.Exception, MemoryError)) and not is_on_all_ranks(error)
+    if alone and comm.size > 1:
+        process.tell(error, comm.rank)
+        process.end_job(comm, 1)
 
 
 def _is_failure(error: BaseException | None) -> bool:

@@ -54,7 +54,7 @@ def adopt(collective, like):
     """
     try:
         copies = Copies(like)
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+    except (ImportError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         return like, error
     collective.__class__ = _class_for_devices(type(collective))
     collective._copies = copies
@@ -317,7 +317,7 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
     error = None
     try:
         copies.use_in_place(block)
-    except CudaError as caught:
+    except (CudaError, MemoryError) as caught:
         error = caught
     raise_collectively(comm, error)
     return "direct", reason

@@ -203,6 +203,13 @@ cdef class AllRanks(Calls):
         pthread_mutex_lock(&mpi_mutex)
         self._free_requests()
         pthread_mutex_unlock(&mpi_mutex)
+        if self.error != 0 and not self.said_error:
+            raise self._engine_error()
+
+    @property
+    def cannot_leave(self):
+        """Whether an error of this rank's engine prevents it from closing with the others."""
+        return self.error != 0 and self._is_broken(LEFT)
 
     cdef bint _has_started(self) noexcept nogil:
         """Return whether the application has started a call that is not complete."""

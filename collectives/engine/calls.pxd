@@ -37,6 +37,8 @@ cdef class Call:
 cdef class Calls(Interruptible):
     cdef readonly int pid
     cdef Call pending
+    # Whether the application has been told of the engine's error.
+    cdef bint said_error
     # The pending call begins once its vector can be used: its handover, arrays and weight.
     cdef bint awaits
     cdef Handover awaited
@@ -55,6 +57,7 @@ cdef class Calls(Interruptible):
     cdef bint _withdraw(self) noexcept nogil
     cdef bint _misses(self, int goal) noexcept nogil
     cdef _missing(self)
+    cdef bint _is_broken(self, int goal) noexcept nogil
     cdef bint _is_failed(self, int goal) noexcept nogil
     cdef bint _is_calls(self, int goal) noexcept nogil
     cdef int _check_owner(self) except -1

@@ -8,6 +8,7 @@ the next call.
 from cpython.object cimport PyObject, PyTypeObject
 from libc.string cimport strlen
 from mpi4py import MPI
+from mpi4py.libmpi cimport MPI_ERR_NO_MEM
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.guard cimport Guard
@@ -131,13 +132,24 @@ cdef class Calls(Interruptible):
         """Return whether a call waits for this goal, rather than close()."""
         return goal == DONE or goal == CAUGHT_UP
 
+    cdef bint _is_broken(self, int goal) noexcept nogil:
+        """Return whether an error of this rank's engine prevents it; leaving needs no memory."""
+        return self.error != 0 and (self.error != MPI_ERR_NO_MEM or self._is_calls(goal))
+
     cdef bint _is_in_vain(self, int goal) noexcept nogil:
-        return self._is_failed(goal) or self._misses(goal)
+        return self._is_broken(goal) or self._is_failed(goal) or self._misses(goal)
 
     cdef int _raise_failure(self, int goal) except -1:
-        if self.error != 0:
-            raise CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
+        if self._is_broken(goal):
+            raise self._engine_error()
         raise self._failure() if self._is_failed(goal) else self._missing()
+
+    def _engine_error(self):
+        """Return the error of this rank's engine, which is permanent."""
+        self.said_error = True
+        if self.error == MPI_ERR_NO_MEM:
+            return CollectiveError(f"rank {self.rank} has no memory left for messages or vectors")
+        return CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
 
     def _failure(self):
         """Return the error of a rank that knows of another's failure."""
@@ -158,6 +170,8 @@ cdef class Calls(Interruptible):
         self._check_owner()
         if self.closed or self.protocol.operation == CLOSE:
             raise ClosedError("this collective is closed")
+        if self.error != 0:
+            raise self._engine_error()
         if self.protocol.failed == self.rank:
             raise ClosedError("this rank failed in an earlier call: only close() is allowed")
         if self.protocol.failed >= 0:

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Messages between ranks that are counted, so that each rank knows when all have arrived."""
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from mpi4py.libmpi cimport (
     MPI_LONG_LONG,
     MPI_REQUEST_NULL,
@@ -13,6 +13,7 @@ from mpi4py.libmpi cimport (
 from mpi4py.MPI cimport Comm
 
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.allocation cimport zeroed
 
 
 cdef class CountedMessages:
@@ -27,7 +28,7 @@ cdef class CountedMessages:
         self.comm = comm.ob_mpi
         self.size = comm.Get_size()
         self.gather = MPI_REQUEST_NULL
-        self.posted = <long long *>calloc(2 * self.size, sizeof(long long))
+        self.posted = <long long *>zeroed(2 * self.size, sizeof(long long))
         if self.posted == NULL:
             raise MemoryError
         self.expected = self.posted + self.size

@@ -5,7 +5,7 @@ A rank's groups are averaged one after the other, in its protocol's order; those
 at the same time.
 """
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 from mpi4py.MPI cimport Comm
 
@@ -16,7 +16,7 @@ from collectives.exchange.clock cimport now
 from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.allocation cimport Memory
+from collectives.memory.allocation cimport Memory, zeroed
 from collectives.memory.handover cimport UNKNOWN
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.formed_groups cimport GroupProtocol
@@ -52,9 +52,9 @@ cdef class GroupAverages(ProtocolCalls):
             if self.layout.space.deferred:  # averages over all ranks: see `AllRanks`
                 self._share_memory(self.exchange, False, True)
         self.own = []
-        self.last_members = <int *>calloc(self.size, sizeof(int))
-        self.kept_arrays = <char **>calloc(3 * self.layout.count, sizeof(char *))
-        self.met = <double *>calloc(self.size, sizeof(double))
+        self.last_members = <int *>zeroed(self.size, sizeof(int))
+        self.kept_arrays = <char **>zeroed(3 * self.layout.count, sizeof(char *))
+        self.met = <double *>zeroed(self.size, sizeof(double))
         if self.last_members == NULL or self.kept_arrays == NULL or self.met == NULL:
             raise MemoryError
         self.model_arrays = self.kept_arrays + self.layout.count

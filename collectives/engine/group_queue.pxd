@@ -29,4 +29,5 @@ cdef class GroupQueue(GroupPort):
     cdef bint progress(self) noexcept nogil
     cdef bint is_under_way(self) noexcept nogil
     cdef void finish(self) noexcept nogil
+    cdef int _allocate_steps(self) except -1
     cdef Step *_add_step(self) noexcept nogil

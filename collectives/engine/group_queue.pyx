@@ -1,13 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The steps that a protocol that forms groups requests of its rank, and its messages."""
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memset
-from mpi4py.libmpi cimport MPI_ERR_NO_MEM, MPI_ERR_RANK
+from mpi4py.libmpi cimport MPI_ERR_INTERN, MPI_ERR_RANK
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.integer_messages cimport IntegerMessages
 from collectives.exchange.clock cimport now
+from collectives.memory.allocation cimport zeroed
 from collectives.protocols.formed_groups cimport RECORD, Group, GroupPort, GroupProtocol
 from collectives.protocols.paces cimport NEVER
 
@@ -16,6 +17,8 @@ cdef enum:
     MOST_AT_ONCE = 16
     # Integers of a message besides two records of groups of all ranks.
     OTHERS = 16
+    # Steps that there is memory for from the start.
+    STEPS = 8
 
 
 cdef class GroupQueue(GroupPort):
@@ -29,10 +32,20 @@ cdef class GroupQueue(GroupPort):
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.messages = IntegerMessages(comm, 0, OTHERS + 2 * (RECORD + 2 * self.size))
         self.record = Group(room=self.size)
+        self._allocate_steps()
 
     def attach(self, GroupProtocol protocol):
         """Set the protocol that requests steps."""
         self.protocol = protocol
+
+    cdef int _allocate_steps(self) except -1:
+        """Allocate as many steps as a rank usually has, none of which may be forgotten."""
+        cdef int i
+        for i in range(STEPS):
+            if self._add_step() == NULL:
+                raise MemoryError
+        self.first, self.unused = NULL, self.first
+        return 0
 
     def __dealloc__(self):
         cdef Step *step
@@ -89,12 +102,17 @@ cdef class GroupQueue(GroupPort):
         if step != NULL:
             self.unused = step.next
         else:
-            step = <Step *>calloc(1, sizeof(Step))
+            step = <Step *>zeroed(1, sizeof(Step))
             if step != NULL:
-                step.members = <int *>calloc(self.size, sizeof(int))
-                step.weights = <double *>calloc(self.size, sizeof(double))
+                step.members = <int *>zeroed(self.size, sizeof(int))
+                step.weights = <double *>zeroed(self.size, sizeof(double))
             if step == NULL or step.members == NULL or step.weights == NULL:
-                self.error = MPI_ERR_NO_MEM
+                if step != NULL:
+                    free(step.members)
+                    free(step.weights)
+                free(step)
+                # Other members would wait for it for good: this rank cannot even leave.
+                self.error = MPI_ERR_INTERN
                 return NULL
         step.returns = False
         step.next = NULL

@@ -5,7 +5,7 @@ Engines answer, so a computing rank is distinguished from a stopped one. The MPI
 every call.
 """
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from mpi4py.libmpi cimport (
     MPI_ANY_SOURCE,
     MPI_LONG_LONG,
@@ -21,6 +21,8 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
+from collectives.memory.allocation cimport zeroed
+
 
 cdef class Inquiry:
     """One rank's questions and answers, on two tags from `tag` on that nothing else uses."""
@@ -30,10 +32,10 @@ cdef class Inquiry:
         self.rank, self.size = comm.rank, comm.size
         self.tag = tag
         self.reply = MPI_REQUEST_NULL
-        self.sends = <MPI_Request *>calloc(self.size, sizeof(MPI_Request))
-        self.receives = <MPI_Request *>calloc(self.size, sizeof(MPI_Request))
-        self.answers = <long long *>calloc(self.size * ANSWER, sizeof(long long))
-        self.answered = <bint *>calloc(self.size, sizeof(bint))
+        self.sends = <MPI_Request *>zeroed(self.size, sizeof(MPI_Request))
+        self.receives = <MPI_Request *>zeroed(self.size, sizeof(MPI_Request))
+        self.answers = <long long *>zeroed(self.size * ANSWER, sizeof(long long))
+        self.answered = <bint *>zeroed(self.size, sizeof(bint))
         if (self.sends == NULL or self.receives == NULL or self.answers == NULL
                 or self.answered == NULL):
             raise MemoryError

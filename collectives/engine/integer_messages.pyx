@@ -7,12 +7,12 @@ their collective calls these methods.
 
 import array
 
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 from mpi4py.libmpi cimport (
     MPI_ANY_SOURCE,
     MPI_ERR_COUNT,
-    MPI_ERR_NO_MEM,
+    MPI_ERR_INTERN,
     MPI_LONG_LONG,
     MPI_MESSAGE_NULL,
     MPI_REQUEST_NULL,
@@ -32,6 +32,7 @@ from mpi4py.MPI cimport Comm
 
 from collectives.engine.counted_messages cimport CountedMessages
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.allocation cimport resized, zeroed
 
 
 cdef class IntegerMessages(CountedMessages):
@@ -50,6 +51,8 @@ cdef class IntegerMessages(CountedMessages):
         # The last message that has arrived, of which the first `length` integers count.
         self.integers = array.array("q", [0]) * most
         self.receive = MPI_REQUEST_NULL
+        if self._find_room() < 0:
+            raise MemoryError
 
     def __dealloc__(self):
         cdef int i
@@ -70,7 +73,8 @@ cdef class IntegerMessages(CountedMessages):
             return
         i = self._find_room()
         if i < 0:
-            self.error = MPI_ERR_NO_MEM
+            # The receiver would wait for it for good: this rank cannot even leave.
+            self.error = MPI_ERR_INTERN
             return
         memcpy(self.spaces[i], &integers[0], length * sizeof(long long))
         pthread_mutex_lock(&mpi_mutex)
@@ -83,25 +87,25 @@ cdef class IntegerMessages(CountedMessages):
     cdef int _find_room(self) noexcept nogil:
         """Return the index of a free request; −1 if there is no memory for another one."""
         cdef int i, first = self.room
-        cdef int room = max(2 * first, 8)
+        cdef int room = 2 * first if first > 0 else 2 * self.size + 8
         cdef void *memory
         for i in range(first):
             if self.sends[i] == MPI_REQUEST_NULL:
                 return i
-        memory = realloc(self.spaces, room * sizeof(long long *))
+        memory = resized(self.spaces, room * sizeof(long long *))
         if memory == NULL:
             return -1
         self.spaces = <long long **>memory
-        memory = realloc(self.sends, room * sizeof(MPI_Request))
+        memory = resized(self.sends, room * sizeof(MPI_Request))
         if memory == NULL:
             return -1
         self.sends = <MPI_Request *>memory
-        memory = realloc(self.indices, room * sizeof(int))
+        memory = resized(self.indices, room * sizeof(int))
         if memory == NULL:
             return -1
         self.indices = <int *>memory
         while self.room < room:
-            self.spaces[self.room] = <long long *>calloc(self.most, sizeof(long long))
+            self.spaces[self.room] = <long long *>zeroed(self.most, sizeof(long long))
             if self.spaces[self.room] == NULL:
                 return -1
             self.sends[self.room] = MPI_REQUEST_NULL

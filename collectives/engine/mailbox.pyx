@@ -92,6 +92,10 @@ cdef class Mailbox(Port):
         # Ranks that wait for this one, which makes no calls for now, must proceed and learn that.
         self.messages.takes_all = queues or self.protocol.paused and not (
             self.protocol.joined and self.protocol.follows)
+        if self.error() != 0 and not self.messages.abandoned:
+            # First the steps, which refer to transfers.
+            self.vectors.abandon()
+            self.messages.abandon()
         self.messages.progress()
         self._deliver()
         return self.advance() or self.vectors.first != NULL or self.messages.is_busy()
@@ -106,11 +110,13 @@ cdef class Mailbox(Port):
 
     cdef void _deliver(self) noexcept nogil:
         """Deliver the messages that have arrived to the protocol."""
-        cdef Message *message = self.messages.arrived(self.epoch)
-        while message != NULL:
+        cdef Message *message
+        while self.messages.has_spare(True):
+            message = self.messages.arrived(self.epoch)
+            if message == NULL:
+                return
             self.progress_count += 1
             self._open(message)
-            message = self.messages.arrived(self.epoch)
 
     cdef void _open(self, Message *message) noexcept nogil:
         cdef int kind = <int>header(message)[KIND]
@@ -120,11 +126,10 @@ cdef class Mailbox(Port):
         # LEAVE counts in any epoch: a rank that leaves does not return.
         cdef bint counts = header(message)[EPOCH] == self.epoch or kind == LEAVE
         cdef Transfer *transfer = NULL
-        counts = counts and not self.messages.ending
+        # Without memory the protocol hears no more: what it would use has been dropped.
+        counts = counts and not (self.messages.ending or self.messages.abandoned)
         if header(message)[HOLDS]:
             transfer = self.messages.expect(message)
-            if transfer == NULL:
-                return
             transfer.dropped = not counts
         if message.room == SHORT:
             self.messages.recycle(message)
@@ -148,14 +153,16 @@ cdef class Mailbox(Port):
     cdef void _write(
         self, int kind, long long number, double weight, char *vector
     ) noexcept nogil:
-        """Write the next message, with a vector or without."""
+        """Write the next message, with a vector or without; none after an error."""
         cdef Message *message = self.written
         cdef bint inside = vector != NULL and self.messages.inside
         self.sending = NULL
+        self.written = NULL
         if message != NULL:
             self.messages.release(message)
+        if self.error() != 0:
+            return
         message = self.messages.allocate(WHOLE if inside else SHORT)
-        self.written = message
         if message == NULL:
             return
         message.uses = 1
@@ -164,8 +171,11 @@ cdef class Mailbox(Port):
             self.messages.blocks.copy(0, message.memory, vector)
         elif vector != NULL:
             self.sending = self.vectors.add(SEND, 1, NULL)
-            if self.sending != NULL:
-                self.sending.memory = vector
+            if self.sending == NULL:
+                self.messages.release(message)
+                return
+            self.sending.memory = vector
+        self.written = message
 
     cdef void _head(
         self, Message *message, int kind, long long number, double weight, bint holds
@@ -180,12 +190,15 @@ cdef class Mailbox(Port):
         cdef Transfer *transfer
         if self.written == NULL or self.messages.ending:
             return
-        self.messages.post(self.written, destination)
+        # A message is not sent without its vector.
+        if self.sending != NULL and not self.messages.has_spare(False):
+            return
+        if not self.messages.post(self.written, destination):
+            return
         if self.sending != NULL:
             transfer = self.messages.send(destination, self.sending.memory)
-            if transfer != NULL:
-                transfer.sibling = self.sending.outgoing
-                self.sending.outgoing = transfer
+            transfer.sibling = self.sending.outgoing
+            self.sending.outgoing = transfer
         if header(self.written)[HOLDS]:
             self.bytes_sent += self.layout.size - HEADER
 
@@ -202,6 +215,8 @@ cdef class Mailbox(Port):
         cdef Step *step
         self._keep_apart()
         step = self.vectors.add_use(HALVE, transfer, 1, 1)
+        if step == NULL:
+            return
         if self.messages.inside:
             self._do_inside()
             # The received message itself is sent back.
@@ -211,16 +226,14 @@ cdef class Mailbox(Port):
         else:
             self._write(kind, number, 0, NULL)
             message = self.written
-            if step == NULL or message == NULL:
+            if message == NULL or not self.messages.has_spare(False):
                 return
             header(message)[HOLDS] = True
-        if not self.messages.ending:
-            self.messages.post(message, source)
+        if not self.messages.ending and self.messages.post(message, source):
             self.bytes_sent += self.layout.size - HEADER
             if not self.messages.inside:
                 step.outgoing = self.messages.send(source, NULL)
-                if step.outgoing != NULL:
-                    step.outgoing.back = transfer
+                step.outgoing.back = transfer
         if self.messages.inside:
             self.messages.release(message)
 

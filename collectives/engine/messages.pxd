@@ -1,4 +1,4 @@
-from mpi4py.libmpi cimport MPI_Datatype, MPI_Request
+from mpi4py.libmpi cimport MPI_Datatype, MPI_Message, MPI_Request
 
 from collectives.engine.counted_messages cimport CountedMessages
 from collectives.memory.layout cimport Layout
@@ -51,6 +51,12 @@ cdef class Messages(CountedMessages):
     cdef int made[3]
     cdef MessageList pools[3]
     cdef MessageList coming
+    # By `Room`, for messages that arrive where there is no more memory; how many of them are short.
+    cdef MessageList reserves[3]
+    cdef int reserved
+    # A message that is to be received next, if any, with its source and length.
+    cdef MPI_Message arriving
+    cdef int source, lines
     # Pending requests, and the message of each.
     cdef MPI_Request *requests
     cdef Message **carried
@@ -66,7 +72,10 @@ cdef class Messages(CountedMessages):
     cdef Message *allocate(self, Room room) noexcept nogil
     cdef void recycle(self, Message *message) noexcept nogil
     cdef void release(self, Message *message) noexcept nogil
-    cdef bint _add_request(self, Message *message) noexcept nogil
-    cdef void post(self, Message *message, int destination) noexcept nogil
+    cdef Message *_allocate_to_receive(self, Room room) noexcept nogil
+    cdef int _allocate_reserve(self) except -1
+    cdef bint _has_room(self, bint receiving) noexcept nogil
+    cdef void _add_request(self, Message *message) noexcept nogil
+    cdef bint post(self, Message *message, int destination) noexcept nogil
     cdef bint is_busy(self) noexcept nogil
     cdef void free_type(self) noexcept nogil

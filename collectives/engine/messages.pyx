@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Messages from one rank to another: a header, followed by a vector if that is short."""
 
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 from mpi4py.libmpi cimport (
     MPI_ANY_SOURCE,
@@ -26,13 +26,15 @@ from mpi4py.MPI cimport Comm
 
 from collectives.engine.counted_messages cimport CountedMessages
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.allocation cimport LINE, try_to_allocate
+from collectives.memory.allocation cimport LINE, resized, try_to_allocate, zeroed
 from collectives.memory.layout cimport HEADER, Layout
 
 cdef enum:
     # Receives begun in one poll, so that messages of a fast rank do not delay those of others.
     MOST_AT_ONCE = 16
     TAG = 0
+    # Requests that only receives may use.
+    KEPT = 2
     # Bytes of the longest vector that is sent inside its message.
     LONGEST_INSIDE = 65536
 
@@ -88,15 +90,36 @@ cdef class Messages(CountedMessages):
         self.bytes[<int>WHOLE] = layout.size
         self._check(MPI_Type_contiguous(LINE, MPI_BYTE, &self.line))
         self._check(MPI_Type_commit(&self.line))
+        self.arriving = MPI_MESSAGE_NULL
+        self._allocate_reserve()
 
     def __dealloc__(self):
         cdef int room
         for room in range(3):
             free_all(&self.pools[room])
+            free_all(&self.reserves[room])
         free_all(&self.coming)
         free(self.requests)
         free(self.carried)
         free(self.indices)
+
+    cdef int _allocate_reserve(self) except -1:
+        """Allocate what messages are received with where there is no more memory.
+
+        Several of each rank may be on their way. A vector inside its message is used at once, so
+        one is enough of these.
+        """
+        cdef Message *message
+        cdef int i
+        self.reserved = 2 * self.size + 8
+        for i in range(self.reserved + self.inside):
+            message = self.allocate(SHORT if i < self.reserved else WHOLE)
+            if message == NULL:
+                raise MemoryError
+            append(&self.reserves[<int>message.room], message)
+        if not self._has_room(False):
+            raise MemoryError
+        return 0
 
     # Progress
 
@@ -117,22 +140,36 @@ cdef class Messages(CountedMessages):
     cdef bint _receive(self) noexcept nogil:
         """Begin to receive an incoming message; return whether one was; the MPI mutex is held."""
         cdef MPI_Status status
-        cdef MPI_Message arriving = MPI_MESSAGE_NULL
         cdef Message *message
-        cdef int found = 0, lines = 0
-        self._check(MPI_Improbe(MPI_ANY_SOURCE, TAG, self.comm, &found, &arriving, &status))
-        if not found:
+        cdef int found = 0
+        if self.arriving == MPI_MESSAGE_NULL:
+            self._check(MPI_Improbe(
+                MPI_ANY_SOURCE, TAG, self.comm, &found, &self.arriving, &status))
+            if not found:
+                return False
+            self.source = status.MPI_SOURCE
+            self._check(MPI_Get_count(&status, self.line, &self.lines))
+        if not self._has_room(True):
             return False
-        self._check(MPI_Get_count(&status, self.line, &lines))
-        message = self.allocate(WHOLE if lines > 1 else SHORT)
-        if message == NULL or not self._add_request(message):
+        message = self._allocate_to_receive(WHOLE if self.lines > 1 else SHORT)
+        if message == NULL:
             return False
-        message.source = status.MPI_SOURCE
+        self._add_request(message)
+        message.source = self.source
         message.complete = False
         append(&self.coming, message)
-        self._check(MPI_Imrecv(
-            message.memory, lines, self.line, &arriving, &self.requests[self.count - 1]))
+        self._check(MPI_Imrecv(message.memory, self.lines, self.line, &self.arriving,
+                               &self.requests[self.count - 1]))
         return True
+
+    cdef Message *_allocate_to_receive(self, Room room) noexcept nogil:
+        """Return memory for a message that arrives; NULL: there is none before another is used."""
+        cdef Message *message = self.allocate(room)
+        if message == NULL:
+            message = self.reserves[<int>room].first
+            if message != NULL:
+                remove(&self.reserves[<int>room], message)
+        return message
 
     cdef void _test(self) noexcept nogil:
         """Test which messages have been sent or received; the MPI mutex is held."""
@@ -187,7 +224,7 @@ cdef class Messages(CountedMessages):
         if message != NULL:
             remove(&self.pools[<int>room], message)
             return message
-        message = <Message *>calloc(1, sizeof(Message))
+        message = <Message *>zeroed(1, sizeof(Message))
         if message != NULL:
             message.room = room
             message.memory = try_to_allocate(size)
@@ -211,42 +248,54 @@ cdef class Messages(CountedMessages):
         if message.uses == 0:
             self.recycle(message)
 
-    cdef bint _add_request(self, Message *message) noexcept nogil:
-        """Add a request for this message; return whether there is memory."""
+    cdef bint _has_room(self, bint receiving) noexcept nogil:
+        """Return whether another message can be in flight; an error without memory.
+
+        One that is received always can be, once another has been.
+        """
         cdef int room
         cdef void *requests
         cdef void *carried
         cdef void *indices
-        if self.count == self.room:
+        if self.count + KEPT >= self.room:
             room = max(2 * self.room, 16)
-            requests = realloc(self.requests, room * sizeof(MPI_Request))
+            requests = resized(self.requests, room * sizeof(MPI_Request))
             if requests != NULL:
                 self.requests = <MPI_Request *>requests
-            carried = realloc(self.carried, room * sizeof(Message *))
+            carried = resized(self.carried, room * sizeof(Message *))
             if carried != NULL:
                 self.carried = <Message **>carried
-            indices = realloc(self.indices, room * sizeof(int))
+            indices = resized(self.indices, room * sizeof(int))
             if indices != NULL:
                 self.indices = <int *>indices
             if requests == NULL or carried == NULL or indices == NULL:
                 self.error = MPI_ERR_NO_MEM
-                return False
+                return receiving and self.count < self.room
             self.room = room
+        return True
+
+    cdef void _add_request(self, Message *message) noexcept nogil:
+        """Add a request for this message, for which there is room."""
         self.requests[self.count] = MPI_REQUEST_NULL
         self.carried[self.count] = message
         self.count += 1
-        return True
 
-    cdef void post(self, Message *message, int destination) noexcept nogil:
-        """Begin to send a message, which is one more use of it; the caller keeps its own."""
+    cdef bint post(self, Message *message, int destination) noexcept nogil:
+        """Begin to send a message, which is one more use of it; the caller keeps its own.
+
+        Return False, with an error, where there is no memory: then nothing is sent.
+        """
         cdef int lines = <int>(self.bytes[<int>message.room] // LINE)
+        if not self._has_room(False):
+            return False
+        message.uses += 1
         pthread_mutex_lock(&mpi_mutex)
-        if self._add_request(message):
-            message.uses += 1
-            self._check(MPI_Isend(message.memory, lines, self.line, destination, TAG, self.comm,
-                                  &self.requests[self.count - 1]))
+        self._add_request(message)
+        self._check(MPI_Isend(message.memory, lines, self.line, destination, TAG, self.comm,
+                              &self.requests[self.count - 1]))
         pthread_mutex_unlock(&mpi_mutex)
         self.posted[destination] += 1
+        return True
 
     cdef bint is_busy(self) noexcept nogil:
         """Return whether anything is in flight."""

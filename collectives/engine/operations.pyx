@@ -5,8 +5,9 @@ Each collective has a lock, held while its state advances. One mutex serializes 
 held for nothing else. No MPI call blocks.
 """
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from mpi4py.libmpi cimport (
+    MPI_ERR_NO_MEM,
     MPI_LONG_LONG,
     MPI_REQUEST_NULL,
     MPI_STATUS_IGNORE,
@@ -28,6 +29,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport Layout
 from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.all_ranks cimport (
@@ -89,8 +91,8 @@ cdef class Operations(StallReporter):
         self.exchange = Exchange(data, self.layout, wire_dtype, by_messages)
         self.reduction = self.exchange.reduction
         self.gather = MPI_REQUEST_NULL
-        self.records = <long long *>calloc((RECORD + 2) * self.size, sizeof(long long))
-        self.everyone = <int *>calloc(self.size, sizeof(int))
+        self.records = <long long *>zeroed((RECORD + 2) * self.size, sizeof(long long))
+        self.everyone = <int *>zeroed(self.size, sizeof(int))
         if self.records == NULL or self.everyone == NULL:
             raise MemoryError
         for rank in range(self.size):
@@ -169,6 +171,10 @@ cdef class Operations(StallReporter):
         self._advance()
         if self.reduction.error != 0:
             self.error = self.reduction.error
+        if self.error != 0 and self.protocol.failed < 0:
+            self.tree.fail(
+                self.rank, b"no memory is left for messages or vectors"
+                if self.error == MPI_ERR_NO_MEM else b"an MPI function has failed")
         self.busy = self._is_busy()
         return self.busy
 

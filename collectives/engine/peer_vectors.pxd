@@ -26,6 +26,7 @@ cdef struct Step:
     bint against_model
     Step *reader
     bint in_turns
+    # Of MIX and HALVE: where M arrives; NULL: nowhere, for want of memory, so the step does nothing.
     Transfer *source
     # Of SEND: which vector; of SEND and HALVE: the transfers to its destinations.
     char *memory
@@ -64,6 +65,7 @@ cdef class PeerVectors:
     cdef Step *add(self, What what, double share, char **user) noexcept nogil
     cdef Step *add_use(
         self, What what, Transfer *source, double keep, double share) noexcept nogil
+    cdef void abandon(self) noexcept nogil
     cdef bint run(self) noexcept nogil
     cdef bint _may_do(self, Step *step) noexcept nogil
     cdef bint _writes_change(self, Step *step) noexcept nogil

@@ -5,12 +5,12 @@ The steps are executed in order on each block, one after the other while it is i
 possible: a step may wait for a block that has not arrived, or that is still being sent.
 """
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memset
 from mpi4py.libmpi cimport MPI_ERR_NO_MEM
 
 from collectives.engine.transfers cimport Transfer, Transfers
-from collectives.memory.allocation cimport allocate
+from collectives.memory.allocation cimport allocate, zeroed
 from collectives.memory.layout cimport UserVector
 
 cdef enum:
@@ -33,7 +33,7 @@ cdef class PeerVectors:
         self.blocks = messages.blocks
         self.layout = messages.blocks.layout
         count = self.layout.count
-        self.model_arrays = <char **>calloc(4 * count, sizeof(char *))
+        self.model_arrays = <char **>zeroed(4 * count, sizeof(char *))
         if self.model_arrays == NULL:
             raise MemoryError
         self.change_arrays = self.model_arrays + count
@@ -71,7 +71,7 @@ cdef class PeerVectors:
         if step != NULL:
             self.idle = step.next
         else:
-            step = <Step *>calloc(1, sizeof(Step))
+            step = <Step *>zeroed(1, sizeof(Step))
             if step == NULL:
                 self.error = MPI_ERR_NO_MEM
                 return NULL
@@ -90,12 +90,25 @@ cdef class PeerVectors:
     cdef Step *add_use(
         self, What what, Transfer *source, double keep, double share
     ) noexcept nogil:
-        """Add a step that uses an incoming vector, and return it."""
+        """Add a step that uses an incoming vector, and return it; NULL: without memory, none does.
+        """
         cdef Step *step = self.add(what, share, NULL)
         if step != NULL:
             step.source = source
             step.keep = keep
+        else:
+            source.dropped = True
         return step
+
+    cdef void abandon(self) noexcept nogil:
+        """Let the steps whose vectors have no memory do nothing, as there is none."""
+        cdef Step *step = self.first
+        while step != NULL:
+            if step.what in (MIX, HALVE) and step.source.memory == NULL:
+                step.source = NULL
+                if step.outgoing != NULL:
+                    self.messages.send_zeros(step.outgoing)
+            step = step.next
 
     cdef void record(self, char **user, bint against_model) noexcept nogil:
         """Add a step that sets D to the application's change of D, what it last got, or of X."""
@@ -143,8 +156,11 @@ cdef class PeerVectors:
             return False
         if step.what == SEND:
             return True
-        if step.what in (MIX, HALVE) and step.source.complete <= block:
-            return False
+        if step.what in (MIX, HALVE):
+            if step.source == NULL:
+                return True
+            if step.source.complete <= block:
+                return False
         if step.what == RETURN and step.share == 1:
             return True
         return self.messages.is_free(
@@ -187,6 +203,9 @@ cdef class PeerVectors:
             while outgoing != NULL:
                 outgoing.ready = block + 1
                 outgoing = outgoing.sibling
+        elif step.what in (MIX, HALVE) and step.source == NULL:
+            if step.outgoing != NULL:
+                step.outgoing.ready = block + 1
         elif step.what == MIX:
             self._locate(step.source, block)
             if step.keep == 0 and step.share == 1:

@@ -79,9 +79,10 @@ cdef class PeerExchange(ProtocolCalls):
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
-            return not self.awaits and self.mailbox.has_answered()
+            return not self.awaits and self.mailbox.has_answered() and self.mailbox.error() == 0
         if goal == QUIET:
-            return self.mailbox.protocol.is_quiet()
+            # What a failed rank has left undone will not be done.
+            return self.protocol.failed >= 0 or self.mailbox.protocol.is_quiet()
         if goal == PAUSED:
             return self.mailbox.protocol.is_quiet() and self.mailbox.is_idle()
         if goal == CARRIED_OUT:
@@ -144,7 +145,9 @@ cdef class PeerExchange(ProtocolCalls):
     # Leaving
 
     cdef void _announce_leaving(self) noexcept nogil:
-        if not self.mailbox.protocol.leaving:
+        if self.mailbox.messages.abandoned:
+            self.mailbox.protocol.leaving = True
+        elif not self.mailbox.protocol.leaving:
             self.mailbox.protocol.leave(self.protocol.failed >= 0)
 
     cdef void _free_requests(self) noexcept nogil:
@@ -257,6 +260,8 @@ cdef class PeerExchange(ProtocolCalls):
         self.mailbox.vectors.arrives = False
 
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
+        if self.mailbox.error() != 0:
+            self._give_up(ANSWERED)
         if what == CALL or what == AWAIT:
             if what == CALL:
                 self.mailbox.begin_call(arrays)

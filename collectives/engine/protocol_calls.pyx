@@ -40,7 +40,7 @@ cdef class ProtocolCalls(AllRanks):
         """Open the application's vector; tell all ranks if it is invalid."""
         try:
             return UserVector(vector, self.layout, PyBUF_WRITABLE)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, MemoryError) as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
 

@@ -13,6 +13,8 @@ cdef struct Transfer:
     char *memory
     bint in_turns
     Message *space
+    # Whether all blocks are at its one place, as their contents do not matter.
+    bint folded
     # How many blocks may be sent, are begun, are complete, and are no longer needed; each block's
     # request.
     int ready, begun, complete, used
@@ -33,7 +35,14 @@ cdef class Transfers(Messages):
     cdef readonly Blocks blocks
     # Vectors that are not in use yet may be received now; more than one of a source at a time.
     cdef bint takes_ahead, takes_all
+    # There is no more memory: see `abandon`.
+    cdef bint abandoned
+    # A block of what is dropped, and one of zeros.
+    cdef char *discarded
+    cdef char *zeros
+    # Those not in use, and their number.
     cdef Transfer *idle
+    cdef int spare
     cdef TransferList incoming, outgoing
 
     cdef void progress_blocks(self) noexcept nogil
@@ -41,6 +50,11 @@ cdef class Transfers(Messages):
     cdef Transfer *expect(self, Message *message) noexcept nogil
     cdef Transfer *claim(self, int source) noexcept nogil
     cdef void drop_all(self) noexcept nogil
+    cdef void abandon(self) noexcept nogil
+    cdef void send_zeros(self, Transfer *transfer) noexcept nogil
+    cdef bint has_spare(self, bint receiving) noexcept nogil
+    cdef bint _add_spare(self) noexcept nogil
+    cdef void _put_aside(self, Transfer *transfer) noexcept nogil
     cdef bint is_free(self, char *memory, int block) noexcept nogil
     cdef char *place(self, Transfer *transfer, int block) noexcept nogil
     cdef Transfer *_new_transfer(self, TransferList *among, int peer) noexcept nogil

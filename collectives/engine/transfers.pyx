@@ -4,10 +4,11 @@
 Blocks are sent from the vector itself and received where they are used: a receive is posted once
 there is memory for the block, which takes none before that. Where a vector is used at once a few
 blocks at a time have memory, else all. A short vector is inside its message, and looks like one
-whose blocks have all arrived.
+whose blocks have all arrived. The blocks of vectors that no step will use are received into the
+same memory, which is there from the start, so that their senders complete.
 """
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memset
 from mpi4py.libmpi cimport (
     MPI_BYTE,
@@ -21,6 +22,7 @@ from mpi4py.MPI cimport Comm
 
 from collectives.engine.messages cimport TURNS, WHOLE, Message, Messages, weight_in
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.allocation cimport allocate, zeroed
 from collectives.memory.blocks cimport Blocks
 from collectives.memory.layout cimport Layout
 
@@ -54,11 +56,21 @@ cdef class Transfers(Messages):
         Messages.__init__(self, comm, layout, inside)
         self.blocks = Blocks(layout, layout.size if self.inside else BLOCK)
         self.bytes[<int>TURNS] = DEPTH * self.blocks.length
+        while self.spare <= self.reserved:
+            if not self._add_spare():
+                raise MemoryError
+        if not self.inside:
+            self.discarded = allocate(self.blocks.length)
+            self.zeros = <char *>zeroed(self.blocks.length, 1)
+            if self.zeros == NULL:
+                raise MemoryError
 
     def __dealloc__(self):
         free_transfers(self.idle)
         free_transfers(self.incoming.first)
         free_transfers(self.outgoing.first)
+        free(self.discarded)
+        free(self.zeros)
 
     cdef void progress_blocks(self) noexcept nogil:
         """Send and receive all blocks that can be now."""
@@ -69,18 +81,15 @@ cdef class Transfers(Messages):
     cdef Transfer *send(self, int destination, char *memory) noexcept nogil:
         """Begin to send a vector after its message; its blocks are sent once they are `ready`.
 
-        Return NULL, with an error, where there is no memory.
+        Only where `has_spare`.
         """
         cdef Transfer *transfer = self._new_transfer(&self.outgoing, destination)
-        if transfer != NULL:
-            transfer.memory = memory
+        transfer.memory = memory
         return transfer
 
     cdef Transfer *expect(self, Message *message) noexcept nogil:
-        """Begin to receive the vector that is in, or follows, a message; NULL without memory."""
+        """Begin to receive the vector in, or after, a message; only where `has_spare`."""
         cdef Transfer *transfer = self._new_transfer(&self.incoming, message.source)
-        if transfer == NULL:
-            return NULL
         transfer.weight = weight_in(message)[0]
         if message.room == WHOLE:
             transfer.space = message
@@ -114,24 +123,59 @@ cdef class Transfers(Messages):
 
     cdef char *place(self, Transfer *transfer, int block) noexcept nogil:
         """Return the address of a transfer's block."""
+        if transfer.folded:
+            return transfer.memory
         if transfer.in_turns:
             return transfer.memory + block % DEPTH * self.blocks.length
         return transfer.memory + self.blocks.begin(block)
 
+    cdef void abandon(self) noexcept nogil:
+        """Receive without memory: drop what has none yet, and begin to drop what comes.
+
+        Vectors that have memory arrive, and so do those being sent at their receivers.
+        """
+        cdef Transfer *transfer = self.incoming.first
+        self.abandoned = True
+        while transfer != NULL:
+            transfer.dropped = transfer.dropped or transfer.memory == NULL
+            transfer = transfer.next
+
+    cdef void send_zeros(self, Transfer *transfer) noexcept nogil:
+        """Send zeros in place of a vector that will not be."""
+        transfer.memory = self.zeros
+        transfer.folded = True
+        transfer.back = NULL
+
+    cdef bint has_spare(self, bint receiving) noexcept nogil:
+        """Return whether another vector can be sent, or received; an error without memory.
+
+        As many are kept for receiving as messages are.
+        """
+        return (self.spare > self.reserved or self._add_spare()
+                or receiving and self.spare > 0)
+
+    cdef bint _add_spare(self) noexcept nogil:
+        """Allocate another transfer, not in use yet; return whether there is memory."""
+        cdef Transfer *transfer = <Transfer *>zeroed(1, sizeof(Transfer))
+        if transfer != NULL:
+            transfer.requests = <MPI_Request *>zeroed(self.blocks.count, sizeof(MPI_Request))
+        if transfer == NULL or transfer.requests == NULL:
+            free(transfer)
+            self.error = MPI_ERR_NO_MEM
+            return False
+        self._put_aside(transfer)
+        return True
+
+    cdef void _put_aside(self, Transfer *transfer) noexcept nogil:
+        transfer.next = self.idle
+        self.idle = transfer
+        self.spare += 1
+
     cdef Transfer *_new_transfer(self, TransferList *among, int peer) noexcept nogil:
         cdef Transfer *transfer = self.idle
-        cdef MPI_Request *requests
-        if transfer != NULL:
-            self.idle = transfer.next
-            requests = transfer.requests
-        else:
-            transfer = <Transfer *>calloc(1, sizeof(Transfer))
-            requests = <MPI_Request *>calloc(self.blocks.count, sizeof(MPI_Request))
-            if transfer == NULL or requests == NULL:
-                free(transfer)
-                free(requests)
-                self.error = MPI_ERR_NO_MEM
-                return NULL
+        cdef MPI_Request *requests = transfer.requests
+        self.idle = transfer.next
+        self.spare -= 1
         memset(transfer, 0, sizeof(Transfer))
         transfer.requests = requests
         transfer.peer = peer
@@ -181,7 +225,7 @@ cdef class Transfers(Messages):
     cdef void _move_in(self, Transfer *transfer) noexcept nogil:
         cdef int block, end = self.blocks.count
         if transfer.begun < end and self._has_memory(transfer):
-            if transfer.in_turns:
+            if transfer.in_turns or transfer.folded:
                 end = min(end, transfer.used + DEPTH)
             for block in range(transfer.begun, end):
                 self._check(MPI_Irecv(
@@ -200,6 +244,10 @@ cdef class Transfers(Messages):
         if not self._is_next(&self.incoming, transfer) or not (
                 wanted or self.takes_ahead and self._has_turn(transfer)):
             return False
+        if transfer.dropped:
+            transfer.memory = self.discarded
+            transfer.folded = True
+            return True
         transfer.in_turns = wanted and self.blocks.count > DEPTH
         transfer.space = self.allocate(TURNS if transfer.in_turns else WHOLE)
         if transfer.space == NULL:
@@ -255,8 +303,7 @@ cdef class Transfers(Messages):
                 if transfer.space != NULL:
                     self.recycle(transfer.space)
                     transfer.space = NULL
-                transfer.next = self.idle
-                self.idle = transfer
+                self._put_aside(transfer)
             transfer = following
 
     cdef bint is_busy(self) noexcept nogil:

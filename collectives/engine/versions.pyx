@@ -6,7 +6,7 @@ its snapshot, by its progress thread or in the memory shared by the ranks of its
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 from mpi4py.MPI cimport Comm
 
@@ -19,6 +19,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport (
@@ -78,7 +79,7 @@ cdef class GroupVersions(Snapshots):
         self.publishing = SnapshotProtocol(self.vectors, self.versioning, conserving, summing)
         self.publishing.weigh_by(weighing[0], weighing[1], weighing[2])
         self._begin_protocol(self.versioning, tree, self.publishing)
-        self.taken = <int *>calloc(self.size, sizeof(int))
+        self.taken = <int *>zeroed(self.size, sizeof(int))
         if self.taken == NULL:
             raise MemoryError
         self._allocate_vectors(sharing)

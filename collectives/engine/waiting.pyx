@@ -78,7 +78,7 @@ cdef class Waiter(Served):
             set_slice(SLICE)
         try:
             while not self._reached(goal):
-                if self.error != 0 or self._is_in_vain(goal):
+                if self._is_in_vain(goal):
                     self._give_up(goal)
                 progress_count = self.progressed()
                 self._pause(goal, &waiting)

@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The sources and destinations of one allreduce, and its passes over memory."""
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from mpi4py.libmpi cimport MPI_STATUSES_IGNORE, MPI_SUCCESS, MPI_Request, MPI_Testall
 
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport Layout
 
 WIDE = ("float32", "float64")
@@ -36,7 +37,7 @@ cdef class Reduction:
         dtypes = [wire_dtype if dtype in WIDE else dtype for dtype in layout.dtypes]
         self.wire = Layout(dtypes, layout.lengths, layout.single, layout.make_space)
         self.space = layout.make_space(layout.dtypes, dtypes)
-        self.coded = <bint *>calloc(layout.count, sizeof(bint))
+        self.coded = <bint *>zeroed(layout.count, sizeof(bint))
         if self.coded == NULL:
             raise MemoryError
         for i in range(layout.count):

@@ -7,9 +7,10 @@ destination of each member's mean. A member that computes need not take part: se
 instead, which stays in cache.
 """
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 
+from collectives.memory.allocation cimport zeroed
 from collectives.protocols.groups cimport Groups
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
@@ -69,10 +70,10 @@ cdef class Shared:
         self.parts = self.memory.parts
         self.claims = ClaimsProtocol(None)
         self.claims.words = self.memory.words
-        self.members = <int *>calloc((2 + AHEAD) * size, sizeof(int))
+        self.members = <int *>zeroed((2 + AHEAD) * size, sizeof(int))
         self.own_members = self.members + size
-        self.shares = <double *>calloc(size, sizeof(double))
-        self.vectors = <const char **>calloc(size, sizeof(char *))
+        self.shares = <double *>zeroed(size, sizeof(double))
+        self.vectors = <const char **>zeroed(size, sizeof(char *))
         if self.members == NULL or self.shares == NULL or self.vectors == NULL:
             raise MemoryError
         for k in range(AHEAD):

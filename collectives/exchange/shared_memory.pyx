@@ -5,9 +5,9 @@ Each rank's words, which synchronize exchanges, and its `Part` are in host memor
 unless they are on devices, whose drivers let other processes map them.
 """
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 
-from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up
+from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up, zeroed
 
 cdef enum:
     # Offsets in a segment, after its token: the rank's `Part`, and its words.
@@ -36,7 +36,7 @@ cdef class SharedMemory:
         self.layout = layout
         self.rank = rank
         self.begin_of_ring = 2 * layout.size if vectors else 0
-        self.vectors = <char **>calloc(3 * size, sizeof(char *))
+        self.vectors = <char **>zeroed(3 * size, sizeof(char *))
         if self.vectors == NULL:
             raise MemoryError
         self.parts = <Part **>(self.vectors + size)

@@ -8,7 +8,7 @@ members have arrived. Passes over memory may be deferred, as on a device: no mes
 the pass that writes it is complete.
 """
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memset
 from mpi4py.libmpi cimport (
     MPI_BYTE,
@@ -19,7 +19,7 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives.memory.allocation cimport LINE, Memory, allocate, round_up
+from collectives.memory.allocation cimport LINE, Memory, allocate, round_up, zeroed
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
@@ -51,9 +51,9 @@ cdef class Slices:
         if self.wire.space.deferred:
             self.spare = Memory()
             self.spare.address = <char *>allocate(self.room)
-        self.requests = <MPI_Request *>calloc((2 + 2 * DEPTH) * most, sizeof(MPI_Request))
-        self.weights = <double *>calloc(2 * most, sizeof(double))
-        self.vectors = <const char **>calloc(most, sizeof(char *))
+        self.requests = <MPI_Request *>zeroed((2 + 2 * DEPTH) * most, sizeof(MPI_Request))
+        self.weights = <double *>zeroed(2 * most, sizeof(double))
+        self.vectors = <const char **>zeroed(most, sizeof(char *))
         if self.requests == NULL or self.weights == NULL or self.vectors == NULL:
             raise MemoryError
         self.shares = self.weights + most

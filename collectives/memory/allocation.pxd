@@ -6,6 +6,9 @@ cdef enum:
 cdef inline Py_ssize_t round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nogil:
     return (number + unit - 1) // unit * unit
 
+cdef bint fails() noexcept nogil
+cdef void *zeroed(size_t count, size_t size) noexcept nogil
+cdef void *resized(void *memory, size_t size) noexcept nogil
 cdef char *allocate(Py_ssize_t size) except NULL
 cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil
 

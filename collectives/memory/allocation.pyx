@@ -3,7 +3,7 @@
 
 import os
 
-from libc.stdlib cimport free
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -19,6 +19,45 @@ cdef extern from "<stdlib.h>" nogil:
 cdef enum:
     TOKEN = 16
 
+# How many allocations succeed before one fails, or all later ones; −1: all succeed. For tests.
+cdef long long countdown = -1
+cdef bint once = False
+
+
+def fail_after(long long successes, bint only_once=False):
+    """Let the allocation after so many fail, and unless `only_once` all later ones; −1: none.
+
+    For tests. Return how many more would have succeeded until now: −1: all; −2: one has failed.
+    """
+    global countdown, once
+    left = countdown
+    countdown, once = successes, only_once
+    return left
+
+
+cdef bint fails() noexcept nogil:
+    """Return whether a test wants this allocation to fail."""
+    global countdown
+    if countdown == -1:
+        return False
+    if countdown > 0:
+        countdown -= 1
+        return False
+    if once and countdown == -2:
+        return False
+    countdown = -2
+    return True
+
+
+cdef void *zeroed(size_t count, size_t size) noexcept nogil:
+    """Return zeroed memory, as `calloc` does; NULL: there is none."""
+    return NULL if fails() else calloc(count, size)
+
+
+cdef void *resized(void *memory, size_t size) noexcept nogil:
+    """Return this memory with another size, as `realloc` does; NULL: it is as it was."""
+    return NULL if fails() else realloc(memory, size)
+
 
 cdef char *allocate(Py_ssize_t size) except NULL:
     """Return memory for vectors; raise MemoryError if there is none."""
@@ -32,6 +71,8 @@ cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil:
     """Return memory, on huge pages unless small: a peer reads from those at twice the speed."""
     cdef void *memory = NULL
     cdef bint huge = size >= HUGE_PAGE // 8
+    if fails():
+        return NULL
     if huge:
         size = round_up(size, HUGE_PAGE)
     if posix_memalign(&memory, HUGE_PAGE if huge else LINE, size) != 0:
@@ -66,6 +107,8 @@ cdef class Segment:
         cdef void *address
         self.size = size
         self.descriptor = -1
+        if fails():
+            raise OSError(f"there are no {size} bytes of memory that processes can share")
         if handle is None:
             self.descriptor = os.memfd_create("wagma")
             # Allocate now: at a first touch the kernel could only report a failure by a signal.

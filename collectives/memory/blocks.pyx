@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """A vector's blocks, in which it is sent, and processed while in cache."""
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 
+from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport HEADER, Layout
 
 
@@ -19,7 +20,7 @@ cdef class Blocks:
         self.layout = layout
         self.length = length
         self.count = <int>max(1, (layout.size - HEADER + length - 1) // length)
-        self.first = <int *>calloc(self.count, sizeof(int))
+        self.first = <int *>zeroed(self.count, sizeof(int))
         if self.first == NULL:
             raise MemoryError
         for block in range(self.count):

@@ -7,7 +7,7 @@ memory is ordered only by what they tell each other after they have seen it comp
 
 from libc.string cimport memcmp, memcpy
 
-from collectives.memory.allocation cimport round_up
+from collectives.memory.allocation cimport fails, round_up
 from collectives.memory.device_kernels cimport DeviceKernels, kernels_of
 from collectives.memory.driver cimport (
     OUT_OF_MEMORY,
@@ -68,7 +68,7 @@ cdef class DeviceMemory(Memory):
         cdef int mode
         cdef int result = enter(self.current, &mode)
         if result == SUCCESS:
-            result = cu.MemAlloc(address, size)
+            result = OUT_OF_MEMORY if fails() else cu.MemAlloc(address, size)
             leave(mode)
         return result
 

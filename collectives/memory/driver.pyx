@@ -9,6 +9,8 @@ import os
 
 from cpython.buffer cimport PyBuffer_FillInfo
 
+from collectives.memory.allocation cimport fails
+
 from collectives.errors import CudaError
 
 cdef extern from "<unistd.h>" nogil:
@@ -219,7 +221,8 @@ cdef class PinnedMemory:
         self.pid = getpid()
         check(b"cuCtxPushCurrent", enter(self.current, &mode))
         try:
-            check(b"cuMemHostAlloc", cu.MemHostAlloc(<void **>&self.address, size, 0))
+            check(b"cuMemHostAlloc", OUT_OF_MEMORY if fails() else cu.MemHostAlloc(
+                <void **>&self.address, size, 0))
         finally:
             leave(mode)
 

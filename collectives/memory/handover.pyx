@@ -12,9 +12,10 @@ and `return_until`, call no function of the driver: one that blocks would delay 
 
 import time
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 
 from collectives.exchange.clock cimport now
+from collectives.memory.allocation cimport zeroed
 from collectives.memory.device_kernels cimport kernels_of
 from collectives.memory.driver cimport (
     CAPTURE_IMPLICIT,
@@ -79,8 +80,8 @@ cdef class Handover:
         self.pid = getpid()
         self.kept = []
         self.finite = UNKNOWN
-        self.device = <Address *>calloc(layout.count, sizeof(Address))
-        self.code = <char *>calloc(layout.count, sizeof(char))
+        self.device = <Address *>zeroed(layout.count, sizeof(Address))
+        self.code = <char *>zeroed(layout.count, sizeof(char))
         if self.device == NULL or self.code == NULL:
             raise MemoryError
         for i in range(layout.count):

@@ -11,9 +11,9 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 
-from collectives.memory.allocation cimport LINE, round_up
+from collectives.memory.allocation cimport LINE, round_up, zeroed
 
 from collectives.device_arrays import SIZES
 from collectives.memory import space
@@ -43,8 +43,8 @@ cdef class Layout:
         self.lengths = tuple(lengths)
         self.make_space = make_space or space.make
         self.space = self.make_space(self.dtypes, self.dtypes)
-        self.begin = <Py_ssize_t *>calloc(4 * self.count, sizeof(Py_ssize_t))
-        self.format = <char *>calloc(self.count, sizeof(char))
+        self.begin = <Py_ssize_t *>zeroed(4 * self.count, sizeof(Py_ssize_t))
+        self.format = <char *>zeroed(self.count, sizeof(char))
         if self.begin == NULL or self.format == NULL:
             raise MemoryError
         self.length = self.begin + self.count
@@ -148,7 +148,7 @@ cdef class UserVector:
             arrays = vector
         else:
             raise _not_such_a_list(vector, layout)
-        self.views = <Py_buffer *>calloc(layout.count, sizeof(Py_buffer) + sizeof(char *))
+        self.views = <Py_buffer *>zeroed(layout.count, sizeof(Py_buffer) + sizeof(char *))
         if self.views == NULL:
             raise MemoryError
         self.arrays = <char **>(self.views + layout.count)
@@ -177,7 +177,7 @@ cdef class UserVector:
     cdef _point_to(self, DeviceVector vector, Layout layout):
         cdef int i
         cdef size_t address
-        self.arrays = self.addresses = <char **>calloc(layout.count, sizeof(char *))
+        self.arrays = self.addresses = <char **>zeroed(layout.count, sizeof(char *))
         if self.addresses == NULL:
             raise MemoryError
         for i in range(layout.count):

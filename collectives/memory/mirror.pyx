@@ -5,13 +5,14 @@ import threading
 
 import numpy
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 
 from collectives.exchange.mutex cimport (
     pthread_mutex_init,
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from collectives.memory.allocation cimport zeroed
 from collectives.memory.driver cimport (
     SUCCESS,
     PinnedMemory,
@@ -67,7 +68,7 @@ cdef class Mirror(Handover):
         self.given_back = self.final = layout.size
         pthread_mutex_init(&self.returning, NULL)
         sem_init(&self.due, 0, 0)
-        self.host = <char **>calloc(layout.count, sizeof(char *))
+        self.host = <char **>zeroed(layout.count, sizeof(char *))
         if self.host == NULL:
             raise MemoryError
         self.memory = PinnedMemory(layout.size - HEADER, self.context)

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The memory that holds vectors, and the passes over it: the interface, and the host's memory."""
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from collectives.memory cimport allocation, kernels
-from collectives.memory.allocation cimport Memory
+from collectives.memory.allocation cimport Memory, zeroed
 from collectives.memory.kernels cimport choose_codec, choose_kernels
 
 # The codes of the dtypes in Python's struct module and in the kernels.
@@ -126,8 +126,8 @@ cdef class HostSpace(Space):
 
     def __init__(self, dtypes, sent):
         cdef int i
-        self.kernels = <Kernels *>calloc(len(dtypes), sizeof(Kernels))
-        self.codecs = <Codec *>calloc(len(dtypes), sizeof(Codec))
+        self.kernels = <Kernels *>zeroed(len(dtypes), sizeof(Kernels))
+        self.codecs = <Codec *>zeroed(len(dtypes), sizeof(Codec))
         if self.kernels == NULL or self.codecs == NULL:
             raise MemoryError
         for i in range(len(dtypes)):

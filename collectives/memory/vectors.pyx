@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """A rank's vectors in one `Space`, by the names that `protocols.contribution` gives them."""
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 
+from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport Layout
 from collectives.memory.handover cimport UNKNOWN
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, Vectors
@@ -18,7 +19,7 @@ cdef class HostVectors(Vectors):
         self.layout = layout
         self.finite = UNKNOWN
         self.change_finite = layout.space.new_flag()
-        self.located = <char **>calloc(VECTORS * layout.count, sizeof(char *))
+        self.located = <char **>zeroed(VECTORS * layout.count, sizeof(char *))
         if self.located == NULL:
             raise MemoryError
 

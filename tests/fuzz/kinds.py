@@ -1,6 +1,6 @@
 """The kinds of scenarios by their names."""
 
-from . import constructions, counts, interrupts, peers, queues
+from . import allocations, constructions, counts, interrupts, peers, queues
 from .formed import Formed
 from .groups import Groups
 from .scenario import Options, play
@@ -15,6 +15,7 @@ KINDS = {
     "queues": queues.make,
     "counts": counts.make,
     "constructions": constructions.Constructions,
+    "allocations": allocations.Allocations,
     "many": constructions.ManyConstructions,
 }
 SELDOM = ("many",)  # played once in a while, as they take long

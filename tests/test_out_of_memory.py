@@ -1,0 +1,168 @@
+"""Ranks that run out of memory: all ranks learn of it, and all can leave."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from together import before_transports
+
+from collectives import (
+    CollectiveError,
+    GeneratedGroupAllreduce,
+    GroupAllreduce,
+    NeighborAverage,
+    PairwiseAverage,
+    ParameterServer,
+    PartialAllreduce,
+    PushSum,
+    QueuedNeighborAverage,
+    ReadyGroupAllreduce,
+    TriggeredAverage,
+)
+from collectives.memory.allocation import fail_after
+
+pytestmark = pytest.mark.mpi
+
+INSIDE, IN_BLOCKS, IN_TURNS = 10, 70_000, 800_000  # float64s: how peers send so many
+CALLS = 6
+
+PEERS = {
+    "neighbors": NeighborAverage,
+    "push": PushSum,
+    "pairs": PairwiseAverage,
+    "server": ParameterServer,
+    "asp": lambda *args: ParameterServer(*args, mode="asp"),
+    "hop": QueuedNeighborAverage,
+    "hop with backup": lambda *args: QueuedNeighborAverage(*args, backup=1, max_skip=3),
+    "hop with acks": lambda *args: QueuedNeighborAverage(*args, mode="notify-ack"),
+}
+GROUPS = {
+    "ready": lambda *args: ReadyGroupAllreduce(*args, group_size=2),
+    "smart": GeneratedGroupAllreduce,
+    "random": lambda *args: GeneratedGroupAllreduce(*args, groups="random"),
+    "static": lambda *args: GeneratedGroupAllreduce(*args, groups="static", ranks_per_node=1),
+    "groups": lambda *args: GroupAllreduce(*args, group_size=2, sync_period=3),
+    "partial": lambda *args: PartialAllreduce(*args, sync_period=3),
+    "triggered": lambda *args: TriggeredAverage(*args, sync_period=2),
+}
+KINDS = PEERS | GROUPS
+
+
+@pytest.fixture(autouse=True)
+def memory_afterwards():
+    yield
+    fail_after(-1)
+
+
+def construct(comm, kind, vector, successes, once=False):
+    """Return the collective, None without memory; and whether an allocation has failed here."""
+    if comm.rank == comm.size - 1:
+        fail_after(successes, once)
+    try:
+        return KINDS[kind](comm, vector), fail_after(-1) == -2
+    except MemoryError:
+        return None, fail_after(-1) == -2
+
+
+def close(collective):
+    """Close a collective that may have failed once it was made."""
+    if collective is not None:
+        with contextlib.suppress(CollectiveError):
+            collective.close()
+        assert collective.closed
+
+
+def use(comm, collective, vector, successes, ranks, once=False):
+    """Make calls on all ranks, on `ranks` with so many allocations; return what went wrong.
+
+    Returns:
+        The error of this rank's calls, or None, and whether an allocation has failed.
+    """
+    try:
+        with collective:
+            comm.Barrier()
+            if comm.rank in ranks:
+                fail_after(successes, once)
+            for _ in range(CALLS):
+                vector += 1
+                collective(vector)
+            collective.synchronize(vector)
+    except (CollectiveError, MemoryError) as error:
+        return error, fail_after(-1) == -2
+    return None, fail_after(-1) == -2
+
+
+def check_calls(comm, kind, length, successes, ranks, once=False):
+    """Check that all ranks leave, after errors on all or none; return whether memory failed."""
+    vector = np.zeros(length)
+    collective = KINDS[kind](comm, vector)
+    error, failed = use(comm, collective, vector, successes, ranks, once)
+    errors, any_failed = zip(*comm.allgather((error and repr(error), failed)))
+    assert collective.closed
+    assert not any(errors) or any(any_failed), errors
+    if failed and error is not None:
+        assert "memory" in repr(error).lower() or "failed" in str(error), error
+    return any(any_failed)
+
+
+def check_all(check):
+    """Let more and more allocations succeed, until none fails."""
+    successes = 0
+    while check(successes):
+        successes += 1
+
+
+@pytest.mark.ranks(3)
+@before_transports
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_rank_raises_where_one_has_no_memory_for_a_collective(comm, kind):
+    vector = np.zeros(IN_BLOCKS)
+    for successes in (3, 30):
+        collective, failed = construct(comm, kind, vector, successes)
+        made = comm.allgather(collective is not None)
+        assert len(set(made)) == 1
+        assert made[0] or any(comm.allgather(failed))
+        close(collective)
+
+
+@pytest.mark.ranks(3)
+@before_transports
+@pytest.mark.parametrize("length", [INSIDE, IN_TURNS])
+@pytest.mark.parametrize("kind", PEERS)
+def test_a_rank_without_memory_for_what_arrives_lets_the_others_leave(comm, kind, length):
+    check_calls(comm, kind, length, 5, ranks=[1])
+    check_calls(comm, kind, length, 3, ranks=range(comm.size))
+
+
+@pytest.mark.ranks(3)
+@before_transports
+@pytest.mark.parametrize("kind", GROUPS)
+def test_groups_need_no_more_memory_than_a_call_says(comm, kind):
+    check_calls(comm, kind, IN_BLOCKS, 1, ranks=[1])
+
+
+@pytest.mark.extra
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_allocation_of_a_constructor_may_fail(comm, kind, once):
+    vector = np.zeros(IN_BLOCKS)
+
+    def check(successes):
+        collective, failed = construct(comm, kind, vector, successes, once)
+        made = comm.allgather(collective is not None)
+        assert len(set(made)) == 1
+        close(collective)
+        return any(comm.allgather(failed))
+
+    check_all(check)
+
+
+@pytest.mark.extra
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("length", [INSIDE, IN_BLOCKS, IN_TURNS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_allocation_of_calls_may_fail(comm, kind, length, once):
+    for ranks in ([0], [comm.size - 1], range(comm.size)):
+        check_all(lambda n, ranks=ranks: check_calls(comm, kind, length, n, ranks, once))
