@@ -14,7 +14,7 @@ from peer_network import peers
 from protocol_messages import all_ranks, protocols
 
 from collectives.topology import activation_peers, groups, propagation_bound, shuffle
-from wagma.simulation.core import allreduce_time
+from wagma.simulation.core import placed_allreduce_time
 
 ACTIVATION = 16
 MESSAGE = 64
@@ -84,21 +84,23 @@ class Network:
     def transmit(self, rank, destination, nbytes, taken, *arguments):
         """Send a message; once it is taken by the engine of its destination, call this of it."""
         machine = self.machine
-        wire = (nbytes - 1) * machine.byte_gap
+        latency, byte_gap = machine.within
+        wire = (nbytes - 1) * byte_gap
         rank.engine_free = max(self.now, rank.engine_free) + machine.overhead
         at = max(rank.engine_free, rank.port_free)
         node = self.node_of(rank)
         link = 0.0
         if node != self.node_of(destination):
+            latency = machine.latency
             link = nbytes * (1 / machine.injection)
             at = max(at, self.node_free[node])
             self.node_free[node] = at + link
-            wire = max(wire, link)
+            wire = max((nbytes - 1) * machine.byte_gap, link)
         rank.port_free = at + wire + machine.gap
         self.messages += 1
-        order, last = next(self.order), at + wire + machine.latency
+        order, last = next(self.order), at + wire + latency
         received = destination, order, last, link, taken, arguments
-        heapq.heappush(self.heap, (at + machine.latency, order, self.comes, received))
+        heapq.heappush(self.heap, (at + latency, order, self.comes, received))
 
     def node_of(self, rank):
         if rank.number < self.size:
@@ -163,6 +165,10 @@ class Reference(Network):
         for rank in self.ranks:
             assert rank.executed == list(range(len(rank.executed)))
 
+    def allreduce_time(self, members, nbytes, doubling=False):
+        nodes = [member // self.machine.ranks_per_node for member in members]
+        return placed_allreduce_time(self.machine, nodes, nbytes, doubling)
+
     def group(self, rank, version):
         """Members in the protocol's order, which decides what of equal times happens first."""
         fixed = self.settings.groups == "fixed"
@@ -185,7 +191,7 @@ class Reference(Network):
         self.entered += 1
         if self.entered == len(self.ranks):
             self.entered = 0
-            seconds = allreduce_time(self.machine, len(self.ranks), ACTIVATION)
+            seconds = self.allreduce_time(range(len(self.ranks)), ACTIVATION)
             for each in self.ranks:
                 self.push(self.now + seconds, self.agreed, each)
 
@@ -232,7 +238,7 @@ class Reference(Network):
         self.present[version, group] += 1
         if self.present[version, group] == len(group):
             settings = self.settings
-            seconds = allreduce_time(self.machine, len(group), settings.nbytes, settings.doubling)
+            seconds = self.allreduce_time(group, settings.nbytes, settings.doubling)
             for member in map(self.ranks.__getitem__, group):
                 self.push(self.now + (seconds + member.after), self.exchanged, member, version)
 
@@ -292,9 +298,10 @@ class Reference(Network):
         self.moving += 1
         if self.moving == len(self.ranks):
             self.moving = 0
-            settings, machine = self.settings, self.machine
-            seconds = allreduce_time(machine, len(self.ranks), settings.nbytes, settings.doubling)
-            seconds += 2 * (settings.nbytes / machine.staging)
+            settings = self.settings
+            everybody = range(len(self.ranks))
+            seconds = self.allreduce_time(everybody, settings.nbytes, settings.doubling)
+            seconds += 2 * (settings.nbytes / self.machine.staging)
             for each in self.ranks:  # the mean is written to the snapshot and to the model
                 self.push(self.now + (seconds + self.copy), self.reduced, each)
 

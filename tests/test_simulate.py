@@ -102,6 +102,9 @@ def test_the_machine_and_the_steps_are_said_in_words_and_units():
     )
     all_else = ("--set", "staging=5e9", "--set", "response=1e-4")
     assert "response 100 µs" in words(*all_else)[1] and "staging 5 GB/s" in words(*all_else)[1]
+    near = ("--set", "local_latency=2e-7", "--set", "local_byte_gap=1e-10")
+    assert "latency within a node 0.2 µs" in words(*near)[1]
+    assert "within a node 10 GB/s" in words(*near)[1]
     server = words("--dedicated-server", "--machine", "hdr")[1]
     assert server.endswith("ranks per node 1, the server on a further node")
 

@@ -30,7 +30,13 @@ from wagma.commands import simulate as command
 from wagma.methods import METHODS
 from wagma.methods.method import Method as Declared
 from wagma.simulation import FREE, MACHINES, Machine, Settings, simulate, steps
-from wagma.simulation.core import Method, Simulation, allreduce_time, mpi_allreduce_time
+from wagma.simulation.core import (
+    Method,
+    Simulation,
+    allreduce_time,
+    mpi_allreduce_time,
+    placed_allreduce_time,
+)
 
 slicings = load_source("slicing")
 FREE_MEMORY = dataclasses.replace(MACHINES["hdr"], memory=math.inf)
@@ -401,6 +407,124 @@ def test_the_time_of_mpi_s_allreduce_is_that_of_its_messages(size, nbytes, name)
     assert simulation.ended == pytest.approx(mpi_allreduce_time(machine, size, nbytes), rel=0.01)
 
 
+TWO_LEVELS = {"local_latency": 2e-7, "local_byte_gap": 1 / 40e9}
+# Ranks of each node: of one, of pairs and fours, one of each, and of unequal nodes.
+PLACES = ((4,), (2, 2), (4, 4), (1, 1, 1, 1), (1, 1, 2), (4, 4, 4, 4), (3, 1))
+
+
+def on_nodes(name, sizes):
+    """Return a machine of two levels with these nodes, for a job that fills them."""
+    machine = dataclasses.replace(MACHINES[name], node_sizes=sizes, **TWO_LEVELS)
+    return machine.for_job(sum(sizes))
+
+
+@pytest.mark.parametrize("sizes", PLACES)
+@pytest.mark.parametrize("nbytes", (1 << 20, 1 << 26))
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_the_time_of_a_group_on_several_nodes_is_that_of_its_messages(sizes, nbytes, name):
+    """Slices, of which some go to members on the same node, and the others share its injection."""
+    machine, size = on_nodes(name, sizes), sum(sizes)
+    nodes = [node for node, count in enumerate(sizes) for _ in range(count)]
+    slicing = slicings.Slicing()
+    slicing.begin(nbytes, size)
+
+    def member(rank):
+        for block in range(slicing.blocks):
+            length = slicing.end(block) - block * slicing.block
+            for phase in range(2):
+                tag = 2 * block + phase
+                for other in range(1, size):
+                    yield SEND, (rank + other) % size, tag, length // size
+                for other in range(1, size):
+                    yield RECEIVE, (rank - other) % size, tag
+                yield COMPUTE, length / 2 / machine.memory
+
+    simulation = run(ByMessages(member), machine, np.zeros((1, size)))
+    sharing = dict(enumerate(sizes))
+    taken = placed_allreduce_time(machine, nodes, nbytes, False, sharing)
+    waits = 2 * slicing.blocks * (machine.latency + 2 * machine.overhead)
+    assert taken <= simulation.ended.max()
+    assert simulation.ended.max() <= 1.1 * (taken + waits + nbytes / machine.memory)
+
+
+@pytest.mark.parametrize("sizes", ((4,), (2, 2), (4, 4), (1, 1, 1, 1), (4, 4, 4, 4)))
+@pytest.mark.parametrize("nbytes", (8, 2048, 1 << 14, 1 << 24))
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_partners_on_a_node_are_faster_in_mpi_s_allreduce_and_in_doubling(sizes, nbytes, name):
+    machine, size = on_nodes(name, sizes), sum(sizes)
+    nodes = [node for node, count in enumerate(sizes) for _ in range(count)]
+    near = [(1 << phase, nbytes >> 1 + phase) for phase in range(size.bit_length() - 1)]
+    doubling = [(away, nbytes, nbytes) for away, _ in near]
+    halving = [(away, half, half) for away, half in near]
+    halving += [(away, half, 0) for away, half in reversed(near)]
+    for phases, time in (
+        (doubling, lambda: placed_allreduce_time(machine, nodes, nbytes, True)),
+        (
+            doubling if nbytes <= 2048 else halving,
+            lambda: mpi_allreduce_time(machine, size, nbytes),
+        ),
+    ):
+
+        def member(rank, phases=phases):
+            for tag, (away, length, added) in enumerate(phases):
+                yield SEND, rank ^ away, tag, length
+                yield RECEIVE, rank ^ away, tag
+                yield COMPUTE, added / machine.memory
+
+        simulation = run(ByMessages(member), machine, np.zeros((1, size)))
+        ratio = simulation.ended.max() / time()
+        if 1 in (len(sizes), max(sizes)):
+            assert ratio == pytest.approx(1, rel=0.01)
+        else:  # A rank adds while others of its node send.
+            assert 0.87 < ratio < 1.02
+
+
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_one_level_is_two_of_the_same(name):
+    """Where messages within a node are as fast as between nodes, and these are not limited."""
+    one = dataclasses.replace(MACHINES[name], ranks_per_node=2, injection=math.inf)
+    two = dataclasses.replace(one, local_latency=one.latency, local_byte_gap=one.byte_gap)
+    for nbytes in (8, 1 << 14, 10**7):
+        assert mpi_allreduce_time(two, 16, nbytes) == pytest.approx(
+            mpi_allreduce_time(one, 16, nbytes), rel=1e-12
+        )
+        for size in (2, 3, 8):
+            nodes = [place // 2 for place in range(size)]
+            for doubling in (False, True):
+                alike = allreduce_time(one, size, nbytes, doubling)
+                assert placed_allreduce_time(one, nodes, nbytes, doubling) == alike
+                assert placed_allreduce_time(two, nodes, nbytes, doubling) == pytest.approx(
+                    alike, rel=1e-12
+                )
+    times = steps.log_normal(30, 16, 0.01, 0.1, seed=0)
+    for method in METHODS:
+        walls = [simulate(method, times, machine, Settings(10**6)).wall for machine in (one, two)]
+        assert walls[1] == pytest.approx(walls[0], rel=1e-9)
+
+
+def test_a_message_within_a_node_has_times_of_its_own():
+    machine = dataclasses.replace(SLOW, local_latency=100.0, local_byte_gap=0.001)
+    method = Scripted(lambda simulation, rank: rank or simulation.send(0, 1, 101, 1))
+    run(method, machine, np.zeros((1, 4)))
+    assert [now for now, *_ in method.happened] == [pytest.approx(10 + 100 + 0.1 + 10)]
+    method = Scripted(lambda simulation, rank: rank or simulation.send(0, 2, 101, 1))
+    run(method, machine, np.zeros((1, 4)))
+    assert [now for now, *_ in method.happened] == [pytest.approx(10 + 1000 + 101 / 20 + 10)]
+
+
+def test_groups_by_node_are_faster_where_the_network_is_slower_than_a_node():
+    """Ripples, 5.2: one rank of a node at a time sends over the network."""
+    times = steps.log_normal(300, 16, 0.02, 0.05, seed=0)
+    rates = {}
+    for gap in (None, 1 / 40e9):
+        machine = dataclasses.replace(MACHINES["aries"], ranks_per_node=4, local_byte_gap=gap)
+        for nodes in (4, 16):
+            chosen = Settings(10**8, ranks_per_node=nodes)
+            rates[gap, nodes] = simulate("ripples", times, machine, chosen, 5.0).throughput
+    assert rates[None, 4] < 1.1 * rates[None, 16]
+    assert rates[1 / 40e9, 4] > 1.5 * rates[1 / 40e9, 16]
+
+
 @pytest.mark.parametrize("nbytes", (8, 1 << 14))
 def test_surplus_ranks_cost_mpi_s_allreduce_two_more_messages(nbytes):
     machine = MACHINES["aries"]
@@ -512,6 +636,8 @@ def machines(draw):
         staging=draw(st.sampled_from((math.inf, 12e9, 1e8))),
         memory=draw(st.sampled_from((1e10, 1e7))),
         ranks_per_node=draw(st.sampled_from((1, 2, 3, 8))),
+        local_latency=draw(st.sampled_from((None, None, 1e-7))),
+        local_byte_gap=draw(st.sampled_from((None, None, 1e-11, 1e-9))),
     )
 
 
@@ -1009,6 +1135,7 @@ def test_what_takes_for_ever_is_refused():
         ({"latency": -1.0}, "latency must be 0 or more, not -1"),
         ({"byte_gap": math.nan}, "byte_gap must be 0 or more, not nan"),
         ({"injection": 0.0}, "injection must be above 0, not 0"),
+        ({"local_byte_gap": -1.0}, "local_byte_gap must be 0 or more, not -1"),
         ({"ranks_per_node": 1.5}, "ranks_per_node must be an integer, not 1.5"),
     ),
 )

@@ -122,10 +122,12 @@ def machine_in_words(settings: argparse.Namespace, machine: Machine) -> str:
         "overhead": machine.overhead,
         "gap": machine.gap,
         "response": machine.response,
+        "latency within a node": machine.local_latency,
     }
     rates = {
         "a rank's messages": 1 / machine.byte_gap if machine.byte_gap else math.inf,
         "a node's": machine.injection,
+        "within a node": 1 / machine.local_byte_gap if machine.local_byte_gap else math.inf,
         "memory": machine.memory,
         "staging": machine.staging,
     }

@@ -35,6 +35,8 @@ MACHINE_VALUES = (
     "staging",
     "response",
     "ranks_per_node",
+    "local_latency",
+    "local_byte_gap",
 )
 SIMULATE_EXAMPLES = """\
 examples:

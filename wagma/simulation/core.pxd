@@ -27,10 +27,12 @@ cdef class Simulation:
     # When each engine's port, and each node's link, is free to send, and to receive.
     cdef double[::1] port_free, node_free, port_open, node_open
     cdef long long[::1] returned, iterations_of, done
-    cdef int[::1] steps, node_of
+    cdef int[::1] steps
+    cdef readonly int[::1] node_of
     cdef unsigned char[::1] computing
     cdef int unfinished
     cdef double overhead, latency, gap, byte_gap, node_byte_gap, response, seconds
+    cdef double local_latency, local_byte_gap
     cdef Event *heap
     cdef Py_ssize_t count, room
     cdef long long pushed
@@ -63,5 +65,9 @@ cdef class Method:
 
 
 cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=*)
+cpdef double placed_allreduce_time(machine, nodes, long long nbytes, bint doubling=*, sharing=*)
 cpdef double mpi_allreduce_time(machine, int size, long long nbytes)
+cdef double placed_doubling_time(machine, nodes, long long nbytes, double crossing_gap)
 cdef double doubling_time(machine, int size, long long nbytes)
+cdef double doubling_step(machine, long long nbytes)
+cdef int steps_of(int size)

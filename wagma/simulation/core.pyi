@@ -1,3 +1,5 @@
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -42,4 +44,11 @@ class Simulation:
     def returns(self, rank: int, delay: float = 0.0, iterations: int = 1) -> None: ...
 
 def allreduce_time(machine: Machine, size: int, nbytes: int, doubling: bool = False) -> float: ...
+def placed_allreduce_time(
+    machine: Machine,
+    nodes: Sequence[int],
+    nbytes: int,
+    doubling: bool = False,
+    sharing: Mapping[int, int] | None = None,
+) -> float: ...
 def mpi_allreduce_time(machine: Machine, size: int, nbytes: int) -> float: ...

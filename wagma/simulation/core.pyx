@@ -90,6 +90,7 @@ cdef class Simulation:
         self.computing[self.ranks:] = False
         self.overhead, self.latency, self.gap = machine.overhead, machine.latency, machine.gap
         self.byte_gap, self.node_byte_gap = machine.byte_gap, 1 / machine.injection
+        self.local_latency, self.local_byte_gap = machine.within
         self.response = machine.response
         self.unfinished = self.ranks
         self.method = method
@@ -189,7 +190,7 @@ cdef class Simulation:
         """
         cdef int node
         cdef Event event
-        cdef double at, wire = (nbytes - 1) * self.byte_gap
+        cdef double at, wire, latency
         self._check(source, 0, kind)
         self._check(destination, 0, kind)
         node = self.node_of[source]
@@ -201,12 +202,15 @@ cdef class Simulation:
         if node != self.node_of[destination]:
             at = max(at, self.node_free[node])
             self.node_free[node] = at + nbytes * self.node_byte_gap
-            wire = max(wire, nbytes * self.node_byte_gap)
+            wire = max((nbytes - 1) * self.byte_gap, nbytes * self.node_byte_gap)
+            latency = self.latency
+        else:
+            wire, latency = (nbytes - 1) * self.local_byte_gap, self.local_latency
         self.port_free[source] = at + wire + self.gap
         self.messages += 1
         event = Event(
-            at + self.latency, self.pushed, a, b, at + wire + self.latency, nbytes, node, kind,
-            destination, COMES)
+            at + latency, self.pushed, a, b, at + wire + latency, nbytes, node, kind, destination,
+            COMES)
         self.pushed += 1
         self._put(&event)
 
@@ -370,10 +374,75 @@ cpdef double allreduce_time(machine, int size, long long nbytes, bint doubling=F
     return max(wire, engine) + 2 * message
 
 
+cpdef double placed_allreduce_time(
+    machine, nodes, long long nbytes, bint doubling=False, sharing=None
+):
+    """Return the seconds of `allreduce_time` for members on these nodes.
+
+    On a machine of one level the nodes make no difference.
+
+    Args:
+        machine: the `machine.Machine`, for the job.
+        nodes: the node of each member, in the order of their ranks.
+        nbytes: length of the vector, in bytes.
+        doubling: whether long vectors use recursive doubling, too.
+        sharing: {node: number of its ranks that share its injection limit meanwhile}; None: as many
+            as a node has.
+    """
+    cdef Slicing slicing = Slicing()
+    cdef int size = len(nodes), most = 1, crossing
+    cdef double latency, byte_gap, message, wire, engine, time = 0, exchanged
+    if not machine.has_two_levels:
+        return allreduce_time(machine, size, nbytes, doubling)
+    if size == 1:
+        return 0
+    latency, byte_gap = machine.within
+    counts = {node: nodes.count(node) for node in nodes}
+    shared = {node: machine.ranks_per_node if sharing is None else sharing[node] for node in counts}
+    most = max(shared.values())
+    exchanged = max(machine.byte_gap, most / <double>machine.injection)
+    if doubling or not suits(nbytes, size):
+        return placed_doubling_time(machine, nodes, nbytes, exchanged)
+    slicing.begin(nbytes, size)
+    message = 2 * machine.overhead + (machine.latency if len(counts) > 1 else latency)
+    engine = 4 * (size - 1) * slicing.blocks * machine.overhead + nbytes / machine.memory
+    for node, count in counts.items():
+        crossing = size - count
+        exchanged = max(machine.byte_gap, shared[node] / machine.injection)
+        wire = 2 * (count - 1) * (slicing.blocks * machine.gap + byte_gap * nbytes / size)
+        wire += 2 * crossing * (slicing.blocks * machine.gap + exchanged * nbytes / size)
+        time = max(time, wire)
+    return max(time, engine) + 2 * message
+
+
+cdef double placed_doubling_time(machine, nodes, long long nbytes, double crossing_gap):
+    """Return the seconds of recursive doubling; a step is as slow as its slowest pair."""
+    cdef Schedule schedule = Schedule()
+    cdef int place, step, size = len(nodes)
+    cdef double latency, byte_gap, within, between
+    latency, byte_gap = machine.within
+    crosses = [False] * steps_of(size)
+    for place in range(size):
+        schedule.begin(size, place)
+        step = 0
+        while not schedule.done:
+            if nodes[schedule.peer] != nodes[place] and step < len(crosses):
+                crosses[step] = True
+            step += 1
+            schedule.advance()
+    within = latency + (nbytes - 1) * byte_gap
+    between = machine.latency + (nbytes - 1) * crossing_gap
+    return sum(
+        2 * machine.overhead + (between if crossing else within) + nbytes / machine.memory
+        for crossing in crosses
+    )
+
+
 cpdef double mpi_allreduce_time(machine, int size, long long nbytes):
     """Return the seconds from the last rank's arrival to MPI_Allreduce's result.
 
-    Recursive doubling up to 2 KiB; above, recursive halving and doubling, as in MPICH.
+    Recursive doubling up to 2 KiB; above, recursive halving and doubling, as in MPICH. Ranks are on
+    the machine's nodes in their order.
 
     Args: those of `allreduce_time`.
 
@@ -382,31 +451,57 @@ cpdef double mpi_allreduce_time(machine, int size, long long nbytes):
     """
     cdef double message = 2 * machine.overhead + machine.latency
     cdef double byte_gap = machine.shared_byte_gap
+    cdef double local_latency, local_byte_gap, local_message
     cdef long long core = 1
-    cdef int phases = 0
-    cdef double moved, time
+    cdef int phases = 0, within = 0
+    cdef double moved, kept = 0, time
     while 2 * core <= size:
         core *= 2
         phases += 1
     if size == 1:
         return 0
+    # Partners are near first, at distances 1, 2, 4, …: in these phases they are on the same node.
+    local_latency, local_byte_gap = machine.within
+    local_message = 2 * machine.overhead + local_latency
+    if machine.has_two_levels:
+        while within < phases and (
+            size <= machine.ranks_per_node or machine.ranks_per_node % (2 << within) == 0
+        ):
+            within += 1
     if nbytes <= SHORT:
-        return doubling_time(machine, size, nbytes)
+        return within * (
+            local_message + (nbytes - 1) * local_byte_gap + nbytes / machine.memory
+        ) + (steps_of(size) - within) * doubling_step(machine, nbytes)
     moved = nbytes * (1 - 1 / <double>core)
-    time = 2 * (phases * message + moved * byte_gap) + moved / machine.memory
+    if within:
+        kept = nbytes * (1 - 1 / <double>(1 << within))
+    time = 2 * ((phases - within) * message + (moved - kept) * byte_gap) + moved / machine.memory
+    time += 2 * (within * local_message + kept * local_byte_gap)
     if core != size:
         # Surplus ranks are folded onto others, and receive the result from them.
+        if within == phases:
+            message, byte_gap = local_message, local_byte_gap
         time += 2 * (message + nbytes * byte_gap) + nbytes / machine.memory
     return time
 
 
 cdef double doubling_time(machine, int size, long long nbytes):
     """Return the seconds of recursive doubling: in every step the vector is sent and added."""
+    return steps_of(size) * doubling_step(machine, nbytes)
+
+
+cdef double doubling_step(machine, long long nbytes):
+    """Return the seconds of a step of recursive doubling between nodes."""
+    return (2 * machine.overhead + machine.latency
+            + (nbytes - 1) * machine.shared_byte_gap + nbytes / machine.memory)
+
+
+cdef int steps_of(int size):
+    """Return the number of steps of recursive doubling."""
     cdef Schedule schedule = Schedule()
     cdef int steps = 0
     schedule.begin(size, 0)
     while not schedule.done:
         steps += 1
         schedule.advance()
-    return steps * (2 * machine.overhead + machine.latency
-                    + (nbytes - 1) * machine.shared_byte_gap + nbytes / machine.memory)
+    return steps

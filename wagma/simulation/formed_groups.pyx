@@ -12,7 +12,7 @@ from libc.math cimport ceil
 
 from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
 from collectives.protocols.paces cimport NEVER
-from wagma.simulation.core cimport Method, Simulation, allreduce_time
+from wagma.simulation.core cimport Method, Simulation, placed_allreduce_time
 
 cdef enum:
     # Events: an application's vector has been staged in the engine's memory; a message has arrived;
@@ -98,7 +98,9 @@ cdef Group copy_of(Group group):
 cdef class FormedGroupMethod(Method):
     """The ranks of such a protocol.
 
-    A group's average begins once its last member takes part in it.
+    A group's average begins once its last member takes part in it. On a machine of two levels its
+    members share their nodes' injection limits with those that average across nodes at that time;
+    later ones do not slow it down.
 
     Args:
         make: function of (port, rank, size) that returns the rank's protocol.
@@ -117,6 +119,8 @@ cdef class FormedGroupMethod(Method):
     cdef list ports
     # Number of members of each group that have begun, by the group's number.
     cdef dict present
+    # Of each node: number of its ranks that average with other nodes now.
+    cdef list crossing
     cdef int under_way
     cdef readonly int most
     cdef public list log
@@ -132,6 +136,7 @@ cdef class FormedGroupMethod(Method):
         cdef SimulatedGroupPort port
         cdef int rank, size = self.simulation.ranks
         self.staging_time = self.nbytes / <double>self.simulation.machine.staging
+        self.crossing = [0] * (self.simulation.node_of[size - 1] + 1)
         self.ports = [SimulatedGroupPort(self.simulation, rank) for rank in range(size)]
         for port in self.ports:
             port.protocol = self.make(port, port.rank, size)
@@ -162,6 +167,7 @@ cdef class FormedGroupMethod(Method):
             port.averaging = False
             if group.members[0] == rank:
                 self.under_way -= 1
+                self._share(self._nodes_of(group), -1)
                 self.updates += group.size > 1
                 if self.log is not None:
                     self.log.append(group.listed()[0])
@@ -196,6 +202,21 @@ cdef class FormedGroupMethod(Method):
             return
         self.under_way += 1
         self.most = max(self.most, self.under_way)
-        time = allreduce_time(self.simulation.machine, group.size, self.nbytes)
+        nodes = self._nodes_of(group)
+        self._share(nodes, 1)
+        sharing = {node: max(1, self.crossing[node]) for node in nodes}
+        time = placed_allreduce_time(
+            self.simulation.machine, nodes, self.nbytes, False, sharing)
         for i in range(group.size):
             self.simulation.later(time, EXCHANGED, group.members[i])
+
+    cdef list _nodes_of(self, Group group):
+        """Return the node of each member, in the order of their ranks."""
+        cdef int rank
+        return [self.simulation.node_of[rank] for rank in sorted(group.listed()[0])]
+
+    cdef void _share(self, list nodes, int change):
+        """Note that an average of ranks on these nodes begins (1), or that it has ended (−1)."""
+        if nodes.count(nodes[0]) < len(nodes):
+            for node in nodes:
+                self.crossing[node] += change

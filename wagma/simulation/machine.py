@@ -17,9 +17,10 @@ class Machine:
     A message of k bytes takes o + (k − 1)·G + L + o from one engine to the other, and longer if the
     sender's port or node is sending, or the receiver's receiving, another one; the network between
     them keeps what has been sent. Long exchanges of the ranks of one node share the node's
-    injection limit equally. Nodes have consecutive ranks,
-    `ranks_per_node` each. `MACHINES` maps names to machines with values from the literature; on
-    `FREE` communication takes no time.
+    injection limit equally. Within a node L and G may have values of their own, those of its
+    memory; by default they are the network's. Nodes have consecutive ranks, `ranks_per_node` each.
+    `MACHINES` maps names to machines with values from the literature; on `FREE` communication takes
+    no time.
 
     Attributes:
         latency: L, seconds that a message travels.
@@ -34,6 +35,8 @@ class Machine:
         response: seconds until the engine of a computing rank handles a message, also if its
             application calls meanwhile.
         ranks_per_node: ranks that share a node.
+        local_latency: L of messages within a node, in seconds; None: as between nodes.
+        local_byte_gap: G of messages within a node, in seconds per byte; None: as between nodes.
         node_sizes: number of ranks of each node, if they differ; a job has their sum.
 
     Raises:
@@ -51,13 +54,16 @@ class Machine:
     staging: float = math.inf
     response: float = 0.0
     ranks_per_node: int = 1
+    local_latency: float | None = None
+    local_byte_gap: float | None = None
     node_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.node_sizes):
             raise ValueError(f"node_sizes must be 1 or more, not {self.node_sizes}")
-        numbers = {name: value for name, value in vars(self).items() if name != "node_sizes"}
-        for name, value in numbers.items():
+        for name, value in vars(self).items():
+            if name == "node_sizes" or value is None:
+                continue
             if name in ("injection", "memory", "staging", "ranks_per_node"):
                 if not value > 0:
                     raise ValueError(f"{name} must be above 0, not {value}")
@@ -96,6 +102,18 @@ class Machine:
         else:
             nodes = np.arange(ranks) // self.ranks_per_node
         return np.append(nodes, nodes[-1] + 1 + np.arange(servers)).astype(np.intc)
+
+    @property
+    def has_two_levels(self) -> bool:
+        """Whether messages within a node have times of their own."""
+        return self.local_latency is not None or self.local_byte_gap is not None
+
+    @property
+    def within(self) -> tuple[float, float]:
+        """L and G of messages within a node."""
+        latency = self.latency if self.local_latency is None else self.local_latency
+        byte_gap = self.byte_gap if self.local_byte_gap is None else self.local_byte_gap
+        return latency, byte_gap
 
     @property
     def shared_byte_gap(self) -> float:

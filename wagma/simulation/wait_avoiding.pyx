@@ -13,7 +13,7 @@ from collectives.protocols.all_ranks cimport REDUCING, SYNC, TreePort
 from collectives.protocols.contribution cimport NOWHERE, SnapshotProtocol, Vectors
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.wait_avoiding cimport HELD, RUNNING, WaitAvoidingProtocol
-from wagma.simulation.core cimport Method, allreduce_time
+from wagma.simulation.core cimport Method, placed_allreduce_time
 
 # Events: an activation has arrived; a vector has been published; a call has its result; a member is
 # ready to exchange, and has the mean; all ranks have agreed on a synchronization; a rank is ready to
@@ -116,7 +116,8 @@ cdef class GroupAveraging(Method):
     cdef int[:, ::1] present
     cdef int entered, moving_count
     cdef double staging_time, copy_time, agreement_time, average_time
-    cdef double[::1] exchange_time
+    # By the members' nodes, or by their number where the machine has one level.
+    cdef dict exchange_times
 
     def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False,
                  drawing=False, synchronous_averages=1, fixed=False, overlap=False,
@@ -160,14 +161,13 @@ cdef class GroupAveraging(Method):
         self.staleness_counts = self.staleness
         self.staging_time = self.nbytes / machine.staging
         self.copy_time = self.nbytes / machine.memory
-        self.agreement_time = allreduce_time(machine, ranks, ACTIVATION)
-        self.average_time = allreduce_time(machine, ranks, self.nbytes, self.doubling)
+        everybody = list(self.simulation.node_of[:ranks])
+        self.agreement_time = placed_allreduce_time(machine, everybody, ACTIVATION)
+        self.average_time = placed_allreduce_time(machine, everybody, self.nbytes, self.doubling)
         self.average_time += 2 * self.staging_time
         self.average_time *= self.synchronous_averages
         self.copies_after = np.zeros(ranks)
-        self.exchange_time = np.zeros(self.group_size + 1)
-        for size in range(1, self.group_size + 1):
-            self.exchange_time[size] = allreduce_time(machine, size, self.nbytes, self.doubling)
+        self.exchange_times = {}
 
     cpdef arrives(self, int rank):
         if self.outstanding[rank]:
@@ -310,6 +310,7 @@ cdef class GroupAveraging(Method):
         cdef int first = self.groups.chunk_begin[position]
         cdef int slot = <int>(version % self.window)
         cdef int size, i
+        cdef double time
         cdef int *members
         self.present[slot, first] += 1
         size = self.groups.chunk_end[position] - first
@@ -318,10 +319,22 @@ cdef class GroupAveraging(Method):
         self.present[slot, first] = 0
         members = self.groups.members
         self.groups.of(rank, version, members)
+        time = self._exchange_time(members, size)
         for i in range(size):
             self.simulation.later(
-                self.exchange_time[size] + self.copies_after[members[i]], EXCHANGED, members[i],
-                version)
+                time + self.copies_after[members[i]], EXCHANGED, members[i], version)
+
+    cdef double _exchange_time(self, int *members, int size):
+        """Return the seconds of a group's average."""
+        cdef int i
+        nodes, key = [0] * size, size
+        if self.simulation.machine.has_two_levels:
+            nodes = [self.simulation.node_of[members[i]] for i in range(size)]
+            key = tuple(nodes)
+        if key not in self.exchange_times:
+            self.exchange_times[key] = placed_allreduce_time(
+                self.simulation.machine, nodes, self.nbytes, self.doubling)
+        return self.exchange_times[key]
 
     cdef void _begin_moving(self, int rank, SnapshotProtocol contribution):
         """Begin the rank's part of the average over all ranks, once it has published."""
