@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives import device, process, settings
+from collectives.agreement import raise_collectively
 from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce
 from collectives.typing import Vector
@@ -100,7 +101,13 @@ class PartialAllreduce(Described):
         if device.is_on_device(like):
             where = "cuda"
             given, _ = device.adopt(self, like)  # `_Sums` raises its error, on all ranks
-        zeros: Any = given if settings.vector_error(given) else _zeros(given)
+        zeros: Any = given
+        error: Exception | None = None
+        if not settings.vector_error(given):
+            try:
+                zeros = _zeros(given)
+            except MemoryError as caught:  # raised on all ranks below
+                error = caught
         self._sums = _Sums(
             comm,
             zeros,
@@ -117,6 +124,20 @@ class PartialAllreduce(Described):
         self.comm, self.rank, self.size = comm, self._sums.rank, self._sums.size
         self.trigger, self.sync_period, self.seed = trigger, self._sums.sync_period, int(seed)
         self.engine = self._sums.engine
+        try:
+            self._allocate(given, zeros)
+        except MemoryError as caught:
+            error = error or caught
+        try:
+            raise_collectively(comm, error)
+        except MemoryError:
+            self._sums.close()
+            raise
+        if self.path == "staged":
+            self._copies.forget_initial()
+
+    def _allocate(self, given: Any, zeros: Any) -> None:
+        """Allocate this rank's sums of what it sends and of what it receives."""
         self._single = not isinstance(given, (list, tuple))
         self._send = [zeros] if self._single else zeros
         self._receive = [np.zeros_like(array) for array in self._send]
@@ -128,8 +149,6 @@ class PartialAllreduce(Described):
         self._check = _check_of(given)
         self._guard = process.native().Guard()
         self._dropped = 0
-        if self.path == "staged":
-            self._copies.forget_initial()
 
     @property
     def path(self) -> str:
