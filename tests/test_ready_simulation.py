@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from ready_groups import Logged, controllers, everybody_is_linked, settings, variant
+from ready_groups import controllers
 
-from collectives.protocols.scripted import ScriptedGroupProtocol
 from wagma.methods import METHODS
 from wagma.simulation import FREE, MACHINES, Settings, simulate
-from wagma.simulation.core import Simulation
-from wagma.simulation.formed_groups import FormedGroupMethod
 
 
 def with_a_slow_rank(size, jitter=0.1, steps=900):
@@ -39,25 +36,6 @@ def test_with_the_default_history_it_is_as_good_as_off(size, group_size):
     times = with_a_slow_rank(size)
     free = throughput(times, group_size, NEVER)
     assert throughput(times, group_size, None) > 0.998 * free
-
-
-def test_waiting_for_a_rank_in_no_group_of_the_history_would_take_a_third():
-    wrong = variant(is_frozen=everybody_is_linked)
-    made = {}
-    for history in (controllers.shortest_history(8, 3), NEVER):
-
-        def make(port, rank, size, history=history):
-            return Logged(
-                port, rank, size, controller_rank=0, settings=settings(3, history), kind=wrong
-            )
-
-        method = FormedGroupMethod(
-            lambda port, rank, size, make=make: ScriptedGroupProtocol(port, rank, size, make), 10**6
-        )
-        simulation = Simulation(method, MACHINES["10gbe"], with_a_slow_rank(8), 60.0)
-        simulation.run()
-        made[history] = simulation.made.sum()
-    assert made[4] < made[NEVER] * 2 / 3
 
 
 def test_a_simulated_controller_forms_groups_as_long_as_ranks_are_there():
