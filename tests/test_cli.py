@@ -539,7 +539,7 @@ GroupAllreduce(MPI.COMM_WORLD, np.zeros(1), group_size=1)
 def test_training_gives_streams_queues_of_their_own_before_the_driver_starts(monkeypatch, given):
     seen = []
     monkeypatch.setattr(
-        "wagma.commands.train.prepare",
+        "wagma.job.run",
         lambda command, settings: seen.append(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]),
     )
     if given is None:

@@ -113,7 +113,10 @@ def pairs_leave_out_the_last_change(monkeypatch):
 
 
 def the_newest_model_weighs_as_much_as_the_others(monkeypatch):
-    monkeypatch.setattr(formed, "dynamic_weights", lambda k, *_: (np.full(len(k), 1 / len(k)), 0))
+    def equal(iterations, *_, **__):
+        return np.full(len(iterations), 1 / len(iterations)), 0
+
+    monkeypatch.setattr(formed, "dynamic_weights", equal)
 
 
 def a_late_contribution_is_lost(monkeypatch):
@@ -153,7 +156,7 @@ MISTAKES = [
     (pairs_leave_out_the_last_change, "peers", "^pairs ", "instead of"),
     (the_newest_model_weighs_as_much_as_the_others, "formed", "'dynamic'", "instead of"),
     (a_late_contribution_is_lost, "counts", "^CountedPartial", "lost|lacks|not all|late"),
-    (tokens_are_not_waited_for, "queues", "'max_gap': 1, 'backup': 1", "ranks .* are at"),
+    (tokens_are_not_waited_for, "queues", "'max_gap': [12], 'backup': [12[]", "ranks .* are at"),
 ]
 
 
