@@ -90,6 +90,10 @@ class PeerCollective(PlannedCollective):
         mailbox.attach(self._make_protocol(mailbox))
         return mailbox
 
+    def _let_go(self) -> None:
+        super()._let_go()
+        self.native.end_protocol()
+
     @takes_vector
     def __call__(self, vector: Vector) -> Result:
         """Publish the application's changes to `vector`, and overwrite it by a model.

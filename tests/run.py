@@ -4,7 +4,8 @@ Ranks wait for each other half of the time, so the MPI tests run beside those of
 output is shown as it comes; the output of what runs beside them is shown afterwards. Tests of
 torch's test device are in processes of their own, where it then stays. --brief leaves only what
 another MPI is most likely to break: the tests of four ranks. --extra runs what takes too long for
-the rest: long explorations, bugs planted into what devices do, and the benchmark of GPUs.
+the rest: long explorations, bugs planted into what devices do, all allocations that can fail, and
+the benchmark of GPUs.
 --cuda-mpi leaves only the MPI tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in
 for its driver. Other arguments go to every pytest. Each part must pass, and must run something
 unless the arguments select tests; the exit status is 0 only then.
@@ -56,23 +57,24 @@ def lanes(brief, cuda_mpi, extra):
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread"]
     # On all cores. While jobs wait for what they test, tests of one process go on.
     cores = [*pytest, "-n", "auto", "--dist", "worksteal"]
-    if extra:
-        return [[Part("extra", [*cores, "-m", "extra"])]]
-    here, there = "not torch_device", "torch_device"
+    here, there = "not torch_device and not extra", "torch_device"
     processes, ranks = [], []
-    if not (brief or cuda_mpi):
+    if extra:
+        here = "extra"
+        processes.append(Part("one process", [*cores, "-m", f"not mpi and {here}"]))
+    elif not (brief or cuda_mpi):
         processes += [
-            Part("one process", [*cores, "-m", f"not mpi and {here} and not extra"]),
+            Part("one process", [*cores, "-m", f"not mpi and {here}"]),
             Part("its test device", [*pytest, "-m", f"{there} and not mpi"]),
         ]
     if cuda_mpi:
         mpi += sorted(str(path) for pattern in DEVICES for path in Path("tests").glob(pattern))
-    for size in CUDA_MPI if cuda_mpi else BRIEF if brief else SIZES:
+    for size in CUDA_MPI if cuda_mpi else BRIEF if brief or extra else SIZES:
         # Torch's compiler is at work in one process, and would take each rank two seconds to load.
         path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
         job = ["env", f"PYTHONPATH={path}", *mpiexec(), "-n", str(size), *mpi]
         ranks.append(Part(f"{size} rank{'s' * (size > 1)}", [*job, "-m", f"mpi and {here}"]))
-        if size == DEFAULT_SIZES[0] and not cuda_mpi:
+        if size == DEFAULT_SIZES[0] and not (cuda_mpi or extra):
             processes.append(Part("their test device", [*job, "-m", f"mpi and {there}"]))
     return [lane for lane in (processes, ranks) if lane]
 

@@ -1,6 +1,8 @@
 """Ranks that run out of memory: all ranks learn of it, and all can leave."""
 
 import contextlib
+import gc
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -60,7 +62,9 @@ def construct(comm, kind, vector, successes, once=False):
         fail_after(successes, once)
     try:
         return KINDS[kind](comm, vector), fail_after(-1) == -2
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        # With WAGMA_TRANSPORT=shared, nothing takes the place of memory that cannot be shared.
+        assert isinstance(error, MemoryError) or "can share" in str(error), error
         return None, fail_after(-1) == -2
 
 
@@ -76,19 +80,20 @@ def use(comm, collective, vector, successes, ranks, once=False):
     """Make calls on all ranks, on `ranks` with so many allocations; return what went wrong.
 
     Returns:
-        The error of this rank's calls, or None, and whether an allocation has failed.
+        The error of this rank's calls in words, or None, and whether an allocation has failed.
     """
     try:
         with collective:
             comm.Barrier()
             if comm.rank in ranks:
                 fail_after(successes, once)
-            for _ in range(CALLS):
+            while collective.version < CALLS:
                 vector += 1
                 collective(vector)
             collective.synchronize(vector)
     except (CollectiveError, MemoryError) as error:
-        return error, fail_after(-1) == -2
+        # The error itself would keep the collective's memory.
+        return repr(error), fail_after(-1) == -2
     return None, fail_after(-1) == -2
 
 
@@ -97,11 +102,11 @@ def check_calls(comm, kind, length, successes, ranks, once=False):
     vector = np.zeros(length)
     collective = KINDS[kind](comm, vector)
     error, failed = use(comm, collective, vector, successes, ranks, once)
-    errors, any_failed = zip(*comm.allgather((error and repr(error), failed)))
+    errors, any_failed = zip(*comm.allgather((error, failed)))
     assert collective.closed
     assert not any(errors) or any(any_failed), errors
     if failed and error is not None:
-        assert "memory" in repr(error).lower() or "failed" in str(error), error
+        assert "memory" in error.lower() or "failed" in error, error
     return any(any_failed)
 
 
@@ -141,8 +146,27 @@ def test_groups_need_no_more_memory_than_a_call_says(comm, kind):
     check_calls(comm, kind, IN_BLOCKS, 1, ranks=[1])
 
 
+def holders():
+    """Count the objects that hold vectors, or would keep them: all of `collectives.memory`."""
+    kinds = [type(each) for each in gc.get_objects()]
+    return Counter(kind for kind in kinds if str(kind.__module__).startswith("collectives.memory"))
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closed_collective_is_freed_with_its_last_reference(comm, kind, fails):
+    gc.collect()
+    gc.disable()
+    try:
+        before = holders()
+        check_calls(comm, kind, IN_BLOCKS, 3, ranks=[1] if fails else [])
+        assert holders() == before
+    finally:
+        gc.enable()
+
+
 @pytest.mark.extra
-@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_allocation_of_a_constructor_may_fail(comm, kind, once):
@@ -159,10 +183,9 @@ def test_every_allocation_of_a_constructor_may_fail(comm, kind, once):
 
 
 @pytest.mark.extra
-@pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("length", [INSIDE, IN_BLOCKS, IN_TURNS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_allocation_of_calls_may_fail(comm, kind, length, once):
-    for ranks in ([0], [comm.size - 1], range(comm.size)):
-        check_all(lambda n, ranks=ranks: check_calls(comm, kind, length, n, ranks, once))
+def test_every_allocation_of_calls_may_fail(comm, kind, length):
+    check_all(lambda n: check_calls(comm, kind, length, n, [0], once=True))
+    check_all(lambda n: check_calls(comm, kind, length, n, [comm.size - 1]))
+    check_all(lambda n: check_calls(comm, kind, length, n, range(comm.size)))

@@ -156,6 +156,10 @@ cdef class PeerExchange(ProtocolCalls):
 
     # What Python calls
 
+    def end_protocol(self):
+        """Let the closed collective be freed with its last reference, not by a collector's run."""
+        self.mailbox.protocol.port = None
+
     def check(self, vector):
         """Raise, and tell all ranks, if this vector cannot be averaged here or now."""
         if self.no_progress_thread:
