@@ -40,6 +40,7 @@ RANKS = {
     "late_rules": (4, 8),
     "late_gradients": (None,),
     "ablations": (None,),
+    "comparisons": (None,),
     "overlap": (4,),
     "simulated_wall": (4, 8),
     "stragglers": (None,),
@@ -58,7 +59,7 @@ RANKS = {
 # Benchmarks of methods rather than of the machine, or of a GPU, run by name only.
 BY_NAME = (
     "gpu",
-    *("late_rules", "late_gradients", "ablations"),
+    *("late_rules", "late_gradients", "ablations", "comparisons"),
     *("stragglers", "simulated_stragglers", "simulated_ripples", "hop", "simulated_hop", "wp_sgd"),
     *("wp_sgd_wall", "simulated_partial_reduce", "partial_reduce_weights"),
 )

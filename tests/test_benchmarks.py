@@ -208,6 +208,37 @@ def test_the_page_about_comparing_shows_the_tables_of_the_ablations_if_they_were
 
 
 @pytest.fixture
+def comparisons(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("comparisons")
+
+
+def test_the_tables_of_the_comparisons_have_a_cell_for_each_method(comparisons):
+    row = {"ratio": 1.5, "mean": 0.97, "deviation": 0.004, "bound_over_wall": 0.95}
+    row |= {"samples_per_s": 1814.2, "waiting_share": 0.117}
+    rows = dict.fromkeys([*comparisons.METHODS.values(), *comparisons.UNEQUAL], row)
+    delays = comparisons.table_of_delays(dict.fromkeys(comparisons.DELAYS, rows)).splitlines()
+    assert len(delays) == 2 + len(comparisons.METHODS)
+    assert delays[2] == "| Allreduce | 1.50 | 97.0 ± 0.4 | 0.95 | 1.50 | 97.0 ± 0.4 | 0.95 |"
+    shards = comparisons.table_of_shards(dict.fromkeys(comparisons.SHARDS, rows)).splitlines()
+    assert shards[2] == "| `local-sgd` | 97.0 ± 0.4 | 97.0 ± 0.4 | 1,814 | 12 % |"
+    assert len(shards) == 2 + len(comparisons.UNEQUAL)
+    rates = comparisons.table_of_rates({"0.05": rows}).splitlines()
+    assert rates[2:] == ["| 0.05 | 97.0 ± 0.4 | 97.0 ± 0.4 |"]
+
+
+def test_the_pages_show_the_tables_of_the_comparisons(comparisons):
+    results = BENCHMARKS / "results"
+    eight = json.loads((results / "comparisons-8.json").read_text())["results"]
+    four = json.loads((results / "comparisons-4.json").read_text())["results"]
+    docs = BENCHMARKS.parent / "docs"
+    page = (docs / "comparing.md").read_text()
+    assert comparisons.table_of_delays(eight["delays"]) in page
+    assert comparisons.table_of_rates(eight["learning rates"]) in page
+    assert comparisons.table_of_shards(four) in (docs / "unequal-work.md").read_text()
+
+
+@pytest.fixture
 def scaling_figures(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("scaling_figures")
