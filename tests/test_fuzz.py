@@ -31,6 +31,7 @@ SEEDS = {
     "queues": (1, 2, 3, 5),
     "counts": (1, 2, 3, 4, 5),
     "constructions": (1,),
+    "allocations": (1, 2, 3),
 }
 MOST_SEEDS = 100  # in one of which a mistake is found
 

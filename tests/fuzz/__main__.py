@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from launch import Job, mpiexec, print_stacks, text
 
-from .kinds import KINDS, SELDOM
+from .kinds import KINDS, SELDOM, longest
 from .scenario import Options, command
-from .worker import LONGEST, PLAYING, PRINTING
+from .worker import PLAYING, PRINTING
 
 ROOT = Path(__file__).parents[2]
 RANKS = (4, 2, 5, 3, 8, 6, 7)
@@ -78,7 +78,7 @@ def turns(arguments):
     usual = arguments.kind or [kind for kind in KINDS if kind not in SELDOM]
     if arguments.seed is not None:
         for ranks in arguments.ranks:
-            yield Turn(ranks, usual, arguments.seed, 1, LONGEST * arguments.times)
+            yield Turn(ranks, usual, arguments.seed, 1, longest(*usual) * arguments.times)
         return
     end = time.monotonic() + 60 * arguments.minutes
     for number, ranks in enumerate(itertools.cycle(arguments.ranks)):
@@ -173,7 +173,7 @@ def main():
         seed = next_seed if turn.seed is None else turn.seed
         good, written = run(
             worker_command(turn, arguments, seed),
-            turn.seconds + LONGEST + 3 * PRINTING + STARTING,
+            turn.seconds + longest(*kinds) + 3 * PRINTING + STARTING,
             turn.is_killed,
         )
         lines = written.splitlines()

@@ -19,6 +19,13 @@ KINDS = {
     "many": constructions.ManyConstructions,
 }
 SELDOM = ("many",)  # played once in a while, as they take long
+# Seconds that a scenario may take, on a busy machine; only a hang takes so long.
+LONGEST, LONGEST_OF = 180.0, {"many": 600.0}
+
+
+def longest(*kinds):
+    """Return the seconds that a scenario of any of these kinds may take."""
+    return max(LONGEST_OF.get(kind, LONGEST) for kind in kinds)
 
 
 def play_kind(kind, comm, seed, options=None, **further):

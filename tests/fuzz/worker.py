@@ -15,11 +15,10 @@ import time
 
 from mpi4py import MPI
 
-from .kinds import KINDS, play_kind
+from .kinds import KINDS, longest, play_kind
 from .scenario import Failed, Options, command
 
 PLAYING = "playing "
-LONGEST = 60.0  # seconds that a scenario may take; only a hang takes so long
 PRINTING = 2.0  # seconds that the other ranks have to print, too, where they are
 
 
@@ -74,7 +73,7 @@ def main(comm, arguments):
                     print(f"{PLAYING}{kind} {seed}", flush=True)
                 try:
                     told = [f"rank {comm.rank}:", command(kind, comm.size, seed, options)]
-                    with bounded(told, LONGEST):
+                    with bounded(told, longest(kind)):
                         play_kind(kind, comm, seed, options, begun=told.append)
                 except Failed as failed:
                     if comm.rank == 0:
