@@ -2,14 +2,17 @@
 
 import contextlib
 import gc
+import re
 from collections import Counter
 
 import numpy as np
 import pytest
+from devices import CASES
 from together import before_transports
 
 from collectives import (
     CollectiveError,
+    CudaError,
     GeneratedGroupAllreduce,
     GroupAllreduce,
     NeighborAverage,
@@ -26,7 +29,9 @@ from collectives.memory.allocation import fail_after
 pytestmark = pytest.mark.mpi
 
 INSIDE, IN_BLOCKS, IN_TURNS = 10, 70_000, 800_000  # float64s: how peers send so many
+ON_DEVICES = 5000  # several blocks of the tests'
 CALLS = 6
+OUT_OF_MEMORY = "can share|CUDA_ERROR_OUT_OF_MEMORY"
 
 PEERS = {
     "neighbors": NeighborAverage,
@@ -56,15 +61,15 @@ def memory_afterwards():
     fail_after(-1)
 
 
-def construct(comm, kind, vector, successes, once=False):
+def construct(comm, make, vector, successes, once=False):
     """Return the collective, None without memory; and whether an allocation has failed here."""
     if comm.rank == comm.size - 1:
         fail_after(successes, once)
     try:
-        return KINDS[kind](comm, vector), fail_after(-1) == -2
+        return make(comm, vector), fail_after(-1) == -2
     except (MemoryError, RuntimeError) as error:
         # With WAGMA_TRANSPORT=shared, nothing takes the place of memory that cannot be shared.
-        assert isinstance(error, MemoryError) or "can share" in str(error), error
+        assert isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error)), error
         return None, fail_after(-1) == -2
 
 
@@ -88,25 +93,33 @@ def use(comm, collective, vector, successes, ranks, once=False):
             if comm.rank in ranks:
                 fail_after(successes, once)
             while collective.version < CALLS:
-                vector += 1
                 collective(vector)
             collective.synchronize(vector)
-    except (CollectiveError, MemoryError) as error:
+    except (CollectiveError, CudaError, MemoryError) as error:
         # The error itself would keep the collective's memory.
         return repr(error), fail_after(-1) == -2
     return None, fail_after(-1) == -2
 
 
-def check_calls(comm, kind, length, successes, ranks, once=False):
+def check_calls(comm, make, vector, successes, ranks, once=False):
     """Check that all ranks leave, after errors on all or none; return whether memory failed."""
-    vector = np.zeros(length)
-    collective = KINDS[kind](comm, vector)
+    collective = make(comm, vector)
     error, failed = use(comm, collective, vector, successes, ranks, once)
     errors, any_failed = zip(*comm.allgather((error, failed)))
     assert collective.closed
     assert not any(errors) or any(any_failed), errors
     if failed and error is not None:
         assert "memory" in error.lower() or "failed" in error, error
+    return any(any_failed)
+
+
+def check_construction(comm, make, vector, successes, once=False):
+    """Check that all ranks have the collective or none; return whether memory failed."""
+    collective, failed = construct(comm, make, vector, successes, once)
+    made, any_failed = zip(*comm.allgather((collective is not None, failed)))
+    assert len(set(made)) == 1
+    assert made[0] or any(any_failed)
+    close(collective)
     return any(any_failed)
 
 
@@ -117,17 +130,25 @@ def check_all(check):
         successes += 1
 
 
+def check_all_calls(comm, make, vector):
+    check_all(lambda n: check_calls(comm, make, vector, n, [0], once=True))
+    check_all(lambda n: check_calls(comm, make, vector, n, [comm.size - 1]))
+    check_all(lambda n: check_calls(comm, make, vector, n, range(comm.size)))
+
+
+def check_everything(comm, make, vector):
+    check_all(lambda n: check_construction(comm, make, vector, n))
+    check_all(lambda n: check_calls(comm, make, vector, n, [0], once=True))
+    check_all(lambda n: check_calls(comm, make, vector, n, [comm.size - 1]))
+
+
 @pytest.mark.ranks(3)
 @before_transports
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rank_raises_where_one_has_no_memory_for_a_collective(comm, kind):
     vector = np.zeros(IN_BLOCKS)
     for successes in (3, 30):
-        collective, failed = construct(comm, kind, vector, successes)
-        made = comm.allgather(collective is not None)
-        assert len(set(made)) == 1
-        assert made[0] or any(comm.allgather(failed))
-        close(collective)
+        check_construction(comm, KINDS[kind], vector, successes)
 
 
 @pytest.mark.ranks(3)
@@ -135,15 +156,16 @@ def test_every_rank_raises_where_one_has_no_memory_for_a_collective(comm, kind):
 @pytest.mark.parametrize("length", [INSIDE, IN_TURNS])
 @pytest.mark.parametrize("kind", PEERS)
 def test_a_rank_without_memory_for_what_arrives_lets_the_others_leave(comm, kind, length):
-    check_calls(comm, kind, length, 5, ranks=[1])
-    check_calls(comm, kind, length, 3, ranks=range(comm.size))
+    vector = np.zeros(length)
+    check_calls(comm, KINDS[kind], vector, 5, ranks=[1])
+    check_calls(comm, KINDS[kind], vector, 3, ranks=range(comm.size))
 
 
 @pytest.mark.ranks(3)
 @before_transports
 @pytest.mark.parametrize("kind", GROUPS)
 def test_groups_need_no_more_memory_than_a_call_says(comm, kind):
-    check_calls(comm, kind, IN_BLOCKS, 1, ranks=[1])
+    check_calls(comm, KINDS[kind], np.zeros(IN_BLOCKS), 1, ranks=[1])
 
 
 def holders():
@@ -160,10 +182,19 @@ def test_a_closed_collective_is_freed_with_its_last_reference(comm, kind, fails)
     gc.disable()
     try:
         before = holders()
-        check_calls(comm, kind, IN_BLOCKS, 3, ranks=[1] if fails else [])
+        check_calls(comm, KINDS[kind], np.zeros(IN_BLOCKS), 3, ranks=[1] if fails else [])
         assert holders() == before
     finally:
         gc.enable()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_without_memory_on_a_device_lets_the_others_leave(comm, case, device, stream):
+    vector = device.array(np.zeros(ON_DEVICES), stream)
+    for successes in (3, 30):
+        check_construction(comm, CASES[case].make, vector, successes)
+    check_calls(comm, CASES[case].make, vector, 1, ranks=[1])
 
 
 @pytest.mark.extra
@@ -171,21 +202,23 @@ def test_a_closed_collective_is_freed_with_its_last_reference(comm, kind, fails)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_allocation_of_a_constructor_may_fail(comm, kind, once):
     vector = np.zeros(IN_BLOCKS)
-
-    def check(successes):
-        collective, failed = construct(comm, kind, vector, successes, once)
-        made = comm.allgather(collective is not None)
-        assert len(set(made)) == 1
-        close(collective)
-        return any(comm.allgather(failed))
-
-    check_all(check)
+    check_all(lambda n: check_construction(comm, KINDS[kind], vector, n, once))
 
 
 @pytest.mark.extra
 @pytest.mark.parametrize("length", [INSIDE, IN_BLOCKS, IN_TURNS])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_allocation_of_calls_may_fail(comm, kind, length):
-    check_all(lambda n: check_calls(comm, kind, length, n, [0], once=True))
-    check_all(lambda n: check_calls(comm, kind, length, n, [comm.size - 1]))
-    check_all(lambda n: check_calls(comm, kind, length, n, range(comm.size)))
+    check_all_calls(comm, KINDS[kind], np.zeros(length))
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("case", CASES)
+def test_every_allocation_may_fail_where_vectors_are_staged(comm, case, device, stream):
+    check_everything(comm, CASES[case].make, device.array(np.zeros(ON_DEVICES), stream))
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("case", CASES)
+def test_every_allocation_may_fail_where_devices_average(comm, case, direct, stream):
+    check_everything(comm, CASES[case].make, direct.array(np.zeros(ON_DEVICES), stream))
