@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from collectives import device, process, settings
@@ -15,6 +15,7 @@ from collectives.description import Described
 from collectives.errors import CollectiveError, CudaError
 from collectives.meeting import meet
 from collectives.node import Node
+from collectives.options import CollectiveOptions, GroupOptions
 from collectives.statistics import Statistics
 from collectives.typing import Vector
 from collectives.vector_methods import takes_vector
@@ -43,19 +44,23 @@ class Collective(Described):
             vectors on a device; or "direct", on the device. `path_reason`: the reason, a sentence.
     """
 
+    # The options that the constructor takes.
+    _options: type[CollectiveOptions] = GroupOptions
     # Whether vectors can be averaged on a device.
     _on_devices = False
     # Copies of its vectors, if these are on a device.
     _copies: Any
     native: Any
 
-    def _construct(self, comm: MPI.Intracomm, like: Any, **given: Any) -> None:
+    def _construct(
+        self, comm: MPI.Intracomm, like: Any, options: Mapping[str, Any], **given: Any
+    ) -> None:
         """Agree on the arguments with the other ranks, and build this rank's part; collective.
 
         Args:
             like: array or list of arrays, as they are averaged.
-            given: the constructor's arguments, including engine, transport, stall, abort and
-                log_level.
+            options: see `CollectiveOptions`.
+            given: the constructor's other arguments.
         """
         check_comm(comm)
         native, error = _native()
@@ -65,12 +70,13 @@ class Collective(Described):
             given["device"] = "cuda"
             like, problem = device.adopt(self, like)
             error = error or problem
-        given = settings.resolve(like, **given)
-        where = f"the constructor of {type(self).__name__.lstrip('_')}"
-        meet(comm, where, *settings.limits(given["stall"], given["abort"]))
+        unknown = settings.unknown_option(type(self), self._options, options)
+        given = settings.resolve(like, options, **given)
+        where = f"the constructor of {settings.shown_name(type(self))}"
+        meet(comm, where, *settings.limits(given))
         with process.interrupts_held():
             try:
-                self._agree(comm, like, given, error)
+                self._agree(comm, like, given, error or unknown)
                 self._build(native, comm, like, given)
             except BaseException as error:
                 _end_job_if_alone(comm, error)

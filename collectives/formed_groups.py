@@ -55,7 +55,7 @@ class FormedGroupCollective(PlannedCollective):
                 of a (port, rank, size).
             sync_every: number of calls from one average of a rank to its next, at least 1; the
                 others return at once.
-            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+            **options: see `GroupOptions`.
         """
 
         def whole_plan() -> Planned:
@@ -65,7 +65,7 @@ class FormedGroupCollective(PlannedCollective):
 
         self.sync_every = sync_every
         self._idle_rank: int | None = None
-        super().__init__(comm, like, whole_plan, **dict.fromkeys(settings.VARIABLES) | options)
+        super().__init__(comm, like, whole_plan, **options)
 
     def _allocate(self, native: Any, node: Node, like: Any, given: dict[str, Any]) -> None:
         groups = self.comm.Dup()

@@ -16,6 +16,9 @@ from collectives.typing import Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
+    from typing_extensions import Unpack
+
+    from collectives.options import GroupOptions
 
 __all__ = ["GeneratedGroupAllreduce"]
 
@@ -63,7 +66,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
             return at once.
         controller_rank: the rank whose engine runs the generator of all but "static".
         controller_only: whether that rank only runs the generator, as in `ReadyGroupAllreduce`.
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
+        **options: see `GroupOptions`.
 
     Attributes:
         groups, group_size, threshold, controller_rank, controller_only: as given.
@@ -94,11 +97,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         sync_every: int = 1,
         controller_rank: int = 0,
         controller_only: bool = False,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[GroupOptions],
     ):
         self.groups = groups
         self.group_size, self.threshold = group_size, threshold
@@ -143,17 +142,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
                 )
             return described, scheduled(comm.size, int(self.ranks_per_node))
 
-        super().__init__(
-            comm,
-            like,
-            plan,
-            sync_every=sync_every,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(comm, like, plan, sync_every=sync_every, **options)
 
     def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
         """Return an error if the groups of another generator could wait for this one's."""

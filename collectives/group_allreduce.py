@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from collectives import settings
@@ -16,9 +17,11 @@ from collectives.vector_methods import reads_vector, takes_vector
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import numpy.typing as npt
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
     from collectives.engine.calls import Call
     from collectives.node import Node
+    from collectives.options import GroupOptions
     from collectives.result import Result
 
 __all__ = ["DEFAULT_LATE", "GroupAllreduce"]
@@ -70,20 +73,7 @@ class GroupAllreduce(Collective):
             mean m of vectors x_i with shares s_i is at most about u·(Σ s_i |x_i − r| + |m − r|),
             where u is 2⁻¹¹ or 2⁻⁸ (and 2⁻²⁴ more in float16, whose largest difference is ±65504).
             None: arrays are sent in their own dtype. Without effect if all ranks share memory.
-        engine: "adaptive": one thread per process serves its collectives, and sleeps when they are
-            idle. "dedicated": the thread spins, on a core of its own. "none": no thread; other
-            ranks wait while this one computes. By default WAGMA_ENGINE, else "adaptive"; the same
-            for all open collectives of a process.
-        transport: "shared": vectors are in memory shared by the ranks, which must all be on one
-            node; averages of other ranks then do not need a rank that computes, not even its
-            progress thread. "messages": vectors are sent. By default WAGMA_TRANSPORT, else None:
-            ranks on one node average in shared memory if the system has any, others by messages.
-        stall: seconds without progress after which a waiting call logs, once, which ranks are
-            missing; 0: never. By default WAGMA_STALL, else 60.
-        abort: seconds without progress, also in close(), after which it ends the job by MPI_Abort;
-            0: never. By default WAGMA_ABORT, else 0.
-        log_level: "debug", "info", "warning" or "error", for the logger `collectives`. By default
-            WAGMA_LOG_LEVEL, else the level is unchanged.
+        **options: see `GroupOptions`.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -117,15 +107,12 @@ class GroupAllreduce(Collective):
         weights: str = "given",
         contraction: float = 0.9,
         wire_dtype: npt.DTypeLike | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[GroupOptions],
     ):
         self._construct(
             comm,
             like,
+            options,
             group_size=group_size,
             sync_period=sync_period,
             groups=groups,
@@ -134,17 +121,13 @@ class GroupAllreduce(Collective):
             weights=weights,
             contraction=contraction,
             wire_dtype=wire_dtype,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
         )
 
     def _construct(
         self,
         comm: MPI.Intracomm,
         like: Any,
+        options: Mapping[str, Any],
         *,
         summing: bool = False,
         draws: bool = False,
@@ -153,9 +136,10 @@ class GroupAllreduce(Collective):
         """Agree on the arguments with the other ranks, and build this rank's part; collective.
 
         Args:
+            options: see `GroupOptions`.
             summing: whether vectors are sums of contributions (`PartialAllreduce`).
             draws: whether each version is started by a rank drawn with `seed`.
-            given: the constructor's arguments, and those by which other classes differ.
+            given: the constructor's other arguments, and those by which other classes differ.
         """
         self._summing, self._draws = summing, draws
         if given["group_size"] is None:
@@ -163,7 +147,7 @@ class GroupAllreduce(Collective):
             given["group_size"] = default_group_size(comm.size)
         given["late"] = DEFAULT_LATE if given["late"] is None else given["late"]
         given["wire_dtype"] = settings.name_of_dtype(given["wire_dtype"])
-        super()._construct(comm, like, **given)
+        super()._construct(comm, like, options, **given)
 
     def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
         return settings.group_error(comm, given)

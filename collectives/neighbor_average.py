@@ -14,6 +14,9 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import networkx
     import numpy.typing as npt
     from mpi4py import MPI
+    from typing_extensions import Unpack
+
+    from collectives.options import CollectiveOptions
 
 __all__ = ["NeighborAverage"]
 
@@ -36,7 +39,7 @@ class NeighborAverage(PeerCollective):
             each (`collectives.graphs.mixing_matrix`).
         clock: "neighbors": a call waits for the neighbors. "global": it waits for the same call of
             all ranks, as in WAGMA-SGD's comparison.
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
+        **options: see `CollectiveOptions`.
 
     Raises:
         TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
@@ -54,11 +57,7 @@ class NeighborAverage(PeerCollective):
         graph: networkx.Graph | str | None = None,
         mixing: npt.ArrayLike | None = None,
         clock: str = "neighbors",
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ):
         def plan() -> Planned:
             from collectives.protocols import neighbor_average
@@ -85,16 +84,7 @@ class NeighborAverage(PeerCollective):
                 clock == "global",
             )
 
-        super().__init__(
-            comm,
-            like,
-            plan,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(comm, like, plan, **options)
 
     def _result(self, version: int) -> Result:
         return Result(version, True, version, self._group, len(self._group), False)

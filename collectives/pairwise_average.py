@@ -16,6 +16,9 @@ from collectives.vector_methods import takes_vector
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import networkx
     from mpi4py import MPI
+    from typing_extensions import Unpack
+
+    from collectives.options import CollectiveOptions
 
 __all__ = ["PairwiseAverage"]
 
@@ -34,7 +37,7 @@ class PairwiseAverage(PeerCollective):
             both directions, bipartite or not; or the name of one (`collectives.graphs.NAMES`).
             None: any two ranks may meet.
         seed: seed of the neighbors drawn, an integer of at least 0.
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
+        **options: see `CollectiveOptions`.
 
     Raises:
         TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
@@ -51,11 +54,7 @@ class PairwiseAverage(PeerCollective):
         *,
         graph: networkx.Graph | str | None = None,
         seed: int = 0,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ):
         def plan() -> Planned:
             from collectives.protocols import pairwise_average
@@ -78,16 +77,7 @@ class PairwiseAverage(PeerCollective):
                 mailbox, rank, size, neighbors, int(seed)
             )
 
-        super().__init__(
-            comm,
-            like,
-            plan,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(comm, like, plan, **options)
 
     @takes_vector
     def average(self, vector: Vector) -> None:

@@ -12,6 +12,9 @@ from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
+    from typing_extensions import Unpack
+
+    from collectives.options import CollectiveOptions
 
 __all__ = ["ParameterServer"]
 
@@ -32,7 +35,7 @@ class ParameterServer(PeerCollective):
             number of complete rounds of P changes added to the model since.
         backups: b of "backup", from 0 to P − 1.
         server: the rank that keeps the model.
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
+        **options: see `CollectiveOptions`.
 
     Raises:
         TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
@@ -51,11 +54,7 @@ class ParameterServer(PeerCollective):
         mode: str = "bsp",
         backups: int = 0,
         server: int = 0,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ):
         def plan() -> Planned:
             from collectives.protocols import parameter_server
@@ -73,16 +72,7 @@ class ParameterServer(PeerCollective):
                 mailbox, comm.rank, comm.size, mode, int(server), int(backups)
             )
 
-        super().__init__(
-            comm,
-            like,
-            plan,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(comm, like, plan, **options)
         self.server = int(server)
 
     @property

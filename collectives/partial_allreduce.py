@@ -31,8 +31,9 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from types import TracebackType
 
     from mpi4py import MPI
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
+    from collectives.options import GroupOptions
     from collectives.result import Result
     from collectives.statistics import Statistics
 
@@ -65,7 +66,7 @@ class PartialAllreduce(Described):
         sync_period: number of calls τ from one call that waits for all ranks to the next, at least
             1.
         seed: seed of the ranks drawn, from 0 to 2⁶⁴ − 1.
-        engine, transport, stall, abort, log_level: see `GroupAllreduce`.
+        **options: see `GroupOptions`.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -90,17 +91,26 @@ class PartialAllreduce(Described):
         trigger: str = "solo",
         sync_period: int = 10,
         seed: int = 0,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[GroupOptions],
     ):
         where = "cpu"
         given: Any = like
         if device.is_on_device(like):
             where = "cuda"
             given, _ = device.adopt(self, like)  # `_Sums` raises its error, on all ranks
+        self._construct(
+            comm,
+            given,
+            options,
+            device=where,
+            trigger=trigger,
+            sync_period=sync_period,
+            seed=seed,
+        )
+
+    def _construct(
+        self, comm: MPI.Intracomm, given: Any, options: GroupOptions, **settled: Any
+    ) -> None:
         zeros: Any = given
         error: Exception | None = None
         if not settings.vector_error(given):
@@ -108,22 +118,10 @@ class PartialAllreduce(Described):
                 zeros = _zeros(given)
             except MemoryError as caught:  # raised on all ranks below
                 error = caught
-        self._sums = _Sums(
-            comm,
-            zeros,
-            device=where,
-            trigger=trigger,
-            sync_period=sync_period,
-            seed=seed,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        self._sums = _Sums(comm, zeros, options, **settled)
         self.comm, self.rank, self.size = comm, self._sums.rank, self._sums.size
-        self.trigger, self.sync_period, self.seed = trigger, self._sums.sync_period, int(seed)
-        self.engine = self._sums.engine
+        self.trigger, self.sync_period = settled["trigger"], self._sums.sync_period
+        self.seed, self.engine = int(settled["seed"]), self._sums.engine
         try:
             self._allocate(given, zeros)
         except MemoryError as caught:
@@ -362,10 +360,21 @@ class PartialAllreduce(Described):
 class _Sums(GroupAllreduce):
     """The average of the ranks' sums over all ranks; late calls receive the newest one."""
 
-    def __init__(self, comm: MPI.Intracomm, zeros: Any, *, trigger: str, **given: Any):
+    _shown_name = PartialAllreduce.__name__
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        zeros: Any,
+        options: GroupOptions,
+        *,
+        trigger: str,
+        **given: Any,
+    ):
         self._construct(
             comm,
             zeros,
+            options,
             summing=True,
             draws=trigger == "majority",
             trigger=trigger,

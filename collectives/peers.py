@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.agreement import raise_collectively
+from collectives.options import CollectiveOptions
 from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
@@ -39,6 +40,7 @@ class PeerCollective(PlannedCollective):
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
     """
 
+    _options = CollectiveOptions
     # The engine takes the application's arrays as they are, since none is fp16 or bf16.
     _takes_blocks = True
 
@@ -52,8 +54,7 @@ class PeerCollective(PlannedCollective):
             plan: function that checks the arguments of a method, and returns the settings that must
                 not differ between ranks, by name, and a function that makes the protocol from a
                 `Mailbox`.
-            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`; the transport
-                has no effect, since peers send messages.
+            **options: see `CollectiveOptions`.
         """
         self._single = not isinstance(like, (list, tuple))
         self._wide: list[np.ndarray | None] = []

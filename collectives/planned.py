@@ -37,10 +37,10 @@ class PlannedCollective(Collective):
             plan: function that checks the arguments of a method, and returns the settings that must
                 be the same on all ranks, by name, and a factory of the protocol. What it raises on
                 one rank is raised on all.
-            **options: engine, transport, stall, abort, log_level of `GroupAllreduce`.
+            **options: see `CollectiveOptions`.
         """
         self._plan = plan
-        self._construct(comm, like, **options)
+        self._construct(comm, like, options)
         self._guard = process.native().Guard()
 
     def _agree(

@@ -14,6 +14,9 @@ from collectives.vector_methods import takes_vector
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import networkx
     from mpi4py import MPI
+    from typing_extensions import Unpack
+
+    from collectives.options import CollectiveOptions
 
 __all__ = ["PushSum"]
 
@@ -35,7 +38,7 @@ class PushSum(PeerCollective):
             (`collectives.graphs.NAMES`), along whose edges all ranks send in every call, instead.
         weight: initial w of this rank, from 2⁻²⁰ to 2²⁰: beyond that numerators could underflow or
             overflow.
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
+        **options: see `CollectiveOptions`.
 
     Attributes:
         weight: current w of this rank.
@@ -56,11 +59,7 @@ class PushSum(PeerCollective):
         neighbors: int = 1,
         graph: networkx.Graph | str | None = None,
         weight: float = 1.0,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ):
         def plan() -> Planned:
             from collectives.protocols import push_sum
@@ -85,16 +84,7 @@ class PushSum(PeerCollective):
                 own,
             )
 
-        super().__init__(
-            comm,
-            like,
-            plan,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(comm, like, plan, **options)
 
     @property
     def weight(self) -> float:

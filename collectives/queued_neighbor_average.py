@@ -17,6 +17,9 @@ from collectives.typing import Vector
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import networkx
     from mpi4py import MPI
+    from typing_extensions import Unpack
+
+    from collectives.options import CollectiveOptions
 
 __all__ = ["QueuedNeighborAverage"]
 
@@ -67,7 +70,7 @@ class QueuedNeighborAverage(PeerCollective):
             last one; without backups, staleness and skipping, and `max_gap` has no effect.
         order: "parallel": x_j is sent while the application computes c_j, as above. "serial": a
             call sends x_j + c_j, and returns Σ_j W_ji (x_j + c_j).
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
+        **options: see `CollectiveOptions`.
 
     Attributes:
         max_gap: as resolved: an integer, or None.
@@ -97,11 +100,7 @@ class QueuedNeighborAverage(PeerCollective):
         skip_trigger: int | None = None,
         mode: str = "standard",
         order: str = "parallel",
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[CollectiveOptions],
     ):
         given = QueueSettings(max_gap, backup, staleness, mean, max_skip, skip_trigger, mode, order)
 
@@ -129,16 +128,7 @@ class QueuedNeighborAverage(PeerCollective):
                 )
             )
 
-        super().__init__(
-            comm,
-            like,
-            plan,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(comm, like, plan, **options)
         if self.rank == 0:
             for text in filter(None, self._warnings):
                 log.warning("%s", text)

@@ -19,6 +19,9 @@ from collectives.vector_methods import takes_vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
+    from typing_extensions import Unpack
+
+    from collectives.options import GroupOptions
 
 __all__ = ["ReadyGroupAllreduce", "dynamic_weights"]
 
@@ -65,7 +68,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         controller_only: whether that rank only runs the controller: it makes no calls, is in no
             group, and its vector does not count in averages over all ranks, which it calls like the
             others. N is one less then. (`participates` tells which ranks make calls.)
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
+        **options: see `GroupOptions`.
 
     Attributes:
         group_size, weights, alpha, missing, history, controller_rank, controller_only: as given or
@@ -102,11 +105,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         sync_every: int = 1,
         controller_rank: int = 0,
         controller_only: bool = False,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[GroupOptions],
     ):
         self._initial_model: Any = None
 
@@ -148,17 +147,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
 
             return described, make
 
-        super().__init__(
-            comm,
-            like,
-            plan,
-            sync_every=sync_every,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(comm, like, plan, sync_every=sync_every, **options)
 
     @takes_vector
     def __call__(self, vector: Vector) -> Result:

@@ -65,10 +65,15 @@ VARIABLES = {
 OWN = ("stall", "abort", "log_level")
 
 
-def resolve(like, **given) -> dict:
-    """Return the settings of a collective: arguments, else variables, else defaults."""
+def resolve(like, options, **given) -> dict:
+    """Return the settings of a collective: arguments, else variables, else defaults.
+
+    Args:
+        options: see `GroupOptions`; those that are unknown are ignored.
+        given: the other arguments.
+    """
     for name in VARIABLES:
-        given[name] = or_default(name, given[name])
+        given[name] = or_default(name, options.get(name))
     for name in ("stall", "abort"):
         with contextlib.suppress(TypeError, ValueError):  # first_error says so
             given[name] = float(given[name])
@@ -80,6 +85,20 @@ def resolve(like, **given) -> dict:
     given["dtype"] = dtypes[0] if single else dtypes
     given["version of wagma"] = package_version()
     return given
+
+
+def unknown_option(kind: type, known, options) -> Exception | None:
+    """Return the error in the names of options, or None; a class's are those of `known`."""
+    unknown = [name for name in options if name not in known.__optional_keys__]
+    if unknown:
+        name = shown_name(kind)
+        return TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}")
+    return None
+
+
+def shown_name(kind: type) -> str:
+    """Return a class's name as users know it."""
+    return getattr(kind, "_shown_name", kind.__name__).lstrip("_")
 
 
 @functools.cache
@@ -97,12 +116,12 @@ def or_default(name: str, given):
     return os.environ.get(variable, default) if given is None else given
 
 
-def limits(stall, abort) -> tuple[float, float]:
+def limits(options) -> tuple[float, float]:
     """Return `stall` and `abort` in seconds, as given or by default; 0 if invalid."""
     values = []
-    for name, given in (("stall", stall), ("abort", abort)):
+    for name in ("stall", "abort"):
         try:
-            value = float(or_default(name, given))
+            value = float(or_default(name, options.get(name)))
         except (TypeError, ValueError):  # `first_error` says so
             value = 0.0
         values.append(value if math.isfinite(value) and value > 0 else 0.0)

@@ -14,9 +14,11 @@ from collectives.vector_methods import takes_vector
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import numpy.typing as npt
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
     from collectives.engine.calls import Call
     from collectives.node import Node
+    from collectives.options import GroupOptions
     from collectives.result import Result
 
 __all__ = ["TriggeredAverage"]
@@ -38,7 +40,7 @@ class TriggeredAverage(Collective):
         sync_period: number of calls τ of a rank since the last average with which it starts the
             next, at least 1.
         weights, contraction, wire_dtype: those of `GroupAllreduce`.
-        engine, transport, stall, abort, log_level: those of `GroupAllreduce`.
+        **options: see `GroupOptions`.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -63,24 +65,16 @@ class TriggeredAverage(Collective):
         weights: str = "given",
         contraction: float = 0.9,
         wire_dtype: npt.DTypeLike | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[GroupOptions],
     ):
         self._construct(
             comm,
             like,
+            options,
             sync_period=sync_period,
             weights=weights,
             contraction=contraction,
             wire_dtype=settings.name_of_dtype(wire_dtype),
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
         )
 
     def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:

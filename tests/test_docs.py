@@ -22,7 +22,7 @@ from wagma.methods.__main__ import table
 KINDS = {"diff", "python", "sh", "text"}  # text: what a command prints
 MOST_LINES = 180  # of the README, which is read first
 MODULES = ("collectives", "wagma.methods", "wagma.optim", "wagma.simulation", "wagma.wpsgd")
-COMMON = {"comm", "transport", "engine", "stall", "abort", "log_level"}
+COMMON = {"comm", "options"}
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)

@@ -7,6 +7,8 @@ import copy
 import gc
 import inspect
 import io
+import re
+import typing
 import weakref
 
 import numpy as np
@@ -195,14 +197,18 @@ def public_classes():
     for package in (collectives, optim):
         for name in package.__all__:
             public = getattr(package, name)
-            if isinstance(public, type) and not issubclass(public, BaseException):
+            if typing.is_typeddict(public) or not isinstance(public, type):
+                continue
+            if not issubclass(public, BaseException):
                 yield pytest.param(public, id=f"{package.__name__}.{name}")
 
 
 @pytest.mark.parametrize("public", list(public_classes()))
-def test_no_argument_hides_behind_two_stars(public):
-    kinds = {parameter.kind for parameter in inspect.signature(public).parameters.values()}
-    assert inspect.Parameter.VAR_KEYWORD not in kinds
+def test_only_the_options_of_all_collectives_are_not_in_a_signature(public):
+    parameters = inspect.signature(public).parameters.values()
+    stars = [each for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
+    declared = r"Unpack\[(collectives\.)?(Collective|Group)Options\]"
+    assert all(re.fullmatch(declared, each.annotation) for each in stars)
 
 
 # Saving
@@ -434,7 +440,10 @@ def test_every_method_has_a_declaration_and_every_declaration_a_method():
 def test_an_optimizer_has_the_options_that_are_declared(name):
     method = named(name)
     parameters = inspect.signature(load(method.optimizer).__init__).parameters
-    passed_on = {"transport"} if "options" in parameters else set()
+    passed_on = set()
+    if "options" in parameters:  # those of all collectives
+        passed_on = {"transport"} & load(method.optimizer)._options.__optional_keys__
+        assert passed_on <= {option.name for option in method.options}
     for option in method.options:
         assert option.name in parameters or option.name in passed_on
         default = getattr(parameters.get(option.name), "default", None)

@@ -153,7 +153,7 @@ def test_a_count_in_a_buffer_gives_all_ranks_one_learning_rate(comm, solo):
     if solo:
         optimizer = LocalSGD(sgd, model, comm=comm, trigger="solo", sync_period=5)
     else:
-        optimizer = PartialReduce(sgd, model, 2, comm=comm)
+        optimizer = PartialReduce(sgd, model, group_size=2, comm=comm)
     optimizer.register_step_post_hook(lambda *_: model.steps.add_(1))
     scheduler = LambdaLR(optimizer, lambda _: max(0.0, 1 - model.steps.item() / 30))
     made = 0

@@ -18,6 +18,7 @@ from together import (
     wait_until,
 )
 
+import collectives
 from collectives import (
     GroupAllreduce,
     NeighborAverage,
@@ -165,6 +166,26 @@ def test_a_wrong_setting_on_one_rank_raises_on_all(
     assert f"{name} ({variable}) is {what}" in str(caught.value)
     assert comm.size == 1 or str(caught.value).startswith(f"rank {comm.size - 1}: ")
     assert same_everywhere(comm, str(caught.value))
+
+
+@before_transports
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (collectives.GroupAllreduce, "stalls"),
+        (collectives.PartialAllreduce, "group_size"),
+        (collectives.ReadyGroupAllreduce, "sync_period"),
+        (collectives.TriggeredAverage, "trigger"),
+        (collectives.NeighborAverage, "transport"),
+        (collectives.ParameterServer, "graph"),
+    ],
+)
+def test_an_unknown_argument_on_one_rank_raises_on_all(comm, kind, name):
+    arguments = {name: None} if comm.rank == comm.size - 1 else {}
+    says = rf"{kind.__name__}\(\) got an unexpected keyword argument '{name}'"
+    with pytest.raises(TypeError, match=says):
+        kind(comm, np.zeros(3), **arguments)
 
 
 @before_transports

@@ -60,7 +60,8 @@ class Allocations(Scenario):
             fail_after(successes, once)
         error = collective = None
         try:
-            collective = getattr(collectives, name)(self.comm, x, **self.settings())
+            make = getattr(collectives, name)
+            collective = make(self.comm, x, **self.settings(make))
         except (MemoryError, RuntimeError) as caught:  # the latter where memory must be shared
             error = caught
         failed = fail_after(-1) == -2

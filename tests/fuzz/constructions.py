@@ -59,10 +59,10 @@ class Constructions(Scenario):
             self.require(after[1] <= before[1] + MOST_MEMORY, "memory", before[1], after[1])
 
     def play_one(self, number, name, length, wrong, rank, call):
-        x, options = np.ones(length), self.settings()
+        make = getattr(collectives, name)
+        x, options = np.ones(length), self.settings(make)
         if wrong and rank == self.rank:
             x, options = self.spoiled(x, options, wrong)
-        make = getattr(collectives, name)
         try:
             with make(self.comm, x, **options) as collective:
                 self.require(not wrong or self.alone(wrong), number, name, wrong, "was accepted")

@@ -135,7 +135,7 @@ class CountedServer(Counts):
         x, previous = np.zeros(self.length), np.zeros(self.size)
         with (
             Counters(self.comm) as begun,
-            ParameterServer(self.comm, x, **self.settings(), **self.given) as server,
+            ParameterServer(self.comm, x, **self.settings(ParameterServer), **self.given) as server,
         ):
             for t in range(self.rounds):
                 self.pause()

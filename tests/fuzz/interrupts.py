@@ -285,7 +285,7 @@ class InterruptedPeers(InterruptedScenario):
         self.x = self.shape.new(np.zeros(self.shape.width))
         uncertain = np.zeros(self.shape.width)
         make = self.KINDS[self.kind]
-        with make(self.comm, self.shape.given(self.x), **self.settings()) as collective:
+        with make(self.comm, self.shape.given(self.x), **self.settings(make)) as collective:
             x, leaves_out = self.shape.given(self.x), False
             for change in self.steps[self.rank]:
                 self.shape.add(self.x, change)

@@ -19,6 +19,7 @@ from collectives import (
     PushSum,
     QueuedNeighborAverage,
 )
+from collectives.peers import PeerCollective
 
 from .scenario import Scenario
 from .sums import Sums
@@ -190,7 +191,11 @@ class PeerProtocol(Scenario):
         own = {"weight": self.weights[self.rank]} if self.kind == "push-sum" else {}
         self.x = self.shape.new(self.starts[self.rank])
         with KINDS[self.kind](
-            self.comm, self.shape.given(self.x), **self.settings(), **self.given, **own
+            self.comm,
+            self.shape.given(self.x),
+            **self.settings(PeerCollective),
+            **self.given,
+            **own,
         ) as self.collective:
             for epoch, calls in enumerate(self.calls):
                 first = self.collective.version

@@ -15,6 +15,7 @@ import networkx
 import numpy as np
 
 from collectives import QueuedNeighborAverage, UpdateQueue, graphs
+from collectives.peers import PeerCollective
 
 from .counters import Counters
 from .peers import connected
@@ -98,7 +99,10 @@ class Queues(Scenario):
         with (
             Counters(self.comm) as begun,
             QueuedNeighborAverage(
-                self.comm, self.shape.given(self.x), **self.settings(), **self.given
+                self.comm,
+                self.shape.given(self.x),
+                **self.settings(PeerCollective),
+                **self.given,
             ) as average,
         ):
             while average.version < self.rounds:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from mpi4py import MPI
 
+from collectives.peers import PeerCollective
+
 from .vectors import digest
 
 NEVER = 10**9  # a period that no scenario has all the calls of
@@ -86,9 +88,12 @@ class Scenario:
     def chance(self):
         return self.scripts[self.rank]
 
-    def settings(self):
-        """Return the arguments that all collectives of the scenario have in common."""
-        return {"engine": self.engine, "transport": self.transport, "stall": STALL}
+    def settings(self, kind=None):
+        """Return the options of all collectives of the scenario that are of this class."""
+        options = {"engine": self.engine, "transport": self.transport, "stall": STALL}
+        if kind is not None and issubclass(kind, PeerCollective):
+            del options["transport"]
+        return options
 
     def pause(self):
         """Sleep, compute, or do neither, for a random time; fork, where ranks do."""

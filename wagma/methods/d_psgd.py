@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import GRAPH, TRANSPORT
+from wagma.methods.shared import GRAPH
 
 METHOD = Method(
     "d-psgd",
@@ -18,7 +18,6 @@ METHOD = Method(
             "neighbors",
             choices=("neighbors", "global"),
         ),
-        TRANSPORT,
     ),
     color="#009E73",
 )

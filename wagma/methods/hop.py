@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import GRAPH, TRANSPORT
+from wagma.methods.shared import GRAPH
 
 if TYPE_CHECKING:  # they load numpy
     from collectives.graphs import Edges
@@ -124,7 +124,6 @@ METHOD = Method(
     options=(
         replace(GRAPH, default="ring-based"),
         *SETTINGS,
-        TRANSPORT,
     ),
     color="#44AA99",
     conflict=no_such_setting,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import TRANSPORT
 
 
 def none_left(backups: int, ranks: int) -> str | None:
@@ -35,7 +34,6 @@ METHOD = Method(
             metavar="B",
             problem=none_left,
         ),
-        TRANSPORT,
     ),
     color="#882255",
 )

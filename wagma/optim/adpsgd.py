@@ -12,6 +12,7 @@ from wagma.optim.peers import PeerAveraging
 if TYPE_CHECKING:  # importing it initializes MPI
     import networkx
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class ADPSGD(PeerAveraging):
@@ -39,11 +40,7 @@ class ADPSGD(PeerAveraging):
         graph: networkx.Graph | str | None = None,
         seed: int = 0,
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -52,22 +49,12 @@ class ADPSGD(PeerAveraging):
             graph: connected networkx graph of the ranks, bipartite or not, or the name of one
                 (`collectives.graphs.NAMES`); None: any two ranks may meet.
             seed: seed of the neighbors drawn.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
-        super().__init__(
-            optimizer,
-            model,
-            {"graph": graph, "seed": seed},
-            comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(optimizer, model, {"graph": graph, "seed": seed}, comm=comm, **options)
 
     def _make_collective(
         self, comm: MPI.Intracomm, *, graph: networkx.Graph | str | None, seed: int, **options: Any

@@ -12,6 +12,7 @@ from wagma.optim.gradients import FlatGradients, GradientAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class Allreduce(GradientAveraging):
@@ -35,33 +36,19 @@ class Allreduce(GradientAveraging):
         model: torch.nn.Module,
         *,
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.GroupOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
             model, comm: as for `Averaging`.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.GroupOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
-        super().__init__(
-            optimizer,
-            model,
-            {},
-            comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(optimizer, model, {}, comm=comm, **options)
 
     def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> collectives.GroupAllreduce:
         self._gradients = FlatGradients(self.flat)

@@ -17,7 +17,7 @@ from collectives.agreement import counted, raise_collectively
 from collectives.collective import check_comm
 from collectives.meeting import meet
 from collectives.process import load_mpi
-from collectives.settings import checked_weight, difference, limits
+from collectives.settings import checked_weight, difference, limits, unknown_option
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
 from wagma.optim.vectors import DeviceVector
@@ -25,7 +25,7 @@ from wagma.optim.wrapper import Wrapper
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from collectives.result import Result
 
@@ -89,6 +89,9 @@ class Averaging(Wrapper):
         results: list of the results of all calls completed since the last step began.
     """
 
+    # The options that the constructor takes.
+    _options: type[collectives.CollectiveOptions] = collectives.GroupOptions
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -96,11 +99,7 @@ class Averaging(Wrapper):
         arguments: dict[str, Any],
         *,
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.GroupOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -111,7 +110,7 @@ class Averaging(Wrapper):
                 on every rank.
             arguments: the method's own, by name, for `_check_settings` and `_make_collective`.
             comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.GroupOptions`.
 
         Raises:
             TypeError, ValueError: the model cannot be averaged (the message names the parameter),
@@ -123,13 +122,14 @@ class Averaging(Wrapper):
             comm = load_mpi().COMM_WORLD  # here, because it initializes MPI
         check_comm(comm)
         name = f"the constructor of {type(self).__name__}"
-        meet(comm, name, *limits(stall, abort))
+        meet(comm, name, *limits(options))
         own: dict[str, Any] = {}
         error: Exception | None = None
         try:
             own = self._check_settings(optimizer, **arguments)
         except (TypeError, ValueError) as problem:
             error = problem
+        error = error or unknown_option(type(self), self._options, options)
         raise_collectively(comm, error)
         raise_collectively(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
@@ -138,13 +138,6 @@ class Averaging(Wrapper):
         broadcast(comm, tensors)
         self.comm = comm
         self.flat = FlatModel(model, tensors)
-        options = {
-            "engine": engine,
-            "transport": transport,
-            "stall": stall,
-            "abort": abort,
-            "log_level": log_level,
-        }
         try:
             self.collective: Any = self._make_collective(comm, **arguments, **options)
         except BaseException:

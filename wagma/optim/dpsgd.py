@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # importing it initializes MPI
     import networkx
     import numpy.typing as npt
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class DPSGD(PeerAveraging):
@@ -42,11 +43,7 @@ class DPSGD(PeerAveraging):
         mixing: np.ndarray | None = None,
         clock: str = "neighbors",
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -57,7 +54,7 @@ class DPSGD(PeerAveraging):
             mixing: W, doubly stochastic float64 array of shape (P, P); None: Metropolis's weights,
                 on the ring 1/3 each.
             clock: "neighbors", or "global" to wait for all ranks in every step.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
@@ -67,11 +64,7 @@ class DPSGD(PeerAveraging):
             model,
             {"graph": graph, "mixing": mixing, "clock": clock},
             comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
+            **options,
         )
 
     def _make_collective(

@@ -14,6 +14,7 @@ from wagma.optim.gradients import FlatGradients, GradientAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class EagerSGD(GradientAveraging):
@@ -48,11 +49,7 @@ class EagerSGD(GradientAveraging):
         trigger: str = "solo",
         sync_period: int = 10,
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.GroupOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -62,21 +59,13 @@ class EagerSGD(GradientAveraging):
             trigger: "solo": an average begins when the first rank arrives. "majority": when a rank
                 arrives that is drawn for it, so half of the ranks have arrived on average.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.GroupOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
         super().__init__(
-            optimizer,
-            model,
-            {"trigger": trigger, "sync_period": sync_period},
-            comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
+            optimizer, model, {"trigger": trigger, "sync_period": sync_period}, comm=comm, **options
         )
 
     def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> collectives.PartialAllreduce:

@@ -13,6 +13,7 @@ from wagma.optim.peers import PeerAveraging
 if TYPE_CHECKING:  # importing it initializes MPI
     import networkx
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class Hop(PeerAveraging):
@@ -55,11 +56,7 @@ class Hop(PeerAveraging):
         mode: str = "standard",
         order: str = "parallel",
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -82,7 +79,7 @@ class Hop(PeerAveraging):
                 one.
             order: "parallel": models are sent while the gradient is computed. "serial": a step
                 sends the model with its update, and waits for those of the neighbors.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` and `collectives.QueuedNeighborAverage` do.
@@ -102,11 +99,7 @@ class Hop(PeerAveraging):
                 "order": order,
             },
             comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
+            **options,
         )
 
     def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:

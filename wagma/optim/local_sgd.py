@@ -13,6 +13,7 @@ from wagma.optim.averaging import Averaging, weights_of
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class LocalSGD(Averaging):
@@ -54,11 +55,7 @@ class LocalSGD(Averaging):
         contraction: float = 0.9,
         comm: MPI.Intracomm | None = None,
         wire_dtype: str | torch.dtype | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.GroupOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -69,8 +66,8 @@ class LocalSGD(Averaging):
                 first.
             weights, contraction: as for `collectives.GroupAllreduce`: the weight of a model is the
                 one given to its last step, or depends on the rank's work since the last average.
-            wire_dtype, engine, transport, stall, abort, log_level: as for
-                `collectives.GroupAllreduce`.
+            wire_dtype: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.GroupOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
@@ -86,11 +83,7 @@ class LocalSGD(Averaging):
                 "wire_dtype": wire_dtype,
             },
             comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
+            **options,
         )
         self.trigger = trigger
 

@@ -11,6 +11,7 @@ from wagma.optim.peers import PeerAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class ParameterServer(PeerAveraging):
@@ -41,11 +42,7 @@ class ParameterServer(PeerAveraging):
         backups: int = 0,
         server: int = 0,
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -56,7 +53,7 @@ class ParameterServer(PeerAveraging):
                 an update has less weight the more the model has changed since.
             backups: of the mode "backup", 0 to P − 1.
             server: the rank that keeps the model, and trains as well.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
@@ -66,11 +63,7 @@ class ParameterServer(PeerAveraging):
             model,
             {"mode": mode, "backups": backups, "server": server},
             comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
+            **options,
         )
 
     def _make_collective(

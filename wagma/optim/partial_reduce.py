@@ -11,6 +11,7 @@ from wagma.optim.peers import PeerAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class PartialReduce(PeerAveraging):
@@ -30,13 +31,14 @@ class PartialReduce(PeerAveraging):
     """
 
     collective: collectives.ReadyGroupAllreduce
+    _options = collectives.GroupOptions
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
-        group_size: int | None = None,
         *,
+        group_size: int | None = None,
         weights: str = "constant",
         alpha: float = 0.5,
         missing: str = "nearest",
@@ -45,11 +47,7 @@ class PartialReduce(PeerAveraging):
         controller_rank: int = 0,
         controller_only: bool = False,
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.GroupOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -73,7 +71,7 @@ class PartialReduce(PeerAveraging):
             controller_only: whether that rank makes no steps. It takes part in the other collective
                 methods, without weight: let it `join()`. `collective.participates` tells which
                 ranks make steps.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.GroupOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
@@ -92,11 +90,7 @@ class PartialReduce(PeerAveraging):
                 "controller_only": controller_only,
             },
             comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
+            **options,
         )
 
     def _make_collective(

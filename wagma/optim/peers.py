@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import collectives
 from wagma.optim.averaging import Averaging
 
 
@@ -15,6 +16,8 @@ class PeerAveraging(Averaging):
     have no weight, and a model that is not finite does not change others. Parameters and
     floating-point buffers are sent alike.
     """
+
+    _options = collectives.CollectiveOptions
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimizer, then call the collective with the model."""

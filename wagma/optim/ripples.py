@@ -11,6 +11,7 @@ from wagma.optim.peers import PeerAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 GROUP_SIZE = 3  # the paper's (section 7.1.3)
 
@@ -32,6 +33,7 @@ class Ripples(PeerAveraging):
     """
 
     collective: collectives.GeneratedGroupAllreduce
+    _options = collectives.GroupOptions
 
     def __init__(
         self,
@@ -47,11 +49,7 @@ class Ripples(PeerAveraging):
         controller_only: bool = False,
         seed: int = 0,
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.GroupOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -68,7 +66,7 @@ class Ripples(PeerAveraging):
             controller_rank: the rank whose engine generates groups.
             controller_only: whether that rank makes no steps, as in `PartialReduce`.
             seed: seed of the groups drawn.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.GroupOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
@@ -88,11 +86,7 @@ class Ripples(PeerAveraging):
                 "seed": seed,
             },
             comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
+            **options,
         )
 
     def _make_collective(

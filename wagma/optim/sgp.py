@@ -11,6 +11,7 @@ from wagma.optim.peers import PeerAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class SGP(PeerAveraging):
@@ -38,11 +39,7 @@ class SGP(PeerAveraging):
         *,
         neighbors: int = 1,
         comm: MPI.Intracomm | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -51,22 +48,12 @@ class SGP(PeerAveraging):
             neighbors: ranks that each rank sends to in a step, at distances that are powers of two
                 and change from step to step; at most ⌈log2 P⌉. The paper has 1 and 2, WAGMA-SGD's
                 comparison 2 and 4.
-            engine, transport, stall, abort, log_level: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
-        super().__init__(
-            optimizer,
-            model,
-            {"neighbors": neighbors},
-            comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
-        )
+        super().__init__(optimizer, model, {"neighbors": neighbors}, comm=comm, **options)
 
     def _make_collective(
         self, comm: MPI.Intracomm, *, neighbors: int, **options: Any

@@ -13,6 +13,7 @@ from wagma.optim.overlap import Overlap
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+    from typing_extensions import Unpack
 
 
 class WAGMA(Averaging):
@@ -74,11 +75,7 @@ class WAGMA(Averaging):
         contraction: float = 0.9,
         overlap: bool = False,
         wire_dtype: str | torch.dtype | None = None,
-        engine: str | None = None,
-        transport: str | None = None,
-        stall: float | None = None,
-        abort: float | None = None,
-        log_level: str | None = None,
+        **options: Unpack[collectives.GroupOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -97,8 +94,8 @@ class WAGMA(Averaging):
                 over all ranks.
             overlap: whether to compute the next gradient while the model is averaged; needs memory
                 for one more model, and once more for its buffers and frozen parameters.
-            wire_dtype, engine, transport, stall, abort, log_level: as for
-                `collectives.GroupAllreduce`.
+            wire_dtype: as for `collectives.GroupAllreduce`.
+            **options: see `collectives.GroupOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
@@ -118,11 +115,7 @@ class WAGMA(Averaging):
                 "wire_dtype": wire_dtype,
             },
             comm=comm,
-            engine=engine,
-            transport=transport,
-            stall=stall,
-            abort=abort,
-            log_level=log_level,
+            **options,
         )
         self.overlap = overlap
         self._overlap: Any = Overlap(self.flat, self.collective) if overlap else None
