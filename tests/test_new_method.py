@@ -5,8 +5,11 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
+
+from wagma import methods
 
 FILES = {
     "protocol.py": '''
@@ -111,23 +114,25 @@ METHOD = Method(
     options=(Option("both", "one pair, then the other", False, convert=on_or_off),),
 )
 """,
-    # The one line of the list of methods.
-    "__init__.py": """
-from toy.declaration import METHOD
-from wagma.methods import METHODS
-
-METHODS[METHOD.name] = METHOD
-""",
+    "__init__.py": "",
 }
-COMMAND = ("-c", "import sys, toy; from wagma.cli import main; sys.exit(main())")
+POINTS = """
+[wagma.methods]
+pairs = toy.declaration:METHOD
+"""
+COMMAND = ("-m", "wagma")
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """Write the package, and let launched jobs find it."""
+    """Install the package, which declares its method by an entry point, for launched jobs."""
     (tmp_path / "toy").mkdir()
     for name, text in FILES.items():
         (tmp_path / "toy" / name).write_text(text)
+    installed = tmp_path / "toy-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(POINTS)
     path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
@@ -166,6 +171,21 @@ def test_a_method_s_mistakes_are_one_line(toy, mpirun, tmp_path):
     assert ended.returncode == 2
     assert "pairs:sides=2: pairs has no option 'sides': it has both" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("nowhere:METHOD", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("argparse:SUPPRESS", "it is a str, not a wagma.methods.Method"),
+        ("wagma.methods.hop:METHOD", "there is a method 'hop' already"),
+    ],
+)
+def test_an_entry_point_that_cannot_be_used_is_named_and_left_out(monkeypatch, value, says):
+    point = EntryPoint("another", value, "wagma.methods")
+    monkeypatch.setattr(methods, "entry_points", lambda group: EntryPoints([point]))
+    with pytest.warns(UserWarning, match=f"entry point '{value}' of wagma.methods: {says}"):
+        assert list(methods.declared()) == []
 
 
 def completions(line):

@@ -1,10 +1,15 @@
 """The methods that a job can train by, each declared in a module of its own as its `METHOD`.
 
 `METHODS` maps their names on the command line to them, `REFERENCES` those of torch's own methods,
-for comparisons. `DEFAULT` is the name of the method that is used if none is given.
+for comparisons. `DEFAULT` is the name of the method that is used if none is given. Other packages
+declare methods by entry points of the group "wagma.methods", each of which is a `Method`.
 """
 
 from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 from wagma.methods import (
     ad_psgd,
@@ -46,6 +51,27 @@ METHODS: dict[str, Method] = {
 REFERENCES: dict[str, Method] = {
     module.METHOD.name: module.METHOD for module in (ddp, post_local_sgd)
 }
+
+
+def declared() -> Iterator[Method]:
+    """Yield the methods that installed packages declare; warn of those that cannot be used."""
+    for point in sorted(entry_points(group="wagma.methods")):
+        try:
+            method = point.load()
+        except Exception as error:  # whatever a package's module raises
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            if not isinstance(method, Method):
+                problem = f"it is a {type(method).__name__}, not a wagma.methods.Method"
+            elif method.name in METHODS | REFERENCES:
+                problem = f"there is a method {method.name!r} already"
+            else:
+                yield method
+                continue
+        warnings.warn(f"entry point {point.value!r} of wagma.methods: {problem}", stacklevel=2)
+
+
+METHODS.update({method.name: method for method in declared()})
 
 
 def named(name: str) -> Method:
