@@ -41,11 +41,12 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 	collectives/memory collectives/protocols collectives/exchange collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
-.PHONY: help train test test-extra test-openmpi test-cuda-mpi tree bench lint docs dist clean
+.PHONY: help train check test test-extra test-openmpi test-cuda-mpi tree bench lint docs dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train   train on NP=$(NP) ranks; ARGS go to 'wagma train'"
+	@echo "make check   style, types and the tests that start no job: a minute, before each commit"
 	@echo "make test    run the tests; ARGS go to pytest"
 	@echo "make test-extra  tests that take long: explorations, planted bugs, the benchmark of GPUs"
 	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
@@ -58,6 +59,10 @@ help:
 
 train: $(VENV)/built
 	$(MPIEXEC) -n $(NP) .venv/bin/wagma train $(ARGS)
+
+check: lint
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --dist worksteal \
+		-m 'not mpi and not launch and not torch_device and not extra' $(ARGS)
 
 test: $(VENV)/built
 	@$(RUN) $(TREE)/tests/run.py $(ARGS)

@@ -39,6 +39,15 @@ def check_ranks(item) -> tuple[int, ...]:
     return sizes
 
 
+def may_run_with(size, text) -> bool:
+    """Return whether tests of a module with this text may run with so many ranks."""
+    declared = re.findall(r"\branks\(([^)]*)\)", text)
+    elsewhere = {str(other) for other in SIZES if other != size}
+    return size in DEFAULT_SIZES or not all(
+        set(sizes.split(", ")) <= elsewhere for sizes in declared
+    )
+
+
 def transports(item, names) -> tuple[str, ...]:
     """Return the transports that an MPI test runs with in this job, of those it is meant for.
 
@@ -84,11 +93,9 @@ class Lockstep:
         What declares numbers of ranks otherwise than one by one, or wrong ones, is imported.
         """
         size = self._comm.size
-        if size not in SIZES or size in DEFAULT_SIZES or collection_path.suffix != ".py":
+        if size not in SIZES or collection_path.suffix != ".py":
             return None
-        declared = re.findall(r"\branks\(([^)]*)\)", collection_path.read_text())
-        elsewhere = {str(other) for other in SIZES if other != size}
-        return all(set(sizes.split(", ")) <= elsewhere for sizes in declared) or None
+        return not may_run_with(size, collection_path.read_text()) or None
 
     def pytest_collection_modifyitems(self, config, items):
         here, elsewhere = [], []

@@ -7,11 +7,13 @@ another MPI is most likely to break: the tests of four ranks. --extra runs what 
 the rest: long explorations, bugs planted into what devices do, all allocations that can fail, and
 the benchmark of GPUs.
 --cuda-mpi leaves only the MPI tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in
-for its driver. Other arguments go to every pytest. Each part must pass, and must run something
-unless the arguments select tests; the exit status is 0 only then.
+for its driver. Other arguments go to every pytest; where they are files, only what has tests of
+these is started. Each part must pass, and must run something unless the arguments select tests; the
+exit status is 0 only then.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launch import STARTUP, Job, mpiexec, print_stacks
-from lockstep import DEFAULT_SIZES, SIZES
+from lockstep import DEFAULT_SIZES, SIZES, may_run_with
 
 NO_TESTS = 5  # pytest's exit status
 BRIEF, CUDA_MPI = (4,), (4, 1)  # numbers of ranks
@@ -35,10 +37,22 @@ YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
 
 class Part(NamedTuple):
-    """A run of pytest."""
+    """A run of pytest: of the tests with these marks, on so many ranks or in one process (0)."""
 
     name: str
     command: list
+    marks: str
+    ranks: int = 0
+
+    def may_run(self, text):
+        """Return whether it has tests of a module with this text."""
+        for mark in self.marks.split(" and "):
+            name = mark.removeprefix("not ")
+            used = re.search(rf"mark\.{name}\b", text)
+            on_all = re.search(rf"^pytestmark = .*\bmark\.{name}\b", text, re.MULTILINE)
+            if on_all if name != mark else not used:
+                return False
+        return not self.ranks or may_run_with(self.ranks, text)
 
 
 class Outcome(NamedTuple):
@@ -61,11 +75,11 @@ def lanes(brief, cuda_mpi, extra):
     processes, ranks = [], []
     if extra:
         here = "extra"
-        processes.append(Part("one process", [*cores, "-m", f"not mpi and {here}"]))
+        processes.append(Part("one process", cores, f"not mpi and {here}"))
     elif not (brief or cuda_mpi):
         processes += [
-            Part("one process", [*cores, "-m", f"not mpi and {here}"]),
-            Part("its test device", [*pytest, "-m", f"{there} and not mpi"]),
+            Part("one process", cores, f"not mpi and {here}"),
+            Part("its test device", pytest, f"{there} and not mpi"),
         ]
     if cuda_mpi:
         mpi += sorted(str(path) for pattern in DEVICES for path in Path("tests").glob(pattern))
@@ -73,10 +87,20 @@ def lanes(brief, cuda_mpi, extra):
         # Torch's compiler is at work in one process, and would take each rank two seconds to load.
         path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
         job = ["env", f"PYTHONPATH={path}", *mpiexec(), "-n", str(size), *mpi]
-        ranks.append(Part(f"{size} rank{'s' * (size > 1)}", [*job, "-m", f"mpi and {here}"]))
+        ranks.append(Part(f"{size} rank{'s' * (size > 1)}", job, f"mpi and {here}", size))
         if size == DEFAULT_SIZES[0] and not (cuda_mpi or extra):
-            processes.append(Part("their test device", [*job, "-m", f"mpi and {there}"]))
+            processes.append(Part("their test device", job, f"mpi and {there}", size))
     return [lane for lane in (processes, ranks) if lane]
+
+
+def with_tests_of(arguments, lanes):
+    """Return the lanes' parts that have tests of the files among the arguments, if any are."""
+    files = [Path(each.partition("::")[0]) for each in arguments]
+    texts = [file.read_text() for file in files if file.suffix == ".py" and file.exists()]
+    if not texts:
+        return lanes
+    chosen = [[part for part in lane if any(map(part.may_run, texts))] for lane in lanes]
+    return [lane for lane in chosen if lane]
 
 
 def run(part, arguments, ended, shown):
@@ -88,7 +112,7 @@ def run(part, arguments, ended, shown):
     with tempfile.TemporaryFile("w+", errors="replace") as file:
         output = {} if shown else {"stdout": file, "stderr": subprocess.STDOUT}
         status = None
-        with Job([*part.command, *arguments], env=env, **output) as job:
+        with Job([*part.command, "-m", part.marks, *arguments], env=env, **output) as job:
             while (status := job.poll()) is None and not ended.is_set():
                 if time.monotonic() > began + TIME_LIMIT:
                     print_stacks(job)
@@ -151,8 +175,12 @@ def main(arguments):
     arguments = [each for each in arguments if each not in options]
     if cuda_mpi:
         os.environ |= stand_in_for_mpi()
+    chosen = with_tests_of(arguments, lanes(brief, cuda_mpi, extra))
+    if not chosen:
+        print("no tests")
+        return 1
     lines, good, ran = [], True, False
-    for outcome in outcomes(lanes(brief, cuda_mpi, extra), arguments):
+    for outcome in outcomes(chosen, arguments):
         passed, words = verdict(outcome.status, selected=bool(arguments))
         lines.append(f"{outcome.name:>18}  {words}, {outcome.seconds:.0f} s")
         good, ran = good and passed, ran or outcome.status != NO_TESTS
