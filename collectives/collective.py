@@ -81,6 +81,7 @@ class Collective(Described):
             except BaseException as error:
                 _end_job_if_alone(comm, error)
                 process.release(self)
+                device.discard(self, error)
                 raise
 
     def _agree(

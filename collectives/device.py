@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 
 from collectives import cuda_aware, cuda_blocks, process
 from collectives.agreement import raise_collectively
@@ -59,6 +60,20 @@ def adopt(collective, like):
     collective.__class__ = _class_for_devices(type(collective))
     collective._copies = copies
     return copies.arrays, None
+
+
+def discard(collective, error):
+    """Release the memory and streams of a collective whose construction this error ends.
+
+    Frames that the traceback refers to may refer to the error: both would be kept, with vectors,
+    until garbage is collected.
+    """
+    traceback.clear_frames(error.__traceback__)
+    copies = collective.__dict__.pop("_copies", None)
+    if copies is not None:
+        with contextlib.suppress(CudaError):
+            copies.close()
+        copies.make_space = None
 
 
 class NotMapped(CudaError):

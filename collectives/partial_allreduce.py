@@ -98,15 +98,19 @@ class PartialAllreduce(Described):
         if device.is_on_device(like):
             where = "cuda"
             given, _ = device.adopt(self, like)  # `_Sums` raises its error, on all ranks
-        self._construct(
-            comm,
-            given,
-            options,
-            device=where,
-            trigger=trigger,
-            sync_period=sync_period,
-            seed=seed,
-        )
+        try:
+            self._construct(
+                comm,
+                given,
+                options,
+                device=where,
+                trigger=trigger,
+                sync_period=sync_period,
+                seed=seed,
+            )
+        except BaseException as caught:
+            device.discard(self, caught)
+            raise
 
     def _construct(
         self, comm: MPI.Intracomm, given: Any, options: GroupOptions, **settled: Any

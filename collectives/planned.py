@@ -40,7 +40,11 @@ class PlannedCollective(Collective):
             **options: see `CollectiveOptions`.
         """
         self._plan = plan
-        self._construct(comm, like, options)
+        try:
+            self._construct(comm, like, options)
+        finally:  # a plan refers to the collective
+            for name in ("_plan", "_make_protocol", "_like"):
+                self.__dict__.pop(name, None)
         self._guard = process.native().Guard()
 
     def _agree(
@@ -55,10 +59,6 @@ class PlannedCollective(Collective):
             problem = caught
         raise_collectively(comm, problem)
         super()._agree(comm, like, given | described, error)
-
-    def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
-        super()._build(native, comm, like, given)
-        del self._plan, self._make_protocol, self._like
 
     @contextlib.contextmanager
     def _collectively(self, what: str) -> Iterator[None]:

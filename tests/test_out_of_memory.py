@@ -197,6 +197,24 @@ def test_a_rank_without_memory_on_a_device_lets_the_others_leave(comm, case, dev
     check_calls(comm, CASES[case].make, vector, 1, ranks=[1])
 
 
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("case", CASES)
+def test_a_collective_that_is_not_made_leaves_nothing_on_a_device(comm, case, direct, stream):
+    vector = direct.array(np.zeros(ON_DEVICES), stream)
+    direct.free_pinned()
+    gc.collect()
+    gc.disable()
+    try:
+        before = direct.counts()
+        for successes in (3, 10, 30):
+            check_construction(comm, CASES[case].make, vector, successes)
+        after = direct.counts()
+    finally:
+        gc.enable()
+    assert after.device_bytes == before.device_bytes
+    assert after.pinned_bytes == before.pinned_bytes
+
+
 @pytest.mark.extra
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
