@@ -146,7 +146,7 @@ class Collective(Described):
         error = None
         try:
             self._copies.use_host()
-        except CudaError as caught:
+        except (CudaError, MemoryError) as caught:
             error = caught
         raise_collectively(self.comm, error)
 

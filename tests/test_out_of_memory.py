@@ -231,6 +231,7 @@ def test_every_allocation_of_calls_may_fail(comm, kind, length):
 
 
 @pytest.mark.extra
+@pytest.mark.transports("messages")
 @pytest.mark.parametrize("case", CASES)
 def test_every_allocation_may_fail_where_vectors_are_staged(comm, case, device, stream):
     check_everything(comm, CASES[case].make, device.array(np.zeros(ON_DEVICES), stream))
