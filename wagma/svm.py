@@ -284,7 +284,7 @@ def report(
     if not outcomes:
         return
     results = {}
-    print(f"{'method':<14}{'samples':>12}{'seconds':>10}{'objective':>12}{'accuracy':>10}")
+    print(f"{'method':<14}{'samples':>12}{'seconds':>12}{'objective':>12}{'accuracy':>10}")
     for name, outcome in outcomes.items():
         np.savez(directory / f"{name}.npz", model=outcome.model)
         points, updates = outcome.mean(), outcome.updates
@@ -303,7 +303,7 @@ def report(
         }
         count, seconds, objective, _ = points[-1]
         late = delays_in_words(updates) if METHODS[name].delayed else ""
-        print(f"{name:<14}{count:12,.0f}{seconds:10.3f}{objective:12.5g}{accuracy:10.2%}{late}")
+        print(f"{name:<14}{count:12,.0f}{seconds:12.3f}{objective:12.5g}{accuracy:10.2%}{late}")
     columns = [each.name for each in fields(Point)]
     record = {"settings": vars(settings), "contraction": rate, "columns": columns}
     write_json(directory / "svm.json", {**record, "results": results})
