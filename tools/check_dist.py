@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = "collectives/", "wagma/"
-LEFT_OUT = {".ci/run", ".gitignore"}
+LEFT_OUT = {".ci/run", ".editorconfig", ".gitignore", ".pre-commit-config.yaml"}
 JOB = """
 import sys
 
