@@ -183,6 +183,8 @@ def test_without_an_engine_a_rank_that_computes_hinders_nobody(comm, direct, str
 def test_a_rank_is_averaged_while_its_driver_returns_from_no_call(comm, direct, stream, given):
     """Other devices average for it, also if it has started a call."""
     direct.require_stand_in()
+    if stand_in.is_mpi_s_driver():
+        pytest.skip("MPI calls it for every message")
     vector = direct.array(np.full(1000, float(comm.rank)), stream)
     versions = 4
     with GroupAllreduce(comm, vector, group_size=comm.size, sync_period=NEVER) as average:
