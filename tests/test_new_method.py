@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -186,6 +187,15 @@ def test_an_entry_point_that_cannot_be_used_is_named_and_left_out(monkeypatch, v
     monkeypatch.setattr(methods, "entry_points", lambda group: EntryPoints([point]))
     with pytest.warns(UserWarning, match=f"entry point '{value}' of wagma.methods: {says}"):
         assert list(methods.declared()) == []
+
+
+def test_the_first_of_two_methods_with_one_name_is_found(monkeypatch):
+    points = [EntryPoint(name, "toy:METHOD", "wagma.methods") for name in ("a", "b")]
+    method = replace(methods.METHODS["hop"], name="another")
+    monkeypatch.setattr(EntryPoint, "load", lambda point: method)
+    monkeypatch.setattr(methods, "entry_points", lambda group: EntryPoints(points))
+    with pytest.warns(UserWarning, match="there is a method 'another' already"):
+        assert list(methods.declared()) == [method]
 
 
 def completions(line):

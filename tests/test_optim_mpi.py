@@ -21,7 +21,7 @@ from together import RULES, before_transports, same_everywhere
 from torch import nn
 
 from collectives.topology import default_group_size, group_of
-from wagma.optim import WAGMA, Ripples
+from wagma.optim import DPSGD, WAGMA, Allreduce, Ripples
 
 # That training has the same bits with both transports is shown by test_bits.py.
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
@@ -473,3 +473,16 @@ def test_two_ripples_optimizers_in_a_process_are_refused_on_every_rank(comm):
         backward(both[0], comm.rank, 0)
         backward(both[1], comm.rank, 0)
         optimizer.step()
+
+
+@before_transports
+@pytest.mark.parametrize(
+    ("kind", "name"), [(WAGMA, "stalls"), (Allreduce, "group_size"), (DPSGD, "transport")]
+)
+def test_an_unknown_argument_on_one_rank_raises_on_all(comm, kind, name):
+    model = nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    arguments = {name: None} if comm.rank == 1 else {}
+    says = rf"{kind.__name__}\(\) got an unexpected keyword argument '{name}'"
+    with pytest.raises(TypeError, match=says):
+        kind(sgd, model, comm=comm, **arguments)

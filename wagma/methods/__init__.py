@@ -55,6 +55,7 @@ REFERENCES: dict[str, Method] = {
 
 def declared() -> Iterator[Method]:
     """Yield the methods that installed packages declare; warn of those that cannot be used."""
+    taken = {*METHODS, *REFERENCES}
     for point in sorted(entry_points(group="wagma.methods")):
         try:
             method = point.load()
@@ -63,9 +64,10 @@ def declared() -> Iterator[Method]:
         else:
             if not isinstance(method, Method):
                 problem = f"it is a {type(method).__name__}, not a wagma.methods.Method"
-            elif method.name in METHODS | REFERENCES:
+            elif method.name in taken:
                 problem = f"there is a method {method.name!r} already"
             else:
+                taken.add(method.name)
                 yield method
                 continue
         warnings.warn(f"entry point {point.value!r} of wagma.methods: {problem}", stacklevel=2)
