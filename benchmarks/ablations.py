@@ -15,7 +15,7 @@ affects all alike. It takes a quarter of an hour, and prints the tables of docs/
 import statistics
 import tempfile
 
-from common import compare, parser, report
+from common import compare, parser, report, spread
 
 RULES = ("conserving", "paper")
 WHOLE, ALONE = "WAGMA", "❶ no groups: local SGD"
@@ -90,10 +90,9 @@ def table(period, of_rules):
 def cells_of(row, found):
     """Return accuracy, throughput and timely share as text; of WAGMA-SGD only has shares."""
     accuracies = [100 * accuracy for accuracy in found["accuracy"]]
-    deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
     share = "" if row in (ALONE, "Allreduce") else f"{found['timely_share']:.2f}"
     return (
-        f"{statistics.mean(accuracies):.1f} ± {deviation:.1f}",
+        spread(accuracies, 1).strip(),
         f"{found['throughput']:.2f}",
         share,
     )

@@ -17,7 +17,7 @@ pages.
 import argparse
 import tempfile
 
-from common import compare, parser, report
+from common import compare, parser, report, spread
 
 METHODS = {  # of the first table, each by its label of `wagma compare`
     "Allreduce": "allreduce",
@@ -136,7 +136,7 @@ def table_of_shards(found):
 
 def accuracy(row):
     """Return "mean ± standard deviation" of an accuracy, in percent."""
-    return f"{100 * row['mean']:.1f} ± {100 * (row['deviation'] or 0):.1f}"
+    return spread([100 * each for each in row["accuracies"]], 1).strip()
 
 
 def main():
