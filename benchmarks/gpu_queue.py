@@ -15,6 +15,7 @@ SMALL = 4096  # bytes of a filling
 MOST = 8192  # fillings after which the queue is said not to fill up
 BLOCKED = HOLD / 4  # seconds of a call after which the queue counts as full
 COUNTED = "operations until the driver blocked"
+FILLINGS = 3  # at least: the machine may take a rank's core just then, for longer than HOLD
 BOUND = 0.5  # p95 of a call's latency ÷ HOLD
 
 
@@ -54,7 +55,7 @@ def queue(comm, device, arguments):
 
 
 def keep_full(comm, full, seconds, started):
-    """Keep a queue full for `seconds`; return how many operations it took, and the longest.
+    """Keep a queue full for `seconds`; return how many operations it takes, and the longest.
 
     Args:
         full: the `FullQueue`.
@@ -64,7 +65,7 @@ def keep_full(comm, full, seconds, started):
     counts, longest = [], 0.0
     comm.Barrier()
     end = time.perf_counter() + seconds
-    while not counts or time.perf_counter() < end:
+    while len(counts) < FILLINGS or time.perf_counter() < end:
         full.device.hold(HOLD, full.stream)
         begun = None
         if started:
@@ -77,7 +78,7 @@ def keep_full(comm, full, seconds, started):
         if begun:
             begun.wait()
     return {
-        COUNTED: None if None in counts else max(counts),
+        COUNTED: max(filter(None, counts), default=None),
         "longest operation": longest,
     }
 
