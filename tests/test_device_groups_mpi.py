@@ -85,6 +85,38 @@ def test_who_is_behind_averages_its_model_meanwhile_where_ranks_are_passive(
     np.testing.assert_allclose(mine.get(), 6 * (comm.size - 1) / 2, rtol=1e-12)
 
 
+@contextlib.contextmanager
+def wanting_the_gil():
+    """Let another thread take the GIL whenever it can, in the block."""
+    ended = threading.Event()
+
+    def compute():
+        while not ended.is_set():
+            pass
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.transports("messages")
+def test_operations_end_while_the_progress_thread_is_in_a_protocol_in_python(comm, device, stream):
+    """It has the collective's lock then, and waits for the GIL."""
+    mine = device.array(np.full(3, float(comm.rank)), stream)
+    with (
+        form(comm, mine, RandomGroups, late="passive", equal=True, most_awaited=1) as collective,
+        wanting_the_gil() if comm.rank == 0 else contextlib.nullcontext(),
+    ):
+        for _ in range(20):
+            collective(mine)
+            collective.synchronize(mine)
+    np.testing.assert_allclose(mine.get(), (comm.size - 1) / 2, rtol=1e-12)
+
+
 ALL = {
     "ready": lambda comm, like: ReadyGroupAllreduce(comm, like, group_size=max(comm.size, 2)),
     "planned": lambda comm, like: form(

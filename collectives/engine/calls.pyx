@@ -410,8 +410,11 @@ cdef class Calls(Interruptible):
 
     cdef int _settle(self, Call call) except -1:
         """Set the result or the error of a completed call."""
+        cdef bint withdrawn
         self._forget(call)
-        if self._withdraw():  # a rank has failed, so the call does not begin
+        with nogil:  # whoever has the lock may wait for the GIL, to call a protocol in Python
+            withdrawn = self._withdraw()
+        if withdrawn:  # a rank has failed, so the call does not begin
             call.handover.withdraw()
             call.error = self._failure()
             return 0
