@@ -361,7 +361,7 @@ def test_a_started_call_is_averaged_while_the_driver_returns_from_no_call(
     with STARTED[kind](comm, vector) as average:
         if comm.rank == 1:
             call = average.start(vector)
-            assert average.on_host[-1] == 1
+            assert average.on_host[-1] in (1, (comm.size - 1) / 2)  # it, or already the mean
             with device.holding_calls():
                 compute_until(comm, False)
             result = call.wait()
