@@ -1,9 +1,8 @@
 """Ranks that share memory, word by word: every load and swap of a word is a step, in any order.
 
-The words are those of `collectives.protocols.claims`, changed by its source, and each rank's state
-and what it contributes are those of `WaitAvoidingProtocol` and `SnapshotProtocol`; what drives
-them, `collectives.exchange.shared` and `collectives.engine.versions` in C, is modelled here in the
-same order of steps. Whoever is to make the next step is chosen from outside.
+The words are those of `collectives.protocols.claims`, changed by its source, and each rank decides
+by the source of `collectives.protocols.rank`; the exchange, `collectives.exchange.shared` in C, is
+modelled here in the same order of steps. Whoever is to make the next step is chosen from outside.
 Vectors are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises
 a `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
 have read of each other's words (as in C), whether or not the run happens to mix them up.
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import random
 import sys
 import types
@@ -32,8 +32,10 @@ from protocol_messages import (
     ROOT,
     all_ranks,
     contribution,
+    in_place_of_the_compiled,
     load_source,
     protocols,
+    rank_protocol,
     replay,
     require,
     telling_how_to_replay,
@@ -77,15 +79,56 @@ class Invariant(enum.Enum):
 
 
 class _Steps(ast.NodeTransformer):
-    """Make calls of a class's own methods `yield from`."""
+    """Make calls of these methods `yield from`, and the methods themselves generators.
 
-    def __init__(self, methods):
+    Args:
+        methods: names of methods, of a class's own or of what it calls by one of `owners`.
+    """
+
+    def __init__(self, methods, owners):
         self.methods = methods
+        self.owners = owners
 
     def visit_Call(self, node):
         self.generic_visit(node)
-        own = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self"
-        return ast.YieldFrom(node) if own and node.func.attr in self.methods else node
+        called = node.func
+        if not isinstance(called, ast.Attribute) or called.attr not in self.methods:
+            return node
+        return ast.YieldFrom(node) if ast.unparse(called.value) in self.owners else node
+
+    def visit_FunctionDef(self, node):
+        self.generic_visit(node)
+        if node.name in self.methods:
+            node.body.append(ast.parse("if False:\n    yield").body[0])
+        return node
+
+
+def in_steps(name, old="", new="", owners=("self",), bases=()):
+    """Return a protocol's module, the methods of its classes as generators.
+
+    The source's text `old` is replaced by `new`. See `load_source` for the bases.
+    """
+    source = (ROOT / "collectives" / "protocols" / f"{name}.py").read_text()
+    assert old == "" or source.count(old) == 1, f"the source has not one {old!r}"
+    tree = ast.parse(source.replace(old, new) if old else source)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    methods = {
+        node.name for each in classes for node in each.body if isinstance(node, ast.FunctionDef)
+    }
+    for each in classes:
+        _Steps(methods - {"__init__", "attach"}, owners).visit(each)
+    module = types.ModuleType(f"{name}_in_steps")
+    code = compile(ast.fix_missing_locations(tree), f"{name}.py in steps", "exec")
+    with in_place_of_the_compiled(bases):
+        exec(code, module.__dict__)
+    return module
+
+
+rank_in_steps = in_steps(
+    "rank",
+    owners=("self", "self.port", "RankProtocol"),
+    bases=("all_ranks", "wait_avoiding"),
+)
 
 
 @cache
@@ -94,15 +137,7 @@ def claims_in_steps(old="", new=""):
 
     The source's text `old` is replaced by `new`.
     """
-    source = (ROOT / "collectives" / "protocols" / "claims.py").read_text()
-    assert old == "" or source.count(old) == 1, f"the source has not one {old!r}"
-    tree = ast.parse(source.replace(old, new) if old else source)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            methods = {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
-            _Steps(methods - {"__init__"}).visit(node)
-    module = types.ModuleType("claims_in_steps")
-    exec(compile(ast.fix_missing_locations(tree), "claims.py in steps", "exec"), module.__dict__)
+    module = in_steps("claims", old, new)
 
     class ClaimsProtocol(module.ClaimsProtocol):
         def __init__(self, world, rank):
@@ -173,13 +208,20 @@ class World:
     """Some ranks and their memory."""
 
     def __init__(
-        self, scenario, claims_type=None, rank_type=None, protocol_type=None, publishing_type=None
+        self,
+        scenario,
+        claims_type=None,
+        rank_type=None,
+        protocol_type=None,
+        publishing_type=None,
+        driven_type=None,
     ):
         self.scenario = scenario
         size = self.size = scenario.world_size
         self.claims_type = claims_type or claims_in_steps()
         self.protocol_type = protocol_type or protocols.WaitAvoidingProtocol
         self.publishing_type = publishing_type or contribution.SnapshotProtocol
+        self.driven_type = driven_type or rank_in_steps.VersionsProtocol
         self.words = [{} for _ in range(size)]
         self.word_clocks = [{} for _ in range(size)]
         self.clocks = [[int(k == rank) for k in range(size)] for rank in range(size)]
@@ -386,8 +428,136 @@ class Memory(contribution.Vectors):
         self.rank.x = [mean_of(pair, [total, own]) for pair in pairs]
 
 
+def at_once(function):
+    """Make a function without steps a generator."""
+
+    @functools.wraps(function)
+    def generator(*arguments):
+        return function(*arguments)
+        yield
+
+    return generator
+
+
+class Port:
+    """Executes a rank's steps, and checks what becomes of its vectors."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    @at_once
+    def begin_pass(self, step, moves):
+        self.rank.check_before(step)
+
+    @at_once
+    def end_pass(self, step, moves):
+        self.rank.check_after(step)
+        return True
+
+    @at_once
+    def is_here(self):
+        return True
+
+    @at_once
+    def knows_change(self):
+        return True
+
+    @at_once
+    def remember(self):
+        pass
+
+    def begin_version(self, version, number):
+        yield from self.rank.begin_version(version, number)
+
+    def begin_average(self, number):
+        yield from self.rank.begin_average(number)
+
+    def is_exchanged(self):
+        return (yield from self.rank.exchange_progress())
+
+    @at_once
+    def total_weight(self):
+        self.rank.bypassed = self.rank.publishing.bypasses_snapshot()
+        return self.rank.exchange_weight
+
+    @at_once
+    def number_from(self, first, shift):
+        self.rank.oldest, self.rank.shift = first, shift
+
+    @at_once
+    def adopt(self):
+        self.rank.adopt()
+
+    @at_once
+    def redirect(self):
+        pass
+
+    @at_once
+    def returns(self, in_group):
+        pass
+
+    @at_once
+    def executed(self, version):
+        rank = self.rank
+        runs = rank.protocol.vectors == protocols.RUNNING
+        if runs and rank.conserving and rank.exchange_weight != 0 and not rank.bypassed:
+            rank.check_returned()
+
+    @at_once
+    def find_group(self, version):
+        self.rank.members = self.rank.group(version)
+
+    @at_once
+    def is_quiet(self):
+        return True
+
+    def open(self, number):
+        self.rank.describe()
+        yield from self.rank.claims.set(self.rank.me, number, claims.OPEN)
+
+    def close(self):
+        self.rank.kept = yield from self.rank.close()
+        return self.rank.number
+
+    @at_once
+    def has_begun(self):
+        if self.rank.kept:
+            self.rank.world.met.add("kept")
+        return self.rank.kept
+
+    @at_once
+    def closed_weight(self):
+        return self.rank.look("total")
+
+    @at_once
+    def replaced(self):
+        return self.rank.look("replaced")
+
+    def reached(self):
+        return (yield from self.rank.claims.number(self.rank.me))
+
+    @at_once
+    def resume(self):
+        self.rank.exchange = "memory"
+
+    @at_once
+    def needs_messages(self, number):
+        """Only a rank alone is not among ranks that share memory."""
+        return len(self.rank.shuffle.members(self.rank.me, number + self.rank.shift)) == 1
+
+    @at_once
+    def leaves_to_others(self):
+        return False
+
+    def help(self, number):
+        helped = yield from self.rank.help(self.rank.me, number)
+        if helped:
+            self.rank.world.met.add("helped while computing")
+        return helped
+
+
 class Rank:
-    """One rank: its application, and what drives its protocol."""
+    """One rank: its application, its part in exchanges, and what is to be known from outside."""
 
     def __init__(self, world, me):
         scenario = world.scenario
@@ -415,10 +585,8 @@ class Rank:
         self.stills_from = scenario.still_from if still else MOST_STEPS
         self.looked_at = -1
         # The engine
-        self.opened = False
-        self.opened_for = self.data_ops = 0
-        self.done = self.begun = False
         self.exchange_weight = 0
+        self.bypassed = self.publishes = self.kept = False
         self.loading = 0
         self.members = []
         self.exchange = None
@@ -444,10 +612,16 @@ class Rank:
         )
         self.publishing.replace()
         self.publishing.count_once()
+        self.driven = world.driven_type(self.protocol, self.publishing)
+        self.driven.attach(Port(self))
         fields = "in_place", "saves", "replaced", "ringed", "weight", "weight_after", "total"
         for field in fields:
             self.put(field, 0)
         self.generator = self.live()
+
+    @property
+    def data_ops(self):
+        return self.driven.data_ops
 
     # Steps
 
@@ -478,7 +652,7 @@ class Rank:
         """Freeze, unless others may wait for this rank; or only its application computes on."""
         if self.me in self.world.scenario.stopped:
             self.stopped = True
-        elif self.opened and not self.holding:
+        elif self.driven.opened and not self.holding:
             self.frozen = self.world.part(self.me)[1] in (claims.OPEN, claims.TAKEN)
 
     @property
@@ -499,9 +673,10 @@ class Rank:
                 if isinstance(value, int):
                     state.append(value == counts[name] if name in counts else value)
             generator = generator.gi_yieldfrom
-        for holder in (self.__dict__, self.protocol.__dict__, self.publishing.__dict__):
-            for name, value in holder.items():
-                if isinstance(value, int) and name not in ("looked_at", "progress_count"):
+        uncounted = "looked_at", "progress_count", "timely", "synchronizations"
+        for holder in (self, self.protocol, self.publishing, self.driven):
+            for name, value in vars(holder).items():
+                if isinstance(value, int) and (name not in uncounted or holder is self.protocol):
                     state.append(value)
         return tuple(state)
 
@@ -519,9 +694,7 @@ class Rank:
 
     def live(self):
         """Go through the program, computing before each item and after the last."""
-        self.renumber()
-        self.protocol.run()
-        yield from self.open()
+        yield from self.driven.begin(True)
         for item in self.program:
             yield from self.compute()
             self.update()
@@ -552,7 +725,6 @@ class Rank:
 
     def carry_out(self, what, detail):
         self.given_x = list(self.x)
-        self.done = False
         if what == all_ranks.LOAD:
             self.loading = detail
         if what != all_ranks.CLOSE:
@@ -561,25 +733,21 @@ class Rank:
         if self.world.scenario.waits and what != all_ranks.CLOSE:
             yield from self.wait(lambda: self.protocol.next >= self.protocol.version)
         if what == PUBLISH:
-            yield from self.publish_between_calls()
-            self.protocol.release()
-            self.done = True
+            yield from self.driven.publish()
         elif what == all_ranks.JOIN:
-            yield from self.publish_between_calls()
-            self.publishing.join()
-            self.protocol.release()
-            yield from self.begin_operation(all_ranks.JOIN)
+            yield from self.driven.join()
         elif what in (CALL, INTERRUPTED) and not self.protocol.is_synchronous():
             yield from self.begin_call()
         else:
             calls = what in (CALL, INTERRUPTED)
-            yield from self.begin_operation(all_ranks.SYNC if calls else what)
+            yield from self.driven.enter(all_ranks.SYNC if calls else what)
+        self.contribute()
         if what == all_ranks.CLOSE:
             yield from self.wait(self.may_leave)
         else:
             yield from self.progress()
-            if (yield from self.wait(lambda: self.done)) == INTERRUPT:
-                self.abandon()
+            if (yield from self.wait(lambda: self.driven.done)) == INTERRUPT:
+                yield from self.abandon()
         self.publishing.forget()
 
     def may_leave(self):
@@ -604,11 +772,8 @@ class Rank:
     def abandon(self):
         """An exception has ended a call: its version goes on without the application."""
         self.world.met.add("interrupted")
-        if self.begun:
-            self.adopt()
-        self.publishing.interrupt(self.begun)
-        self.protocol.abandon()
-        self.publishing.interrupted(True)
+        yield from self.driven.interrupt()
+        yield from self.driven.interrupted(True)
         self.base = list(self.x)
         self.looked_at = -1
 
@@ -618,13 +783,11 @@ class Rank:
         self.receive()
         self.send()
         if self.protocol.stage == all_ranks.AGREEING:
-            self.agree()
+            yield from self.agree()
             self.send()
-        if self.protocol.vectors == protocols.SHARED:
-            yield from self.execute_shared()
-        while (yield from self.step()):
-            pass
-        yield from self.open()
+        steps = yield from self.driven.advance()
+        self.progress_count += steps  # which exchanges have increased meanwhile
+        self.contribute()
 
     def receive(self):
         for k in range(len(self.peers)):
@@ -662,107 +825,37 @@ class Rank:
             self.world.see(self.me, clock)
         records = [x for rank in self.everyone for x in entered[rank][:2]]
         self.progress_count += 1
-        self.protocol.agreed(records, self.world.size)
+        yield from self.driven.agreed(records, self.world.size, self.loading, False, False)
         assert not self.protocol.broken, f"the programs disagree: {records}"
         self.world.met.add("an operation")
         if self.protocol.stage == all_ranks.DRAINING:
             self.world.met.add("draining")
 
     def contribute(self):
+        """Let all know which operation this rank is in, if that is due."""
+        if not self.driven.gathers:
+            return
+        self.driven.gathers = False
         entered = self.world.entered.setdefault(self.protocol.ops, {})
         entered[self.me] = self.protocol.operation, self.protocol.version, self.release_clock()
         self.world.changes += 1
 
-    def step(self):
-        if self.protocol.vectors == protocols.RUNNING:
-            if not self.begun:
-                yield from self.begin_version()
-            if not (yield from self.exchange_progress()):
-                return False
-            self.finish_version()
-        elif not (yield from self.serve_application()):
-            return False
-        self.progress_count += 1
-        return True
-
-    def open(self):
-        if self.protocol.vectors != protocols.SHARED or self.opened:
-            return
-        self.opened = True
-        self.opened_for = self.protocol.next
-        self.publishing.begin_version()
-        self.describe()
-        yield from self.claims.set(self.me, self.protocol.next + self.data_ops, claims.OPEN)
-
-    def reclaim(self):
-        if self.protocol.vectors != protocols.SHARED:
-            return
-        running = False
-        if self.opened:
-            self.opened = False
-            running = yield from self.close()
-            self.protocol.executed(self.number - self.data_ops)
-            if self.protocol.next > self.opened_for:
-                self.members = self.group(self.protocol.next - 1)
-                # While an exchange is running others may be writing this.
-                look = self.glance if running else self.get
-                self.publishing.executed(look("total"), look("replaced"))
-        self.protocol.reclaim(running)
-        if running:
-            self.world.met.add("kept")
-            self.begun = True
-            self.members = self.group(self.protocol.running)
-            self.exchange = "memory"
-
-    def execute_shared(self):
-        version = yield from self.version_behind()
-        if version < 0:
-            return
-        members = self.group(version)
-        if len(members) == 1:
-            yield from self.reclaim()
-            if self.protocol.vectors == protocols.IDLE:
-                self.protocol.execute()
-        elif (yield from self.help(self.me, version + self.data_ops)):
-            self.world.met.add("helped while computing")
-            self.progress_count += 1
-
-    def version_behind(self):
-        """Return the version that has been started and is to be executed here next, or −1."""
-        if not self.opened or self.protocol.told_ops > self.protocol.ops:
-            return -1
-        version = yield from self.next()
-        return version if version <= self.protocol.told else -1
-
-    def next(self):
-        number = yield from self.claims.number(self.me)
-        return number - self.data_ops
-
-    def renumber(self):
-        self.oldest = self.protocol.version + self.data_ops
-        self.shift = self.protocol.base - self.data_ops
-
     def group(self, version):
         return self.shuffle.members(self.me, version + self.protocol.base)
 
-    def begin_operation(self, operation):
-        yield from self.reclaim()
-        self.protocol.enter(operation)
-        self.contribute()
-
-    def begin_version(self):
-        version = self.protocol.running
+    def begin_version(self, version, number):
         self.members = self.group(version)
-        self.begun = True
         publishing = self.publishing
-        publishing.begin_version()
         if len(self.members) > 1:
             self.exchange = "memory"
             self.describe()
-            number = version + self.data_ops
-            ringed = publishing.bypasses_snapshot()
             yield from self.begin(
-                number, False, self.members, publishing.direct, publishing.lent, ringed
+                number,
+                False,
+                self.members,
+                publishing.direct,
+                publishing.lent,
+                publishing.bypasses_snapshot(),
             )
         else:
             self.exchange = "alone"
@@ -792,53 +885,55 @@ class Rank:
             return len(self.world.averages[self.protocol.ops]) == self.world.size
         return True
 
-    def finish_version(self):
-        bypassed = self.publishing.bypasses_snapshot()
-        self.begun = False
-        self.publishing.end_version(self.exchange_weight)
-        if self.conserving and self.exchange_weight != 0 and not bypassed:
-            self.check_returned()
-        self.protocol.finished()
-
-    def begin_reducing(self):
-        protocol = self.protocol
-        if protocol.operation == all_ranks.AVERAGE:
-            self.publishing.begin_average()
-            self.begun, self.exchange = True, "average"
-            given = contribution.X if self.publishing.lent else contribution.SCRATCH
-            self.world.averages.setdefault(protocol.ops, {})[self.me] = self.vectors.values(given)
+    def begin_average(self, number):
+        publishing, ops = self.publishing, self.protocol.ops
+        if self.protocol.operation == all_ranks.AVERAGE:
+            self.exchange, self.exchange_weight = "average", 1
+            given = contribution.X if publishing.lent else contribution.SCRATCH
+            self.world.averages.setdefault(ops, {})[self.me] = self.vectors.values(given)
             self.world.changes += 1
             return
-        publishes = self.publishing.publishes()
-        if publishes:
-            self.expect_publication()
-        self.publishing.begin_average()
-        if publishes:
-            self.check_published()
-        yield from self.reduce()
-
-    def reduce(self):
-        publishing = self.publishing
-        self.begun, self.exchange = True, "memory"
+        self.exchange = "memory"
         self.describe()
-        number = self.protocol.version + self.data_ops
         gets = publishing.copy == contribution.X
         yield from self.begin(number, True, self.everyone, gets, publishing.lent, False)
 
-    def finish_reducing(self):
+    def begin_call(self):
+        yield from self.driven.call()
+        if self.protocol.timely:
+            self.world.started.setdefault(self.protocol.version, self.data_ops)
+        self.world.met.add("timely" if self.protocol.timely else "late")
+
+    def check_before(self, step):
+        """Note what the rank is to contribute after a step that publishes."""
+        publishes = step in (rank_protocol.PUBLISH, rank_protocol.SHARE)
+        if step == rank_protocol.RETURN:
+            publishes = not self.protocol.timely
+        elif step == rank_protocol.CONTRIBUTE:
+            averages = self.protocol.operation == all_ranks.AVERAGE
+            publishes = self.publishing.publishes() and not averages
+        self.publishes = publishes
+        if publishes:
+            self.expect_publication()
+
+    def check_after(self, step):
+        if step == rank_protocol.RETURN:
+            self.check_call()
+        elif step == rank_protocol.ADOPT:
+            self.check_adopted()
+        elif self.publishes:
+            self.check_published()
+        replaced = step == rank_protocol.REPLACE and self.publishing.present
+        if replaced:
+            self.expected = list(self.x)
+        if replaced or step in (rank_protocol.RETURN, rank_protocol.SHARE):
+            self.base = list(self.x)
+
+    def check_adopted(self):
+        """All go on from the mean."""
         publishing = self.publishing
-        self.begun = False
         if self.protocol.operation == all_ranks.AVERAGE:
-            publishing.end_exchange(1)
-            return self.end_operation()
-        publishing.end_exchange(self.exchange_weight)
-        if publishing.total == 0 and not publishing.weightless:
-            self.data_ops += 1
-            self.renumber()
-            publishing.begin_again()
-            yield from self.reduce()
             return
-        publishing.end_average()
         gets = publishing.copy == contribution.X and publishing.total != 0
         if gets:
             self.base = list(self.x)
@@ -847,79 +942,6 @@ class Rank:
         require(weighs, Invariant.RESULT, self.me, "has a wrong weight")
         returned = not gets or self.x == ghost.means
         require(returned, Invariant.RESULT, f"{self.me} of an operation:", self.x, ghost.means)
-        self.end_operation()
-
-    def end_operation(self):
-        averages = self.protocol.operation == all_ranks.AVERAGE
-        self.protocol.reduced()
-        self.publishing.end_operation(averages)
-        self.data_ops += 1
-        self.renumber()
-        if self.protocol.stage == all_ranks.AGREEING:
-            self.contribute()
-        else:
-            self.done = True
-
-    def serve_application(self):
-        protocol = self.protocol
-        if self.publishing.calling:
-            if protocol.vectors != protocols.HELD:
-                return False
-            if protocol.timely and not self.publishing.published:
-                self.lend()
-                protocol.published()
-            else:
-                self.complete_call()
-        elif protocol.stage != all_ranks.REDUCING:
-            return False
-        elif protocol.operation == all_ranks.LOAD:
-            self.load()
-        elif not self.begun:
-            yield from self.begin_reducing()
-        elif (yield from self.exchange_progress()):
-            yield from self.finish_reducing()
-        else:
-            return False
-        return True
-
-    def begin_call(self):
-        yield from self.reclaim()
-        self.publishing.begin_call()
-        self.protocol.call()
-        if self.protocol.timely:
-            self.world.started.setdefault(self.protocol.version, self.data_ops)
-        self.world.met.add("timely" if self.protocol.timely else "late")
-
-    def complete_call(self):
-        if not self.protocol.timely:
-            self.expect_publication()
-        self.publishing.end_call()
-        self.check_call()
-        self.base = list(self.x)
-        self.done = True
-        self.protocol.returns()
-
-    def load(self):
-        self.publishing.load()
-        if self.publishing.present:
-            self.expected = list(self.x)
-            self.base = list(self.x)
-        self.protocol.load(self.loading)
-        self.end_operation()
-
-    def lend(self):
-        self.expect_publication()
-        self.publishing.lend()
-        self.check_published()
-
-    def publish_between_calls(self):
-        yield from self.reclaim()
-        self.protocol.hold()
-        yield from self.wait(lambda: self.protocol.vectors == protocols.HELD)
-        self.expect_publication()
-        self.publishing.publish_between_calls()
-        self.check_published()
-        self.base = list(self.x)
 
     # This rank's part, as `Shared` has it
 
@@ -1146,9 +1168,9 @@ class Rank:
     def put(self, field, value):
         self.world.write(self.me, (self.me, field), value)
 
-    def glance(self, field):
-        """Read what another rank may be writing."""
-        return self.world.data[self.me, field]
+    def look(self, field):
+        """Read what another rank may be writing, as long as an exchange is running."""
+        return self.world.data[self.me, field] if self.kept else self.get(field)
 
     # What must hold
 
@@ -1423,6 +1445,7 @@ KINDS = {
     Rank: "rank_type",
     contribution.SnapshotProtocol: "publishing_type",
     protocols.WaitAvoidingProtocol: "protocol_type",
+    rank_in_steps.VersionsProtocol: "driven_type",
 }
 
 

@@ -32,7 +32,7 @@ UNSEEN = "the host touches pinned memory"
 UNTOLD = "that has not seen it end"
 MARK = "result = self.timeline.mark(self.stream)"
 INTERRUPTED = """\
-while self.copying or self.queue.protocol.calling and not self._is_here():
+while self.port.copying or self.queue.protocol.calling and not self.port.is_here():
     pthread_mutex_unlock(&self.lock)
     sched_yield()
     pthread_mutex_lock(&self.lock)"""
@@ -175,11 +175,9 @@ OF_MODULES = {
             "self.mapped = []", "pass", "device memory is freed that another process has mapped"
         ),
     },
-    "snapshots": {
+    "ports": {
         "vectors that are open to others before they are there": Bug(
-            "if not self.layout.space.over(self.layout.space.begun()):\n    return",
-            "pass",
-            UNTOLD,
+            "return self.space.over(self.space.begun())", "return True", UNTOLD
         ),
     },
     "formed_groups": {
@@ -201,7 +199,7 @@ OF_MODULES = {
 PACKAGES = {
     "shared": "exchange",
     "shared_memory": "exchange",
-    "snapshots": "engine",
+    "ports": "engine",
     "formed_groups": "engine",
     "group_averages": "engine",
     "peer_vectors": "engine",

@@ -57,6 +57,7 @@ from protocol_messages import (
     all_ranks,
     contribution,
     protocols,
+    rank_protocol,
     require,
 )
 from protocol_network import Application, Rank, Stage, World, agreement
@@ -111,6 +112,7 @@ class Part(ExploredWorld):
     def __init__(self, scenario, network, number, protocol_type, rank_type, application_type):
         self.scenario = scenario
         self.publishing_type = contribution.SnapshotProtocol
+        self.driven_type = rank_protocol.VersionsProtocol
         self.number = number
         self.network = network
         self.started = _Started(self)

@@ -32,13 +32,13 @@ def load_source(module, *bases):
         path = ROOT / "collectives" / "protocols" / f"{module}.py"
         spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)
-        with _in_place_of_the_compiled(bases):
+        with in_place_of_the_compiled(bases):
             spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 
 
 @contextlib.contextmanager
-def _in_place_of_the_compiled(bases):
+def in_place_of_the_compiled(bases):
     """Let imports of these protocols find their sources."""
     names = [f"collectives.protocols.{base}" for base in bases]
     compiled = {name: importlib.import_module(name) for name in names}
@@ -52,6 +52,7 @@ def _in_place_of_the_compiled(bases):
 all_ranks = load_source("all_ranks")
 protocols = load_source("wait_avoiding", "all_ranks")
 contribution = load_source("contribution", "all_ranks")
+rank_protocol = load_source("rank", "all_ranks", "wait_avoiding")
 schedules = load_source("schedule")
 
 # What goes over a channel of control besides activations: the last message, (NOTICE, rank), and
@@ -85,6 +86,8 @@ class Invariant(enum.Enum):
     AGREED = "an operation begins, at one version, exactly if all have entered one that allows it"
     TOGETHER = "all ranks leave an operation at the same version, with what it publishes"
     JOINED = "a rank that has joined contributes nothing newer than its join"
+    OUT = "a rank that has joined has no weight once an average of all has taken what it had left"
+    RETURNS = "who has joined gets its vector back once all have joined, and no earlier"
     HEARD = "everybody hears of a failure, unless all are closing"
     DRAWN = "a version is started by the rank drawn for it, unless one is in an operation"
 

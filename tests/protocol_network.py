@@ -36,6 +36,7 @@ from protocol_messages import (
     all_ranks,
     contribution,
     protocols,
+    rank_protocol,
     replay,
     require,
     telling_how_to_replay,
@@ -96,6 +97,17 @@ def agreement(entered):
     return operation, t
 
 
+# The steps of its rank for one of which an application waits.
+CALLS = rank_protocol.PUBLISH, rank_protocol.RETURN
+STEPS = {
+    Stage.HANDING_OVER: CALLS,
+    Stage.COLLECTING: CALLS,
+    Stage.PUBLISHING: (rank_protocol.SHARE,),
+    Stage.AGREEING: (rank_protocol.CONTRIBUTE, rank_protocol.REPLACE),
+    Stage.REDUCING: (rank_protocol.END_AVERAGE, rank_protocol.REPLACE),
+}
+
+
 class Application:
     """One rank's application: it goes through its program, computing before each operation."""
 
@@ -110,16 +122,9 @@ class Application:
 
     def ready(self):
         """Whether the application can take its next step."""
-        protocol = self.rank.protocol
         if self.stage == Stage.COMPUTING:
             return not self.frozen and (self.is_closing() or self.may_go_on())
-        if self.stage in (Stage.COLLECTING, Stage.PUBLISHING):
-            return protocol.vectors == protocols.HELD and not protocol.waiting
-        if self.stage == Stage.AGREEING:
-            return protocol.stage == all_ranks.REDUCING
-        if self.stage == Stage.REDUCING:
-            return self.rank.average is None or self.rank.average.done
-        return self.stage == Stage.HANDING_OVER
+        return self.rank.driven.next_step() in STEPS.get(self.stage, ())
 
     def is_closing(self):
         """Whether the application closes next, as it does once it heeds a failure."""
@@ -147,23 +152,22 @@ class Application:
     def step(self):
         if self.stage == Stage.COMPUTING:
             self.begin(all_ranks.CLOSE if self.is_closing() else self.program.pop(0))
-        elif self.stage == Stage.HANDING_OVER:
-            self.hand_over()
-        elif self.stage == Stage.COLLECTING:
-            self.collect()
+        elif self.stage in (Stage.HANDING_OVER, Stage.COLLECTING):
+            publishes = self.rank.driven.next_step() == rank_protocol.PUBLISH
+            self.hand_over() if publishes else self.collect()
         elif self.stage == Stage.PUBLISHING:
-            self.rank.publish_between_calls()
-            self.rank.protocol.release()
+            self.rank.note_publication()
+            self.rank.driven.take(rank_protocol.SHARE)
             self.compute()
         elif self.stage == Stage.AGREEING:
             self.rank.begin_operation()
             self.stage = Stage.REDUCING
         else:
-            self.rank.finish_operation(self.load)
-            if self.rank.protocol.joined:
-                self.stage = Stage.AGREEING
-            else:
+            self.rank.finish_operation()
+            if self.rank.driven.done:
                 self.compute()
+            elif not self.rank.driven.begun:
+                self.stage = Stage.AGREEING
 
     def begin(self, operation):
         """Compute, which changes the model, and enter the program's next operation."""
@@ -171,11 +175,11 @@ class Application:
         if operation != all_ranks.CLOSE:
             self.rank.publishing.give(self.rank.weight_of_update())
         if operation == PUBLISH:
-            self.rank.protocol.hold()
+            self.rank.driven.publish()
             self.stage = Stage.PUBLISHING
         elif operation == JOIN:
+            self.stage = Stage.AGREEING
             self.rank.join()
-            self.enter(JOIN)
         elif isinstance(operation, Load):
             self.load = operation
             self.enter(all_ranks.LOAD)
@@ -198,8 +202,7 @@ class Application:
 
     def call(self):
         protocol = self.rank.protocol
-        self.rank.publishing.begin_call()
-        protocol.call()
+        self.rank.driven.call()
         self.vector = None
         self.rank.world.note_arrival(self.rank)
         if protocol.timely and protocol.may_start(protocol.version):
@@ -211,8 +214,7 @@ class Application:
         """Publish the vector of a timely call, which lets its version begin."""
         protocol, told = self.rank.protocol, self.rank.protocol.told
         self.vector = self.rank.note_publication()
-        self.rank.publishing.lend()
-        protocol.published()
+        self.rank.driven.take(rank_protocol.PUBLISH)
         if told < protocol.version <= protocol.told:
             self.rank.world.start(protocol.version, self.rank)
         self.stage = Stage.COLLECTING
@@ -225,9 +227,8 @@ class Application:
             self.vector = rank.note_publication()
         rank.check_call(self.vector)
         rank.world.met.add("timely" if protocol.timely else "late")
-        rank.publishing.end_call()
+        rank.driven.take(rank_protocol.RETURN)
         rank.returned = rank.model
-        protocol.returns()
         self.interruptible = False
         self.compute()
 
@@ -287,8 +288,67 @@ class Numbers(contribution.Vectors):
                 self.of[publishing.copy] = result.mean
 
 
+class Port(rank_protocol.RankPort):
+    """Executes a rank's steps on the network."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def begin_pass(self, step, moves):
+        if step == rank_protocol.REPLACE:
+            self.rank.load()
+
+    def end_pass(self, step, moves):
+        if step in (rank_protocol.ADOPT, rank_protocol.REPLACE):
+            self.rank.go_on(step)
+        return True
+
+    def is_here(self):
+        return True
+
+    def knows_change(self):
+        return True
+
+    def remember(self):
+        pass
+
+    def begin_average(self, number):
+        self.rank.exchange_with_all()
+
+    def begin_version(self, version, number):
+        self.rank.exchange_in_group(version)
+
+    def is_exchanged(self):
+        rank = self.rank
+        runs = rank.protocol.vectors == protocols.RUNNING
+        exchange = rank.exchange if runs else rank.average
+        require(exchange is not None, Invariant.EPOCH, f"{rank}: a version during an average")
+        return exchange.done
+
+    def total_weight(self):
+        return self.rank.total_weight
+
+    def number_from(self, first, shift):
+        pass
+
+    def adopt(self):
+        rank = self.rank
+        if rank.publishing.lent:
+            rank.vectors.copy(contribution.SNAPSHOT, contribution.X)
+            rank.contributed = rank.contribution, rank.snapshot
+
+    def redirect(self):
+        pass
+
+    def returns(self, in_group):
+        pass
+
+    def executed(self, version):
+        pass
+
+
 class Rank:
-    """One rank: it does what its protocol says, event by event, as an engine would."""
+    """One rank: its application, its network and what is known of it from outside."""
 
     def __init__(self, world, number, protocol_type, application_type):
         scenario = world.scenario
@@ -311,11 +371,16 @@ class Rank:
             self.publishing.weigh_by(contribution.WORK, 0, 0)
         self.publishing.replace()
         self.publishing.count_once()
+        self.driven = world.driven_type(self.protocol, self.publishing)
+        self.driven.attach(Port(self))
+        self.total_weight = 0
         self.contribution = Contribution(number, 0, 0, 0)
         self.contributed = None
         self.epoch = 0
         self.updates = 0
         self.updates_until_join = 0
+        # Whether this rank has joined, and an average of all ranks has taken what it had left.
+        self.taken = False
         self.failing = number in scenario.failing
         self.exchange = None
         self.average = None
@@ -410,13 +475,9 @@ class Rank:
 
     def abandon(self):
         """The application's call ends by an exception; its version may be started only then."""
-        version, begun = self.protocol.version, self.exchange is not None
-        if begun and self.publishing.lent:
-            self.vectors.copy(contribution.SNAPSHOT, contribution.X)
-            self.contributed = self.contribution, self.snapshot
-        self.publishing.interrupt(begun)
-        self.protocol.abandon()
-        self.publishing.interrupted(True)
+        version = self.protocol.version
+        self.driven.interrupt()
+        self.driven.interrupted(True)
         if self.application.vector is not None:
             # What was published goes on from what the application is left with: the mean, perhaps.
             self.returned = self.model
@@ -460,7 +521,9 @@ class Rank:
         records = [number for rank in sorted(entered) for number in entered[rank]]
         operation, t = agreement(entered.values())
         closing, broken = protocol.operation == all_ranks.CLOSE, protocol.broken
-        protocol.agreed(records, len(entered))
+        load = self.application.load
+        loading = load and self.world.numbers.setdefault(protocol.ops, load.number)
+        self.driven.agreed(records, len(entered), loading, False, False)
         if operation == all_ranks.CLOSE:
             stages = (all_ranks.LEAVING,)
         elif operation != all_ranks.NONE:
@@ -474,10 +537,9 @@ class Rank:
         require(agreed, Invariant.AGREED, self, f"broken={protocol.broken}", entered)
         if protocol.stage == all_ranks.OUTSIDE:
             self.application.fail()
-        elif protocol.stage == all_ranks.AGREEING:
-            self.contribute_to_agreement()
         elif protocol.stage == all_ranks.DRAINING:
             self.world.met.add("draining")
+        self.contribute_to_agreement()
 
     def leave(self):
         self.left = True
@@ -487,9 +549,10 @@ class Rank:
     def react(self):
         """Execute what the protocol wants executed, and send what is due, if it is sent at once."""
         while True:
-            if self.exchange is not None and self.exchange.done:
+            step = self.driven.next_step()
+            if step == rank_protocol.END_VERSION:
                 self.finish_version()
-            elif self.exchange is None and self.protocol.vectors == protocols.RUNNING:
+            elif step == rank_protocol.BEGIN_VERSION:
                 self.begin_version()
             else:
                 break
@@ -500,10 +563,9 @@ class Rank:
 
     def begin_version(self):
         world, version = self.world, self.protocol.running
-        scenario = world.scenario
         number = version + self.protocol.base
         require(
-            (number + 1) % scenario.sync_period,
+            (number + 1) % world.scenario.sync_period,
             Invariant.EPOCH,
             f"rank {self.number} executes version {version}, a synchronization, passively",
         )
@@ -514,16 +576,19 @@ class Rank:
             f"version {version}, started in epoch {world.started[version]}: {self.contribution}",
         )
         self.check_joined()
-        self.publishing.begin_version()
+        self.driven.take(rank_protocol.BEGIN_VERSION)
+
+    def exchange_in_group(self, version):
+        scenario, network = self.world.scenario, self.world.network
         self.contributed = self.contribution, self.snapshot
         groups = shuffle(scenario.world_size, scenario.group_size)
         self.exchange = Exchange(
-            world.network,
+            network,
             (VERSION, version),
-            groups.members(self.number, number),
+            groups.members(self.number, version + self.protocol.base),
             self.number,
             self.sum_of_this(),
-            world.network.tag(version),
+            network.tag(version),
         )
 
     def finish_version(self):
@@ -547,10 +612,10 @@ class Rank:
         elif self.protocol.joined:
             self.world.met.add("joined")
         self.vectors.reduce(self.publishing, exchange.sum)
-        self.publishing.end_version(exchange.sum.weight)
+        self.total_weight = exchange.sum.weight
         self.result = exchange.sum
         self.result_epoch = self.epoch
-        self.protocol.finished()
+        self.driven.take(rank_protocol.END_VERSION)
 
     def compute(self):
         """Change the model by an update that no other rank, and no other time, has."""
@@ -575,6 +640,9 @@ class Rank:
     def sum_of_this(self):
         """What this rank contributes to the exchange that its contribution tells of."""
         weight, value = self.publishing.weight, self.vectors.contributed(self.publishing)
+        out = self.taken and self.protocol.operation != all_ranks.FINISH
+        counts = weight and not self.publishing.weightless
+        require(not (out and counts), Invariant.OUT, self, weight)
         return Sum(frozenset([self.contribution]), weight * value, weight)
 
     def publish(self):
@@ -587,11 +655,15 @@ class Rank:
         self.publishing.publish_between_calls()
 
     def join(self):
+        self.updates_until_join = self.updates
         if self.world.joining_publishes:
-            self.protocol.hold()
-            self.publish_between_calls()
-            self.protocol.release()
-        self.publishing.join()
+            self.driven.join()
+            self.note_publication()
+            self.may_start(self.driven.take, rank_protocol.SHARE)
+            self.contribute_to_agreement()
+        else:
+            self.publishing.join()
+            self.enter(JOIN)
 
     def note_publication(self):
         """The application publishes: return what this rank contributes from now on."""
@@ -636,15 +708,17 @@ class Rank:
     # Synchronous operations
 
     def enter(self, operation):
-        if operation == all_ranks.JOIN:
-            self.updates_until_join = self.updates
-        self.may_start(self.protocol.enter, operation)
+        self.may_start(self.driven.enter, operation)
         self.contribute_to_agreement()
 
     def all_entered(self):
         return len(self.world.entered[self.protocol.ops]) == self.world.scenario.world_size
 
     def contribute_to_agreement(self):
+        """Let all know which operation this rank is in, if that is due."""
+        if not self.driven.gathers:
+            return
+        self.driven.gathers = False
         entered = self.world.entered.setdefault(self.protocol.ops, {})
         entered[self.number] = (self.protocol.operation, self.protocol.version)
 
@@ -661,7 +735,9 @@ class Rank:
         if self.protocol.joined and not self.world.joining_publishes:
             self.publish_between_calls()
         self.check_joined()
-        self.publishing.begin_average()
+        self.driven.take(rank_protocol.CONTRIBUTE)
+
+    def exchange_with_all(self):
         network = self.world.network
         self.average = Exchange(
             network,
@@ -672,54 +748,55 @@ class Rank:
             network.operations_tag,
         )
 
-    def finish_operation(self, load):
+    def finish_operation(self):
         """Take the average over all ranks, or what is loaded."""
-        protocol, average, self.average = self.protocol, self.average, None
+        protocol, average = self.protocol, self.average
         operation, ops = protocol.operation, protocol.ops
-        published = operation not in (all_ranks.AVERAGE, all_ranks.LOAD)
-        if average is not None:
+        if average is None:
+            self.driven.take(rank_protocol.REPLACE)
+        else:
             self.world.check_sum(average, average.sum)
             epochs = {part.epoch for part in average.sum.parts}
             require(epochs == {self.epoch}, Invariant.EPOCH, f"{average.label}: {average.sum}")
             self.vectors.reduce(self.publishing, average.sum)
-            self.publishing.end_exchange(average.sum.weight)
-            self.publishing.end_average()
-            if published:
-                # All go on from the mean, with weights of their own.
-                self.world.published += self.weighted_snapshot - average.contribution.value
-                require(self.snapshot == average.sum.mean, Invariant.TOGETHER, self)
-        if operation != all_ranks.AVERAGE:
-            self.epoch += 1
-            self.world.met.add(OPERATIONS[operation])
-            if not published:
-                self.load(load)
-            elif not protocol.joined:
-                self.returned = self.model
-            self.note_adoption()
-        self.move()
-        self.publishing.end_operation(operation == all_ranks.AVERAGE)
+            self.total_weight = average.sum.weight
+            self.driven.take(rank_protocol.END_AVERAGE)
+            if self.driven.begun:
+                return  # no vector had a weight: it is repeated
+            self.average = None
+        require(self.driven.done != protocol.joined, Invariant.RETURNS, self)
         fresh = operation == all_ranks.AVERAGE or protocol.source < 0
         require(fresh, Invariant.EPOCH, f"{self} keeps the result of {protocol.source}")
+        published = operation not in (all_ranks.AVERAGE, all_ranks.LOAD)
         model = self.snapshot if published else None
         state = (protocol.version, protocol.next, protocol.base, model)
         first = self.world.left.setdefault(ops, state)
         require(state == first, Invariant.TOGETHER, self, state, "and", first)
-        if protocol.stage == all_ranks.AGREEING:
-            self.contribute_to_agreement()
+        self.contribute_to_agreement()
 
-    def move(self):
-        self.protocol.reduced()
+    def go_on(self, step):
+        """All go on from the mean, with weights of their own, or from what was loaded."""
+        operation, average = self.protocol.operation, self.average
+        if operation == all_ranks.AVERAGE:
+            return
+        self.epoch += 1
+        self.world.met.add(OPERATIONS[operation])
+        self.taken = self.protocol.joined and operation != all_ranks.FINISH
+        if step == rank_protocol.ADOPT:
+            self.world.published += self.weighted_snapshot - average.contribution.value
+            require(self.snapshot == average.sum.mean, Invariant.TOGETHER, self)
+            if not self.protocol.joined:
+                self.returned = self.model
+        else:
+            self.world.published += self.weighted_snapshot - self.weighted_before
+            self.returned = self.model
+        self.note_adoption()
 
-    def load(self, load):
-        """Replace this rank's vectors by loaded ones, whose number must be common to all."""
-        number = self.world.numbers.setdefault(self.protocol.ops, load.number)
-        self.protocol.load(number)
+    def load(self):
+        """Replace the application's vector by what is loaded."""
         self.updates += 1
         self.model = Fraction(self.updates * self.world.scenario.world_size + self.number, 3)
-        before = self.weighted_snapshot
-        self.returned = self.model
-        self.publishing.load()
-        self.world.published += self.weighted_snapshot - before
+        self.weighted_before = self.weighted_snapshot
 
     def note_adoption(self):
         """What all have averaged, or what was loaded, is what this rank contributes."""
@@ -776,9 +853,11 @@ class World:
         rank_type=Rank,
         application_type=Application,
         publishing_type=contribution.SnapshotProtocol,
+        driven_type=rank_protocol.VersionsProtocol,
     ):
         self.scenario = scenario
         self.publishing_type = publishing_type
+        self.driven_type = driven_type
         self.network = Network(scenario.world_size, scenario.group_size)
         self.started = {}
         self.arrived = {}
@@ -1066,6 +1145,7 @@ def types_of(variant):
         "rank_type": Rank,
         "application_type": Application,
         "publishing_type": contribution.SnapshotProtocol,
+        "driven_type": rank_protocol.VersionsProtocol,
     }
     return {part: variant for part, base in bases.items() if issubclass(variant, base)}
 

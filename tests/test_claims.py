@@ -23,6 +23,7 @@ from claims_model import (
     print_event,
     protocols,
     random_scenario,
+    rank_in_steps,
     run_seed,
     types_of,
     waiting_scenario,
@@ -102,16 +103,17 @@ class OpensAsItWas(Rank):
     """A part is opened as the last exchange left it described."""
 
     def describe(self):
-        if not self.opened or self.get("total") == 0:
+        if not self.driven.opened or self.get("total") == 0:
             super().describe()
 
 
-class LooksTwice(Rank):
+class LooksTwice(rank_in_steps.VersionsProtocol):
     """Whether a version has been started is seen of another number than the one that is helped."""
 
-    def version_behind(self):
-        version = yield from super().version_behind()
-        return version if version < 0 else (yield from self.next())
+    def serve_opened(self):
+        version = yield from self.next_version()
+        started = yield from self.is_started(version)
+        return started and (yield from self.port.help((yield from self.port.reached())))
 
 
 class HelpsWhatIsOver(Rank):

@@ -9,6 +9,7 @@ from protocol_messages import (
     all_ranks,
     contribution,
     protocols,
+    rank_protocol,
     run_again,
 )
 from protocol_network import Application, Rank, Stage, print_event, run_seed, types_of
@@ -74,8 +75,8 @@ class VersionFromTag(WaitAvoidingProtocol):
 class LeavesWithoutFin(WaitAvoidingProtocol):
     """A rank leaves when it has executed everything, whatever is still under way to it."""
 
-    def agreed(self, records, size):
-        super().agreed(records, size)
+    def agreed(self, records, size, differ):
+        super().agreed(records, size, differ)
         if self.stage == all_ranks.LEAVING:
             self.fin_due = 0
             self.fin_seen = (1 << self.dimensions) - 1
@@ -131,9 +132,9 @@ class SkipsWhatIsOutstanding(WaitAvoidingProtocol):
 class FinishesAtItsOwnVersion(WaitAvoidingProtocol):
     """After all have joined, each rank goes on from the number of calls that it has made."""
 
-    def agreed(self, records, size):
+    def agreed(self, records, size, differ):
         self.came_at = self.version
-        super().agreed(records, size)
+        super().agreed(records, size, differ)
 
     def reduced(self):
         finishing = self.operation == all_ranks.FINISH
@@ -163,20 +164,20 @@ class JoinedServesNobody(WaitAvoidingProtocol):
 class ClosesWithWhoHasJoined(WaitAvoidingProtocol):
     """Ranks that have joined do not keep the others from closing."""
 
-    def agreed(self, records, size):
+    def agreed(self, records, size, differ):
         if CLOSE in records[::2] and set(records[::2]) <= {CLOSE, JOIN}:
             records = [number for t in records[1::2] for number in (CLOSE, t)]
-        super().agreed(records, size)
+        super().agreed(records, size, differ)
 
 
 class OvertakenByWhoHasJoined(WaitAvoidingProtocol):
     """A rank may join after more calls than the others have made when they average."""
 
-    def agreed(self, records, size):
+    def agreed(self, records, size, differ):
         kinds, versions = records[::2], records[1::2]
         if set(kinds) != {JOIN}:
             versions = [0 if kind == JOIN else t for kind, t in zip(kinds, versions)]
-        super().agreed([number for pair in zip(kinds, versions) for number in pair], size)
+        super().agreed([number for pair in zip(kinds, versions) for number in pair], size, differ)
 
 
 class KeepsResultOverLoad(WaitAvoidingProtocol):
@@ -254,14 +255,14 @@ class FinBeforeNotice(Rank):
             super().send(dimension)
 
 
-class RenumbersTooLate(Rank):
+class RenumbersTooLate(rank_protocol.VersionsProtocol):
     """What is loaded renumbers the versions only when the next one may have begun."""
 
-    def move(self):
-        base, self.protocol.base = self.protocol.base, self.base
-        super().move()
-        self.react()
-        self.base = self.protocol.base = base
+    def end_operation(self):
+        base, self.ranks.base = self.ranks.base, self.base
+        super().end_operation()
+        self.port.rank.react()
+        self.base = self.ranks.base = base
 
     base = 0
 
@@ -298,6 +299,25 @@ class ForgetsWork(contribution.SnapshotProtocol):
         contribution.SnapshotProtocol.mean_replaces(self)
         if self.weighing == contribution.WORK:
             self.restart_work()
+
+
+class JoinedStillWeighs(contribution.SnapshotProtocol):
+    """A rank that has joined keeps its weight after the others' next average of all."""
+
+    def end_average(self):
+        super().end_average()
+        if self.out and self.total != 0:
+            self.snapshot_weight = self.published_weight
+
+
+class JoinedWeighsAgain(contribution.SnapshotProtocol):
+    """A version's mean gives a rank that has joined its weight back."""
+
+    def weight_after(self):
+        out, self.out = self.out, False
+        weight = super().weight_after()
+        self.out = out
+        return weight
 
 
 class LosesWhatIsLate(contribution.SnapshotProtocol):
@@ -441,12 +461,14 @@ class Mutant:
 
 MUTANTS = [
     Mutant(ForwardsOnlyTheFirst, {Invariant.ENDS}, 500, several_activators),
-    Mutant(TimelyUntilExecuted, {Invariant.TIMELY}, 50),
+    Mutant(TimelyUntilExecuted, {Invariant.TIMELY, Invariant.ENDS}, 50),
     Mutant(SilentSynchronization, {Invariant.TOGETHER}, 50),
     Mutant(MistakesVersionsForAverages, {Invariant.CONSERVED}, 100),
     Mutant(LosesWhatIsLate, {Invariant.CONSERVED}, 200),
     Mutant(MeanWeighsOne, {Invariant.CONSERVED}, 50, random_weighted_scenario),
     Mutant(ForgetsWork, {Invariant.CONSERVED}, 50, random_weighted_scenario),
+    Mutant(JoinedStillWeighs, {Invariant.OUT}, 100),
+    Mutant(JoinedWeighsAgain, {Invariant.OUT}, 100),
     Mutant(NoGate, {Invariant.EPOCH}, 50),
     Mutant(VersionFromTag, {Invariant.IN_ORDER}, 500, long_periods),
     Mutant(BlockingSynchronization, {Invariant.WAIT_AVOIDING}, 100, stopped_applications),
@@ -459,7 +481,7 @@ MUTANTS = [
     Mutant(MovesWithoutDraining, {Invariant.TOGETHER}, 100),
     Mutant(SkipsWhatIsOutstanding, {Invariant.IN_ORDER}, 100),
     Mutant(FinishesAtItsOwnVersion, {Invariant.TOGETHER}, 100),
-    Mutant(JoinsOneOperation, {Invariant.ENDS}, 100),
+    Mutant(JoinsOneOperation, {Invariant.RETURNS}, 100),
     Mutant(JoinedServesNobody, {Invariant.ENDS}, 100),
     Mutant(ClosesWithWhoHasJoined, {Invariant.AGREED}, 100),
     Mutant(OvertakenByWhoHasJoined, {Invariant.AGREED}, 100, joined_and_synchronizing),

@@ -8,12 +8,8 @@ cdef class AllRanks(Calls):
     cdef readonly str not_shared
     # All shared memory, one object for each exchange.
     cdef list all_shared
-    # The arrays that are averaged over all ranks through the ring; else NULL.
-    cdef char **in_ring
 
     cdef int _share_memory(self, Exchange exchange, bint vectors, bint rings, groups=*) except -1
-    cdef void _reduce_in_ring(self, char **arrays) noexcept nogil
-    cdef long long _exchange_number(self) noexcept nogil
     cdef void _announce_leaving(self) noexcept nogil
     cdef int _leave_others(self) except -1 nogil
     cdef int _end_messages(self) except -1 nogil

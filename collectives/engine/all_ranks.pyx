@@ -12,7 +12,6 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_unlock,
 )
 from collectives.exchange.shared cimport Shared
-from collectives.protocols.contribution cimport NOWHERE, SCRATCH, X
 from collectives.protocols.all_ranks cimport (
     AVERAGE,
     CLOSE,
@@ -91,38 +90,6 @@ cdef class AllRanks(Calls):
         for shared in self.all_shared:
             shared.memory.unmap()
 
-    # Averages over all ranks
-
-    cdef void _reduce(self) noexcept nogil:
-        """Begin the exchange by messages, or in device memory that ranks share: any MPI will do."""
-        if not self.layout.space.deferred or not self.exchange.shares(self.everyone, self.size):
-            Calls._reduce(self)
-            return
-        self._reduce_in_ring(self.vectors.of[X if self.contribution.lent else SCRATCH])
-
-    cdef void _reduce_in_ring(self, char **arrays) noexcept nogil:
-        """Begin to average these arrays in place, through the ring."""
-        self.begun = True
-        self.in_ring = arrays
-        self.exchange.shared.describe(
-            False, False, self.contribution.weight, self.contribution.weight)
-        self.exchange.begin_in_memory(
-            self._exchange_number(), True, self.everyone, self.size, arrays, True, True)
-
-    cdef long long _exchange_number(self) noexcept nogil:
-        """Return the number of an average over all ranks, among exchanges in shared memory."""
-        return self.data_ops + 1
-
-    cdef void _publish_average(self) noexcept nogil:
-        Calls._publish_average(self)
-        if (self.in_ring != NULL and self.in_ring == self.vectors.of[SCRATCH]
-                and self.contribution.copy != NOWHERE and self.contribution.total != 0):
-            self.vectors.copy(self.contribution.copy, SCRATCH)
-        self.in_ring = NULL
-
-    cdef int _kept_in(self) noexcept nogil:
-        return SCRATCH if self.in_ring != NULL else NOWHERE
-
     # What subclasses extend
 
     cdef void _announce_leaving(self) noexcept nogil:
@@ -176,7 +143,7 @@ cdef class AllRanks(Calls):
             pthread_mutex_lock(&self.lock)
             if self.protocol.stage == OUTSIDE and not (self.closed or self._has_started()):
                 self._announce_leaving()
-                self._begin_operation(CLOSE)
+                self._enter_operation(CLOSE)
             pthread_mutex_unlock(&self.lock)
 
     def close(self):
@@ -222,7 +189,7 @@ cdef class AllRanks(Calls):
             if self.protocol.operation != CLOSE:
                 self._wait(OVER)
                 self._leave_others()
-                self._begin_operation(CLOSE)
+                self._enter_operation(CLOSE)
             self._wait(LEFT)
             self._end_messages()
         finally:
@@ -235,8 +202,8 @@ cdef class AllRanks(Calls):
         versions, passive, staleness = self._counts()
         return (
             self.protocol.calls,
-            self.timely,
-            self.synchronizations,
+            self.driven.timely,
+            self.driven.synchronizations,
             versions,
             passive,
             staleness,
@@ -271,6 +238,11 @@ cdef class AllRanks(Calls):
     def version(self):
         """The version of the next call."""
         return self.protocol.version + self.protocol.base
+
+    @property
+    def synchronizations(self):
+        """How many averages over all ranks have changed what ranks continue from."""
+        return self.driven.synchronizations
 
     @property
     def failure(self):

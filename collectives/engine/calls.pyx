@@ -77,7 +77,7 @@ cdef class Call:
             return f"<Call that has failed: {type(self.error).__name__}>"
         if self.result is not None:
             return f"<Call that is complete: {self.result}>"
-        version = collective.taken_version + collective.protocol.base
+        version = collective.driven.called + collective.protocol.base
         return f"<Call of version {version}, not complete>"
 
     def __reduce_ex__(self, protocol):
@@ -103,7 +103,7 @@ cdef class Calls(Interruptible):
 
     cdef int _begin(self, int what) except -1 nogil:
         """Begin the operation or call that the application requests."""
-        self._begin_operation(what)
+        self._enter_operation(what)
         return 0
 
     cdef bint _misses(self, int goal) noexcept nogil:
@@ -117,11 +117,14 @@ cdef class Calls(Interruptible):
 
     cdef bint _reached(self, int goal) noexcept nogil:
         if goal == DONE:
-            return self.done
+            return self.driven.done
         if goal == SETTLED:
-            return self.done or self.protocol.broken or self.awaits and self.protocol.failed >= 0
-        if goal == OVER or goal == CAUGHT_UP:
+            return (self.driven.done or self.protocol.broken
+                    or self.awaits and self.protocol.failed >= 0)
+        if goal == OVER:
             return self.protocol.stage == OUTSIDE
+        if goal == CAUGHT_UP:
+            return self.driven.has_caught_up()
         return self.protocol.may_leave() and self._all_sent() and self._all_answered()
 
     cdef bint _is_failed(self, int goal) noexcept nogil:
@@ -230,14 +233,14 @@ cdef class Calls(Interruptible):
         try:
             with nogil:
                 self._wait_until(CAUGHT_UP)
-            if self.disagreed != NONE:
+            if self.driven.disagreed != NONE:
                 self._forget_disagreement()
             with nogil:
                 pthread_mutex_lock(&self.lock)
                 try:
                     self.loading = version
                     if call.handover is not None:
-                        self.done = False
+                        self.driven.done = False
                         self.awaits = True
                     else:
                         self._give(what, NULL if call.vector is None else call.vector.arrays,
@@ -293,11 +296,11 @@ cdef class Calls(Interruptible):
 
         A call whose vector will never arrive is complete.
         """
-        if self.copying or self.protocol.failed >= 0 or not self.awaited.checked():
+        if self.port.copying or self.protocol.failed >= 0 or not self.awaited.checked():
             return
         self.awaits = False
         if self.awaited.error != 0:
-            self.done = True
+            self.driven.done = True
             return
         self.vectors.finite = self.awaited.finite
         self.reduction.staged = self.awaited_arrays
@@ -331,7 +334,7 @@ cdef class Calls(Interruptible):
 
     cdef int _forget_disagreement(self) except -1:
         """Raise that an interrupted operation has ended in a disagreement, and forget that."""
-        self.disagreed = NONE
+        self.driven.disagreed = NONE
         self._check_usable()
         return 0
 
@@ -418,9 +421,9 @@ cdef class Calls(Interruptible):
             call.handover.withdraw()
             call.error = self._failure()
             return 0
-        if self.disagreed != NONE:
+        if self.driven.disagreed != NONE:
             call.error = self._disagreement()
-            self.disagreed = NONE
+            self.driven.disagreed = NONE
             if call.handover is not None:
                 call.handover.withdraw()
             return 0
@@ -435,10 +438,10 @@ cdef class Calls(Interruptible):
         return 0
 
     cdef _result(self):
-        version = self.taken_version + self.protocol.base
+        version = self.driven.called + self.protocol.base
         everyone = tuple(range(self.size))
         return new_result(
-            (version, self.contribution.finite, version, everyone, self.taken_weight, True))
+            (version, self.contribution.finite, version, everyone, self.driven.weight, True))
 
     def fail(self, text):
         """Tell all ranks that this one has failed; only close() is allowed then."""

@@ -207,7 +207,7 @@ cdef class FormedGroups(GroupAverages):
             if what == AWAIT and self.reduction.staged == NULL:
                 return 0  # its device has failed
             self.protocol.completed()
-            self.timely += self.last_timely
+            self.driven.timely += self.last_timely
         elif what == PAUSE:
             self.queue.protocol.pause()
             self._wait(PAUSED)

@@ -117,13 +117,13 @@ cdef class GroupAverages(ProtocolCalls):
 
     cdef bint _step_group(self) noexcept nogil:
         """Advance the queue's first step; return whether it advanced."""
-        if self.copying or self.queue.first == NULL:
+        if self.port.copying or self.queue.first == NULL:
             return False
         if self.averaging:
             if not self.group_exchange.progress():
                 return False
             self._end_group(self.group_reduction.weight, self.gives)
-        elif self.queue.protocol.passive and not self._is_here():
+        elif self.queue.protocol.passive and not self.port.is_here():
             return False
         elif self.queue.first.returns:
             self._return_call()
@@ -163,9 +163,9 @@ cdef class GroupAverages(ProtocolCalls):
             return self.kept_arrays
         self.gives = self.vectors.finite
         if self.vectors.finite == UNKNOWN:
-            self._unlock_to_copy()
+            self.port.unlock_to_copy()
             self.gives = self.layout.all_finite(self.user)
-            self._lock_after_copy()
+            self.port.lock_after_copy()
         if not self.gives:
             self.contribution.leave_out()
         return self.user
@@ -178,9 +178,9 @@ cdef class GroupAverages(ProtocolCalls):
         cdef bint given = gives and arrays == self.user
         cdef char *source = self.kept
         if arrays == NULL or arrays == self.user and not gives:
-            self._unlock_to_copy()
+            self.port.unlock_to_copy()
             self.layout.zero(self.kept_arrays)
-            self._lock_after_copy()
+            self.port.lock_after_copy()
         elif arrays == self.mean_arrays:
             source = self.mean if self.moved else self.model
         self.group_exchange.begin(
@@ -193,9 +193,9 @@ cdef class GroupAverages(ProtocolCalls):
         cdef Step *group = self.queue.first
         cdef double weight = group.weights[group.me] if arrays != NULL and self.gives else 0
         if arrays == self.mean_arrays and not self.moved:
-            self._unlock_to_copy()
+            self.port.unlock_to_copy()
             self.layout.copy(arrays, self.model_arrays)
-            self._lock_after_copy()
+            self.port.lock_after_copy()
         self.group_exchange.shared.describe(False, False, weight, weight)
         self.group_exchange.begin_in_memory(
             group.number, True, group.members, group.size, arrays, arrays != NULL, True)
@@ -226,9 +226,9 @@ cdef class GroupAverages(ProtocolCalls):
         cdef char **source = self.user if self.user != NULL else self.kept_arrays
         if self.queue.protocol.passive:
             self._add_what_moved()
-            self._unlock_to_copy()
+            self.port.unlock_to_copy()
             self.layout.copy(self.model_arrays, source)
-            self._lock_after_copy()
+            self.port.lock_after_copy()
             self.moved = False
             self.unreturned = self.user == NULL
         self.has_kept = False
@@ -237,9 +237,9 @@ cdef class GroupAverages(ProtocolCalls):
     cdef void _add_what_moved(self) noexcept nogil:
         """Add to the application's vector what averages changed since its last call returned."""
         if self.moved and not self.unreturned and self.user != NULL:
-            self._unlock_to_copy()
+            self.port.unlock_to_copy()
             self.layout.add_change(self.user, self.mean_arrays, self.user, self.model_arrays)
-            self._lock_after_copy()
+            self.port.lock_after_copy()
             self._has_changed()
         self.moved = False
 
@@ -255,7 +255,7 @@ cdef class GroupAverages(ProtocolCalls):
         cdef long long end = now() + SECOND
         cdef char **user
         self.awaits = False
-        while self.copying or self.queue.protocol.calling and not self._is_here():
+        while self.port.copying or self.queue.protocol.calling and not self.port.is_here():
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)

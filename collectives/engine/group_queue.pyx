@@ -2,7 +2,6 @@
 """The steps that a protocol that forms groups requests of its rank, and its messages."""
 
 from libc.stdlib cimport free
-from libc.string cimport memset
 from mpi4py.libmpi cimport MPI_ERR_INTERN, MPI_ERR_RANK
 from mpi4py.MPI cimport Comm
 

@@ -24,7 +24,6 @@ from mpi4py.libmpi cimport (
     MPI_Imrecv,
     MPI_Isend,
     MPI_Message,
-    MPI_Status,
     MPI_Test,
     MPI_Testsome,
 )

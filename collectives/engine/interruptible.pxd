@@ -3,6 +3,4 @@ from collectives.engine.operations cimport Operations
 cdef class Interruptible(Operations):
     cdef void _abandon(self) noexcept nogil
     cdef void _lock_when_copied(self) noexcept nogil
-    cdef void _stop_using_vector(self) noexcept nogil
-    cdef int _kept_in(self) noexcept nogil
     cdef bint _drain(self) noexcept nogil

@@ -8,7 +8,7 @@ from collectives.engine.operations cimport Operations
 from collectives.engine.waiting cimport SECOND
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
-from collectives.protocols.contribution cimport NOWHERE, X
+from collectives.protocols.contribution cimport X
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -20,28 +20,14 @@ cdef class Interruptible(Operations):
     cdef void _abandon(self) noexcept nogil:
         """Stop using the application's vector in a call that an exception has interrupted."""
         self._lock_when_copied()
-        self._stop_using_vector()
-        self.contribution.interrupted(self._drain())
+        self.driven.interrupt()
+        self.driven.interrupted(self._drain())
         pthread_mutex_unlock(&self.lock)
-
-    cdef void _stop_using_vector(self) noexcept nogil:
-        """Continue operations without the application's vector, where messages have not begun."""
-        if self.begun:
-            self.exchange.adopt(self.vectors.arrays(self._kept_in()))
-        self.contribution.interrupt(self.begun)
-        if self.begun:
-            self.reduction.target = self.vectors.arrays(self.contribution.target)
-            self.reduction.copy = self.vectors.arrays(self.contribution.copy)
-            self.reduction.saved = self.vectors.arrays(self.contribution.saved)
-
-    cdef int _kept_in(self) noexcept nogil:
-        """Return the vector that takes what the application's got so far, if no other has it."""
-        return NOWHERE
 
     cdef void _lock_when_copied(self) noexcept nogil:
         """Take the lock, once no thread and no device accesses the application's buffer."""
         pthread_mutex_lock(&self.lock)
-        while self.copying or not self._is_here():
+        while self.port.copying or not self.port.is_here():
             pthread_mutex_unlock(&self.lock)
             sched_yield()
             pthread_mutex_lock(&self.lock)
@@ -53,9 +39,10 @@ cdef class Interruptible(Operations):
         vector is kept, and no change is computed relative to what is in it.
         """
         cdef long long end = now() + SECOND
-        if self.begun:
+        if self.driven.begun:
             self.exchange.divert()
-        while self.begun and self.exchange.uses(self.vectors.of[X]) and self.error == 0:
+        while (self.driven.begun and self.exchange.uses(self.vectors.of[X])
+               and self.error == 0):
             if now() > end:
                 return False
             self.exchange.progress()

@@ -15,7 +15,6 @@ from mpi4py.libmpi cimport (
     MPI_Improbe,
     MPI_Imrecv,
     MPI_Isend,
-    MPI_Message,
     MPI_Status,
     MPI_Testsome,
     MPI_Type_commit,

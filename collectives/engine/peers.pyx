@@ -275,7 +275,7 @@ cdef class PeerExchange(ProtocolCalls):
             self._wait(ANSWERED)
             if what == CALL or self.took:
                 self.protocol.completed()
-                self.timely += 1
+                self.driven.timely += 1
         elif what == PUBLISH:
             self.mailbox.publish_change(arrays)
             self._wait(ANSWERED)

@@ -7,11 +7,14 @@ from mpi4py.MPI cimport Comm
 from collectives.engine.all_ranks cimport AllRanks
 from collectives.engine.calls cimport CALL
 from collectives.engine.control_tree cimport ControlTree
+from collectives.engine.ports cimport EnginePort
 from collectives.exchange.clock cimport now
+from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.all_ranks cimport AllRanksProtocol
 from collectives.protocols.contribution cimport ContributionProtocol
+from collectives.protocols.rank cimport RankProtocol
 
 from collectives.topology import activation_peers
 
@@ -25,10 +28,14 @@ cdef class ProtocolCalls(AllRanks):
 
     def __init__(self, Comm control, Comm data, like, **others):
         cdef AllRanksProtocol protocol
+        cdef ContributionProtocol contribution
         AllRanks.__init__(self, control, data, like, **others)
         protocol = AllRanksProtocol(len(activation_peers(self.rank, self.size)))
-        self._begin_protocol(protocol, ControlTree(control, protocol, 1),
-                             ContributionProtocol(self.vectors, protocol))
+        contribution = ContributionProtocol(self.vectors, protocol)
+        self._drive(
+            RankProtocol(protocol, contribution),
+            EnginePort(self.exchange, self.vectors, contribution, self.rank, self.size, PHASES),
+            ControlTree(control, protocol, 1))
 
     # What subclasses override
 

@@ -7,10 +7,13 @@ from mpi4py.MPI cimport Comm
 from collectives.engine.all_ranks cimport AllRanks
 from collectives.engine.calls cimport CALL, NO_VECTOR, Call, new_result
 from collectives.engine.control_tree cimport ControlTree
+from collectives.engine.ports cimport EnginePort
+from collectives.exchange.doubling cimport PHASES
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport AVERAGE, JOIN, SYNC
 from collectives.protocols.contribution cimport SCRATCH, X
+from collectives.protocols.rank cimport RankProtocol
 from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
 
 from collectives.topology import activation_peers
@@ -26,6 +29,27 @@ cdef class TriggerTree(ControlTree):
         self._send(dimension, version, ops)
 
 
+cdef class TriggeredPort(EnginePort):
+    """Moves the vectors of these averages."""
+
+    cdef void begin_average(self, long long number) noexcept nogil:
+        """Begin in shared memory where all ranks share it.
+
+        A vector that does not count is not read there, and the mean overwrites it.
+        """
+        if self.ranks.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
+            EnginePort.begin_average(self, number)
+        else:
+            self.begin_in_ring(number, self.vectors.of[X if self.contribution.present else SCRATCH])
+
+    cdef void remember(self) noexcept nogil:
+        if not self.reduction.compressed:
+            return
+        if self.contribution.target == X:
+            self.vectors.copy(SCRATCH, X)
+        self.reduction.remember(self.vectors.start[SCRATCH])
+
+
 cdef class TriggeredAverages(AllRanks):
     """One rank of a `TriggeredAverageProtocol`.
 
@@ -39,6 +63,7 @@ cdef class TriggeredAverages(AllRanks):
     def __init__(self, Comm control, Comm data, like, *, long long sync_period, weighing,
                  bint sharing, **others):
         cdef TriggerTree tree
+        cdef TriggeredPort port
         AllRanks.__init__(self, control, data, like, **others)
         self.triggering = TriggeredAverageProtocol(
             len(activation_peers(self.rank, self.size)), sync_period)
@@ -46,7 +71,9 @@ cdef class TriggeredAverages(AllRanks):
         tree.triggering = self.triggering
         self.held = HeldContribution(self.vectors, self.triggering)
         self.held.weigh_by(weighing[0], weighing[1], weighing[2])
-        self._begin_protocol(self.triggering, tree, self.held)
+        port = TriggeredPort(
+            self.exchange, self.vectors, self.held, self.rank, self.size, PHASES)
+        self._drive(RankProtocol(self.triggering, self.held), port, tree)
         if sharing:
             self._share_memory(self.exchange, False, True)
 
@@ -54,37 +81,7 @@ cdef class TriggeredAverages(AllRanks):
         """Send compressed vectors as differences from this initial one, which all ranks have."""
         cdef UserVector opened = UserVector(like, self.layout, 0)
         self.layout.copy(self.vectors.of[SCRATCH], opened.arrays)
-        self.reduction.remember(self.scratch)
-
-    # Averages over all ranks
-
-    cdef void _reduce(self) noexcept nogil:
-        """Begin the exchange, in shared memory where all ranks share it.
-
-        A vector that does not count is not read there, and the mean overwrites it.
-        """
-        if self.protocol.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
-            AllRanks._reduce(self)
-            return
-        self._reduce_in_ring(self.vectors.of[X if self.held.present else SCRATCH])
-
-    cdef void _publish_average(self) noexcept nogil:
-        AllRanks._publish_average(self)
-        if self.protocol.operation == AVERAGE:
-            return
-        if self.reduction.compressed and self.held.total != 0:
-            self._unlock_to_copy()
-            if self.held.target == X:
-                self.vectors.copy(SCRATCH, X)
-            self.reduction.remember(self.scratch)
-            self._lock_after_copy()
-        if self.protocol.operation == SYNC and not self.protocol.joined:
-            self.timely += self.held.finite
-        self.held.end_average()
-
-    cdef void _load(self) noexcept nogil:
-        self.held.load()
-        AllRanks._load(self)
+        self.reduction.remember(self.vectors.start[SCRATCH])
 
     # The application's call
 
@@ -104,25 +101,25 @@ cdef class TriggeredAverages(AllRanks):
         if self.alone:
             self.held.give(self._counted(CALL, weight))
             self._make_call()
-        self.done = True
+        self.driven.done = True
         return 0
 
     cdef void _make_call(self) noexcept nogil:
         self.held.called()
         self.alone = not self.triggering.call()
         if not self.alone:
-            self._begin_operation(SYNC)
+            self._enter_operation(SYNC)
             return
-        self.taken_version = self.protocol.version
+        self.driven.called = self.protocol.version
         self.protocol.completed()
-        self.timely += 1
-        self.done = True
+        self.driven.timely += 1
+        self.driven.done = True
 
     cdef long long _calls_made(self) noexcept nogil:
         return self.protocol.calls
 
     cdef _result(self):
-        cdef long long version = self.taken_version + self.protocol.base
+        cdef long long version = self.driven.called + self.protocol.base
         if not self.alone:
             return AllRanks._result(self)
         return new_result((version, True, version, (self.rank,), self.held.given_weight, False))

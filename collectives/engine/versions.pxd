@@ -1,18 +1,21 @@
-from collectives.engine.snapshots cimport Snapshots
+from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.ports cimport VersionsPort
+from collectives.memory.allocation cimport Memory
+from collectives.protocols.contribution cimport SnapshotProtocol
+from collectives.protocols.groups cimport Groups
+from collectives.protocols.rank cimport VersionsProtocol
+from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 
-cdef class GroupVersions(Snapshots):
-    cdef int window
-    # The application is in publish().
-    cdef bint holding
-    # The group whose mean the last call returned, and the version of that mean.
-    cdef int *taken
-    cdef long long taken_source
+cdef class GroupVersions(AllRanks):
+    # The same objects as `driven`, `protocol`, `contribution` and `port`.
+    cdef VersionsProtocol steps
+    cdef WaitAvoidingProtocol versioning
+    cdef SnapshotProtocol publishing
+    cdef VersionsPort versions_port
+    cdef Groups groups
+    # The memory of snapshot and result, where it is not shared.
+    cdef Memory memory
 
-    cdef void _begin_version(self) noexcept nogil
-    cdef void _finish_version(self) noexcept nogil
-    cdef void _begin_call(self) noexcept nogil
-    cdef void _lend(self) noexcept nogil
-    cdef void _complete_call(self) noexcept nogil
-    cdef int _publish_between_calls(self) except -1 nogil
-    cdef int _join(self) except -1 nogil
+    cdef int _allocate_vectors(self, bint sharing) except -1
+    cdef bint _awaits_device(self) noexcept nogil
     cdef int _drawn(self)

@@ -7,7 +7,8 @@ cdef class HostVectors(Vectors):
     cdef int finite
     # Of each of the rank's vectors: the addresses of its arrays; NULL if the rank has none.
     cdef char **of[4]
-    # The addresses of the arrays of the rank's own vectors, which are contiguous.
+    # Where each of the rank's own vectors begins, which are contiguous; the addresses of their arrays.
+    cdef char *start[4]
     cdef char **located
     # A device's answer to whether X, or its change, is finite; `asked`: whether that is pending;
     # `answered`: the ticket of the answer.

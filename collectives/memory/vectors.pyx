@@ -28,6 +28,7 @@ cdef class HostVectors(Vectors):
 
     cdef void place(self, int vector, char *memory) noexcept nogil:
         """Place one of the rank's own vectors in this memory."""
+        self.start[vector] = memory
         self.of[vector] = self.located + vector * self.layout.count
         self.layout.locate(self.of[vector], memory)
 

@@ -34,6 +34,7 @@ cdef class ContributionProtocol:
     cdef void restart_work(self) noexcept nogil
     cdef void give(self, double weight) noexcept nogil
     cdef void forget(self) noexcept nogil
+    cdef void load(self) noexcept nogil
     cdef void leave_out(self) noexcept nogil
     cdef bint publishes(self) noexcept nogil
     cdef bint is_finishing(self) noexcept nogil
@@ -63,7 +64,6 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef bint shares
 
     cdef void replace(self) noexcept nogil
-    cdef void load(self) noexcept nogil
     cdef void set_snapshot(self, bint filled) noexcept nogil
     cdef void publish(self) noexcept nogil
     cdef void note_published(self) noexcept nogil

@@ -176,6 +176,9 @@ class ContributionProtocol:
         """Note that the application has its vector back."""
         self.present = False
 
+    def load(self):
+        """Continue from the application's vector, if it is present; all ranks load."""
+
     def leave_out(self):
         """Count a vector or change that is not finite, and is not contributed."""
         self.nonfinite += 1
@@ -348,7 +351,6 @@ class SnapshotProtocol(ContributionProtocol):
         self.set_snapshot(self.finite)
 
     def load(self):
-        """Continue from the application's vector, if it is present; all ranks load."""
         self.restart_work()
         if self.present:
             if self.weighing != GIVEN:

@@ -13,4 +13,3 @@ cdef class TriggeredAverageProtocol(AllRanksProtocol):
 cdef class HeldContribution(ContributionProtocol):
     cdef void called(self) noexcept nogil
     cdef bint is_lending(self) noexcept nogil
-    cdef void load(self) noexcept nogil

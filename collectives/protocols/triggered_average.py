@@ -149,5 +149,4 @@ class HeldContribution(ContributionProtocol):
             self.given_weight = 0
 
     def load(self):
-        """Continue from each rank's own vector."""
         self.restart_work()

@@ -1,32 +1,35 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
 
-Where `collectives.engine.versions` reacts to messages and completed exchanges, this driver reacts
-at the times that the machine's model gives; all decisions are those of `collectives.protocols`.
+Where the engine reacts to messages and completed exchanges, this driver reacts at the times that the
+machine's model gives; all decisions are those of `collectives.protocols.rank`.
 """
 
 import numpy as np
 
 from collectives.topology import activation_peers, propagation_bound
 
-from collectives.protocols.all_ranks cimport REDUCING, SYNC, TreePort
+from collectives.protocols.all_ranks cimport SYNC, TreePort
 from collectives.protocols.contribution cimport NOWHERE, SnapshotProtocol, Vectors
 from collectives.protocols.groups cimport Groups
-from collectives.protocols.wait_avoiding cimport HELD, RUNNING, WaitAvoidingProtocol
+from collectives.protocols.rank cimport (
+    CONTRIBUTE,
+    PUBLISH,
+    RETURN,
+    RankPort,
+    VersionsProtocol,
+)
+from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, placed_allreduce_time
 
-# Events: an activation has arrived; a vector has been published; a call has its result; a member is
-# ready to exchange, and has the mean; all ranks have agreed on a synchronization; a rank is ready to
-# average over all ranks, and has the mean.
+# Events: an activation has arrived; a pass over vectors has ended; a member is ready to exchange; a
+# rank has the mean of its group, or of all ranks; all ranks have agreed on a synchronization.
 cdef enum:
     ACTIVATED
-    PUBLISHED
-    TAKEN
+    PASSED
     READY
     EXCHANGED
     AGREED
-    READY_FOR_ALL
-    MOVED
 
 cdef enum:
     # Bytes of an activation, and of a rank's record in the agreement on an operation.
@@ -77,6 +80,99 @@ cdef class WrittenVectors(Vectors):
         self.passes += 1
 
 
+cdef class SimulatedPort(RankPort):
+    """Executes one rank's steps, each of which takes the time that the machine's model gives.
+
+    Attributes:
+        vectors: the rank's.
+        exchanged: whether its exchange is complete.
+        copies_after: seconds that it needs after an exchange to copy its mean, or what that
+            replaces.
+    """
+
+    cdef GroupAveraging method
+    cdef int rank
+    cdef WrittenVectors vectors
+    cdef bint exchanged
+    cdef double copies_after
+
+    def __init__(self, GroupAveraging method, int rank, WrittenVectors vectors):
+        self.method, self.rank, self.vectors = method, rank, vectors
+
+    cdef SnapshotProtocol _publishing(self):
+        return (<VersionsProtocol>self.method.driven[self.rank]).publishing
+
+    cdef void begin_pass(self, int step, bint moves) noexcept nogil:
+        """The time is that of the passes that follow."""
+
+    cdef bint end_pass(self, int step, bint moves) noexcept nogil:
+        """A late call publishes and takes the newest result at once.
+
+        The mean of a timely call is written directly to the application's buffer.
+        """
+        cdef double staging = self.method.staging_time
+        cdef double writing = self.vectors.passes * self.method.copy_time
+        self.vectors.passes = 0
+        if step != PUBLISH and step != RETURN and (step != CONTRIBUTE or writing == 0):
+            return True
+        with gil:
+            if step == CONTRIBUTE:
+                staging = 0
+            elif step == RETURN and not self._is_timely():
+                staging = 2 * staging
+            self.method.simulation.later(writing + staging, PASSED, self.rank)
+        return False
+
+    cdef bint _is_timely(self):
+        return (<VersionsProtocol>self.method.driven[self.rank]).versions.timely
+
+    cdef bint is_here(self) noexcept nogil:
+        return True
+
+    cdef bint knows_change(self) noexcept nogil:
+        return True
+
+    cdef void remember(self) noexcept nogil:
+        """Nothing is compressed."""
+
+    cdef void begin_version(self, long long version, long long number) noexcept nogil:
+        """Begin the rank's part of an exchange, once a lent vector that it keeps is copied."""
+        with gil:
+            publishing = self._publishing()
+            self._begin_exchange(publishing)
+            if publishing.lent and publishing.keeps:
+                self.method.simulation.later(self.method.copy_time, READY, self.rank, version)
+            else:
+                self.method._join_group(self.rank, version)
+
+    cdef void begin_average(self, long long number) noexcept nogil:
+        with gil:
+            self._begin_exchange(self._publishing())
+            self.method._join_all()
+
+    cdef void _begin_exchange(self, SnapshotProtocol publishing):
+        self.exchanged = False
+        self.copies_after = self.method.copy_time * (
+            (publishing.copy != NOWHERE) + (publishing.saved != NOWHERE))
+
+    cdef bint is_exchanged(self) noexcept nogil:
+        return self.exchanged
+
+    cdef double total_weight(self) noexcept nogil:
+        return 1
+
+    cdef void number_from(self, long long first, long long shift) noexcept nogil:
+        """Exchanges need no numbers."""
+
+    cdef void executed(self, long long version) noexcept nogil:
+        with gil:
+            self.method._count_version(version, self._publishing())
+
+    cdef void returns(self, bint in_group) noexcept nogil:
+        with gil:
+            self.method._return(self.rank, self._publishing())
+
+
 cdef class GroupAveraging(Method):
     """WAGMA-SGD's ranks: `collectives.GroupAllreduce`, as `wagma.WAGMA` calls it.
 
@@ -100,18 +196,12 @@ cdef class GroupAveraging(Method):
     cdef readonly bint passive, doubling, drawing, fixed, overlap, conserving
     cdef readonly int synchronous_averages
     cdef long long[::1] staleness_counts
-    cdef list protocols, contributions, vectors
+    cdef list driven, ports
     cdef Groups groups
     cdef int dimensions, window
     cdef int[:, ::1] peers
-    # Of each rank: the last version begun, whether it is copying, and whether it takes part in an
-    # average over all ranks.
-    cdef long long[::1] begun
-    cdef unsigned char[::1] copying, moving
     # Whether an average that overlaps the next step is pending, and whether that step waits for it.
     cdef unsigned char[::1] outstanding, waiting
-    # Seconds that each rank needs after an exchange to copy its mean, or what that replaces.
-    cdef double[::1] copies_after
     # Number of members that have begun, of each group of the window's versions, by its first place.
     cdef int[:, ::1] present
     cdef int entered, moving_count
@@ -134,28 +224,13 @@ cdef class GroupAveraging(Method):
         peers = [[peer for peer, _ in activation_peers(rank, ranks)] for rank in range(ranks)]
         self.peers = np.array(peers, dtype=np.intc).reshape(ranks, -1)
         self.dimensions = self.peers.shape[1]
-        self.protocols = [
-            WaitAvoidingProtocol(self.dimensions, self.group_size, self.sync_period, self.passive)
-            for _ in range(ranks)
-        ]
-        self.vectors = [WrittenVectors() for _ in range(ranks)]
-        self.contributions = [
-            SnapshotProtocol(vectors, protocol, self.conserving, False)
-            for vectors, protocol in zip(self.vectors, self.protocols)
-        ]
+        self.driven, self.ports = [], []
         for rank in range(ranks):
-            (<WaitAvoidingProtocol>self.protocols[rank]).attach(SimulatedTree(self, rank))
-            (<SnapshotProtocol>self.contributions[rank]).replace()
-            (<SnapshotProtocol>self.contributions[rank]).count_once()
-            (<WrittenVectors>self.vectors[rank]).passes = 0
-        if self.drawing:
-            for rank in range(ranks):
-                (<WaitAvoidingProtocol>self.protocols[rank]).draw(rank, ranks, 0)
+            self._add_rank(rank)
         gap = propagation_bound(ranks, self.group_size) if self.group_size > 1 else 0
         self.window = gap + 2
         self.present = np.zeros((self.window, ranks), dtype=np.intc)
-        self.begun = np.full(ranks, -1)
-        self.copying, self.moving, self.outstanding, self.waiting = np.zeros((4, ranks), np.uint8)
+        self.outstanding, self.waiting = np.zeros((2, ranks), np.uint8)
         most = min(self.sync_period, self.simulation.iterations) + gap + 1
         self.staleness = np.zeros(most, dtype=np.int64)
         self.staleness_counts = self.staleness
@@ -166,8 +241,25 @@ cdef class GroupAveraging(Method):
         self.average_time = placed_allreduce_time(machine, everybody, self.nbytes, self.doubling)
         self.average_time += 2 * self.staging_time
         self.average_time *= self.synchronous_averages
-        self.copies_after = np.zeros(ranks)
         self.exchange_times = {}
+
+    cdef void _add_rank(self, int rank):
+        cdef WrittenVectors vectors = WrittenVectors()
+        cdef WaitAvoidingProtocol versions = WaitAvoidingProtocol(
+            self.dimensions, self.group_size, self.sync_period, self.passive)
+        cdef SnapshotProtocol publishing = SnapshotProtocol(
+            vectors, versions, self.conserving, False)
+        cdef VersionsProtocol driven = VersionsProtocol(versions, publishing)
+        cdef SimulatedPort port = SimulatedPort(self, rank, vectors)
+        versions.attach(SimulatedTree(self, rank))
+        driven.attach(port)
+        if self.drawing:
+            versions.draw(rank, self.simulation.ranks, 0)
+        publishing.replace()
+        publishing.count_once()
+        vectors.passes = 0
+        self.driven.append(driven)
+        self.ports.append(port)
 
     cpdef arrives(self, int rank):
         if self.outstanding[rank]:
@@ -177,112 +269,54 @@ cdef class GroupAveraging(Method):
 
     cdef void _call(self, int rank):
         """Begin the application's call; an overlapped call of a group returns at once."""
-        cdef WaitAvoidingProtocol protocol = <WaitAvoidingProtocol>self.protocols[rank]
-        cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
+        cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
+        cdef bint synchronous = driven.versions.is_synchronous()
         cdef bint last = self.simulation.steps[rank] == self.simulation.iterations - 1
-        if self.overlap and not (last or protocol.is_synchronous()):
+        if self.overlap and not (last or synchronous):
             self.outstanding[rank] = True
             self.simulation.returns(rank)
-        contribution.give(1)
-        if not protocol.is_synchronous():
-            contribution.begin_call()
-            protocol.call()
-            self._react(rank, protocol)
+        driven.publishing.give(1)
+        if not synchronous:
+            driven.call()
+            self._react(rank, driven)
             return
-        protocol.enter(SYNC)
-        self._react(rank, protocol)
+        driven.enter(SYNC)
+        self._react(rank, driven)
         self.entered += 1
         if self.entered == self.simulation.ranks:
             self.entered = 0
             self._later_for_all(self.agreement_time, AGREED)
 
     cpdef happens(self, int kind, int rank, long long a, long long b):
-        cdef WaitAvoidingProtocol protocol = <WaitAvoidingProtocol>self.protocols[rank]
-        cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
+        cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
         cdef long long[2] common
         if kind == ACTIVATED:
-            protocol.tell(a, b >> 8, b & 255)
-        elif kind == PUBLISHED:
-            self.copying[rank] = False
-            protocol.published()
-        elif kind == TAKEN:
-            self.copying[rank] = False
-            self.calls += 1
-            self.timely += protocol.timely
-            protocol.returns()
-            self._return(rank, contribution)
+            driven.versions.tell(a, b >> 8, b & 255)
+        elif kind == PASSED:
+            if driven.passing == RETURN:
+                self.calls += 1
+                self.timely += driven.versions.timely
+            driven.passed()
         elif kind == READY:
             self._join_group(rank, a)
         elif kind == EXCHANGED:
-            contribution.end_version(1)
-            self._count_version(a, contribution)
-            protocol.finished()
-        elif kind == AGREED:
-            # All ranks contribute the same operation and version, so one record stands for all.
-            common[0], common[1] = SYNC, protocol.version
-            protocol.agreed(common, 1)
-        elif kind == READY_FOR_ALL:
-            self._join_all()
+            (<SimulatedPort>self.ports[rank]).exchanged = True
         else:
-            self.moving[rank] = False
-            contribution.end_exchange(1)
-            contribution.end_average()
-            protocol.reduced()
-            contribution.end_operation(False)
-            self._return(rank, contribution)
-        self._react(rank, protocol)
+            # All ranks contribute the same operation and version, so one record stands for all.
+            common[0], common[1] = SYNC, driven.versions.version
+            driven.agreed(common, 1, 0, False, False)
+        self._react(rank, driven)
 
-    cdef void _react(self, int rank, WaitAvoidingProtocol protocol):
-        """Execute what the protocol has decided, as the engine does."""
-        cdef SnapshotProtocol contribution = <SnapshotProtocol>self.contributions[rank]
-        self._send_activations(rank, protocol)
-        if protocol.vectors == RUNNING and self.begun[rank] < protocol.running:
-            self._begin_version(rank, protocol.running, contribution)
-        elif self.copying[rank]:
-            return
-        elif contribution.calling and protocol.vectors == HELD:
-            self._serve_call(rank, protocol, contribution)
-        elif protocol.stage == REDUCING and not self.moving[rank]:
-            self._begin_moving(rank, contribution)
+    cdef void _react(self, int rank, VersionsProtocol driven):
+        """Send what is due, and take all steps that can be taken now."""
+        self._send_activations(driven.versions)
+        driven.advance()
 
-    cdef void _send_activations(self, int rank, WaitAvoidingProtocol protocol):
+    cdef void _send_activations(self, WaitAvoidingProtocol protocol):
         cdef int k
         for k in range(self.dimensions):
             if protocol.due_on() >> k & 1:
                 protocol.send_on(k)
-
-    cdef void _serve_call(
-        self, int rank, WaitAvoidingProtocol protocol, SnapshotProtocol contribution
-    ):
-        """Schedule a call's publication, and its return once its version has been executed.
-
-        A late call publishes and takes the newest result at once. The mean of a timely call is
-        written directly to the application's buffer.
-        """
-        cdef double staging = self.staging_time
-        cdef int kind = TAKEN
-        self.copying[rank] = True
-        if not protocol.timely:
-            contribution.end_call()
-            staging = 2 * staging
-        elif not contribution.published:
-            contribution.lend()
-            kind = PUBLISHED
-        else:
-            contribution.end_call()
-        self.simulation.later(self._writing_time(rank) + staging, kind, rank)
-
-    cdef double _writing_time(self, int rank):
-        """Return the seconds of the passes that the rank's protocol has just asked for."""
-        cdef WrittenVectors vectors = <WrittenVectors>self.vectors[rank]
-        cdef int passes = vectors.passes
-        vectors.passes = 0
-        return passes * self.copy_time
-
-    cdef void _note_copies(self, int rank, SnapshotProtocol contribution):
-        """Note what the rank writes after the exchange that it begins, besides the mean."""
-        self.copies_after[rank] = self.copy_time * (
-            (contribution.copy != NOWHERE) + (contribution.saved != NOWHERE))
 
     cdef void _return(self, int rank, SnapshotProtocol contribution):
         contribution.forget()
@@ -293,16 +327,6 @@ cdef class GroupAveraging(Method):
         if self.waiting[rank]:
             self.waiting[rank] = False
             self._call(rank)
-
-    cdef void _begin_version(self, int rank, long long version, SnapshotProtocol contribution):
-        """Begin the rank's part of an exchange, once a lent vector that it keeps is copied."""
-        self.begun[rank] = version
-        contribution.begin_version()
-        self._note_copies(rank, contribution)
-        if contribution.lent and contribution.keeps:
-            self.simulation.later(self.copy_time, READY, rank, version)
-        else:
-            self._join_group(rank, version)
 
     cdef void _join_group(self, int rank, long long version):
         """Take part in an exchange, which begins once the last member of the group does."""
@@ -321,8 +345,7 @@ cdef class GroupAveraging(Method):
         self.groups.of(rank, version, members)
         time = self._exchange_time(members, size)
         for i in range(size):
-            self.simulation.later(
-                time + self.copies_after[members[i]], EXCHANGED, members[i], version)
+            self._end_later(time, members[i])
 
     cdef double _exchange_time(self, int *members, int size):
         """Return the seconds of a group's average."""
@@ -336,18 +359,6 @@ cdef class GroupAveraging(Method):
                 self.simulation.machine, nodes, self.nbytes, self.doubling)
         return self.exchange_times[key]
 
-    cdef void _begin_moving(self, int rank, SnapshotProtocol contribution):
-        """Begin the rank's part of the average over all ranks, once it has published."""
-        cdef double writing
-        self.moving[rank] = True
-        contribution.begin_average()
-        self._note_copies(rank, contribution)
-        writing = self._writing_time(rank)
-        if writing > 0:
-            self.simulation.later(writing, READY_FOR_ALL, rank)
-        else:
-            self._join_all()
-
     cdef void _join_all(self):
         """Take part in the average over all ranks, which begins once the last rank does."""
         cdef int rank
@@ -356,7 +367,12 @@ cdef class GroupAveraging(Method):
             return
         self.moving_count = 0
         for rank in range(self.simulation.ranks):
-            self.simulation.later(self.average_time + self.copies_after[rank], MOVED, rank)
+            self._end_later(self.average_time, rank)
+
+    cdef void _end_later(self, double time, int rank):
+        """End a rank's exchange after this time, and that of its copies of the mean."""
+        cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
+        self.simulation.later(time + port.copies_after, EXCHANGED, rank)
 
     cdef void _later_for_all(self, double delay, int kind):
         cdef int rank

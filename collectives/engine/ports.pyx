@@ -1,0 +1,267 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The engine's ports: they move one rank's vectors as its `RankProtocol` decides.
+
+The thread that holds the collective's lock calls them. MPI is called by the exchanges only, which
+take the MPI mutex for it.
+"""
+
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+from collectives.exchange.clock cimport now
+from collectives.exchange.doubling cimport PHASES
+from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
+from collectives.memory.allocation cimport zeroed
+from collectives.protocols.all_ranks cimport AVERAGE
+from collectives.protocols.contribution cimport NOWHERE, RESULT, SCRATCH, SNAPSHOT, X
+
+
+cdef class EnginePort(RankPort):
+    """Moves the vectors of operations of all ranks: by messages, or in memory that ranks share.
+
+    Args:
+        exchange, vectors: of the collective.
+        contribution: what the rank contributes.
+        rank, size: this rank, and how many there are.
+        first_tag: the first tag of messages of operations.
+    """
+
+    def __init__(self, Exchange exchange, HostVectors vectors, ContributionProtocol contribution,
+                 int rank, int size, int first_tag):
+        cdef int each
+        self.exchange, self.vectors = exchange, vectors
+        self.reduction = exchange.reduction
+        self.contribution, self.ranks = contribution, contribution.ranks
+        self.rank, self.size, self.first_tag = rank, size, first_tag
+        self.space = self.reduction.space
+        self.everyone = <int *>zeroed(size, sizeof(int))
+        if self.everyone == NULL:
+            raise MemoryError
+        for each in range(size):
+            self.everyone[each] = each
+
+    def __dealloc__(self):
+        free(self.everyone)
+
+    # Passes over vectors
+
+    cdef void begin_pass(self, int step, bint moves) noexcept nogil:
+        if moves:
+            self.unlock_to_copy()
+
+    cdef bint end_pass(self, int step, bint moves) noexcept nogil:
+        if moves:
+            self.lock_after_copy()
+        return True
+
+    cdef void unlock_to_copy(self) noexcept nogil:
+        """Release the lock while this thread reads or writes long vectors.
+
+        Other threads drive the collective meanwhile. The application holds the vectors, so nothing
+        else reads or writes them.
+        """
+        self.copying = True
+        self.copy_began = now()
+        pthread_mutex_unlock(self.lock)
+
+    cdef void lock_after_copy(self) noexcept nogil:
+        self.copying_ns += now() - self.copy_began
+        pthread_mutex_lock(self.lock)
+        self.copying = False
+
+    cdef bint is_here(self) noexcept nogil:
+        return self.reduction.staged == NULL or self.reduction.handover.arrived()
+
+    cdef bint knows_change(self) noexcept nogil:
+        return self.vectors.knows_change()
+
+    cdef void remember(self) noexcept nogil:
+        """Vectors of operations alone are never compressed."""
+
+    # Exchanges
+
+    cdef void begin_average(self, long long number) noexcept nogil:
+        """Begin by messages, or in device memory that ranks share: any MPI will do."""
+        if self.space.deferred and self.exchange.shares(self.everyone, self.size):
+            self.begin_in_ring(
+                number, self.vectors.of[X if self.contribution.lent else SCRATCH])
+        else:
+            self.begin_by_messages(
+                self.everyone, self.size, self.rank,
+                self.first_tag + <int>(self.ranks.ops % 2) * PHASES, False)
+
+    cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil:
+        """Begin to average these arrays in place, through the ring."""
+        self.in_ring = arrays
+        self.exchange.shared.describe(
+            False, False, self.contribution.weight, self.contribution.weight)
+        self.exchange.begin_in_memory(
+            number, True, self.everyone, self.size, arrays, True, True)
+
+    cdef void begin_by_messages(
+        self, const int *members, int size, int me, int tag, bint keeps
+    ) noexcept nogil:
+        self.exchange.begin(
+            members, size, me, tag, self.contribution.weight,
+            self.vectors.start[self.contribution.source], self.vectors.of[X],
+            self.contribution.lent, keeps,
+            self.vectors.arrays(self.contribution.target),
+            self.vectors.arrays(self.contribution.copy),
+            self.vectors.arrays(self.contribution.saved))
+
+    cdef bint is_exchanged(self) noexcept nogil:
+        if not self.exchange.progress():
+            return False
+        if (self.in_ring != NULL and self.in_ring == self.vectors.of[SCRATCH]
+                and self.contribution.copy != NOWHERE and self.reduction.weight != 0):
+            self.vectors.copy(self.contribution.copy, SCRATCH)
+        self.in_ring = NULL
+        return True
+
+    cdef double total_weight(self) noexcept nogil:
+        return self.reduction.weight
+
+    cdef void number_from(self, long long first, long long shift) noexcept nogil:
+        """Operations need no numbers but their own."""
+
+    cdef void adopt(self) noexcept nogil:
+        self.exchange.adopt(self.vectors.arrays(self.kept_in()))
+
+    cdef int kept_in(self) noexcept nogil:
+        """Return the vector that takes what the application's got so far, if no other has it."""
+        return SCRATCH if self.in_ring != NULL else NOWHERE
+
+    cdef void redirect(self) noexcept nogil:
+        self.reduction.target = self.vectors.arrays(self.contribution.target)
+        self.reduction.copy = self.vectors.arrays(self.contribution.copy)
+        self.reduction.saved = self.vectors.arrays(self.contribution.saved)
+
+    cdef void returns(self, bint in_group) noexcept nogil:
+        """The caller learns it by `done`."""
+
+
+cdef class VersionsPort(EnginePort):
+    """Moves the vectors of versions as well, and opens them to the ranks of the node.
+
+    Args:
+        groups: the groups of versions.
+        window: how many versions have different tags.
+        rhythm: what predicts when versions are started.
+        others: the other arguments of `EnginePort`.
+    """
+
+    def __init__(self, *others, Groups groups, int window, Rhythm rhythm):
+        EnginePort.__init__(self, *others)
+        self.publishing = self.contribution
+        self.groups, self.window, self.rhythm = groups, window, rhythm
+        self.members = <int *>zeroed(self.size, sizeof(int))
+        if self.members == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.members)
+
+    cdef void remember(self) noexcept nogil:
+        self.reduction.remember(self.vectors.start[SNAPSHOT])
+
+    # Exchanges
+
+    cdef void begin_version(self, long long version, long long number) noexcept nogil:
+        cdef int me = self.groups.find(version + self.ranks.base)
+        self.rhythm.beat(now())
+        if self.exchange.shares(self.groups.members, self.groups.count):
+            self.describe()
+            self.exchange.begin_in_memory(
+                number, False, self.groups.members, self.groups.count,
+                self.vectors.of[X] if self.publishing.direct else NULL, self.publishing.lent,
+                self.publishing.bypasses_snapshot())
+        else:
+            self.begin_by_messages(
+                self.groups.members, self.groups.count, me,
+                <int>(version % self.window) * PHASES, self.publishing.keeps)
+
+    cdef void begin_average(self, long long number) noexcept nogil:
+        if self.ranks.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
+            EnginePort.begin_average(self, number)
+            return
+        self.describe()
+        self.exchange.begin_in_memory(
+            number, True, self.everyone, self.size,
+            self.vectors.arrays(self.publishing.copy), self.publishing.lent, False)
+
+    cdef void describe(self) noexcept nogil:
+        """Tell other ranks of the node where this rank's mean goes, and its vector's weight."""
+        self.exchange.shared.describe(
+            self.publishing.target == SNAPSHOT or self.publishing.copy == SNAPSHOT,
+            self.publishing.saved == RESULT,
+            self.publishing.weight, self.publishing.weight_after())
+
+    cdef void number_from(self, long long first, long long shift) noexcept nogil:
+        if self.exchange.shared is not None:
+            self.exchange.shared.oldest = first
+            self.exchange.shared.shift = shift
+
+    cdef int kept_in(self) noexcept nogil:
+        return SNAPSHOT if self.publishing.bypasses_snapshot() else EnginePort.kept_in(self)
+
+    cdef void returns(self, bint in_group) noexcept nogil:
+        """Keep the group's members: another version may be executed before the caller reads them.
+        """
+        if in_group:
+            self.count = self.groups.count
+            memcpy(self.members, self.groups.members, self.count * sizeof(int))
+
+    cdef void executed(self, long long version) noexcept nogil:
+        cdef long long staleness = version - self.publishing.published_version
+        self.executions += 1
+        self.passive += staleness != 0
+        self.staleness[min(staleness, MOST_STALENESS)] += 1
+
+    cdef void find_group(self, long long version) noexcept nogil:
+        self.groups.find(version + self.ranks.base)
+
+    # Vectors that other ranks may use
+
+    cdef bint is_quiet(self) noexcept nogil:
+        return self.space.over(self.space.begun())
+
+    cdef void open(self, long long number) noexcept nogil:
+        self.describe()
+        self.exchange.shared.open(number)
+
+    cdef long long close(self) noexcept nogil:
+        self.kept = self.exchange.shared.close()
+        return self.exchange.shared.number
+
+    cdef bint has_begun(self) noexcept nogil:
+        return self.kept
+
+    cdef double closed_weight(self) noexcept nogil:
+        return self.exchange.shared.parts[self.rank].total
+
+    cdef bint replaced(self) noexcept nogil:
+        return self.exchange.shared.parts[self.rank].replaced
+
+    cdef long long reached(self) noexcept nogil:
+        return self.exchange.shared.reached()
+
+    cdef void resume(self) noexcept nogil:
+        self.exchange.resume_in_memory()
+
+    cdef bint needs_messages(self, long long number) noexcept nogil:
+        return self.exchange.shared.needs_messages(number)
+
+    cdef bint leaves_to_others(self) noexcept nogil:
+        """On devices only a caller helps.
+
+        The driver, or a busy device, would delay the others for the blocks that the progress
+        thread has taken. Whoever needs the version executes it.
+        """
+        return self.space.deferred and self.waiting_callers[0] == 0
+
+    cdef bint help(self, long long number) noexcept nogil:
+        return self.exchange.shared.help(self.rank, number)
+
+    cdef bint awaits_device(self) noexcept nogil:
+        """Return whether other ranks wait for blocks that a device still averages for this one."""
+        return self.exchange.shared is not None and self.exchange.shared.count_averaging > 0
