@@ -590,7 +590,8 @@ class VersionsProtocol(RankProtocol):
             running = self.port.has_begun()
             if self.versions.next > self.opened_for:
                 self.port.find_group(self.versions.next - 1)
-                self.publishing.executed(self.port.closed_weight(), self.port.replaced())
+                total: cython.double = self.port.closed_weight()
+                self.publishing.executed(total, self.port.replaced())
         self.versions.reclaim(running)
         if running:
             self.begun = True

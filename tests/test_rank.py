@@ -1,0 +1,230 @@
+"""What a rank decides, compiled as in engines and from its source as in tests, by the same events.
+
+Here its port is a recorder, which answers at random: both ranks have the same actions executed, in
+the same order, and get the same answers.
+"""
+
+import functools
+import importlib.util
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from build_once import build_cython
+from protocol_messages import all_ranks, contribution, protocols, rank_protocol
+
+SOURCE = Path(__file__).parent / "compiled_rank.pyx"
+EVENTS = 120
+OPERATIONS = (
+    *(all_ranks.SYNC, all_ranks.SYNCHRONIZE, all_ranks.AVERAGE, all_ranks.LOAD, all_ranks.MEET),
+    all_ranks.CLOSE,
+)
+# What a recorder is asked, and what it may answer.
+ANSWERS = {
+    **dict.fromkeys(("is_here", "knows_change", "is_exchanged", "is_quiet"), (True, True, False)),
+    **dict.fromkeys(("all_finite", "is_change_finite", "end_pass"), (True, True, True, False)),
+    **dict.fromkeys(("has_begun", "replaced", "needs_messages"), (True, False)),
+    **dict.fromkeys(("leaves_to_others", "help"), (True, False)),
+    **dict.fromkeys(("total_weight", "closed_weight"), (0.0, 1.0, 2.5)),
+}
+
+
+class Recorder:
+    """A rank's port, vectors and tree; it knows only the number that others have reached."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.actions = []
+        self.number = 0
+
+    def __getattr__(self, action):
+        if action.startswith("__"):
+            raise AttributeError(action)
+        return functools.partial(self.execute, action)
+
+    def execute(self, action, *details):
+        answer = None
+        if action == "open":
+            (self.number,) = details
+        elif action in ("reached", "close"):
+            self.number += self.random.choice((0, 0, 1))
+            answer = self.number
+        elif action in ANSWERS:
+            answer = self.random.choice(ANSWERS[action])
+        self.actions.append((action, *details, answer))
+        return answer
+
+
+class SourceRank:
+    """One rank of the protocols' sources, with the methods of a compiled one."""
+
+    def __init__(self, port, dimensions, group_size, sync_period, passive, *options):
+        conserving, summing, seed, shares = options
+        self.versions = protocols.WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
+        self.versions.attach(port)
+        if seed is not None:
+            self.versions.draw(0, 1 << dimensions, seed)
+        self.publishing = contribution.SnapshotProtocol(port, self.versions, conserving, summing)
+        self.driven = rank_protocol.VersionsProtocol(self.versions, self.publishing)
+        self.driven.attach(port)
+        self.publishing.replace()
+        self.publishing.count_once()
+        self.driven.begin(shares)
+        self.give, self.forget = self.publishing.give, self.publishing.forget
+        self.tell, self.notice = self.versions.tell, self.versions.notice
+        for event in ("call", "publish", "join", "enter", "advance", "passed"):
+            setattr(self, event, getattr(self.driven, event))
+
+    def agreed(self, records, loading, differ):
+        self.driven.agreed(records, len(records) // 2, loading, differ, False)
+
+    def send(self, dimension):
+        if self.versions.due_on() >> dimension & 1:
+            self.versions.send_on(dimension)
+
+    def interrupt(self, ended):
+        self.driven.interrupt()
+        self.driven.interrupted(ended)
+
+
+@functools.cache
+def compiled_rank():
+    """Return CompiledRank, built where that has not been done."""
+    path = f"collectives/protocols/{SOURCE.name}"  # it depends on what is declared there
+    built = build_cython("rank", SOURCE.read_text(), path, "-O0")
+    spec = importlib.util.spec_from_file_location("compiled_rank", built)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.CompiledRank
+
+
+class Life:
+    """A rank that meets the events of a seed: those that a driver may report to it then.
+
+    Which they are depends on the rank; one that decides differently soon meets others.
+    """
+
+    def __init__(self, make, seed):
+        self.random = random.Random(seed)
+        self.port = Recorder(seed)
+        self.dimensions = self.chosen(1, 2, 3)
+        conserving, summing = self.chosen((True, False), (False, False), (False, True))
+        self.rank = make(
+            *(self.port, self.dimensions, self.chosen(1, 2, 1 << self.dimensions)),
+            *(self.chosen(3, 100), self.chosen(True, False), conserving, summing),
+            *(self.chosen(None, None, 7), self.chosen(True, False)),
+        )
+        self.in_call = False
+        for _ in range(EVENTS):
+            self.happen()
+
+    def chosen(self, *options):
+        return self.random.choice(options)
+
+    def happen(self):
+        rank, driven = self.rank, self.rank.driven
+        if driven.passing:
+            rank.passed()
+        elif self.in_call and driven.done:
+            self.in_call = False
+            rank.forget()
+        else:
+            event = self.chosen(
+                "act", "tell", "tell", "agree", "agree", "send", "fail", "interrupt"
+            )
+            getattr(self, event)()
+        rank.advance()
+
+    def act(self):
+        """The application calls, or enters an operation, unless it is in one or has closed."""
+        rank, versions = self.rank, self.rank.versions
+        behind = versions.next < versions.version and not rank.driven.opened
+        if self.in_call or versions.stage != all_ranks.OUTSIDE or versions.broken or behind:
+            return
+        self.in_call = True
+        rank.give(self.chosen(1.0, 1.0, 0.0, 2.0))
+        kind = self.chosen("call", "call", "call", "publish", "join", "enter")
+        if kind == "call" and (versions.version + versions.base + 1) % 3 == 0:
+            rank.enter(all_ranks.SYNC)
+        elif kind == "enter":
+            rank.enter(self.chosen(*OPERATIONS))
+        else:
+            getattr(rank, kind)()
+
+    def tell(self):
+        versions = self.rank.versions
+        version = versions.told + self.chosen(-1, 0, 1, 1, 2)
+        self.rank.tell(max(version, 0), versions.ops, self.random.randrange(self.dimensions))
+
+    def agree(self):
+        """All have entered an operation, mostly the same one."""
+        versions = self.rank.versions
+        if versions.stage != all_ranks.AGREEING:
+            return
+        self.rank.driven.gathers = False
+        own = versions.operation, versions.version
+        records = [*own]
+        for _ in range(1, 1 << self.dimensions):
+            other = self.chosen(*OPERATIONS, all_ranks.JOIN), versions.version + self.chosen(0, 1)
+            records += self.chosen(own, own, own, other)
+        self.rank.agreed(records, self.chosen(0, 5), self.random.random() < 0.05)
+
+    def send(self):
+        self.rank.send(self.random.randrange(self.dimensions))
+
+    def fail(self):
+        if self.random.random() < 0.05:
+            self.rank.notice(1, self.chosen(-1, 0))
+
+    def interrupt(self):
+        if self.in_call and self.random.random() < 0.3:
+            self.rank.interrupt(self.chosen(True, True, False))
+            self.rank.forget()
+            self.in_call = False
+
+    def end(self):
+        """Return what the rank has become."""
+        versions, driven, publishing = self.rank.versions, self.rank.driven, self.rank.publishing
+        return {
+            **{
+                name: getattr(versions, name)
+                for name in ("next", "version", "told", "calls", "ops")
+            },
+            **{name: getattr(driven, name) for name in ("timely", "synchronizations", "weight")},
+            **{name: getattr(publishing, name) for name in ("state", "snapshot_weight", "work")},
+        }
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_a_compiled_rank_has_the_same_actions_executed_as_its_source(block):
+    make = compiled_rank()
+    for seed in range(100 * block, 100 * (block + 1)):
+        source, compiled = Life(SourceRank, seed), Life(make, seed)
+        assert compiled.port.actions == source.port.actions, f"seed {seed}"
+        assert compiled.end() == source.end(), f"seed {seed}"
+
+
+def test_the_random_events_have_every_action_executed():
+    actions = Counter(action for seed in range(300) for action, *_ in executed(seed))
+    ports = rank_protocol.RankPort, contribution.Vectors, all_ranks.TreePort
+    asked = {name for port in ports for name in vars(port) if not name.startswith("_")}
+    assert asked - set(actions) == set()
+    assert min(actions.values()) > 5
+
+
+def executed(seed):
+    return Life(SourceRank, seed).port.actions
+
+
+def test_a_rank_that_decides_differently_is_told_apart(monkeypatch):
+    """Such as one that never publishes between two calls."""
+
+    def next_step(self):
+        step = ordinary(self)
+        return rank_protocol.WAIT if step == rank_protocol.SHARE else step
+
+    ordinary = rank_protocol.VersionsProtocol.next_step
+    monkeypatch.setattr(rank_protocol.VersionsProtocol, "next_step", next_step)
+    make = compiled_rank()
+    assert any(Life(make, seed).port.actions != executed(seed) for seed in range(20))
