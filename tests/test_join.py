@@ -306,6 +306,27 @@ def test_a_circle_is_found_where_a_collective_has_not_been_called(comm):
     b.close()
 
 
+@pytest.mark.ranks(3)
+@pytest.mark.transports("messages")
+def test_a_circle_is_found_where_a_join_first_waits_for_a_version(comm):
+    """Rank 0 cannot publish before a version of long vectors has been executed."""
+    x, y = np.zeros(LENGTH), np.zeros(1 << 22)
+    a, b = [GroupAllreduce(comm, vector, group_size=3, stall=0) for vector in (x, y)]
+    comm.Barrier()
+    with pytest.raises((ClosedError, DisagreementError, RankFailedError)) as raised:
+        if comm.rank == 1:
+            b(y)
+        if comm.rank > 0:
+            a.synchronize(x)
+        else:
+            time.sleep(0.02)
+        b.join(y)
+        a.join(x)
+    assert any("join both at once" in text for text in comm.allgather(str(raised.value)))
+    a.close()
+    b.close()
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.transports("messages")
 def test_who_waits_for_a_slow_rank_is_in_no_circle_with_those_that_have_joined(comm):

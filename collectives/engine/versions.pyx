@@ -134,6 +134,9 @@ cdef class GroupVersions(AllRanks):
             return False
         return AllRanks._reached(self, goal)
 
+    cdef bint _is_joining(self) noexcept nogil:
+        return AllRanks._is_joining(self) or self.steps.holding == JOIN
+
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         AllRanks._describe_call(self, answer)
         answer[1] = self.steps.next_version()
