@@ -1,4 +1,3 @@
-
 from collectives.engine.integer_messages cimport IntegerMessages
 from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
 

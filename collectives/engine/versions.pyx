@@ -16,7 +16,7 @@ from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
-from collectives.protocols.all_ranks cimport JOIN, NONE, SYNC
+from collectives.protocols.all_ranks cimport JOIN, SYNC
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, SnapshotProtocol
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.rank cimport VersionsProtocol
@@ -135,7 +135,7 @@ cdef class GroupVersions(AllRanks):
         return AllRanks._reached(self, goal)
 
     cdef bint _is_joining(self) noexcept nogil:
-        return AllRanks._is_joining(self) or self.steps.holding == JOIN
+        return AllRanks._is_joining(self) or self.steps.joining
 
     cdef void _describe_call(self, long long *answer) noexcept nogil:
         AllRanks._describe_call(self, answer)
@@ -153,7 +153,7 @@ cdef class GroupVersions(AllRanks):
             return f"version {self._calls_made()}", range(self.size)
         running = f"version {self.versioning.running + self.protocol.base}"
         members = [self.groups.members[member] for member in range(self.groups.count)]
-        return f"publish() during {running}" if self.steps.holding != NONE else running, sorted(members)
+        return f"publish() during {running}" if self.steps.holding else running, sorted(members)
 
     cdef int _drawn(self):
         """Return which rank is drawn to start the version that this one waits for."""

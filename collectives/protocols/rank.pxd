@@ -70,6 +70,7 @@ cdef class RankProtocol:
     cdef bint moves(self, int step) noexcept nogil
     cdef void read_or_write(self, int step) noexcept nogil
     cdef void passed(self) noexcept nogil
+    cdef void go_on(self, int step) noexcept nogil
     cdef void enter(self, int operation) noexcept nogil
     cdef void agreed(
         self, long long *records, int size, long long loading, bint differ, bint failed
@@ -79,6 +80,7 @@ cdef class RankProtocol:
     cdef void end_average(self) noexcept nogil
     cdef void end_operation(self) noexcept nogil
     cdef void count_data(self) noexcept nogil
+    cdef void renumber(self) noexcept nogil
     cdef bint is_busy(self) noexcept nogil
     cdef bint has_caught_up(self) noexcept nogil
     cdef void interrupt(self) noexcept nogil
@@ -88,8 +90,7 @@ cdef class RankProtocol:
 cdef class VersionsProtocol(RankProtocol):
     cdef WaitAvoidingProtocol versions
     cdef SnapshotProtocol publishing
-    cdef readonly int holding
-    cdef readonly bint opened
+    cdef readonly bint holding, joining, opened
     cdef readonly long long source
     cdef long long opened_for
 
@@ -100,7 +101,8 @@ cdef class VersionsProtocol(RankProtocol):
     cdef void end_call(self) noexcept nogil
     cdef void publish(self) noexcept nogil
     cdef void join(self) noexcept nogil
-    cdef void hold_for(self, int operation) noexcept nogil
+    cdef void hold(self, bint joins) noexcept nogil
+    cdef void let_go(self) noexcept nogil
     cdef void end_sharing(self) noexcept nogil
     cdef void open(self) noexcept nogil
     cdef void reclaim(self) noexcept nogil

@@ -282,6 +282,10 @@ class RankProtocol:
         """Go on from the end of a step's pass."""
         step: cython.int = self.passing
         self.passing = WAIT
+        self.go_on(step)
+
+    def go_on(self, step):
+        """Do what follows the pass of this step."""
         if step == CONTRIBUTE:
             self.begin_average()
         else:
@@ -355,6 +359,10 @@ class RankProtocol:
     def count_data(self):
         """Count an operation that has moved data."""
         self.data_ops += 1
+        self.renumber()
+
+    def renumber(self):
+        """Number exchanges onwards from the last operation."""
         self.port.number_from(self.ranks.version + self.data_ops, self.ranks.base - self.data_ops)
 
     # What drivers ask
@@ -392,8 +400,7 @@ class VersionsProtocol(RankProtocol):
         versions, publishing: its `WaitAvoidingProtocol` and its `SnapshotProtocol`.
 
     Attributes:
-        holding: the operation for which the application publishes between two calls: JOIN, or
-            SYNC for none; NONE: it does not.
+        holding, joining: whether the application publishes between two calls, and then joins.
         source: the newest version that the last call's result is of.
         opened: whether the vectors are open to other ranks; since which version, in `opened_for`.
     """
@@ -402,7 +409,8 @@ class VersionsProtocol(RankProtocol):
         RankProtocol.__init__(self, versions, publishing)
         self.versions = versions
         self.publishing = publishing
-        self.holding = NONE
+        self.holding = False
+        self.joining = False
         self.source = -1
         self.opened = False
         self.opened_for = 0
@@ -410,10 +418,9 @@ class VersionsProtocol(RankProtocol):
     def begin(self, shares):
         """Begin, once all ranks listen: others may execute versions here if this rank `shares`."""
         self.versions.share(shares)
-        self.port.number_from(self.ranks.version + self.data_ops, self.ranks.base - self.data_ops)
+        self.renumber()
         self.versions.run()
-        if not self.is_open():
-            self.open()
+        self.open()
 
     # Steps
 
@@ -422,8 +429,7 @@ class VersionsProtocol(RankProtocol):
         if self.opened:
             steps += self.serve_opened()
         steps += RankProtocol.advance(self)
-        if not self.is_open():
-            self.open()
+        self.open()
         return steps
 
     def next_step(self):
@@ -433,11 +439,11 @@ class VersionsProtocol(RankProtocol):
             return END_VERSION if self.port.is_exchanged() else WAIT
         if self.passing != WAIT:
             return WAIT
-        if not (self.publishing.calling or self.holding != NONE):
+        if not (self.publishing.calling or self.holding):
             return RankProtocol.next_step(self)
         if self.versions.vectors != HELD:
             return WAIT
-        if self.holding != NONE:
+        if self.holding:
             return SHARE
         if self.versions.timely and not self.publishing.published:
             return PUBLISH if self.may_contribute() else WAIT
@@ -450,8 +456,6 @@ class VersionsProtocol(RankProtocol):
             self.begin_version()
         elif step == END_VERSION:
             self.end_version()
-        elif step in (PUBLISH, RETURN, SHARE):
-            self.make_pass(step)
         else:
             RankProtocol.take(self, step)
 
@@ -470,19 +474,15 @@ class VersionsProtocol(RankProtocol):
         else:
             RankProtocol.read_or_write(self, step)
 
-    def passed(self):
-        step: cython.int = self.passing
+    def go_on(self, step):
         if step == PUBLISH:
-            self.passing = WAIT
             self.versions.published()
         elif step == RETURN:
-            self.passing = WAIT
             self.end_call()
         elif step == SHARE:
-            self.passing = WAIT
             self.end_sharing()
         else:
-            RankProtocol.passed(self)
+            RankProtocol.go_on(self, step)
 
     # Versions
 
@@ -522,22 +522,23 @@ class VersionsProtocol(RankProtocol):
 
     def publish(self):
         """Publish the application's vector between two calls, as soon as no version runs."""
-        self.hold_for(SYNC)
+        self.hold(False)
 
     def join(self):
         """Publish it, and then take part in others' operations until all ranks have joined."""
-        self.hold_for(JOIN)
+        self.hold(True)
 
-    def hold_for(self, operation):
+    def hold(self, joins):
         self.done = False
         self.reclaim()
-        self.holding = operation
+        self.holding = True
+        self.joining = joins
         self.versions.hold()
 
     def end_sharing(self):
         """Release the vectors that the application has published between two calls."""
-        joins: cython.bint = self.holding == JOIN
-        self.holding = NONE
+        joins: cython.bint = self.joining
+        self.let_go()
         if joins:
             self.publishing.join()
         self.versions.release()
@@ -556,23 +557,27 @@ class VersionsProtocol(RankProtocol):
         RankProtocol.interrupt(self)
         if calling:
             self.versions.abandon()
-        elif self.holding != NONE:
+        elif self.holding:
             self.versions.let_go()
-        self.holding = NONE
+        self.let_go()
+
+    def let_go(self):
+        """Note that the application does not publish between two calls any longer."""
+        self.holding = False
+        self.joining = False
 
     def interrupted(self, ended):
         RankProtocol.interrupted(self, ended)
-        if not self.is_open():
-            self.open()
+        self.open()
 
     # Vectors that other ranks may use
 
     def open(self):
-        """Open the vectors to other ranks, to execute versions for this one.
+        """Open the vectors to other ranks, to execute versions for this one, if they are SHARED.
 
         Only once this rank's own passes over the vectors are complete.
         """
-        if not self.port.is_quiet():
+        if self.is_open() or not self.port.is_quiet():
             return
         self.opened = True
         self.opened_for = self.versions.next
@@ -650,7 +655,7 @@ class VersionsProtocol(RankProtocol):
             RankProtocol.is_busy(self)
             or self.versions.due != 0
             or self.publishing.calling
-            or self.holding != NONE
+            or self.holding
             or self.is_behind()
         )
 

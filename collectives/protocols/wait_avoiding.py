@@ -49,8 +49,8 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     replace one that is still due on its dimension, since a message covers every lower version.
     `AllRanksProtocol` has the operations, and sends the messages that are due.
 
-    A driver whose rank `shares` its vectors opens them when `vectors` becomes SHARED, and takes
-    them back before it reports anything that the application does. Meanwhile `next` is unchanged.
+    Of a rank that `shares` its vectors they are opened when `vectors` becomes SHARED, and taken
+    back before anything is reported that the application does. Meanwhile `next` is unchanged.
 
     Attributes:
         version: see `AllRanksProtocol`; `next`: the next version to be executed here.

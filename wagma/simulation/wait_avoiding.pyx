@@ -84,7 +84,7 @@ cdef class SimulatedPort(RankPort):
     """Executes one rank's steps, each of which takes the time that the machine's model gives.
 
     Attributes:
-        vectors: the rank's.
+        publishing, vectors: the rank's.
         exchanged: whether its exchange is complete.
         copies_after: seconds that it needs after an exchange to copy its mean, or what that
             replaces.
@@ -92,15 +92,15 @@ cdef class SimulatedPort(RankPort):
 
     cdef GroupAveraging method
     cdef int rank
+    cdef SnapshotProtocol publishing
     cdef WrittenVectors vectors
     cdef bint exchanged
     cdef double copies_after
 
-    def __init__(self, GroupAveraging method, int rank, WrittenVectors vectors):
-        self.method, self.rank, self.vectors = method, rank, vectors
-
-    cdef SnapshotProtocol _publishing(self):
-        return (<VersionsProtocol>self.method.driven[self.rank]).publishing
+    def __init__(self, GroupAveraging method, int rank, SnapshotProtocol publishing,
+                 WrittenVectors vectors):
+        self.method, self.rank = method, rank
+        self.publishing, self.vectors = publishing, vectors
 
     cdef void begin_pass(self, int step, bint moves) noexcept nogil:
         """The time is that of the passes that follow."""
@@ -118,13 +118,10 @@ cdef class SimulatedPort(RankPort):
         with gil:
             if step == CONTRIBUTE:
                 staging = 0
-            elif step == RETURN and not self._is_timely():
+            elif step == RETURN and not self.publishing.versioning.timely:
                 staging = 2 * staging
             self.method.simulation.later(writing + staging, PASSED, self.rank)
         return False
-
-    cdef bint _is_timely(self):
-        return (<VersionsProtocol>self.method.driven[self.rank]).versions.timely
 
     cdef bint is_here(self) noexcept nogil:
         return True
@@ -137,23 +134,22 @@ cdef class SimulatedPort(RankPort):
 
     cdef void begin_version(self, long long version, long long number) noexcept nogil:
         """Begin the rank's part of an exchange, once a lent vector that it keeps is copied."""
+        self._begin_exchange()
         with gil:
-            publishing = self._publishing()
-            self._begin_exchange(publishing)
-            if publishing.lent and publishing.keeps:
+            if self.publishing.lent and self.publishing.keeps:
                 self.method.simulation.later(self.method.copy_time, READY, self.rank, version)
             else:
                 self.method._join_group(self.rank, version)
 
     cdef void begin_average(self, long long number) noexcept nogil:
+        self._begin_exchange()
         with gil:
-            self._begin_exchange(self._publishing())
             self.method._join_all()
 
-    cdef void _begin_exchange(self, SnapshotProtocol publishing):
+    cdef void _begin_exchange(self) noexcept nogil:
         self.exchanged = False
         self.copies_after = self.method.copy_time * (
-            (publishing.copy != NOWHERE) + (publishing.saved != NOWHERE))
+            (self.publishing.copy != NOWHERE) + (self.publishing.saved != NOWHERE))
 
     cdef bint is_exchanged(self) noexcept nogil:
         return self.exchanged
@@ -166,11 +162,11 @@ cdef class SimulatedPort(RankPort):
 
     cdef void executed(self, long long version) noexcept nogil:
         with gil:
-            self.method._count_version(version, self._publishing())
+            self.method._count_version(version, self.publishing)
 
     cdef void returns(self, bint in_group) noexcept nogil:
         with gil:
-            self.method._return(self.rank, self._publishing())
+            self.method._return(self.rank, self.publishing)
 
 
 cdef class GroupAveraging(Method):
@@ -250,7 +246,7 @@ cdef class GroupAveraging(Method):
         cdef SnapshotProtocol publishing = SnapshotProtocol(
             vectors, versions, self.conserving, False)
         cdef VersionsProtocol driven = VersionsProtocol(versions, publishing)
-        cdef SimulatedPort port = SimulatedPort(self, rank, vectors)
+        cdef SimulatedPort port = SimulatedPort(self, rank, publishing, vectors)
         versions.attach(SimulatedTree(self, rank))
         driven.attach(port)
         if self.drawing:
