@@ -39,7 +39,7 @@ class Collective(Described):
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
         engine: as given or by default.
-        native: this rank's part, an `AllRanks` of the engine.
+        native: this rank's part, a `NativeCollective` of the engine.
         path: how vectors are averaged: on the "host"; "staged", on the host with copies of the
             vectors on a device; or "direct", on the device. `path_reason`: the reason, a sentence.
     """
@@ -284,7 +284,7 @@ class Collective(Described):
         All ranks are about to call it, if they have not yet.
         """
         if self.path == "direct" and self._copies.maps:
-            self.native.unmap()
+            self.native.node.unmap()
             all_have = self._communicators[0].Ibarrier()
             while not all_have.Test():
                 time.sleep(BETWEEN_LOOKS)
@@ -292,7 +292,7 @@ class Collective(Described):
     @property
     def transport(self) -> str:
         """ "shared" if this rank shares memory with any other, else "messages"."""
-        return "shared" if self.native.shares else "messages"
+        return "shared" if self.native.node.in_use else "messages"
 
     @property
     def on_host(self) -> Any:

@@ -38,18 +38,18 @@ class Node:
         Args:
             native: this rank's part of the collective.
         """
-        handles = self._comm.allgather((native.handle, native.not_shared))
+        handles = self._comm.allgather((native.node.handles, native.node.missing))
         error = next((error for _, error in handles if error), None)
         if error is None:
             try:
-                native.map({rank: handle for rank, (handle, _) in zip(self.ranks, handles)})
+                native.node.map({rank: handle for rank, (handle, _) in zip(self.ranks, handles)})
             except (OSError, CudaError) as caught:
                 error = str(caught)
         error = next(filter(None, self._comm.allgather(error)), None)
         if error is None:
-            native.share()
+            native.node.use()
         else:
-            native.unmap()
+            native.node.unmap()
             self._comm.Barrier()
         return error
 

@@ -280,7 +280,7 @@ class PartialAllreduce(Described):
 
     @property
     def native(self) -> Any:
-        """This rank's part, an `AllRanks` of the engine."""
+        """This rank's part, a `NativeCollective` of the engine."""
         return self._sums.native
 
     @property

@@ -69,7 +69,7 @@ def check_not_forked() -> None:
 def _note_fork() -> None:
     global _forked
     _forked = "mpi4py.MPI" in sys.modules
-    engine = sys.modules.get("collectives.engine.calls")
+    engine = sys.modules.get("collectives.engine.driver")
     if engine is not None:
         engine.note_fork()
 

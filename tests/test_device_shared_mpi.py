@@ -57,9 +57,9 @@ def test_where_memory_can_then_not_be_mapped_vectors_are_staged(
 
     def fails_on_devices(node, native):
         failure = share(node, native)
-        on_devices = native.handle[0][1] is not None
+        on_devices = native.node.handles[0][1] is not None
         if on_devices and failure is None:
-            native.unmap()
+            native.node.unmap()
             comm.Barrier()
         return "no more" if on_devices and comm.rank else failure
 

@@ -1,7 +1,10 @@
 from collectives.engine.guard cimport Guard
-from collectives.engine.interruptible cimport Interruptible
-from collectives.memory.layout cimport UserVector
+from collectives.engine.ports cimport EnginePort
+from collectives.engine.served cimport Served
+from collectives.engine.waiting cimport Waiter
 from collectives.memory.handover cimport Handover
+from collectives.memory.layout cimport UserVector
+from collectives.protocols.rank cimport RankProtocol
 
 cdef enum:
     # What a caller waits for: its call or operation is complete; or ended in a disagreement; no
@@ -25,7 +28,7 @@ cdef enum:
     NO_VECTOR = -1
 
 cdef class Call:
-    cdef Calls collective
+    cdef Served collective
     cdef UserVector vector
     cdef double weight
     # For a vector on a device, which may still be arriving when the call is started; else None.
@@ -34,11 +37,11 @@ cdef class Call:
 
     cdef bint _is_settled(self) except -1
 
-cdef class Calls(Interruptible):
-    cdef readonly int pid
+cdef class Caller:
+    cdef RankProtocol steps
+    cdef EnginePort port
+    cdef Waiter waiter
     cdef Call pending
-    # Whether the application has been told of the engine's error.
-    cdef bint said_error
     # The pending call begins once its vector can be used: its handover, arrays and weight.
     cdef bint awaits
     cdef Handover awaited
@@ -52,31 +55,26 @@ cdef class Calls(Interruptible):
     cdef Guard guard
     cdef long long calls_ns
 
-    cdef int _begin(self, int what) except -1 nogil
-    cdef void _begin_awaited(self) noexcept nogil
-    cdef bint _withdraw(self) noexcept nogil
-    cdef bint _misses(self, int goal) noexcept nogil
-    cdef _missing(self)
-    cdef bint _is_broken(self, int goal) noexcept nogil
-    cdef bint _is_failed(self, int goal) noexcept nogil
-    cdef bint _is_calls(self, int goal) noexcept nogil
-    cdef int _check_owner(self) except -1
-    cdef int _check_usable(self) except -1
-    cdef Call _carry_out(self, int what, vector, int flags, weight=*, long long version=*,
-                         Handover handover=*)
-    cdef Call _start(self, int what, vector, int flags, weight, long long version=*,
-                     Handover handover=*)
-    cdef Call _open_call(self, int what, vector, int flags, weight)
-    cdef int _begin_with(self, Call call, int what, long long version) except -1
-    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil
-    cdef double _counted(self, int what, double weight) noexcept nogil
-    cdef int _enter(self) except -1
-    cdef int _forget_disagreement(self) except -1
-    cdef int _complete(self) except -1
-    cdef int _complete_pending(self) except -1
-    cdef int _give_back_interrupted(self, Handover handover) except -1
+    cdef Call carry_out(self, Served collective, int what, vector, int flags, weight=*,
+                        long long version=*, Handover handover=*)
+    cdef Call start(self, Served collective, int what, vector, int flags, weight,
+                    long long version=*, Handover handover=*)
+    cdef Call _open_call(self, Served collective, int what, vector, int flags, weight)
+    cdef int _begin_with(self, Served collective, Call call, int what, long long version) except -1
+    cdef int give(
+        self, Served collective, int what, char **arrays, double weight) except -1 nogil
+    cdef double counted(self, int what, double weight) noexcept nogil
+    cdef int complete(self, Served collective) except -1
+    cdef bint test(self, Served collective) except -1
+    cdef int _complete_pending(self, Served collective) except -1
+    cdef int settle(self, Served collective, Call call) except -1
     cdef int _forget(self, Call call) except -1
-    cdef int _settle(self, Call call) except -1
-    cdef _result(self)
+    cdef void _abandon(self, Served collective) noexcept nogil
+    cdef bint _drain(self, Served collective) noexcept nogil
+    cdef bint has_started(self) noexcept nogil
+    cdef void begin_awaited(self, Served collective) noexcept nogil
+    cdef bint _withdraw(self, Served collective) noexcept nogil
+    cdef void look_for_errors(self) noexcept nogil
 
 cdef new_result(tuple fields)
+cdef int give_back_interrupted(Handover handover) except -1

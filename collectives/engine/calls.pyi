@@ -8,5 +8,3 @@ class Call:
 
     def wait(self) -> Result:
         """Wait until the call is complete and return its `Result`; the same one every time."""
-
-def note_fork() -> None: ...

@@ -11,7 +11,7 @@ cdef enum:
 cdef class ControlTree(TreePort):
     cdef MPI_Comm comm
     cdef AllRanksProtocol protocol
-    cdef int window, error
+    cdef int error
     cdef int destination[MAX_DIMENSIONS]
     cdef int source[MAX_DIMENSIONS]
     cdef MPI_Request receives[MAX_DIMENSIONS]

@@ -6,7 +6,6 @@ It carries failures and the end of messages (FIN); subclasses add others.
 
 from libc.string cimport memcpy, strncpy
 from mpi4py.libmpi cimport (
-    MPI_ANY_TAG,
     MPI_LONG_LONG,
     MPI_REQUEST_NULL,
     MPI_STATUS_IGNORE,
@@ -22,6 +21,7 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
+from collectives.engine.tags cimport TREE_TAG
 from collectives.protocols.all_ranks cimport AllRanksProtocol, TreePort
 
 from collectives.topology import activation_peers
@@ -39,15 +39,13 @@ cdef class ControlTree(TreePort):
     Args:
         comm: a communicator that only this tree uses.
         protocol: told of the messages that arrive.
-        window: the tag of messages that are no version's; versions have the tags below it.
     """
 
-    def __init__(self, Comm comm, AllRanksProtocol protocol, int window):
+    def __init__(self, Comm comm, AllRanksProtocol protocol):
         cdef int k
         self.comm = comm.ob_mpi
         self.protocol = protocol
         protocol.attach(self)
-        self.window = window
         for k in range(MAX_DIMENSIONS):
             self.receives[k] = MPI_REQUEST_NULL
             self.sends[k] = MPI_REQUEST_NULL
@@ -60,7 +58,7 @@ cdef class ControlTree(TreePort):
         cdef int k
         for k in range(self.protocol.dimensions):
             self._check(MPI_Recv_init(self.received[k], MESSAGE, MPI_LONG_LONG, self.source[k],
-                                      MPI_ANY_TAG, self.comm, &self.receives[k]))
+                                      TREE_TAG, self.comm, &self.receives[k]))
             self._check(MPI_Start(&self.receives[k]))
 
     cdef void free(self) noexcept nogil:
@@ -139,8 +137,7 @@ cdef class ControlTree(TreePort):
             memcpy(&self.sent[k][2], self.failure, TEXT)
         self._check(MPI_Isend(
             self.sent[k], MESSAGE if number == FAILED else 2, MPI_LONG_LONG, self.destination[k],
-            <int>(number % self.window) if number >= 0 else self.window,
-            self.comm, &self.sends[k]))
+            TREE_TAG, self.comm, &self.sends[k]))
 
     cdef void _check(self, int rc) noexcept nogil:
         if rc != MPI_SUCCESS:

@@ -3,7 +3,7 @@
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
-from collectives.engine.calls cimport CALL
+from collectives.engine.calls cimport CALL, give_back_interrupted
 from collectives.engine.group_averages cimport GroupAverages
 from collectives.engine.protocol_calls cimport (
     ANSWERED,
@@ -14,7 +14,7 @@ from collectives.engine.protocol_calls cimport (
     QUIET,
     RESUME,
 )
-from collectives.engine.waiting cimport Waiting
+from collectives.engine.served cimport Waiting
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.handover cimport UNKNOWN, Handover
@@ -35,48 +35,48 @@ cdef class FormedGroups(GroupAverages):
 
     # What callers wait for, and how they report it
 
-    cdef bint _reached(self, int goal) noexcept nogil:
+    cdef bint reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
-            return not (self.awaits or self.queue.protocol.calling)
+            return not (self.caller.awaits or self.queue.protocol.calling)
         if goal == QUIET or goal == PAUSED:
             return self.queue.first == NULL and self.queue.protocol.is_quiet()
         if goal == EMPTY:
             return self.queue.first == NULL and self.messages.is_over()
-        return GroupAverages._reached(self, goal)
+        return GroupAverages.reached(self, goal)
 
-    cdef long long _calls_made(self) noexcept nogil:
+    cdef long long calls_made(self) noexcept nogil:
         return self.queue.protocol.calls
 
-    cdef void _describe_call(self, long long *answer) noexcept nogil:
+    cdef void describe_call(self, long long *answer) noexcept nogil:
         """Report the group being averaged as well, as its number plus one; 0: none."""
-        GroupAverages._describe_call(self, answer)
+        GroupAverages.describe_call(self, answer)
         answer[3] = self.queue.protocol.calling
         answer[1] = self.queue.first.number + 1 if self.averaging else 0
 
     def _waits_in_call(self):
         cdef int rank, i
         awaited = {rank for rank in range(self.size) if self.queue.protocol.waits_for(rank)}
-        where = "close()" if self.closing else f"call {self._calls_made()}"
+        where = "close()" if self.stalls.closing else f"call {self.calls_made()}"
         if self.averaging:
             where = f"{where}, in group {self.queue.first.number},"
             awaited.update([self.queue.first.members[i] for i in range(self.queue.first.size)])
         return where, sorted(awaited)
 
-    cdef _why_missing_in_call(self, long long *answer, operation, elsewhere):
+    cdef why_missing_in_call(self, long long *answer, operation, elsewhere):
         """Return why a rank is missing; a member of this group may be in an earlier one."""
         if self.averaging and answer[1] not in (0, self.queue.first.number + 1):
             return f"in group {answer[1] - 1}"
         return operation or (None if answer[3] else elsewhere)
 
-    cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
+    cdef int look_for_stalls(self, Waiting *waiting, long long time) except -1:
         """Report stalls, and end the wait of an overdue caller for ranks that are in no call.
 
         A caller is overdue once it has reported for whom it waits, or after twice the time, as on
         the controller's rank something may always move.
         """
-        cdef long long limit = self.stall if waiting.said else 2 * self.stall
-        GroupAverages._look_for_stalls(self, goal, waiting, time)
-        if self.stall and time - max(waiting.began, waiting.overdue) >= limit:
+        cdef long long limit = self.stalls.stall if waiting.said else 2 * self.stalls.stall
+        GroupAverages.look_for_stalls(self, waiting, time)
+        if self.stalls.stall and time - max(waiting.began, waiting.overdue) >= limit:
             waiting.overdue = time
             with nogil:
                 pthread_mutex_lock(&self.lock)
@@ -87,7 +87,7 @@ cdef class FormedGroups(GroupAverages):
 
     # Leaving
 
-    cdef void _announce_leaving(self) noexcept nogil:
+    cdef void announce_leaving(self) noexcept nogil:
         if not self.queue.protocol.leaving:
             self.queue.protocol.leave()
 
@@ -117,12 +117,12 @@ cdef class FormedGroups(GroupAverages):
 
     cdef int _call_with(self, vector, Handover handover) except -1:
         """Make a call with a handover's vector, and give that back."""
-        self.awaited = self.reduction.handover = self.group_reduction.handover = handover
+        self.caller.awaited = self.reduction.handover = self.group_reduction.handover = handover
         try:
             self._use_protocol(AWAIT, vector)
         except:
             if self.reduction.staged != NULL:
-                self._give_back_interrupted(handover)
+                give_back_interrupted(handover)
             raise
         finally:
             self.reduction.staged = self.group_reduction.staged = NULL
@@ -140,7 +140,7 @@ cdef class FormedGroups(GroupAverages):
 
     def _result_of_call(self):
         cdef int i
-        version = self._calls_made() - 1
+        version = self.calls_made() - 1
         members = [self.last_members[i] for i in range(self.last_size)] or [self.rank]
         weight = self.last_weight if self.last_size else 1.0
         return Result(version, self.last_timely, version, tuple(members), weight, False)
@@ -179,12 +179,12 @@ cdef class FormedGroups(GroupAverages):
                 pthread_mutex_lock(&self.lock)
                 self.progress()
                 pthread_mutex_unlock(&self.lock)
-        self._check_usable()
+        self.check_usable()
         return 0
 
-    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
+    cdef int give(self, int what, char **arrays, double weight) except -1 nogil:
         if what != CALL:
-            return GroupAverages._give(self, what, arrays, weight)
+            return GroupAverages.give(self, what, arrays, weight)
         self.group_reduction.staged = self.reduction.staged
         self.vectors.asked = False
         self.user = arrays
@@ -199,24 +199,24 @@ cdef class FormedGroups(GroupAverages):
             self.last_timely = True
             self.changed = False
             if what == AWAIT:
-                self.awaited_arrays = arrays
-                self.awaits = True
+                self.caller.awaited_arrays = arrays
+                self.caller.awaits = True
             else:
-                self._give(CALL, arrays, 0)
-            self._wait(ANSWERED)
+                self.give(CALL, arrays, 0)
+            self.waiter.wait(self, ANSWERED)
             if what == AWAIT and self.reduction.staged == NULL:
                 return 0  # its device has failed
             self.protocol.completed()
-            self.driven.timely += self.last_timely
+            self.steps.timely += self.last_timely
         elif what == PAUSE:
             self.queue.protocol.pause()
-            self._wait(PAUSED)
+            self.waiter.wait(self, PAUSED)
         elif what == RESUME:
             self.queue.protocol.passed(now())
             self.queue.protocol.resume()
         return 0
 
-    def _counts(self):
+    cdef counts(self):
         return self.groups_reduced, self.groups_passive, ()
 
     @property

@@ -11,31 +11,21 @@ from mpi4py.MPI cimport Comm
 
 from collectives.engine.group_queue cimport GroupQueue, Step
 from collectives.engine.protocol_calls cimport ProtocolCalls
-from collectives.engine.waiting cimport SECOND
+from collectives.engine.served cimport SECOND
+from collectives.engine.tags cimport group_tag
 from collectives.exchange.clock cimport now
-from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.exchange cimport Exchange
-from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport Memory, zeroed
 from collectives.memory.handover cimport UNKNOWN
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.formed_groups cimport GroupProtocol
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
-
-cdef enum:
-    # Tags of groups' exchanges, after the one of messages. Ranks that have several groups in common
-    # average them in the same order, so two groups with the same tag are not confused either.
-    FIRST_TAG = 1
-    WINDOW = 64
 
 
 cdef class GroupAverages(ProtocolCalls):
     """The averages of one rank, and its contributions.
 
     Args:
-        control, data, like, others: see `AllRanks`.
+        control, data, like, others: see `Driver`.
         groups: a communicator for groups' messages and exchanges only.
         sharing: whether to average in memory shared by the ranks of a node, if possible.
     """
@@ -48,9 +38,9 @@ cdef class GroupAverages(ProtocolCalls):
         self.group_exchange = Exchange(groups, self.layout, None, by_messages)
         self.group_reduction = self.group_exchange.reduction
         if sharing:
-            self._share_memory(self.group_exchange, False, True)
-            if self.layout.space.deferred:  # averages over all ranks: see `AllRanks`
-                self._share_memory(self.exchange, False, True)
+            self.node.share(self.group_exchange, False, True)
+            if self.layout.space.deferred:  # averages over all ranks: see `Driver`
+                self.node.share(self.exchange, False, True)
         self.own = []
         self.last_members = <int *>zeroed(self.size, sizeof(int))
         self.kept_arrays = <char **>zeroed(3 * self.layout.count, sizeof(char *))
@@ -91,8 +81,8 @@ cdef class GroupAverages(ProtocolCalls):
 
     # Progress
 
-    cdef void _advance(self) noexcept nogil:
-        ProtocolCalls._advance(self)
+    cdef void advance(self) noexcept nogil:
+        ProtocolCalls.advance(self)
         if self.queue.progress():
             self.rhythm.beat(now())
         while self._step_group():
@@ -102,16 +92,16 @@ cdef class GroupAverages(ProtocolCalls):
         if self.group_reduction.error != 0:
             self.error = self.group_reduction.error
 
-    cdef bint _is_busy(self) noexcept nogil:
-        return (ProtocolCalls._is_busy(self) or self.queue.is_under_way()
+    cdef bint is_busy(self) noexcept nogil:
+        return (ProtocolCalls.is_busy(self) or self.queue.is_under_way()
                 or self.queue.protocol.calling)
 
     cdef long long progressed(self) noexcept nogil:
         return (self.reduction.progress_count + self.group_reduction.progress_count
                 + self.queue.progress_count)
 
-    cdef long long _busy_ns(self) noexcept nogil:
-        return ProtocolCalls._busy_ns(self) + self.group_reduction.busy_ns
+    cdef long long busy_ns(self) noexcept nogil:
+        return ProtocolCalls.busy_ns(self) + self.group_reduction.busy_ns
 
     # Groups
 
@@ -173,7 +163,7 @@ cdef class GroupAverages(ProtocolCalls):
     cdef void _begin_by_messages(self, char **arrays) noexcept nogil:
         """Begin to average these arrays by messages; zeros replace what does not count."""
         cdef Step *group = self.queue.first
-        cdef int tag = FIRST_TAG + <int>(group.number % WINDOW) * PHASES
+        cdef int tag = group_tag(group.number)
         cdef bint gives = arrays != NULL and self.gives
         cdef bint given = gives and arrays == self.user
         cdef char *source = self.kept
@@ -254,11 +244,9 @@ cdef class GroupAverages(ProtocolCalls):
         """Stop using the application's buffer; its call, if pending, continues without it."""
         cdef long long end = now() + SECOND
         cdef char **user
-        self.awaits = False
+        self.caller.awaits = False
         while self.port.copying or self.queue.protocol.calling and not self.port.is_here():
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
+            self.port.yield_lock()
         # From here on other threads begin nothing that uses the buffer.
         user, self.user = self.user, NULL
         if user == NULL or not self.queue.protocol.calling:
@@ -277,6 +265,4 @@ cdef class GroupAverages(ProtocolCalls):
         while (self.averaging and self.group_exchange.uses(user) and self.error == 0
                 and now() < end):
             self.group_exchange.progress()
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
+            self.port.yield_lock()

@@ -24,12 +24,12 @@ cdef class GroupQueue(GroupPort):
     """One rank's port, whose steps the thread that holds the collective's lock executes.
 
     Args:
-        comm: a communicator, of which its messages use tag 0.
+        comm: a communicator for its messages and its groups' exchanges.
     """
 
     def __init__(self, Comm comm):
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.messages = IntegerMessages(comm, 0, OTHERS + 2 * (RECORD + 2 * self.size))
+        self.messages = IntegerMessages(comm, OTHERS + 2 * (RECORD + 2 * self.size))
         self.record = Group(room=self.size)
         self._allocate_steps()
 

@@ -7,7 +7,7 @@ cdef enum:
 
 cdef class Inquiry:
     cdef MPI_Comm comm
-    cdef int rank, size, tag, error
+    cdef int rank, size, error
     # Number of questions received and asked so far.
     cdef readonly long long received, asked
     cdef long long answer[ANSWER]

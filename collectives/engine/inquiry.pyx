@@ -21,16 +21,16 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
+from collectives.engine.tags cimport ANSWER_TAG, QUESTION_TAG
 from collectives.memory.allocation cimport zeroed
 
 
 cdef class Inquiry:
-    """One rank's questions and answers, on two tags from `tag` on that nothing else uses."""
+    """One rank's questions and answers, on two tags of this communicator."""
 
-    def __init__(self, Comm comm, int tag):
+    def __init__(self, Comm comm):
         self.comm = comm.ob_mpi
         self.rank, self.size = comm.rank, comm.size
-        self.tag = tag
         self.reply = MPI_REQUEST_NULL
         self.sends = <MPI_Request *>zeroed(self.size, sizeof(MPI_Request))
         self.receives = <MPI_Request *>zeroed(self.size, sizeof(MPI_Request))
@@ -53,15 +53,15 @@ cdef class Inquiry:
         cdef int done, rank, i
         if self.reply == MPI_REQUEST_NULL:
             # Not a receive from any source: while one is posted, all other messages are slower.
-            self._check(MPI_Iprobe(MPI_ANY_SOURCE, self.tag, self.comm, &done, &status))
+            self._check(MPI_Iprobe(MPI_ANY_SOURCE, QUESTION_TAG, self.comm, &done, &status))
             if done:
-                self._check(MPI_Recv(&question, 1, MPI_LONG_LONG, status.MPI_SOURCE, self.tag,
+                self._check(MPI_Recv(&question, 1, MPI_LONG_LONG, status.MPI_SOURCE, QUESTION_TAG,
                                      self.comm, MPI_STATUS_IGNORE))
                 self.received += 1
                 for i in range(ANSWER):
                     self.answer[i] = answer[i]
                 self._check(MPI_Isend(self.answer, ANSWER, MPI_LONG_LONG, status.MPI_SOURCE,
-                                      self.tag + 1, self.comm, &self.reply))
+                                      ANSWER_TAG, self.comm, &self.reply))
         else:
             self._check(MPI_Test(&self.reply, &done, MPI_STATUS_IGNORE))
         if self.asking:
@@ -89,8 +89,8 @@ cdef class Inquiry:
             if rank != self.rank:
                 self.asking += 2
                 self._check(MPI_Irecv(&self.answers[rank * ANSWER], ANSWER, MPI_LONG_LONG, rank,
-                                      self.tag + 1, self.comm, &self.receives[rank]))
-                self._check(MPI_Isend(&self.asked, 1, MPI_LONG_LONG, rank, self.tag, self.comm,
+                                      ANSWER_TAG, self.comm, &self.receives[rank]))
+                self._check(MPI_Isend(&self.asked, 1, MPI_LONG_LONG, rank, QUESTION_TAG, self.comm,
                                       &self.sends[rank]))
 
     cdef bint quiet(self) noexcept nogil:

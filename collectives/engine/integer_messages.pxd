@@ -3,7 +3,7 @@ from mpi4py.libmpi cimport MPI_Request, MPI_Status
 from collectives.engine.counted_messages cimport CountedMessages
 
 cdef class IntegerMessages(CountedMessages):
-    cdef int tag, most
+    cdef int most
     # The last message that has arrived: its source, length and integers.
     cdef int source, length
     cdef long long[::1] integers

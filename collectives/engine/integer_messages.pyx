@@ -30,6 +30,7 @@ from mpi4py.libmpi cimport (
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.counted_messages cimport CountedMessages
+from collectives.engine.tags cimport MESSAGE_TAG
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport resized, zeroed
 
@@ -39,13 +40,11 @@ cdef class IntegerMessages(CountedMessages):
 
     Args:
         comm: a communicator.
-        tag: the only tag that they use.
         most: how many integers a message may have.
     """
 
-    def __init__(self, Comm comm, int tag, int most):
+    def __init__(self, Comm comm, int most):
         CountedMessages.__init__(self, comm)
-        self.tag = tag
         self.most = most
         # The last message that has arrived, of which the first `length` integers count.
         self.integers = array.array("q", [0]) * most
@@ -77,7 +76,7 @@ cdef class IntegerMessages(CountedMessages):
             return
         memcpy(self.spaces[i], &integers[0], length * sizeof(long long))
         pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Isend(self.spaces[i], length, MPI_LONG_LONG, destination, self.tag,
+        self._check(MPI_Isend(self.spaces[i], length, MPI_LONG_LONG, destination, MESSAGE_TAG,
                               self.comm, &self.sends[i]))
         pthread_mutex_unlock(&mpi_mutex)
         self.under_way += 1
@@ -121,7 +120,7 @@ cdef class IntegerMessages(CountedMessages):
         pthread_mutex_lock(&mpi_mutex)
         if not self.receiving:
             self._check(MPI_Improbe(
-                MPI_ANY_SOURCE, self.tag, self.comm, &found, &arriving, &self.status))
+                MPI_ANY_SOURCE, MESSAGE_TAG, self.comm, &found, &arriving, &self.status))
             if found:
                 self.source = self.status.MPI_SOURCE
                 self._check(MPI_Get_count(&self.status, MPI_LONG_LONG, &self.length))

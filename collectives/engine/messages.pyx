@@ -24,6 +24,7 @@ from mpi4py.libmpi cimport (
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.counted_messages cimport CountedMessages
+from collectives.engine.tags cimport MESSAGE_TAG
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport LINE, resized, try_to_allocate, zeroed
 from collectives.memory.layout cimport HEADER, Layout
@@ -31,7 +32,6 @@ from collectives.memory.layout cimport HEADER, Layout
 cdef enum:
     # Receives begun in one poll, so that messages of a fast rank do not delay those of others.
     MOST_AT_ONCE = 16
-    TAG = 0
     # Requests that only receives may use.
     KEPT = 2
     # Bytes of the longest vector that is sent inside its message.
@@ -143,7 +143,7 @@ cdef class Messages(CountedMessages):
         cdef int found = 0
         if self.arriving == MPI_MESSAGE_NULL:
             self._check(MPI_Improbe(
-                MPI_ANY_SOURCE, TAG, self.comm, &found, &self.arriving, &status))
+                MPI_ANY_SOURCE, MESSAGE_TAG, self.comm, &found, &self.arriving, &status))
             if not found:
                 return False
             self.source = status.MPI_SOURCE
@@ -290,7 +290,7 @@ cdef class Messages(CountedMessages):
         message.uses += 1
         pthread_mutex_lock(&mpi_mutex)
         self._add_request(message)
-        self._check(MPI_Isend(message.memory, lines, self.line, destination, TAG, self.comm,
+        self._check(MPI_Isend(message.memory, lines, self.line, destination, MESSAGE_TAG, self.comm,
                               &self.requests[self.count - 1]))
         pthread_mutex_unlock(&mpi_mutex)
         self.posted[destination] += 1

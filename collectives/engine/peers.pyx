@@ -3,7 +3,7 @@
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
-from collectives.engine.calls cimport CALL, DONE, PUBLISH
+from collectives.engine.calls cimport CALL, DONE, PUBLISH, give_back_interrupted
 from collectives.engine.mailbox cimport Mailbox
 from collectives.engine.protocol_calls cimport (
     ANSWERED,
@@ -16,6 +16,7 @@ from collectives.engine.protocol_calls cimport (
     RESUME,
     ProtocolCalls,
 )
+from collectives.engine.waiting cimport give_up
 from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport (
     pthread_mutex_lock,
@@ -28,9 +29,6 @@ from collectives.protocols.peers cimport PeerProtocol
 
 from collectives.agreement import name_ranks
 from collectives.errors import ClosedError, CudaError, DisagreementError
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
 
 cdef enum:
     # All recorded steps are executed; and all blocks are sent as well.
@@ -48,7 +46,7 @@ cdef class PeerExchange(ProtocolCalls):
     """One rank of a method whose calls a mailbox's protocol executes.
 
     Args:
-        control, data, like, others: see `AllRanks`.
+        control, data, like, others: see `Driver`.
     """
 
     def attach(self, Mailbox mailbox):
@@ -60,10 +58,10 @@ cdef class PeerExchange(ProtocolCalls):
 
     # Progress
 
-    cdef void _advance(self) noexcept nogil:
+    cdef void advance(self) noexcept nogil:
         cdef long long progress_count = self.mailbox.progress_count
         cdef long long moved = self.mailbox.messages.moved
-        ProtocolCalls._advance(self)
+        ProtocolCalls.advance(self)
         self.carries = self.mailbox.progress()
         if self.mailbox.progress_count != progress_count:
             self.rhythm.beat(now())
@@ -72,14 +70,15 @@ cdef class PeerExchange(ProtocolCalls):
         if self.mailbox.error() != 0:
             self.error = self.mailbox.error()
 
-    cdef bint _is_busy(self) noexcept nogil:
-        return ProtocolCalls._is_busy(self) or self.carries or not self.mailbox.has_answered()
+    cdef bint is_busy(self) noexcept nogil:
+        return ProtocolCalls.is_busy(self) or self.carries or not self.mailbox.has_answered()
 
     # What callers wait for, and how they report it
 
-    cdef bint _reached(self, int goal) noexcept nogil:
+    cdef bint reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
-            return not self.awaits and self.mailbox.has_answered() and self.mailbox.error() == 0
+            return (not self.caller.awaits and self.mailbox.has_answered()
+                    and self.mailbox.error() == 0)
         if goal == QUIET:
             # What a failed rank has left undone will not be done.
             return self.protocol.failed >= 0 or self.mailbox.protocol.is_quiet()
@@ -91,17 +90,17 @@ cdef class PeerExchange(ProtocolCalls):
             return self.mailbox.is_idle()
         if goal == EMPTY:
             return self.mailbox.is_over()
-        return ProtocolCalls._reached(self, goal)
+        return ProtocolCalls.reached(self, goal)
 
-    cdef bint _is_calls(self, int goal) noexcept nogil:
-        return goal in (CARRIED_OUT, IDLE) or ProtocolCalls._is_calls(self, goal)
+    cdef bint is_calls(self, int goal) noexcept nogil:
+        return goal in (CARRIED_OUT, IDLE) or ProtocolCalls.is_calls(self, goal)
 
-    cdef bint _misses(self, int goal) noexcept nogil:
+    cdef bint misses(self, int goal) noexcept nogil:
         """Return whether a call waits for a missing rank; after join() also one made for others."""
-        return ((goal == ANSWERED or goal == DONE and self.purpose == JOIN)
+        return ((goal == ANSWERED or goal == DONE and self.stalls.purpose == JOIN)
                 and self.mailbox.protocol.missing >= 0)
 
-    cdef _missing(self):
+    cdef missing_error(self):
         """Return the error, and tell all ranks of it unless the missing rank has closed.
 
         The others learn of a closed rank themselves, as this rank leaves too. In join() it could
@@ -112,7 +111,7 @@ cdef class PeerExchange(ProtocolCalls):
                 "which ")
         if protocol.left[protocol.index_of(protocol.missing)]:
             error = ClosedError(f"{text}has closed: all ranks make the same calls")
-            if self.purpose != JOIN:
+            if self.stalls.purpose != JOIN:
                 return error
         else:
             error = DisagreementError(
@@ -122,12 +121,12 @@ cdef class PeerExchange(ProtocolCalls):
         self.fail(f"{type(error).__name__}: {error}")
         return error
 
-    cdef long long _calls_made(self) noexcept nogil:
+    cdef long long calls_made(self) noexcept nogil:
         return self.mailbox.protocol.calls
 
     def _waits_in_call(self):
-        if self.awaits:
-            return f"call {self._calls_made()}, whose vector the device has not provided yet,", []
+        if self.caller.awaits:
+            return f"call {self.calls_made()}, whose vector the device has not provided yet,", []
         awaited = [
             rank for rank in range(self.size)
             if self.mailbox.protocol.waits_for(rank) or self.mailbox.messages.waits_for(rank)
@@ -135,23 +134,23 @@ cdef class PeerExchange(ProtocolCalls):
         needed = "; ".join(
             f"{what} of {name_ranks(ranks)}"
             for what, ranks in self.mailbox.protocol.needs().items() if ranks)
-        where = f"call {self._calls_made()}" + (f" ({needed})" if needed else "")
-        return "close()" if self.closing else where, awaited
+        where = f"call {self.calls_made()}" + (f" ({needed})" if needed else "")
+        return "close()" if self.stalls.closing else where, awaited
 
-    cdef void _describe_call(self, long long *answer) noexcept nogil:
-        ProtocolCalls._describe_call(self, answer)
+    cdef void describe_call(self, long long *answer) noexcept nogil:
+        ProtocolCalls.describe_call(self, answer)
         answer[3] = not self.mailbox.has_answered()  # a call that awaits its vector has not begun
 
     # Leaving
 
-    cdef void _announce_leaving(self) noexcept nogil:
+    cdef void announce_leaving(self) noexcept nogil:
         if self.mailbox.messages.abandoned:
             self.mailbox.protocol.leaving = True
         elif not self.mailbox.protocol.leaving:
             self.mailbox.protocol.leave(self.protocol.failed >= 0)
 
-    cdef void _free_requests(self) noexcept nogil:
-        ProtocolCalls._free_requests(self)
+    cdef void free_requests(self) noexcept nogil:
+        ProtocolCalls.free_requests(self)
         self.mailbox.messages.free_type()
 
     # What Python calls
@@ -189,13 +188,13 @@ cdef class PeerExchange(ProtocolCalls):
 
     cdef int _call_with(self, vector, Handover handover) except -1:
         """Make a call with a handover's vector, and give that back."""
-        self.awaited = self.mailbox.vectors.handover = handover
+        self.caller.awaited = self.mailbox.vectors.handover = handover
         self.took = False
         try:
             self._use_protocol(AWAIT, vector)
         except:
             if self.took:
-                self._give_back_interrupted(handover)
+                give_back_interrupted(handover)
             raise
         try:
             handover.check()
@@ -234,71 +233,71 @@ cdef class PeerExchange(ProtocolCalls):
         """Open a vector that `check` has accepted, in the layout of the mailbox's."""
         return UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
 
-    cdef void _begin_awaited(self) noexcept nogil:
+    cdef void begin_awaited(self) noexcept nogil:
         """Begin the started call, once no pass over its whole vector waits for the last blocks."""
         cdef int finite
-        if self.protocol.failed >= 0 or not self.awaited.checked():
+        if self.protocol.failed >= 0 or not self.caller.awaited.checked():
             return
         finite = self._is_change_finite()
-        if (finite == UNKNOWN or self.mailbox.messages.inside) and not self.awaited.arrived():
+        if ((finite == UNKNOWN or self.mailbox.messages.inside)
+                and not self.caller.awaited.arrived()):
             return
-        self.awaits = False
-        if self.awaited.error == 0:
+        self.caller.awaits = False
+        if self.caller.awaited.error == 0:
             self.took = self.mailbox.vectors.arrives = True
-            self.mailbox.begin_call(self.awaited_arrays, finite)
+            self.mailbox.begin_call(self.caller.awaited_arrays, finite)
 
     cdef int _is_change_finite(self) noexcept nogil:
         """Return whether the application's change is finite, as far as the device can tell."""
-        if self.awaited.finite == 1 and not (self.mailbox.got_there and self.awaited.bounded()):
+        if (self.caller.awaited.finite == 1
+                and not (self.mailbox.got_there and self.caller.awaited.bounded())):
             return UNKNOWN
-        return self.awaited.finite
+        return self.caller.awaited.finite
 
     cdef void _forget_user(self) noexcept nogil:
         """Have steps executed without the application's buffer, once its vector has arrived."""
-        self.awaits = False
-        while self.mailbox.vectors.arrives and not self.awaited.arrived():
-            pthread_mutex_unlock(&self.lock)
-            sched_yield()
-            pthread_mutex_lock(&self.lock)
+        self.caller.awaits = False
+        while self.mailbox.vectors.arrives and not self.caller.awaited.arrived():
+            self.port.yield_lock()
         self.mailbox.forget_user()
         self.mailbox.vectors.arrives = False
 
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
         if self.mailbox.error() != 0:
-            self._give_up(ANSWERED)
+            give_up(self, ANSWERED)
         if what == CALL or what == AWAIT:
             if what == CALL:
                 self.mailbox.begin_call(arrays)
             else:
-                self.awaited_arrays = arrays
-                self.awaits = True
-            self._wait(ANSWERED)
+                self.caller.awaited_arrays = arrays
+                self.caller.awaits = True
+            self.waiter.wait(self, ANSWERED)
             if what == CALL or self.took:
                 self.protocol.completed()
-                self.driven.timely += 1
+                self.steps.timely += 1
         elif what == PUBLISH:
             self.mailbox.publish_change(arrays)
-            self._wait(ANSWERED)
+            self.waiter.wait(self, ANSWERED)
         elif what == HAND_IN:
             self.mailbox.record_change(arrays)
             self.mailbox.protocol.hand_in()
-            self._wait(ANSWERED)
+            self.waiter.wait(self, ANSWERED)
         elif what == PAUSE:
             self.mailbox.protocol.pause()
-            self._wait(PAUSED)
+            self.waiter.wait(self, PAUSED)
         elif what == RESUME:
             self.mailbox.protocol.resume()
         elif what == JOIN:
             self.mailbox.record_change(arrays)
             self.mailbox.protocol.join()
             if not self.mailbox.protocol.follows:
-                self._wait(ANSWERED)
+                self.waiter.wait(self, ANSWERED)
         elif what == CATCH_UP:
             self.mailbox.protocol.catch_up(calls)
-            self._wait(ANSWERED)
+            self.waiter.wait(self, ANSWERED)
             # Publish the change that no call for the others has included.
             self.mailbox.publish(1)
-            self._wait(IDLE)
+            self.waiter.wait(self, IDLE)
         return 0
 
     def read_model(self, vector):
@@ -307,7 +306,7 @@ cdef class PeerExchange(ProtocolCalls):
         with nogil:
             pthread_mutex_lock(&self.lock)
             try:
-                self._wait(CARRIED_OUT)
+                self.waiter.wait(self, CARRIED_OUT)
                 self.mailbox.read_model(opened.arrays)
             finally:
                 pthread_mutex_unlock(&self.lock)
@@ -318,7 +317,7 @@ cdef class PeerExchange(ProtocolCalls):
         with nogil:
             pthread_mutex_lock(&self.lock)
             try:
-                self._wait(IDLE)
+                self.waiter.wait(self, IDLE)
                 self.mailbox.restart(opened.arrays, calls)
             finally:
                 pthread_mutex_unlock(&self.lock)

@@ -20,7 +20,7 @@ cdef class EnginePort(RankPort):
     cdef HostVectors vectors
     cdef ContributionProtocol contribution
     cdef AllRanksProtocol ranks
-    cdef int rank, size, first_tag
+    cdef int rank, size
     cdef int *everyone
     # The arrays that are averaged over all ranks through the ring; else NULL.
     cdef char **in_ring
@@ -31,6 +31,8 @@ cdef class EnginePort(RankPort):
 
     cdef void unlock_to_copy(self) noexcept nogil
     cdef void lock_after_copy(self) noexcept nogil
+    cdef void lock_when_copied(self) noexcept nogil
+    cdef void yield_lock(self) noexcept nogil
     cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil
     cdef void begin_by_messages(
         self, const int *members, int size, int me, int tag, bint keeps) noexcept nogil

@@ -8,12 +8,15 @@ take the MPI mutex for it.
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
+from collectives.engine.tags cimport operation_tag, version_tag
 from collectives.exchange.clock cimport now
-from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport zeroed
 from collectives.protocols.all_ranks cimport AVERAGE
 from collectives.protocols.contribution cimport NOWHERE, RESULT, SCRATCH, SNAPSHOT, X
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
 
 
 cdef class EnginePort(RankPort):
@@ -23,16 +26,15 @@ cdef class EnginePort(RankPort):
         exchange, vectors: of the collective.
         contribution: what the rank contributes.
         rank, size: this rank, and how many there are.
-        first_tag: the first tag of messages of operations.
     """
 
     def __init__(self, Exchange exchange, HostVectors vectors, ContributionProtocol contribution,
-                 int rank, int size, int first_tag):
+                 int rank, int size):
         cdef int each
         self.exchange, self.vectors = exchange, vectors
         self.reduction = exchange.reduction
         self.contribution, self.ranks = contribution, contribution.ranks
-        self.rank, self.size, self.first_tag = rank, size, first_tag
+        self.rank, self.size = rank, size
         self.space = self.reduction.space
         self.everyone = <int *>zeroed(size, sizeof(int))
         if self.everyone == NULL:
@@ -69,6 +71,18 @@ cdef class EnginePort(RankPort):
         pthread_mutex_lock(self.lock)
         self.copying = False
 
+    cdef void lock_when_copied(self) noexcept nogil:
+        """Take the lock, once no thread and no device accesses the application's buffer."""
+        pthread_mutex_lock(self.lock)
+        while self.copying or not self.is_here():
+            self.yield_lock()
+
+    cdef void yield_lock(self) noexcept nogil:
+        """Let another thread have the lock for a moment."""
+        pthread_mutex_unlock(self.lock)
+        sched_yield()
+        pthread_mutex_lock(self.lock)
+
     cdef bint is_here(self) noexcept nogil:
         return self.reduction.staged == NULL or self.reduction.handover.arrived()
 
@@ -87,8 +101,7 @@ cdef class EnginePort(RankPort):
                 number, self.vectors.of[X if self.contribution.lent else SCRATCH])
         else:
             self.begin_by_messages(
-                self.everyone, self.size, self.rank,
-                self.first_tag + <int>(self.ranks.ops % 2) * PHASES, False)
+                self.everyone, self.size, self.rank, operation_tag(self.ranks.ops), False)
 
     cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil:
         """Begin to average these arrays in place, through the ring."""
@@ -177,8 +190,8 @@ cdef class VersionsPort(EnginePort):
                 self.publishing.bypasses_snapshot())
         else:
             self.begin_by_messages(
-                self.groups.members, self.groups.count, me,
-                <int>(version % self.window) * PHASES, self.publishing.keeps)
+                self.groups.members, self.groups.count, me, version_tag(version, self.window),
+                self.publishing.keeps)
 
     cdef void begin_average(self, long long number) noexcept nogil:
         if self.ranks.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):

@@ -1,22 +1,10 @@
-from collectives.engine.rhythm cimport Rhythm
+from collectives.engine.served cimport Served
 from collectives.exchange.mutex cimport pthread_mutex_t
 
 cdef enum:
     MAX_COLLECTIVES = 256
     # Nanoseconds for which a thread that yields often runs at a time.
     SLICE = 100000
-
-cdef class Served:
-    cdef readonly int rank, size
-    cdef readonly bint closed
-    cdef pthread_mutex_t lock
-    cdef Rhythm rhythm
-    cdef int waiting_callers
-    # There is no progress thread: calls advance all collectives of the process.
-    cdef bint no_progress_thread
-
-    cdef bint progress(self) noexcept nogil
-    cdef long long progressed(self) noexcept nogil
 
 cdef class Stop:
     cdef bint asked

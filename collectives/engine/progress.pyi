@@ -1,6 +1,6 @@
 from typing import Any
 
-class Served: ...
+from collectives.engine.served import Served
 
 class Engine:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...

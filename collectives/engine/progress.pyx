@@ -8,7 +8,8 @@ import threading
 
 from libc.string cimport memset
 
-from collectives.engine.rhythm cimport LONGEST_PAUSE, Rhythm
+from collectives.engine.rhythm cimport LONGEST_PAUSE
+from collectives.engine.served cimport Served
 from collectives.exchange.clock cimport now, sleep
 from collectives.exchange.mutex cimport (
     pthread_mutex_init,
@@ -43,22 +44,6 @@ cdef enum:
     # With work in flight: polls without a pause, and nanoseconds by which later pauses grow.
     BUSY_POLLS = 50
     BUSY_PAUSE = 200
-
-
-cdef class Served:
-    """An object that the progress thread serves; the thread that holds its lock advances it."""
-
-    def __cinit__(self, *arguments, **options):
-        pthread_mutex_init(&self.lock, NULL)
-        self.rhythm = Rhythm()
-
-    cdef bint progress(self) noexcept nogil:
-        """Advance as far as possible without waiting; return whether work is in flight."""
-        return False
-
-    cdef long long progressed(self) noexcept nogil:
-        """Return a count that grows with any progress."""
-        return 0
 
 
 cdef void set_slice(unsigned long long length) noexcept nogil:

@@ -1,4 +1,4 @@
-from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.collective cimport NativeCollective
 from collectives.engine.calls cimport OTHER_GOALS, OTHER_WISHES
 from collectives.engine.counted_messages cimport CountedMessages
 from collectives.memory.layout cimport UserVector
@@ -19,7 +19,7 @@ cdef enum:
     SETTLE
     FURTHER_WISHES
 
-cdef class ProtocolCalls(AllRanks):
+cdef class ProtocolCalls(NativeCollective):
     cdef CountedMessages messages
     # Messages of this call may still use the application's buffer once the call has ended.
     cdef bint lent

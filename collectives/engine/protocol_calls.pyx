@@ -4,12 +4,12 @@
 from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
 
-from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.collective cimport NativeCollective
 from collectives.engine.calls cimport CALL
 from collectives.engine.control_tree cimport ControlTree
 from collectives.engine.ports cimport EnginePort
+from collectives.engine.waiting cimport serve_others
 from collectives.exchange.clock cimport now
-from collectives.exchange.doubling cimport PHASES
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.all_ranks cimport AllRanksProtocol
@@ -19,23 +19,23 @@ from collectives.protocols.rank cimport RankProtocol
 from collectives.topology import activation_peers
 
 
-cdef class ProtocolCalls(AllRanks):
+cdef class ProtocolCalls(NativeCollective):
     """One rank of a method whose calls such a protocol executes, driven by a subclass.
 
     Args:
-        control, data, like, others: see `AllRanks`.
+        control, data, like, others: see `Driver`.
     """
 
     def __init__(self, Comm control, Comm data, like, **others):
         cdef AllRanksProtocol protocol
         cdef ContributionProtocol contribution
-        AllRanks.__init__(self, control, data, like, **others)
+        NativeCollective.__init__(self, control, data, like, **others)
         protocol = AllRanksProtocol(len(activation_peers(self.rank, self.size)))
         contribution = ContributionProtocol(self.vectors, protocol)
-        self._drive(
+        self.drive(
             RankProtocol(protocol, contribution),
-            EnginePort(self.exchange, self.vectors, contribution, self.rank, self.size, PHASES),
-            ControlTree(control, protocol, 1))
+            EnginePort(self.exchange, self.vectors, contribution, self.rank, self.size),
+            ControlTree(control, protocol))
 
     # What subclasses override
 
@@ -60,31 +60,31 @@ cdef class ProtocolCalls(AllRanks):
 
     # What callers wait for, and how they report it
 
-    cdef bint _is_calls(self, int goal) noexcept nogil:
-        return goal == ANSWERED or goal == PAUSED or AllRanks._is_calls(self, goal)
+    cdef bint is_calls(self, int goal) noexcept nogil:
+        return goal == ANSWERED or goal == PAUSED or NativeCollective.is_calls(self, goal)
 
-    cdef void _describe_call(self, long long *answer) noexcept nogil:
-        AllRanks._describe_call(self, answer)
-        answer[3] = not self._reached(ANSWERED)
+    cdef void describe_call(self, long long *answer) noexcept nogil:
+        NativeCollective.describe_call(self, answer)
+        answer[3] = not self.reached(ANSWERED)
 
     # Leaving
 
-    cdef int _leave_others(self) except -1 nogil:
-        self._announce_leaving()
-        self._wait(QUIET)
+    cdef int leave_others(self) except -1 nogil:
+        self.announce_leaving()
+        self.waiter.wait(self, QUIET)
         return 0
 
-    cdef int _end_messages(self) except -1 nogil:
+    cdef int end_messages(self) except -1 nogil:
         if not self.messages.ending:
             self.messages.end()
-        self._wait(EMPTY)
+        self.waiter.wait(self, EMPTY)
         return 0
 
     # What Python calls
 
     def check(self, vector):
         """Raise, and tell all ranks, if this vector cannot be averaged here or now."""
-        self._check_usable()
+        self.check_usable()
         ProtocolCalls._open(self, vector)
 
     def settle(self):
@@ -101,7 +101,7 @@ cdef class ProtocolCalls(AllRanks):
         cdef char **arrays = NULL
         cdef long long began = now()
         self._before_call()
-        self._enter()
+        self.enter_call()
         self.lent = False
         try:
             if what == CALL or vector is not None:
@@ -112,16 +112,16 @@ cdef class ProtocolCalls(AllRanks):
                 try:
                     if arrays != NULL or what == SETTLE:
                         # A call that an exception interrupted is completed first.
-                        self._wait(ANSWERED)
+                        self.waiter.wait(self, ANSWERED)
                     self._do(what, arrays, calls)
                 finally:
                     self._forget_user()
-                    self.calls_ns += now() - began
+                    self.caller.calls_ns += now() - began
                     pthread_mutex_unlock(&self.lock)
-                self._serve_others()
+                serve_others(self)
         finally:
             if self.lent:
                 # Kept until the next call: messages of an interrupted one may still be pending.
-                self.last_vector = opened
-            self.guard.taken = False
+                self.caller.last_vector = opened
+            self.caller.guard.taken = False
         return 0

@@ -1,12 +1,14 @@
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.inquiry cimport Inquiry
-from collectives.engine.waiting cimport Waiter, Waiting
+from collectives.engine.served cimport Served, Waiting
 from collectives.protocols.all_ranks cimport AllRanksProtocol
 
-cdef class StallReporter(Waiter):
+cdef class StallReporter:
+    cdef int rank, size
+    # The collective's, set once that is made.
     cdef AllRanksProtocol protocol
-    cdef Comm control, data
+    cdef Comm control
     cdef Inquiry inquiry
     # Nanoseconds without progress after which a caller reports a stall and ends the job; 0: never.
     cdef long long stall, abort
@@ -19,13 +21,15 @@ cdef class StallReporter(Waiter):
     # What each missing rank did at the last report.
     cdef dict said
 
-    cdef long long _calls_made(self) noexcept nogil
-    cdef void _describe_call(self, long long *answer) noexcept nogil
-    cdef _why_missing_in_call(self, long long *answer, operation, elsewhere)
-    cdef void _answer(self) noexcept nogil
-    cdef void _ask(self) noexcept nogil
-    cdef bint _is_joining(self) noexcept nogil
-    cdef int _say(self, Waiting *waiting, long long time) except -1
-    cdef int _look_for_circle(self) except -1
-    cdef _why_missing(self, int rank)
-    cdef int _abort(self, long long waited) except -1
+    cdef void answer(self, long long *answer, bint joins) noexcept nogil
+    cdef void begin_join(self) noexcept nogil
+    cdef void end_join(self) noexcept nogil
+    cdef int look(self, Served collective, Waiting *waiting, long long time) except -1
+    cdef void ask(self, Served collective) noexcept nogil
+    cdef int _say(self, Served collective, Waiting *waiting, long long time) except -1
+    cdef int _look_for_circle(self, Served collective) except -1
+    cdef waits_in(self, Served collective)
+    cdef _missing_ranks(self, Served collective)
+    cdef _describe_stall(self, Served collective, long long waited, missing)
+    cdef _why_missing(self, Served collective, int rank)
+    cdef int _abort(self, Served collective, long long waited) except -1

@@ -6,30 +6,22 @@ The engine answers while its rank computes, so a computing rank is distinguished
 
 import logging
 
+from mpi4py.MPI cimport Comm
 
-from collectives.engine.inquiry cimport ANSWER
+from collectives.engine.driver cimport Driver
+from collectives.engine.inquiry cimport ANSWER, Inquiry
 from collectives.engine.progress cimport count_served
-from collectives.engine.waiting cimport Waiter, Waiting
+from collectives.engine.served cimport SECOND, Served, Waiting
 from collectives.exchange.mutex cimport (
     mpi_mutex,
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from collectives.protocols.all_ranks cimport (
-    AVERAGE,
-    CLOSE,
-    FINISH,
-    JOIN,
-    LEAVING,
-    LOAD,
-    MEET,
-    NONE,
-    SYNC,
-    SYNCHRONIZE,
-)
+from collectives.protocols.all_ranks cimport CLOSE, LEAVING, NONE
 
 from collectives.agreement import name_ranks
 from collectives.engine.progress import all_served
+from collectives.engine.words import OPERATIONS, calls_in_words
 from collectives.errors import DisagreementError
 from collectives.process import end_job
 
@@ -37,14 +29,11 @@ cdef enum:
     # The position of an operation's purpose in an answer, in bits.
     PURPOSE_SHIFT = 8
 
+# The largest limit on waiting, in seconds: 64-bit counts of nanoseconds end after 292 years.
+cdef double LONGEST_LIMIT = 9e9
+
 # Nanoseconds for which a rank waits for answers, on a machine that is busy.
 cdef long long ANSWERING = 3000000000
-
-OPERATIONS = {SYNC: "a periodic synchronization", AVERAGE: "average()",
-              SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
-              FINISH: "join()", MEET: "join()"}
-# The purposes that several operations together may have.
-PURPOSES = {OPERATIONS[what]: what for what in (AVERAGE, SYNCHRONIZE, LOAD, JOIN)}
 
 log = logging.getLogger("collectives")
 
@@ -56,63 +45,50 @@ cdef long long joining = 0
 cdef unsigned long joining_in = 0
 
 
-def calls_in_words(long long count):
-    """Return "1 call" or "12 calls"."""
-    return f"{count} call{'' if count == 1 else 's'}"
+cdef class StallReporter:
+    """Reports the ranks that a collective's callers wait for, and answers the questions of others.
 
+    Args:
+        control: a communicator of the collective, to end the job of.
+        inquiry: asks and answers.
+        identity: identifies the collective, the same on all ranks.
+        stall, abort: seconds without progress after which a caller reports the missing ranks, or
+            ends the job; 0: never.
+    """
 
-def operation_in_words(kind, calls, detail):
-    """Return what a rank has entered, after how many calls."""
-    what = f"load() of version {detail}" if kind == LOAD else OPERATIONS[detail or kind]
-    return f"{what} after {calls_in_words(calls)}"
-
-
-cdef class StallReporter(Waiter):
-    """A collective whose callers report the ranks that they wait for."""
-
-    # What subclasses override
-
-    cdef long long _calls_made(self) noexcept nogil:
-        """Return how many calls the application has made."""
-        return self.protocol.version + self.protocol.base
-
-    cdef void _describe_call(self, long long *answer) noexcept nogil:
-        """Fill in an answer: number of calls, next version, whether in a call."""
-        answer[0] = self._calls_made()
-        answer[1] = 0
-        answer[3] = False
-
-    def _waits_in_call(self):
-        """Return what a call waits in, in words, and the ranks it waits for."""
-        return f"call {self._calls_made()}", range(self.size)
-
-    cdef _why_missing_in_call(self, long long *answer, operation, elsewhere):
-        """Return why a rank that a call waits for is missing; None if it is not.
-
-        Args:
-            answer: the missing rank's.
-            operation, elsewhere: in words, the operation that it is in, if any, or else what it
-                does.
-        """
-        return operation or (None if answer[3] else elsewhere)
+    def __init__(self, Comm control, Inquiry inquiry, *, identity, double stall, double abort):
+        self.rank, self.size = control.Get_rank(), control.Get_size()
+        self.control, self.inquiry = control, inquiry
+        self.identity = identity
+        self.stall = <long long>(min(stall, LONGEST_LIMIT) * SECOND)
+        self.abort = <long long>(min(abort, LONGEST_LIMIT) * SECOND)
 
     # Answering and asking
 
-    cdef void _answer(self) noexcept nogil:
-        """Answer ranks that ask who is missing; the MPI mutex is held."""
-        cdef long long answer[ANSWER]
-        self._describe_call(answer)
+    cdef void answer(self, long long *answer, bint joins) noexcept nogil:
+        """Answer ranks that ask who is missing, given the part of the answer that describes calls.
+
+        `joins`: whether this rank is in join(). The MPI mutex is held.
+        """
         answer[2] = self.protocol.operation | self.purpose << PURPOSE_SHIFT
         answer[4] = 0
-        if joining != self.identity and joining_in == self.caller and not self._is_joining():
+        if joining != self.identity and joining_in == self.caller and not joins:
             answer[4] = joining
         if self.closing and self.protocol.operation == NONE:
             answer[2] = CLOSE
         self.inquiry.progress(answer)
-        if self.inquiry.error != 0:
-            self.error = self.inquiry.error
 
-    cdef int _look_for_stalls(self, int goal, Waiting *waiting, long long time) except -1:
+    cdef void begin_join(self) noexcept nogil:
+        """Note that this collective's caller waits in join()."""
+        global joining, joining_in
+        joining, joining_in = self.identity, self.caller
+
+    cdef void end_join(self) noexcept nogil:
+        global joining
+        if joining == self.identity:
+            joining = 0
+
+    cdef int look(self, Served collective, Waiting *waiting, long long time) except -1:
         """Ask and report who is missing, look for circles, and end the job at its limit.
 
         In close() and join(), where it is normal that others still compute, the report has level
@@ -129,112 +105,106 @@ cdef class StallReporter(Waiter):
         if waiting.asked == 0:
             waiting.asked = time
             with nogil:
-                self._ask()
+                self.ask(collective)
             return 0
         if self.inquiry.asking and time - waiting.asked < ANSWERING:
             return 0
         waiting.asked = 0
         if circles:
             waiting.circles *= 2
-            self._look_for_circle()
+            self._look_for_circle(collective)
         if stalls:
-            self._say(waiting, time)
+            self._say(collective, waiting, time)
         if aborts:
-            self._abort(waited)
+            self._abort(collective, waited)
         return 0
 
-    cdef void _ask(self) noexcept nogil:
+    cdef void ask(self, Served collective) noexcept nogil:
         """Ask all ranks how far they are.
 
         Not once all ranks leave: questions have been counted then, and no rank waits for another.
         """
-        pthread_mutex_lock(&self.lock)
-        if self.protocol.stage != LEAVING and not self.closed:
+        pthread_mutex_lock(&collective.lock)
+        if self.protocol.stage != LEAVING and not collective.closed:
             pthread_mutex_lock(&mpi_mutex)
             self.inquiry.ask()
             pthread_mutex_unlock(&mpi_mutex)
-        pthread_mutex_unlock(&self.lock)
-
-    cdef void _begin_waiting(self, int goal) noexcept nogil:
-        global joining, joining_in
-        if self._is_joining():
-            joining, joining_in = self.identity, self.caller
-
-    cdef void _end_waiting(self) noexcept nogil:
-        global joining
-        if joining == self.identity:
-            joining = 0
-
-    cdef bint _is_joining(self) noexcept nogil:
-        return self.protocol.joined or self.purpose == JOIN
+        pthread_mutex_unlock(&collective.lock)
 
     # Reports
 
-    cdef int _say(self, Waiting *waiting, long long time) except -1:
+    cdef int _say(self, Served collective, Waiting *waiting, long long time) except -1:
         """Report who is missing."""
-        cdef bint normal = self.closing or self._is_joining()
-        missing = self._missing_ranks()
+        cdef bint normal = self.closing or (<Driver>collective).is_joining()
+        missing = self._missing_ranks(collective)
         waiting.warned = not normal or waiting.said and missing == self.said
         if waiting.warned or not waiting.said:
             level = logging.WARNING if waiting.warned else logging.INFO
-            log.log(level, "%s", self._describe_stall((time - waiting.progressed) * 1e-9, missing))
+            log.log(level, "%s",
+                    self._describe_stall(collective, time - waiting.progressed, missing))
         waiting.said = time
         self.said = missing
         return 0
 
-    def _missing_ranks(self):
+    cdef _missing_ranks(self, Served collective):
         """Return what each missing rank does, by rank; ranks that wait as well are not missing."""
         cdef int rank
-        _, ranks = self._waits_in()
-        return {rank: self._why_missing(rank) for rank in ranks
-                if rank != self.rank and self._why_missing(rank)}
+        missing = {}
+        for rank in (<Driver>collective)._waits_in()[1]:
+            why = None if rank == self.rank else self._why_missing(collective, rank)
+            if why:
+                missing[rank] = why
+        return missing
 
-    def _describe_stall(self, seconds, missing):
+    cdef _describe_stall(self, Served collective, long long waited, missing):
         """Return a report of what this rank waits in, and for whom."""
-        where, _ = self._waits_in()
+        where, _ = (<Driver>collective)._waits_in()
         whys = {}
         for rank, why in missing.items():
             whys.setdefault(why, []).append(rank)
         listed = "; ".join(f"{name_ranks(who)}: {why}" for why, who in whys.items())
         return (
-            f"rank {self.rank} has waited {seconds:.0f} s in {where} for "
+            f"rank {self.rank} has waited {waited * 1e-9:.0f} s in {where} for "
             + (listed or "no rank in particular: all have arrived")
         )
 
-    cdef int _look_for_circle(self) except -1:
+    cdef int _look_for_circle(self, Served collective) except -1:
         """Raise where a rank waits for this one's join() of a collective, as this one does for it.
 
         Only where one thread of each makes the calls of both, so that neither can proceed.
         """
         cdef int rank
-        cdef StallReporter other
-        waits = [rank for rank, why in self._missing_ranks().items() if why.startswith(ELSEWHERE)]
+        cdef Driver other
+        waits = [rank for rank, why in self._missing_ranks(collective).items()
+                 if why.startswith(ELSEWHERE)]
         for other in all_served():
-            if other is self or other.caller != self.caller or other._is_joining():
+            if (other is collective or other.stalls.caller != self.caller or other.is_joining()):
                 continue
             for rank in waits:
-                if self.inquiry.answers[rank * ANSWER + 4] == other.identity:
+                if self.inquiry.answers[rank * ANSWER + 4] == other.stalls.identity:
                     error = DisagreementError(
-                        f"rank {self.rank} waits in {self._waits_in()[0]} for rank {rank}, which "
-                        "waits in join() of another collective for this rank: join both at once "
-                        "(collectives.join, or `with a.join(), b.join():` of optimizers)"
+                        f"rank {self.rank} waits in {(<Driver>collective)._waits_in()[0]} for rank "
+                        f"{rank}, which waits in join() of another collective for this rank: join "
+                        "both at once (collectives.join, or `with a.join(), b.join():` of "
+                        "optimizers)"
                     )
-                    for each in (self, other):
+                    for each in (collective, other):
                         each.fail(f"DisagreementError: {error}")
                     raise error
         return 0
 
-    def _waits_in(self):
+    cdef waits_in(self, Served collective):
         """Return what this rank's application waits in, in words, and the ranks it waits for."""
+        cdef Driver driver = <Driver>collective
         if self.protocol.operation == CLOSE:
             return "close()", range(self.size)
         if self.protocol.operation != NONE:
             what = self.purpose or self.protocol.operation
-            words = f"{OPERATIONS[what]} after {calls_in_words(self._calls_made())}"
+            words = f"{OPERATIONS[what]} after {calls_in_words(driver.calls_made())}"
             return words, range(self.size)
-        return self._waits_in_call()
+        return driver._waits_in_call()
 
-    cdef _why_missing(self, int rank):
+    cdef _why_missing(self, Served collective, int rank):
         """Return what a rank does instead of what this one waits for; None if it does that."""
         cdef long long *answer = &self.inquiry.answers[rank * ANSWER]
         completed = f"({calls_in_words(answer[0])} completed)"
@@ -247,26 +217,14 @@ cdef class StallReporter(Waiter):
         if self.inquiry.stale:
             return None
         if self.protocol.operation == NONE:
-            return self._why_missing_in_call(answer, f"in {what} {completed}" if what else None,
-                                             elsewhere)
+            return (<Driver>collective).why_missing_in_call(
+                answer, f"in {what} {completed}" if what else None, elsewhere)
         if self.protocol.operation == CLOSE and what and answer[2] != CLOSE:
             return f"in {what} {completed}"
         return None if what else elsewhere
 
-    cdef int _abort(self, long long waited) except -1:
+    cdef int _abort(self, Served collective, long long waited) except -1:
         log.error("%s; this is the limit set by abort (WAGMA_ABORT): ending the job",
-                  self._describe_stall(waited * 1e-9, self._missing_ranks()))
+                  self._describe_stall(collective, waited, self._missing_ranks(collective)))
         logging.shutdown()
         end_job(self.control, 1)
-
-    def is_closing(self, int rank):
-        """Return whether a rank has answered that it closes, and ask all again; call it often."""
-        cdef bint closing
-        with nogil:
-            pthread_mutex_lock(&self.lock)
-            self.progress()
-            closing = (self.inquiry.answered[rank]
-                       and self.inquiry.answers[rank * ANSWER + 2] == CLOSE)
-            pthread_mutex_unlock(&self.lock)
-            self._ask()
-        return closing

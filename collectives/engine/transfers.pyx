@@ -21,13 +21,13 @@ from mpi4py.libmpi cimport (
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.messages cimport TURNS, WHOLE, Message, Messages, weight_in
+from collectives.engine.tags cimport BLOCK_TAG
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport allocate, zeroed
 from collectives.memory.blocks cimport Blocks
 from collectives.memory.layout cimport Layout
 
 cdef enum:
-    TAG_OF_BLOCKS = 1
     # Bytes of a block; how many blocks have memory at a time where they are used at once.
     BLOCK = 1048576
     DEPTH = 4
@@ -205,7 +205,7 @@ cdef class Transfers(Messages):
             for block in range(transfer.begun, transfer.ready):
                 self._check(MPI_Isend(
                     self.place(transfer, block), <int>self.blocks.size(block), MPI_BYTE,
-                    transfer.peer, TAG_OF_BLOCKS, self.comm, &transfer.requests[block]))
+                    transfer.peer, BLOCK_TAG, self.comm, &transfer.requests[block]))
             transfer.begun = transfer.ready
         self._complete(transfer)
         transfer.used = transfer.complete
@@ -230,7 +230,7 @@ cdef class Transfers(Messages):
             for block in range(transfer.begun, end):
                 self._check(MPI_Irecv(
                     self.place(transfer, block), <int>self.blocks.size(block), MPI_BYTE,
-                    transfer.peer, TAG_OF_BLOCKS, self.comm, &transfer.requests[block]))
+                    transfer.peer, BLOCK_TAG, self.comm, &transfer.requests[block]))
             transfer.begun = end
         self._complete(transfer)
         if transfer.dropped:

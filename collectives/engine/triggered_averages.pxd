@@ -1,4 +1,4 @@
-from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.collective cimport NativeCollective
 from collectives.engine.calls cimport OTHER_WISHES
 from collectives.engine.control_tree cimport ControlTree
 from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
@@ -10,7 +10,7 @@ cdef enum:
 cdef class TriggerTree(ControlTree):
     cdef TriggeredAverageProtocol triggering
 
-cdef class TriggeredAverages(AllRanks):
+cdef class TriggeredAverages(NativeCollective):
     # The same objects as `protocol` and `contribution`.
     cdef TriggeredAverageProtocol triggering
     cdef HeldContribution held

@@ -2,7 +2,7 @@ from typing import Any
 
 from mpi4py.MPI import Comm
 
-from collectives.engine.progress import Served
+from collectives.engine.served import Served
 
 class TriggeredAverages(Served):
     def __init__(self, control: Comm, data: Comm, like: Any, **options: Any) -> None: ...

@@ -4,11 +4,10 @@
 from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
 
-from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.collective cimport NativeCollective
 from collectives.engine.calls cimport CALL, NO_VECTOR, Call, new_result
 from collectives.engine.control_tree cimport ControlTree
 from collectives.engine.ports cimport EnginePort
-from collectives.exchange.doubling cimport PHASES
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport AVERAGE, JOIN, SYNC
@@ -50,11 +49,11 @@ cdef class TriggeredPort(EnginePort):
         self.reduction.remember(self.vectors.start[SCRATCH])
 
 
-cdef class TriggeredAverages(AllRanks):
+cdef class TriggeredAverages(NativeCollective):
     """One rank of a `TriggeredAverageProtocol`.
 
     Args:
-        control, data, like, others: see `AllRanks`.
+        control, data, like, others: see `Driver`.
         sync_period: τ, the number of calls after which a rank starts an average.
         weighing: the vectors' weights, as `settings.weighing` returns them.
         sharing: whether to average in memory shared by the ranks of a node, if possible.
@@ -64,18 +63,18 @@ cdef class TriggeredAverages(AllRanks):
                  bint sharing, **others):
         cdef TriggerTree tree
         cdef TriggeredPort port
-        AllRanks.__init__(self, control, data, like, **others)
+        NativeCollective.__init__(self, control, data, like, **others)
         self.triggering = TriggeredAverageProtocol(
             len(activation_peers(self.rank, self.size)), sync_period)
-        tree = TriggerTree(control, self.triggering, 1)
+        tree = TriggerTree(control, self.triggering)
         tree.triggering = self.triggering
         self.held = HeldContribution(self.vectors, self.triggering)
         self.held.weigh_by(weighing[0], weighing[1], weighing[2])
         port = TriggeredPort(
-            self.exchange, self.vectors, self.held, self.rank, self.size, PHASES)
-        self._drive(RankProtocol(self.triggering, self.held), port, tree)
+            self.exchange, self.vectors, self.held, self.rank, self.size)
+        self.drive(RankProtocol(self.triggering, self.held), port, tree)
         if sharing:
-            self._share_memory(self.exchange, False, True)
+            self.node.share(self.exchange, False, True)
 
     def compress_from_initial(self, like):
         """Send compressed vectors as differences from this initial one, which all ranks have."""
@@ -85,43 +84,43 @@ cdef class TriggeredAverages(AllRanks):
 
     # The application's call
 
-    cdef int _begin(self, int what) except -1 nogil:
+    cdef int begin(self, int what) except -1 nogil:
         if what != CALL:
-            return AllRanks._begin(self, what)
+            return NativeCollective.begin(self, what)
         # Averages that others have started become known here, at the latest.
         self.progress()
         self._make_call()
         return 0
 
-    cdef int _give(self, int what, char **arrays, double weight) except -1 nogil:
+    cdef int give(self, int what, char **arrays, double weight) except -1 nogil:
         if what != PASS_BY:
-            return AllRanks._give(self, what, arrays, weight)
+            return NativeCollective.give(self, what, arrays, weight)
         self.progress()
         self.alone = not self.triggering.averages()
         if self.alone:
-            self.held.give(self._counted(CALL, weight))
+            self.held.give(self.caller.counted(CALL, weight))
             self._make_call()
-        self.driven.done = True
+        self.steps.done = True
         return 0
 
     cdef void _make_call(self) noexcept nogil:
         self.held.called()
         self.alone = not self.triggering.call()
         if not self.alone:
-            self._enter_operation(SYNC)
+            self.enter_operation(SYNC)
             return
-        self.driven.called = self.protocol.version
+        self.steps.called = self.protocol.version
         self.protocol.completed()
-        self.driven.timely += 1
-        self.driven.done = True
+        self.steps.timely += 1
+        self.steps.done = True
 
-    cdef long long _calls_made(self) noexcept nogil:
+    cdef long long calls_made(self) noexcept nogil:
         return self.protocol.calls
 
-    cdef _result(self):
-        cdef long long version = self.driven.called + self.protocol.base
+    cdef result(self):
+        cdef long long version = self.steps.called + self.protocol.base
         if not self.alone:
-            return AllRanks._result(self)
+            return NativeCollective.result(self)
         return new_result((version, True, version, (self.rank,), self.held.given_weight, False))
 
     # What Python calls
@@ -133,14 +132,15 @@ cdef class TriggeredAverages(AllRanks):
 
     def call(self, vector, weight, Handover handover=None):
         """Make a call, which is an average over all ranks where one has been started."""
-        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, handover).result
+        return self.caller.carry_out(
+            self, CALL, vector, PyBUF_WRITABLE, weight, 0, handover).result
 
     def pass_by(self, weight):
         """Make a call that averages nothing, for which no vector is needed, and return the `Call`.
 
         Return None where the call would average; then it has not been made.
         """
-        cdef Call call = self._carry_out(PASS_BY, None, NO_VECTOR, weight)
+        cdef Call call = self.caller.carry_out(self, PASS_BY, None, NO_VECTOR, weight)
         return call if self.alone else None
 
     def start(self, vector, weight, Handover handover=None):
@@ -148,8 +148,8 @@ cdef class TriggeredAverages(AllRanks):
 
         With a handover, the call begins once the device has checked the vector.
         """
-        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, handover)
+        return self.caller.start(self, CALL, vector, PyBUF_WRITABLE, weight, 0, handover)
 
     def start_join(self, vector):
         """Begin to take part in the others' averages until all have joined; return the `Call`."""
-        return self._start(JOIN, vector, PyBUF_WRITABLE, None)
+        return self.caller.start(self, JOIN, vector, PyBUF_WRITABLE, None)

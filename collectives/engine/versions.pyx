@@ -9,10 +9,11 @@ from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.activation_tree cimport ActivationTree
-from collectives.engine.all_ranks cimport AllRanks
+from collectives.engine.collective cimport NativeCollective
 from collectives.engine.calls cimport CALL, DONE, OTHER_GOALS, PUBLISH, Call, new_result
 from collectives.engine.ports cimport MOST_STALENESS, VersionsPort
-from collectives.exchange.doubling cimport PHASES
+from collectives.engine.tags cimport versions_window
+from collectives.exchange.shared cimport Shared
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
@@ -27,11 +28,11 @@ from collectives.topology import activation_peers, propagation_bound
 cdef enum:
     OPENED = OTHER_GOALS
 
-cdef class GroupVersions(AllRanks):
+cdef class GroupVersions(NativeCollective):
     """One wait-avoiding group allreduce on this rank: its vectors, versions and application.
 
     Args:
-        control, data, like: see `AllRanks`.
+        control, data, like: see `Driver`.
         group_size, sync_period, fixed: the groups' size, versions from one average over all ranks
             to the next, and whether the groups are the same in all versions.
         passive: whether ranks take part in a version before their application calls.
@@ -40,7 +41,7 @@ cdef class GroupVersions(AllRanks):
         drawing_seed: seed for drawing the one rank that may start each version; None: any may.
         sharing: whether to allocate memory that other ranks can map.
         initial: the vector that `like` is a copy of, if it is in other memory; None: `like`.
-        others: the other arguments of `AllRanks`.
+        others: the other arguments of `Driver`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
@@ -49,25 +50,25 @@ cdef class GroupVersions(AllRanks):
         cdef UserVector opened
         cdef ActivationTree tree
         cdef int window
-        AllRanks.__init__(self, control, data, like, **others)
+        NativeCollective.__init__(self, control, data, like, **others)
         self.groups = Groups(self.rank, self.size, group_size, fixed)
         dimensions = len(activation_peers(self.rank, self.size))
         self.versioning = WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
         if drawing_seed is not None:
             self.versioning.draw(self.rank, self.size, drawing_seed)
-        # Engines drift apart by at most the bound, so tags that repeat later are never confused.
-        # Members of one group drift apart by one version only; fixed groups meet no other ranks.
-        window = 4 * propagation_bound(self.size, group_size) + 4 if group_size > 1 else 1
-        tree = ActivationTree(control, self.versioning, window)
+        window = 1
+        if group_size > 1:
+            window = versions_window(propagation_bound(self.size, group_size))
+        tree = ActivationTree(control, self.versioning)
         tree.versioning = self.versioning
         self.publishing = SnapshotProtocol(self.vectors, self.versioning, conserving, summing)
         self.publishing.weigh_by(weighing[0], weighing[1], weighing[2])
         self.versions_port = VersionsPort(
-            self.exchange, self.vectors, self.publishing, self.rank, self.size, window * PHASES,
+            self.exchange, self.vectors, self.publishing, self.rank, self.size,
             groups=self.groups, window=window, rhythm=self.rhythm)
         self.versions_port.waiting_callers = &self.waiting_callers
-        self.steps = VersionsProtocol(self.versioning, self.publishing)
-        self._drive(self.steps, self.versions_port, tree)
+        self.version_steps = VersionsProtocol(self.versioning, self.publishing)
+        self.drive(self.version_steps, self.versions_port, tree)
         self._allocate_vectors(sharing)
         if initial is None:
             initial = like[0] if self.layout.single else like
@@ -78,25 +79,21 @@ cdef class GroupVersions(AllRanks):
 
     cdef int _allocate_vectors(self, bint sharing) except -1:
         """Allocate snapshot and result vector as one, which other ranks can map if `sharing`."""
-        cdef Py_ssize_t vector = self.layout.size
+        cdef Shared shared = None
         cdef char *snapshot
-        cdef char *result
         if sharing:
             # On devices all averages are in shared memory: see `EnginePort`.
-            self._share_memory(
+            shared = self.node.share(
                 self.exchange, True, not self.versioning.passive or self.layout.space.deferred,
                 self.groups)
-        if self.shared is not None:
-            snapshot = self.shared.memory.snapshot(self.rank)
-            result = self.shared.memory.result(self.rank)
+        if shared is None:
+            snapshot = self.vectors.allocate(SNAPSHOT, 2)
         else:
-            self.memory = self.layout.space.allocate(2 * vector)
-            snapshot = self.memory.address
-            result = snapshot + vector
-        if self.shared is None or self.layout.space.deferred:  # a shared segment is zero
-            self.layout.space.zero(snapshot, 2 * vector)
-        self.vectors.place(SNAPSHOT, snapshot)
-        self.vectors.place(RESULT, result)
+            snapshot = shared.memory.snapshot(self.rank)
+            self.vectors.place(SNAPSHOT, snapshot)
+            self.vectors.place(RESULT, shared.memory.result(self.rank))
+        if shared is None or self.layout.space.deferred:  # a shared segment is zero
+            self.layout.space.zero(snapshot, 2 * self.layout.size)
         return 0
 
     def compress_from_initial(self):
@@ -104,63 +101,63 @@ cdef class GroupVersions(AllRanks):
         self.versions_port.remember()
 
     def listen(self):
-        AllRanks.listen(self)
+        NativeCollective.listen(self)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.steps.begin(self.shared is not None and self.shared.works)
-            self._wait(OPENED)
+            self.version_steps.begin(self.node.in_use)
+            self.waiter.wait(self, OPENED)
             pthread_mutex_unlock(&self.lock)
 
     # Progress
 
-    cdef void _advance(self) noexcept nogil:
-        AllRanks._advance(self)
-        if self.shared is not None:
-            self.shared.end_blocks()
+    cdef void advance(self) noexcept nogil:
+        NativeCollective.advance(self)
+        if self.exchange.shared is not None:
+            self.exchange.shared.end_blocks()
 
-    cdef bint _is_busy(self) noexcept nogil:
-        return AllRanks._is_busy(self) or self._awaits_device()
+    cdef bint is_busy(self) noexcept nogil:
+        return NativeCollective.is_busy(self) or self._awaits_device()
 
     cdef bint _awaits_device(self) noexcept nogil:
         """Return whether other ranks wait for what a device still does for this one."""
-        return not self.steps.is_open() or self.versions_port.awaits_device()
+        return not self.version_steps.is_open() or self.versions_port.awaits_device()
 
     # What callers wait for, and how they report it
 
-    cdef bint _reached(self, int goal) noexcept nogil:
+    cdef bint reached(self, int goal) noexcept nogil:
         if goal == OPENED:
-            return self.steps.is_open()
+            return self.version_steps.is_open()
         if goal == DONE and self.no_progress_thread and self._awaits_device():
             return False
-        return AllRanks._reached(self, goal)
+        return NativeCollective.reached(self, goal)
 
-    cdef bint _is_joining(self) noexcept nogil:
-        return AllRanks._is_joining(self) or self.steps.joining
+    cdef bint is_joining(self) noexcept nogil:
+        return NativeCollective.is_joining(self) or self.version_steps.joining
 
-    cdef void _describe_call(self, long long *answer) noexcept nogil:
-        AllRanks._describe_call(self, answer)
-        answer[1] = self.steps.next_version()
+    cdef void describe_call(self, long long *answer) noexcept nogil:
+        NativeCollective.describe_call(self, answer)
+        answer[1] = self.version_steps.next_version()
         answer[3] = self.publishing.calling
 
     def _waits_in(self):
         if self.versioning.awaited() >= 0:
-            return f"version {self._calls_made()}", [self._drawn()]
-        return AllRanks._waits_in(self)
+            return f"version {self.calls_made()}", [self._drawn()]
+        return NativeCollective._waits_in(self)
 
     def _waits_in_call(self):
         cdef int member
         if self.versioning.vectors != RUNNING:
-            return f"version {self._calls_made()}", range(self.size)
+            return f"version {self.calls_made()}", range(self.size)
         running = f"version {self.versioning.running + self.protocol.base}"
         members = [self.groups.members[member] for member in range(self.groups.count)]
-        return f"publish() during {running}" if self.steps.holding else running, sorted(members)
+        return f"publish() during {running}" if self.version_steps.holding else running, sorted(members)
 
     cdef int _drawn(self):
         """Return which rank is drawn to start the version that this one waits for."""
         return drawn(
             self.versioning.seed, self.versioning.awaited() + self.protocol.base, self.size)
 
-    cdef _why_missing_in_call(self, long long *answer, operation, elsewhere):
+    cdef why_missing_in_call(self, long long *answer, operation, elsewhere):
         if self.versioning.awaited() >= 0:
             return f"{elsewhere}, and drawn to start it"
         if answer[1] > self.versioning.running:
@@ -180,47 +177,48 @@ cdef class GroupVersions(AllRanks):
 
         With a handover, the call begins once the device has checked the vector.
         """
-        return self._start(CALL, vector, PyBUF_WRITABLE, weight, 0, handover)
+        return self.caller.start(self, CALL, vector, PyBUF_WRITABLE, weight, 0, handover)
 
     def call(self, vector, weight, Handover handover=None):
         """Average the vector in place in this rank's next version, or over all ranks."""
-        return self._carry_out(CALL, vector, PyBUF_WRITABLE, weight, 0, handover).result
+        return self.caller.carry_out(
+            self, CALL, vector, PyBUF_WRITABLE, weight, 0, handover).result
 
     def publish(self, vector, weight):
         """Publish this vector, or its change since the last one, outside of any call."""
-        self._carry_out(PUBLISH, vector, 0, weight)
+        self.caller.carry_out(self, PUBLISH, vector, 0, weight)
 
     def start_join(self, vector):
         """Begin to take part in others' operations until all ranks have joined; return the `Call`.
         """
-        return self._start(JOIN, vector, PyBUF_WRITABLE, None)
+        return self.caller.start(self, JOIN, vector, PyBUF_WRITABLE, None)
 
-    cdef int _begin(self, int what) except -1 nogil:
+    cdef int begin(self, int what) except -1 nogil:
         if what == PUBLISH:
-            self.steps.publish()
+            self.version_steps.publish()
         elif what == JOIN:
-            self.steps.join()
+            self.version_steps.join()
         elif what == CALL and not self.versioning.is_synchronous():
-            self.steps.call()
+            self.version_steps.call()
         else:
-            self._enter_operation(SYNC if what == CALL else what)
+            self.enter_operation(SYNC if what == CALL else what)
         return 0
 
-    cdef _result(self):
+    cdef result(self):
         cdef int k
         cdef long long base = self.protocol.base
-        if not self.steps.in_group:
-            return AllRanks._result(self)
+        if not self.version_steps.in_group:
+            return NativeCollective.result(self)
         members = [self.versions_port.members[k] for k in range(self.versions_port.count)]
         timely = self.versioning.timely and self.publishing.finite
-        return new_result((self.steps.called + base, timely, self.steps.source + base,
-                           tuple(sorted(members)), self.steps.weight, False))
+        return new_result((self.version_steps.called + base, timely, self.version_steps.source + base,
+                           tuple(sorted(members)), self.version_steps.weight, False))
 
-    def _counts(self):
+    cdef counts(self):
         cdef int staleness, last = 0
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.steps.note_executed(self.steps.next_version())
+            self.version_steps.note_executed(self.version_steps.next_version())
             pthread_mutex_unlock(&self.lock)
         for staleness in range(MOST_STALENESS + 1):
             if self.versions_port.staleness[staleness]:
@@ -231,4 +229,4 @@ cdef class GroupVersions(AllRanks):
     @property
     def executed(self):
         """The next version to execute here: the number of versions executed, by any rank's call."""
-        return self.steps.next_version() + self.protocol.base
+        return self.version_steps.next_version() + self.protocol.base

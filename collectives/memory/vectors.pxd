@@ -10,12 +10,15 @@ cdef class HostVectors(Vectors):
     # Where each of the rank's own vectors begins, which are contiguous; the addresses of their arrays.
     cdef char *start[4]
     cdef char **located
+    # The memory allocated for them.
+    cdef list memories
     # A device's answer to whether X, or its change, is finite; `asked`: whether that is pending;
     # `answered`: the ticket of the answer.
     cdef int *change_finite
     cdef bint asked
     cdef long long answered
 
+    cdef char *allocate(self, int vector, int count) except NULL
     cdef void place(self, int vector, char *memory) noexcept nogil
     cdef char **arrays(self, int vector) noexcept nogil
     cdef bint knows_finite(self, char **x) noexcept nogil

@@ -3,7 +3,7 @@
 
 from libc.stdlib cimport free
 
-from collectives.memory.allocation cimport zeroed
+from collectives.memory.allocation cimport Memory, zeroed
 from collectives.memory.layout cimport Layout
 from collectives.memory.handover cimport UNKNOWN
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, Vectors
@@ -19,12 +19,22 @@ cdef class HostVectors(Vectors):
         self.layout = layout
         self.finite = UNKNOWN
         self.change_finite = layout.space.new_flag()
+        self.memories = []
         self.located = <char **>zeroed(VECTORS * layout.count, sizeof(char *))
         if self.located == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         free(self.located)
+
+    cdef char *allocate(self, int vector, int count) except NULL:
+        """Allocate memory for this vector and those that follow it; return where it begins."""
+        cdef Memory memory = self.layout.space.allocate(count * self.layout.size)
+        cdef int i
+        self.memories.append(memory)
+        for i in range(count):
+            self.place(vector + i, memory.address + i * self.layout.size)
+        return memory.address
 
     cdef void place(self, int vector, char *memory) noexcept nogil:
         """Place one of the rank's own vectors in this memory."""

@@ -1,0 +1,217 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What Python calls of a collective's driver: operations of all ranks, failures and closing."""
+
+from cpython.buffer cimport PyBUF_WRITABLE
+
+from collectives.engine.calls cimport (
+    CAUGHT_UP,
+    LEFT,
+    NO_VECTOR,
+    OVER,
+    SETTLED,
+)
+from collectives.engine.driver cimport Driver
+from collectives.engine.inquiry cimport ANSWER
+from collectives.engine.waiting cimport wait_for
+from collectives.exchange.mutex cimport (
+    mpi_mutex,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
+from collectives.memory.handover cimport Handover
+from collectives.protocols.all_ranks cimport (
+    AVERAGE,
+    CLOSE,
+    LOAD,
+    MEET,
+    NONE,
+    OUTSIDE,
+    SYNCHRONIZE,
+)
+
+from collectives.engine.words import PURPOSES
+
+
+cdef class NativeCollective(Driver):
+    """A collective as Python has it: what all of them have in common."""
+
+    # What subclasses extend
+
+    cdef void announce_leaving(self) noexcept nogil:
+        """Announce to other ranks that the application makes no more calls."""
+
+    cdef int leave_others(self) except -1 nogil:
+        """Wait, before closing, for the exchanges this rank has begun; the lock is held."""
+        return 0
+
+    cdef int end_messages(self) except -1 nogil:
+        """Wait, once all ranks leave, for the subclass's messages; the lock is held."""
+        return 0
+
+    cdef void free_requests(self) noexcept nogil:
+        """Free this collective's MPI requests and datatypes; the MPI mutex is held."""
+        self.tree.free()
+
+    # Operations of all ranks
+
+    def listen(self):
+        """Begin to receive control messages, once all ranks have reached this point."""
+        pthread_mutex_lock(&mpi_mutex)
+        self.tree.listen()
+        pthread_mutex_unlock(&mpi_mutex)
+
+    def synchronize(self, vector, weight=None):
+        """Average the vector in place over all ranks; all ranks continue from the average.
+
+        Its weight is that of the last call, unless one is given.
+        """
+        self.caller.carry_out(self, SYNCHRONIZE, vector, PyBUF_WRITABLE, weight)
+
+    def average(self, vector, weight=None):
+        """Overwrite the vector with the average over all ranks, and change nothing else.
+
+        Its weight is that of the last call, unless one is given.
+        """
+        self.caller.carry_out(self, AVERAGE, vector, PyBUF_WRITABLE, weight)
+
+    def load(self, vector, long long version):
+        """Continue from this vector, and make this version the next one."""
+        self.caller.carry_out(self, LOAD, vector, 0, None, version)
+
+    def meet(self):
+        """Wait until all ranks call this; return a tuple of how many calls each had made then."""
+        self.caller.carry_out(self, MEET, None, NO_VECTOR)
+        return self.agreement.calls_made()
+
+    def begin_collectively(self, str what):
+        """Set the purpose, such as "join()", of the operations that all ranks enter; "": none."""
+        self.stalls.purpose = PURPOSES[what] if what else NONE
+
+    # Vectors on devices
+
+    def wait_for(self, Handover handover):
+        """Wait until a vector has arrived from its device; this rank is passive meanwhile."""
+        with nogil:
+            wait_for(self, handover)
+        handover.check()
+
+    def prepare_to_fetch(self, Handover handover):
+        """Raise where no call can be made; wait until no earlier one uses the handover.
+
+        Such a call was started and not waited for, or was interrupted by an exception.
+        """
+        self.check_usable()
+        self.caller.complete(self)
+        with nogil:
+            self.waiter.wait_until(self, CAUGHT_UP)
+            wait_for(self, handover)
+
+    # Leaving
+
+    def is_closing(self, int rank):
+        """Return whether a rank has answered that it closes, and ask all again; call it often."""
+        cdef bint closing
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.progress()
+            closing = (self.stalls.inquiry.answered[rank]
+                       and self.stalls.inquiry.answers[rank * ANSWER + 2] == CLOSE)
+            pthread_mutex_unlock(&self.lock)
+            self.stalls.ask(self)
+        return closing
+
+    def begin_close(self):
+        """Tell the other ranks that this one closes, where that needs no waiting."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            if self.protocol.stage == OUTSIDE and not (self.closed or self.caller.has_started()):
+                self.announce_leaving()
+                self.enter_operation(CLOSE)
+            pthread_mutex_unlock(&self.lock)
+
+    def close(self):
+        """Complete what any rank has started, and leave; collective."""
+        cdef long long waiting = self.waiter.waiting_ns
+        if self.closed:
+            return
+        self.enter_call()
+        self.stalls.closing = True
+        try:
+            if self.protocol.operation != CLOSE and self.caller.has_started():
+                # The started call is completed first.
+                with nogil:
+                    self.waiter.wait_until(self, SETTLED)
+                self.caller.settle(self, self.caller.pending)
+            with nogil:
+                self._leave()
+        finally:
+            # The statistics' times are those of calls.
+            self.waiter.waiting_ns = waiting
+            self.caller.guard.taken = False
+        self.closed = True
+        self.caller.last_vector = None
+        pthread_mutex_lock(&mpi_mutex)
+        self.free_requests()
+        pthread_mutex_unlock(&mpi_mutex)
+        if self.error != 0 and not self.said_error:
+            raise self.engine_error()
+
+    cdef int _leave(self) except -1 nogil:
+        """Enter CLOSE, once no interrupted operation is pending, and wait for its end."""
+        pthread_mutex_lock(&self.lock)
+        try:
+            if self.protocol.operation != CLOSE:
+                self.waiter.wait(self, OVER)
+                self.leave_others()
+                self.enter_operation(CLOSE)
+            self.waiter.wait(self, LEFT)
+            self.end_messages()
+        finally:
+            pthread_mutex_unlock(&self.lock)
+        return 0
+
+    # What it tells
+
+    def statistics(self):
+        """Return the counts and times (in seconds) of `statistics.Statistics`, in its order."""
+        cdef long long waiting_ns = self.waiter.waiting_ns
+        self.check_owner()
+        versions, passive, staleness = self.counts()
+        return (
+            self.protocol.calls,
+            self.steps.timely,
+            self.steps.synchronizations,
+            versions,
+            passive,
+            staleness,
+            self.contribution.nonfinite,
+            self.reduction.bytes_sent,
+            waiting_ns * 1e-9,
+            (self.caller.calls_ns - waiting_ns) * 1e-9,
+            self.busy_ns() * 1e-9,
+        )
+
+    @property
+    def version(self):
+        """The version of the next call."""
+        return self.protocol.version + self.protocol.base
+
+    @property
+    def synchronizations(self):
+        """How many averages over all ranks have changed what ranks continue from."""
+        return self.steps.synchronizations
+
+    @property
+    def failure(self):
+        """The failed rank that this one knows of, and the error to raise; (−1, None): none."""
+        return self.protocol.failed, self.failure_error() if self.protocol.failed >= 0 else None
+
+    @property
+    def broken(self):
+        """Whether only close() is allowed."""
+        return self.protocol.broken or self.protocol.failed >= 0
+
+    @property
+    def cannot_leave(self):
+        """Whether an error of this rank's engine prevents it from closing with the others."""
+        return self.error != 0 and self.is_broken(LEFT)

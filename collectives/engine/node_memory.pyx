@@ -1,0 +1,58 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The memory that a collective shares with the ranks of its node."""
+
+from collectives.exchange.exchange cimport Exchange
+from collectives.exchange.shared cimport Shared
+from collectives.protocols.groups cimport Groups
+
+from collectives.errors import CudaError
+
+
+cdef class NodeMemory:
+    """This rank's memory that other ranks of the node map, one part for each exchange that uses it.
+
+    Attributes:
+        in_use: whether this rank and others of its node use each other's memory.
+        missing: why this rank has none, if the system has no memory that others can map; or None.
+    """
+
+    def __init__(self, int rank, int size):
+        self.rank, self.size = rank, size
+        self.exchanges = []
+
+    cdef Shared share(self, Exchange exchange, bint vectors, bint rings, Groups groups=None):
+        """Allocate memory for this rank's part in exchanges; return None if there is none."""
+        try:
+            exchange.shared = Shared(
+                exchange.reduction, groups, self.rank, self.size, vectors, rings)
+        except (AttributeError, OSError, CudaError) as error:  # memfd_create is Linux's
+            self.missing = f"rank {self.rank} has no memory to share: {error}"
+            return None
+        self.exchanges.append(exchange.shared)
+        return exchange.shared
+
+    @property
+    def handles(self):
+        """The handles by which other ranks of the node map this one's memory."""
+        cdef Shared shared
+        return [shared.memory.handle for shared in self.exchanges]
+
+    def map(self, handles):
+        """Map the memory of the node's ranks, given a dict from ranks to their handles."""
+        cdef int i
+        cdef Shared shared
+        for i, shared in enumerate(self.exchanges):
+            shared.map({rank: handle[i] for rank, handle in handles.items()})
+
+    def use(self):
+        """Exchange vectors from now on in the memory that all ranks of the node have mapped."""
+        cdef Shared shared
+        for shared in self.exchanges:
+            shared.use()
+            self.in_use = True
+
+    def unmap(self):
+        """Unmap other ranks' memory on devices, once no rank uses this one's any more."""
+        cdef Shared shared
+        for shared in self.exchanges:
+            shared.memory.unmap()
