@@ -28,6 +28,7 @@ from collectives.topology import activation_peers, shuffle
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from edits import Edit
 from protocol_messages import (
     ROOT,
     all_ranks,
@@ -103,14 +104,13 @@ class _Steps(ast.NodeTransformer):
         return node
 
 
-def in_steps(name, old="", new="", owners=("self",), bases=()):
+def in_steps(name, edit=None, owners=("self",), bases=()):
     """Return a protocol's module, the methods of its classes as generators.
 
-    The source's text `old` is replaced by `new`. See `load_source` for the bases.
+    The source is edited by `edit`, if any. See `load_source` for the bases.
     """
     source = (ROOT / "collectives" / "protocols" / f"{name}.py").read_text()
-    assert old == "" or source.count(old) == 1, f"the source has not one {old!r}"
-    tree = ast.parse(source.replace(old, new) if old else source)
+    tree = ast.parse(source if edit is None else edit.apply(source))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     methods = {
         node.name for each in classes for node in each.body if isinstance(node, ast.FunctionDef)
@@ -132,12 +132,12 @@ rank_in_steps = in_steps(
 
 
 @cache
-def claims_in_steps(old="", new=""):
+def claims_in_steps(edit=None):
     """Return ClaimsProtocol, its methods generators that stop before each load and swap.
 
-    The source's text `old` is replaced by `new`.
+    Its source is edited by `edit`, if any.
     """
-    module = in_steps("claims", old, new)
+    module = in_steps("claims", edit)
 
     class ClaimsProtocol(module.ClaimsProtocol):
         def __init__(self, world, rank):
@@ -1450,9 +1450,9 @@ KINDS = {
 
 
 def types_of(variant):
-    """Return what a variant replaces: a class, or what in the source of ClaimsProtocol by what."""
-    if isinstance(variant, tuple):
-        return {"claims_type": claims_in_steps(*variant)}
+    """Return what a variant replaces: a class, or ClaimsProtocol by one with an edited source."""
+    if isinstance(variant, Edit):
+        return {"claims_type": claims_in_steps(variant)}
     for base, name in KINDS.items():
         if issubclass(variant, base):
             return {name: variant}

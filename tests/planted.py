@@ -8,11 +8,11 @@ import importlib.util
 import os
 import re
 import sys
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 from build_once import build_cython
+from edits import Edit, Instead, Replace, Return, choices, drop
 
 ROOT = Path(__file__).parent.parent
 # The environment's: which bug of the module's, by its place; where the copy is.
@@ -20,179 +20,160 @@ PLANTED, COPY = "PLANTED_BUG", "PLANTED_COPY"
 
 
 class Bug(NamedTuple):
-    """Lines of the source, what the copy has in their place, and what the stand-in says of that."""
+    """An edit of the source, and what the stand-in says of that."""
 
-    lines: str
-    instead: str
+    edit: Edit
     words: str
 
 
 UNORDERED = "nothing orders them"
 UNSEEN = "the host touches pinned memory"
 UNTOLD = "that has not seen it end"
-MARK = "result = self.timeline.mark(self.stream)"
-INTERRUPTED = """\
-while self.port.copying or self.queue.protocol.calling and not self.port.is_here():
-    pthread_mutex_unlock(&self.lock)
-    sched_yield()
-    pthread_mutex_lock(&self.lock)"""
-LAUNCH = """\
-self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.all_finite(
-    self.dtypes[i], flag, <Address>x, count, self.queue.stream))"""
 OF_MODULES = {
     "handover": {
         "a vector that is taken before the application has come to it": Bug(
-            'check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.ready, 0))',
-            "pass",
-            UNORDERED,
+            drop("Handover.fetch", "cu.StreamWaitEvent"), UNORDERED
         ),
         "an application that does not wait for what it gets back": Bug(
-            'return check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.stream, self.returned, 0))',
-            "return 0",
-            UNORDERED,
+            drop("Handover._return", "cu.StreamWaitEvent"), UNORDERED
         ),
         "an event that says too early that the vector is back": Bug(
-            'check(b"cuEventRecord", cu.EventRecord(self.returned, stream))',
-            'check(b"cuEventRecord", cu.EventRecord(self.returned, self.out))',
-            UNORDERED,
+            Replace("Handover._return", "stream", "self.out", "cu.EventRecord"), UNORDERED
         ),
         "a point that says too early that the vector is there": Bug(
-            'return check(b"cuStreamWriteValue32", self.timeline.mark(self.out))',
-            'return check(b"cuStreamWriteValue32", self.timeline.mark(self.stream))',
-            UNSEEN,
+            Replace("Handover._mark", "self.out", "self.stream"), UNSEEN
         ),
         "averaging before the vector is on the host": Bug(
-            "return self.error != SUCCESS or self.timeline.reached(point)", "return True", UNSEEN
+            Return("Handover._is_over", "True"), UNSEEN
         ),
         "averaging when a number is there that comes before the vector": Bug(
-            "return self.error != SUCCESS or self.timeline.reached(point)",
-            "return self.timeline.reached(point - 1)",
-            UNSEEN,
+            Return("Handover._is_over", "self.timeline.reached(point - 1)"), UNSEEN
         ),
     },
     "mirror": {
         "a copy to the host that does not wait for the last one back": Bug(
-            'check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.returned, 0))',
-            "pass",
-            UNORDERED,
+            drop("Mirror._begin", "cu.StreamWaitEvent"), UNORDERED
         ),
         "an application that does not wait for a copy that was withdrawn": Bug(
-            "cu.StreamWaitEvent(self.stream, self.taken, 0)",
-            "pass",
-            UNORDERED,
+            drop("Mirror.withdraw", "cu.StreamWaitEvent"), UNORDERED
         ),
         "asking for a point that comes before the copy": Bug(
-            "self.first_point = self.timeline.last - self.blocks + 1",
-            "self.first_point = self.timeline.last - self.blocks",
-            UNSEEN,
+            Replace("Mirror._begin", "self.timeline.last", "self.timeline.last - 1"), UNSEEN
         ),
         "averaging the block after those that are there": Bug(
-            "if not self._is_over(self.first_point + block):\n    return False",
-            "if not self._is_over(self.first_point + block - 1):\n    return False",
-            UNSEEN,
+            Replace("Mirror.has", "block", "block - 1", "self._is_over"), UNSEEN
         ),
         "giving back the block after those that are averaged": Bug(
-            "result = self._copy_back(end)",
-            "result = self._copy_back(min(end + self.block, self.layout.size))",
+            Replace(
+                "Mirror._return_final",
+                "end",
+                "min(end + self.block, self.layout.size)",
+                "self._copy_back",
+            ),
             f"({UNORDERED}|{UNSEEN})",
         ),
         "giving back what is still averaged": Bug(
-            "if block == self.blocks - 1 or self.error != SUCCESS:\n    self.fetching = False",
-            "self.fetching = False\nself.return_until(self.layout.size)",
+            Instead(
+                "Mirror.has",
+                "self.error",
+                "self.fetching = False\nself.return_until(self.layout.size)",
+            ),
             UNORDERED,
         ),
         "a check of what is given back before it is there": Bug(
-            "self._check_bounded(self.back)", "self._check_bounded(self.out)", UNORDERED
+            Replace("Mirror.give_back", "self.back", "self.out", "self._check_bounded"), UNORDERED
         ),
         "a host that writes to the device's memory itself": Bug(
-            "self._return(self.back)",
-            "memset(<void *>self.device[0], 0, self.layout.bytes[0])",
+            Instead(
+                "Mirror.give_back",
+                "self._return",
+                "memset(<void *>self.device[0], 0, self.layout.bytes[0])",
+            ),
             "the host touches device memory",
         ),
     },
     "peer_vectors": {
         "a step before its block is there": Bug(
-            "if self.arrives and step.user != NULL and not self.handover.has("
-            "self.blocks.end(block)):\n    return False",
-            "pass",
-            UNSEEN,
+            drop("PeerVectors._may_do", "self.handover.has"), UNSEEN
         ),
         "giving back the block after those that are returned": Bug(
-            "self.handover.return_until(self.blocks.end(block))",
-            "self.handover.return_until(min(self.blocks.end(block + 1), self.layout.size))",
+            Replace(
+                "PeerVectors._do",
+                "self.blocks.end(block)",
+                "min(self.blocks.end(block + 1), self.layout.size)",
+                "self.handover.return_until",
+            ),
             f"({UNORDERED}|{UNSEEN})",
         ),
     },
     "in_place": {
         "an application that does not wait for a check that was withdrawn": Bug(
-            "cu.StreamWaitEvent(self.stream, self.taken, 0)", "pass", UNORDERED
+            drop("InPlace.withdraw", "cu.StreamWaitEvent"), UNORDERED
         ),
-        "a vector that is used before it is checked": Bug(
-            "return self._check_finite()", "return 0", UNORDERED
-        ),
+        "a vector that is used before it is checked": Bug(Return("InPlace._begin", "0"), UNORDERED),
     },
     "device_queue": {
         "a ticket from before the pass": Bug(
-            "self.pending = True\nreturn True",
-            f"{MARK.removeprefix('result = ')}\nreturn True",
-            UNSEEN,
+            Instead("DeviceQueue.enter", "self.pending", "self.timeline.mark(self.stream)"), UNSEEN
         ),
         "a ticket for the passes of another stream": Bug(
-            MARK, MARK.replace("self.stream", "NULL"), UNSEEN
+            Replace("DeviceQueue.begun", "self.stream", "NULL"), UNSEEN
         ),
         "a ticket that is given twice": Bug(
-            "self.pending = True", "self.pending = not self.timeline.last", UNSEEN
+            Replace("DeviceQueue.enter", "True", "not self.timeline.last", "self.pending"), UNSEEN
         ),
-        "tickets that are always over": Bug(
-            "if self.timeline.reached(ticket) or self.error != SUCCESS:\n    return True",
-            "return True",
-            UNSEEN,
-        ),
+        "tickets that are always over": Bug(Return("DeviceQueue.over", "True"), UNSEEN),
     },
     "device_space": {
         "a kernel in another stream": Bug(
-            LAUNCH, LAUNCH.replace("self.queue.stream", "NULL"), UNORDERED
+            Replace("DeviceSpace.begin_all_finite", "self.queue.stream", "NULL"), UNORDERED
         ),
-        "an answer that is not waited for": Bug(
-            "while not self.over(ticket):\n    usleep(PAUSE)", "pass", UNSEEN
-        ),
+        "an answer that is not waited for": Bug(drop("DeviceSpace._answer", "self.over"), UNSEEN),
     },
     "shared": {
         "a part that is begun before its vectors are there": Bug(
-            "self.entry_ticket = self.layout.space.begun()", "self.entry_ticket = 0", UNTOLD
+            Replace("Shared.begin", "self.layout.space.begun()", "0"), UNTOLD
         ),
         "a block that is published before it is there": Bug(
-            "self.copies[self.copied % AHEAD] = self.layout.space.begun()",
-            "self.copies[self.copied % AHEAD] = 0",
-            UNTOLD,
+            Replace("Shared._take_block", "self.layout.space.begun()", "0"), UNTOLD
         ),
         "a block that ends before it is averaged": Bug(
-            "averaging.ticket = self.layout.space.begun()", "averaging.ticket = 0", UNTOLD
+            Replace("Shared._average_block", "self.layout.space.begun()", "0"), UNTOLD
         ),
     },
     "shared_memory": {
         "memory that is freed as long as others have mapped it": Bug(
-            "self.mapped = []", "pass", "device memory is freed that another process has mapped"
+            drop("SharedMemory.unmap", "self.mapped"),
+            "device memory is freed that another process has mapped",
         ),
     },
     "ports": {
         "vectors that are open to others before they are there": Bug(
-            "return self.space.over(self.space.begun())", "return True", UNTOLD
+            Return("VersionsPort.is_quiet", "True"), UNTOLD
         ),
     },
     "formed_groups": {
         "averaging blocks that are not on the host": Bug(
-            "self.group_reduction.staged = self.reduction.staged", "pass", UNSEEN
+            drop("FormedGroups._give", "self.group_reduction.staged"), UNSEEN
         ),
     },
     "group_averages": {
         "giving back the blocks of a group before the last": Bug(
-            "self.group_reduction.more = group.next == NULL or not group.next.returns",
-            "self.group_reduction.more = False",
+            Instead(
+                "GroupAverages._begin_group",
+                "self.group_reduction.more",
+                "self.group_reduction.more = False",
+            ),
             f"({UNORDERED}|{UNSEEN})",
         ),
         "going on without the application before its vector is there": Bug(
-            INTERRUPTED, INTERRUPTED.replace("calling", "leaving"), UNSEEN
+            Replace(
+                "GroupAverages._forget_user",
+                "self.queue.protocol.calling",
+                "self.queue.protocol.leaving",
+                "self.port.is_here",
+            ),
+            UNSEEN,
         ),
     },
 }
@@ -212,33 +193,24 @@ cdef int planted = int(os.environ["{PLANTED}"])
 
 
 def planted_source(source: str, module: str) -> str:
-    """Return the copy's source; ValueError where a bug's lines are not there, once."""
-    for number, bug in enumerate(OF_MODULES[module].values()):
-        found = [indent for indent in range(4, 21, 4) if block(bug.lines, indent) in source]
-        if len(found) != 1 or source.count(block(bug.lines, found[0])) != 1:
-            raise ValueError(f"{module}.pyx does not have, once: {bug.lines}")
-        (indent,) = found
-        choice = (
-            f"if planted == {number}:\n{textwrap.indent(bug.instead, '    ')}\n"
-            f"else:\n{textwrap.indent(bug.lines, '    ')}"
-        )
-        source = source.replace(block(bug.lines, indent), block(choice, indent))
+    """Return the copy's source; ValueError where a bug's place is gone."""
+    edits = [bug.edit for bug in OF_MODULES[module].values()]
+    source = choices(source, edits, "planted")
     first = re.search(r"^(import|from) ", source, re.MULTILINE).start()
     return source[:first] + HEAD + source[first:]
 
 
-def block(lines: str, indent: int) -> str:
-    return "\n" + textwrap.indent(lines, " " * indent) + "\n"
+def source_of(module: str) -> Path:
+    return ROOT / "collectives" / PACKAGES.get(module, "memory") / f"{module}.pyx"
 
 
 @functools.cache
 def build(module: str) -> str:
     """Build the copy where that has not been done, and return its path; skip where it cannot be."""
-    folder = PACKAGES.get(module, "memory")
-    path = f"collectives/{folder}/{module}.pyx"
-    source = planted_source((ROOT / path).read_text(), module)
-    options = [] if folder == "memory" else mpi_headers()
-    return build_cython("stand-in", source, path, "-O0", *options)
+    path = source_of(module)
+    source = planted_source(path.read_text(), module)
+    options = mpi_headers() if module in PACKAGES else []
+    return build_cython("stand-in", source, str(path.relative_to(ROOT)), "-O0", *options)
 
 
 def mpi_headers() -> list[str]:

@@ -28,6 +28,7 @@ from claims_model import (
     types_of,
     waiting_scenario,
 )
+from edits import Begin, Decide, Disregard, Replace
 from protocol_messages import Violation, run_again
 
 SnapshotProtocol = contribution.SnapshotProtocol
@@ -315,33 +316,27 @@ CONSERVED = Invariant.CONSERVED
 ORDERED = Invariant.ORDERED
 ENDS = Invariant.ENDS
 
-# Variants of the source of ClaimsProtocol.
-BEGUN_IF_OPEN = ("if state_of(word) != OPEN:", "if True:")
-BEGUN_IF_CLOSED = ("if state_of(word) == CLOSED:", "if False:")
-BEGINS_EARLIER_ONES = ("number_of(word) < number or ", "")
-TAKES_WHAT_IS_OVER = ("if old >> BLOCK_BITS > number:", "if False:")
-TAKES_UNSWAPPED = ("+ block + 1):", "+ block + 1) or True:")
-ENDS_UNSWAPPED = ("+ ended + 1):", "+ ended + 1) or True:")
-COUNTS_ON = (
-    "ended: cython.ulonglong = 0",
-    "ended: cython.ulonglong = old & ((1 << BLOCK_BITS) - 1)",
-)
-SAYS_NO_FATE = ("BLOCKS + block, old, word_of(number, fate)", "BLOCKS + block, old, old")
-OPENS_KEPT = ("state_of(old) == TAKEN", "state_of(old) != FLOWING")
-CLOSES_ALL = ("OPEN if state_of(old) == TAKEN else CLOSED", "CLOSED")
-RELEASES_UNSWAPPED = ("word_of(number + 1, after)):", "word_of(number + 1, after)) or True:")
-CLOSES_ONLY_OPEN = ("state != OPEN and state != TAKEN", "state != OPEN")
-CLOSES_TAKEN = ("CLOSED if state == OPEN else KEPT", "CLOSED")
-CLOSES_UNSWAPPED = ("swap(rank, PART, old, closed):", "swap(rank, PART, old, closed) or True:")
-PUBLISHED_AT_ONCE = ("if self.state(members[i]) == FLOWING:", "if False:")
-OLD_COUNT = (
-    "count: cython.ulonglong = 0",
-    "count: cython.ulonglong = word & ((1 << BLOCK_BITS) - 1)",
-)
-OLD_HANDED_OUT = ("if word >> BLOCK_BITS != number:", "if False:")
-OLD_FATE = ("if number_of(word) < number:", "if False:")
-NEW_FATE = ("return UNKNOWN", "return state_of(word)")
-NEW_FATE_PENDING = ("return UNKNOWN", "return PENDING")
+# Variants of ClaimsProtocol.
+BEGUN_IF_OPEN = Decide("ClaimsProtocol.gather", "state_of(word) != OPEN", "True")
+BEGUN_IF_CLOSED = Decide("ClaimsProtocol.gather", "state_of(word) == CLOSED", "False")
+BEGINS_EARLIER_ONES = Replace("ClaimsProtocol.gather", "number_of(word) < number", "False")
+TAKES_WHAT_IS_OVER = Decide("ClaimsProtocol.claim", "old >> BLOCK_BITS > number", "False")
+TAKES_UNSWAPPED = Disregard("ClaimsProtocol.claim", "self.swap")
+ENDS_UNSWAPPED = Disregard("ClaimsProtocol.end", "self.swap")
+COUNTS_ON = Begin("ClaimsProtocol.end", "ended", "old & ((1 << BLOCK_BITS) - 1)")
+SAYS_NO_FATE = Replace("ClaimsProtocol.end", "word_of(number, fate)", "old")
+OPENS_KEPT = Replace("ClaimsProtocol.release", "state_of(old) == TAKEN", "state_of(old) != FLOWING")
+CLOSES_ALL = Begin("ClaimsProtocol.release", "after", "CLOSED")
+RELEASES_UNSWAPPED = Disregard("ClaimsProtocol.release", "self.swap")
+CLOSES_ONLY_OPEN = Replace("ClaimsProtocol.close", "state != TAKEN", "True")
+CLOSES_TAKEN = Replace("ClaimsProtocol.close", "KEPT", "CLOSED")
+CLOSES_UNSWAPPED = Disregard("ClaimsProtocol.close", "self.swap")
+PUBLISHED_AT_ONCE = Decide("ClaimsProtocol.published", "self.state(members[i]) == FLOWING", "False")
+OLD_COUNT = Begin("ClaimsProtocol.published", "count", "word & ((1 << BLOCK_BITS) - 1)")
+OLD_HANDED_OUT = Decide("ClaimsProtocol.handed_out", "word >> BLOCK_BITS != number", "False")
+OLD_FATE = Decide("ClaimsProtocol.fate", "number_of(word) < number", "False")
+NEW_FATE = Replace("ClaimsProtocol.fate", "UNKNOWN", "state_of(word)")
+NEW_FATE_PENDING = Replace("ClaimsProtocol.fate", "UNKNOWN", "PENDING")
 
 MUTANTS = [
     Mutant("begun if closed", BEGUN_IF_CLOSED, {ALL_THERE, ORDERED}, publishing_scenario),

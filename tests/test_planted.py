@@ -107,8 +107,3 @@ def test_no_bug_is_found_where_there_is_none(job, module):
 @pytest.mark.parametrize(("module", "bug"), CASES)
 def test_a_planted_bug_is_found(job, module, bug):
     planted.check_found(job(bug, module), module, bug)
-
-
-def test_lines_that_are_not_in_the_source_cannot_be_planted():
-    with pytest.raises(ValueError, match="does not have, once"):
-        planted.planted_source("import os\n", "mirror")
