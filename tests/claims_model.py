@@ -1,7 +1,7 @@
 """Ranks that share memory, word by word: every load and swap of a word is a step, in any order.
 
 The words are those of `collectives.protocols.claims`, changed by its source, and each rank decides
-by the source of `collectives.protocols.rank`; the exchange, `collectives.exchange.shared` in C, is
+by the source of `collectives.protocols.versions`; the exchange, `collectives.exchange.shared`, is
 modelled here in the same order of steps. Whoever is to make the next step is chosen from outside.
 Vectors are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises
 a `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
@@ -40,6 +40,7 @@ from protocol_messages import (
     replay,
     require,
     telling_how_to_replay,
+    version_steps,
 )
 
 claims = load_source("claims")
@@ -104,28 +105,38 @@ class _Steps(ast.NodeTransformer):
         return node
 
 
-def in_steps(name, edit=None, owners=("self",), bases=()):
+def in_steps(*names, edit=None, owners=("self",), bases=()):
     """Return a protocol's module, the methods of its classes as generators.
 
-    The source is edited by `edit`, if any. See `load_source` for the bases.
+    Args:
+        names: the module's, after those that it is based on and whose methods are generators, too.
+        edit: of the module's source.
+        owners: see `_Steps`.
+        bases: see `load_source`.
     """
-    source = (ROOT / "collectives" / "protocols" / f"{name}.py").read_text()
-    tree = ast.parse(source if edit is None else edit.apply(source))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    folder = ROOT / "collectives" / "protocols"
+    sources = [(folder / f"{name}.py").read_text() for name in names]
+    if edit is not None:
+        sources[-1] = edit.apply(sources[-1])
+    trees = [ast.parse(source) for source in sources]
+    classes = [each for tree in trees for each in tree.body if isinstance(each, ast.ClassDef)]
     methods = {
         node.name for each in classes for node in each.body if isinstance(node, ast.FunctionDef)
     }
     for each in classes:
         _Steps(methods - {"__init__", "attach"}, owners).visit(each)
-    module = types.ModuleType(f"{name}_in_steps")
-    code = compile(ast.fix_missing_locations(tree), f"{name}.py in steps", "exec")
-    with in_place_of_the_compiled(bases):
-        exec(code, module.__dict__)
+    made = {}
+    for name, tree in zip(names, trees):
+        module = types.ModuleType(f"{name}_in_steps")
+        code = compile(ast.fix_missing_locations(tree), f"{name}.py in steps", "exec")
+        with in_place_of_the_compiled(bases, made):
+            exec(code, module.__dict__)
+        made[name] = module
     return module
 
 
-rank_in_steps = in_steps(
-    "rank",
+versions_in_steps = in_steps(
+    *("rank_port", "rank", "versions"),
     owners=("self", "self.port", "RankProtocol"),
     bases=("all_ranks", "wait_avoiding"),
 )
@@ -137,7 +148,7 @@ def claims_in_steps(edit=None):
 
     Its source is edited by `edit`, if any.
     """
-    module = in_steps("claims", edit)
+    module = in_steps("claims", edit=edit)
 
     class ClaimsProtocol(module.ClaimsProtocol):
         def __init__(self, world, rank):
@@ -221,7 +232,7 @@ class World:
         self.claims_type = claims_type or claims_in_steps()
         self.protocol_type = protocol_type or protocols.WaitAvoidingProtocol
         self.publishing_type = publishing_type or contribution.SnapshotProtocol
-        self.driven_type = driven_type or rank_in_steps.VersionsProtocol
+        self.driven_type = driven_type or versions_in_steps.VersionsProtocol
         self.words = [{} for _ in range(size)]
         self.word_clocks = [{} for _ in range(size)]
         self.clocks = [[int(k == rank) for k in range(size)] for rank in range(size)]
@@ -906,8 +917,8 @@ class Rank:
 
     def check_before(self, step):
         """Note what the rank is to contribute after a step that publishes."""
-        publishes = step in (rank_protocol.PUBLISH, rank_protocol.SHARE)
-        if step == rank_protocol.RETURN:
+        publishes = step in (version_steps.PUBLISH, version_steps.SHARE)
+        if step == version_steps.RETURN:
             publishes = not self.protocol.timely
         elif step == rank_protocol.CONTRIBUTE:
             averages = self.protocol.operation == all_ranks.AVERAGE
@@ -917,7 +928,7 @@ class Rank:
             self.expect_publication()
 
     def check_after(self, step):
-        if step == rank_protocol.RETURN:
+        if step == version_steps.RETURN:
             self.check_call()
         elif step == rank_protocol.ADOPT:
             self.check_adopted()
@@ -926,7 +937,7 @@ class Rank:
         replaced = step == rank_protocol.REPLACE and self.publishing.present
         if replaced:
             self.expected = list(self.x)
-        if replaced or step in (rank_protocol.RETURN, rank_protocol.SHARE):
+        if replaced or step in (version_steps.RETURN, version_steps.SHARE):
             self.base = list(self.x)
 
     def check_adopted(self):
@@ -1445,7 +1456,7 @@ KINDS = {
     Rank: "rank_type",
     contribution.SnapshotProtocol: "publishing_type",
     protocols.WaitAvoidingProtocol: "protocol_type",
-    rank_in_steps.VersionsProtocol: "driven_type",
+    versions_in_steps.VersionsProtocol: "driven_type",
 }
 
 

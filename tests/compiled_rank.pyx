@@ -5,7 +5,8 @@ from libc.stdlib cimport free, malloc
 
 from collectives.protocols.all_ranks cimport TreePort
 from collectives.protocols.contribution cimport SnapshotProtocol, Vectors
-from collectives.protocols.rank cimport RankPort, VersionsProtocol
+from collectives.protocols.rank_port cimport RankPort
+from collectives.protocols.versions cimport VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 
 

@@ -57,8 +57,8 @@ from protocol_messages import (
     all_ranks,
     contribution,
     protocols,
-    rank_protocol,
     require,
+    version_steps,
 )
 from protocol_network import Application, Rank, Stage, World, agreement
 from protocol_scenarios import (
@@ -112,7 +112,7 @@ class Part(ExploredWorld):
     def __init__(self, scenario, network, number, protocol_type, rank_type, application_type):
         self.scenario = scenario
         self.publishing_type = contribution.SnapshotProtocol
-        self.driven_type = rank_protocol.VersionsProtocol
+        self.driven_type = version_steps.VersionsProtocol
         self.number = number
         self.network = network
         self.started = _Started(self)

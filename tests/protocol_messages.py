@@ -38,11 +38,12 @@ def load_source(module, *bases):
 
 
 @contextlib.contextmanager
-def in_place_of_the_compiled(bases):
-    """Let imports of these protocols find their sources."""
-    names = [f"collectives.protocols.{base}" for base in bases]
+def in_place_of_the_compiled(bases, made=()):
+    """Let imports of these protocols find their sources, or the modules `made` of them."""
+    found = {base: load_source(base) for base in bases} | dict(made)
+    names = {f"collectives.protocols.{base}": module for base, module in found.items()}
     compiled = {name: importlib.import_module(name) for name in names}
-    sys.modules.update({name: load_source(base) for name, base in zip(names, bases)})
+    sys.modules.update(names)
     try:
         yield
     finally:
@@ -52,7 +53,9 @@ def in_place_of_the_compiled(bases):
 all_ranks = load_source("all_ranks")
 protocols = load_source("wait_avoiding", "all_ranks")
 contribution = load_source("contribution", "all_ranks")
-rank_protocol = load_source("rank", "all_ranks", "wait_avoiding")
+rank_port = load_source("rank_port")
+rank_protocol = load_source("rank", "all_ranks")
+version_steps = load_source("versions", "all_ranks", "rank", "wait_avoiding")
 schedules = load_source("schedule")
 
 # What goes over a channel of control besides activations: the last message, (NOTICE, rank), and

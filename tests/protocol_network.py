@@ -36,10 +36,12 @@ from protocol_messages import (
     all_ranks,
     contribution,
     protocols,
+    rank_port,
     rank_protocol,
     replay,
     require,
     telling_how_to_replay,
+    version_steps,
 )
 from protocol_scenarios import (
     AT_ONCE,
@@ -98,11 +100,11 @@ def agreement(entered):
 
 
 # The steps of its rank for one of which an application waits.
-CALLS = rank_protocol.PUBLISH, rank_protocol.RETURN
+CALLS = version_steps.PUBLISH, version_steps.RETURN
 STEPS = {
     Stage.HANDING_OVER: CALLS,
     Stage.COLLECTING: CALLS,
-    Stage.PUBLISHING: (rank_protocol.SHARE,),
+    Stage.PUBLISHING: (version_steps.SHARE,),
     Stage.AGREEING: (rank_protocol.CONTRIBUTE, rank_protocol.REPLACE),
     Stage.REDUCING: (rank_protocol.END_AVERAGE, rank_protocol.REPLACE),
 }
@@ -153,11 +155,11 @@ class Application:
         if self.stage == Stage.COMPUTING:
             self.begin(all_ranks.CLOSE if self.is_closing() else self.program.pop(0))
         elif self.stage in (Stage.HANDING_OVER, Stage.COLLECTING):
-            publishes = self.rank.driven.next_step() == rank_protocol.PUBLISH
+            publishes = self.rank.driven.next_step() == version_steps.PUBLISH
             self.hand_over() if publishes else self.collect()
         elif self.stage == Stage.PUBLISHING:
             self.rank.note_publication()
-            self.rank.driven.take(rank_protocol.SHARE)
+            self.rank.driven.take(version_steps.SHARE)
             self.compute()
         elif self.stage == Stage.AGREEING:
             self.rank.begin_operation()
@@ -214,7 +216,7 @@ class Application:
         """Publish the vector of a timely call, which lets its version begin."""
         protocol, told = self.rank.protocol, self.rank.protocol.told
         self.vector = self.rank.note_publication()
-        self.rank.driven.take(rank_protocol.PUBLISH)
+        self.rank.driven.take(version_steps.PUBLISH)
         if told < protocol.version <= protocol.told:
             self.rank.world.start(protocol.version, self.rank)
         self.stage = Stage.COLLECTING
@@ -227,7 +229,7 @@ class Application:
             self.vector = rank.note_publication()
         rank.check_call(self.vector)
         rank.world.met.add("timely" if protocol.timely else "late")
-        rank.driven.take(rank_protocol.RETURN)
+        rank.driven.take(version_steps.RETURN)
         rank.returned = rank.model
         self.interruptible = False
         self.compute()
@@ -288,7 +290,7 @@ class Numbers(contribution.Vectors):
                 self.of[publishing.copy] = result.mean
 
 
-class Port(rank_protocol.RankPort):
+class Port(rank_port.RankPort):
     """Executes a rank's steps on the network."""
 
     def __init__(self, rank):
@@ -550,9 +552,9 @@ class Rank:
         """Execute what the protocol wants executed, and send what is due, if it is sent at once."""
         while True:
             step = self.driven.next_step()
-            if step == rank_protocol.END_VERSION:
+            if step == version_steps.END_VERSION:
                 self.finish_version()
-            elif step == rank_protocol.BEGIN_VERSION:
+            elif step == version_steps.BEGIN_VERSION:
                 self.begin_version()
             else:
                 break
@@ -576,7 +578,7 @@ class Rank:
             f"version {version}, started in epoch {world.started[version]}: {self.contribution}",
         )
         self.check_joined()
-        self.driven.take(rank_protocol.BEGIN_VERSION)
+        self.driven.take(version_steps.BEGIN_VERSION)
 
     def exchange_in_group(self, version):
         scenario, network = self.world.scenario, self.world.network
@@ -615,7 +617,7 @@ class Rank:
         self.total_weight = exchange.sum.weight
         self.result = exchange.sum
         self.result_epoch = self.epoch
-        self.driven.take(rank_protocol.END_VERSION)
+        self.driven.take(version_steps.END_VERSION)
 
     def compute(self):
         """Change the model by an update that no other rank, and no other time, has."""
@@ -659,7 +661,7 @@ class Rank:
         if self.world.joining_publishes:
             self.driven.join()
             self.note_publication()
-            self.may_start(self.driven.take, rank_protocol.SHARE)
+            self.may_start(self.driven.take, version_steps.SHARE)
             self.contribute_to_agreement()
         else:
             self.publishing.join()
@@ -853,7 +855,7 @@ class World:
         rank_type=Rank,
         application_type=Application,
         publishing_type=contribution.SnapshotProtocol,
-        driven_type=rank_protocol.VersionsProtocol,
+        driven_type=version_steps.VersionsProtocol,
     ):
         self.scenario = scenario
         self.publishing_type = publishing_type
@@ -1145,7 +1147,7 @@ def types_of(variant):
         "rank_type": Rank,
         "application_type": Application,
         "publishing_type": contribution.SnapshotProtocol,
-        "driven_type": rank_protocol.VersionsProtocol,
+        "driven_type": version_steps.VersionsProtocol,
     }
     return {part: variant for part, base in bases.items() if issubclass(variant, base)}
 

@@ -23,9 +23,9 @@ from claims_model import (
     print_event,
     protocols,
     random_scenario,
-    rank_in_steps,
     run_seed,
     types_of,
+    versions_in_steps,
     waiting_scenario,
 )
 from edits import Begin, Decide, Disregard, Replace
@@ -108,7 +108,7 @@ class OpensAsItWas(Rank):
             super().describe()
 
 
-class LooksTwice(rank_in_steps.VersionsProtocol):
+class LooksTwice(versions_in_steps.VersionsProtocol):
     """Whether a version has been started is seen of another number than the one that is helped."""
 
     def serve_opened(self):

@@ -9,8 +9,8 @@ from protocol_messages import (
     all_ranks,
     contribution,
     protocols,
-    rank_protocol,
     run_again,
+    version_steps,
 )
 from protocol_network import Application, Rank, Stage, print_event, run_seed, types_of
 from protocol_scenarios import (
@@ -255,7 +255,7 @@ class FinBeforeNotice(Rank):
             super().send(dimension)
 
 
-class RenumbersTooLate(rank_protocol.VersionsProtocol):
+class RenumbersTooLate(version_steps.VersionsProtocol):
     """What is loaded renumbers the versions only when the next one may have begun."""
 
     def end_operation(self):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from build_once import build_cython
-from protocol_messages import all_ranks, contribution, protocols, rank_protocol
+from protocol_messages import all_ranks, contribution, protocols, rank_port, version_steps
 
 SOURCE = Path(__file__).parent / "compiled_rank.pyx"
 EVENTS = 120
@@ -66,7 +66,7 @@ class SourceRank:
         if seed is not None:
             self.versions.draw(0, 1 << dimensions, seed)
         self.publishing = contribution.SnapshotProtocol(port, self.versions, conserving, summing)
-        self.driven = rank_protocol.VersionsProtocol(self.versions, self.publishing)
+        self.driven = version_steps.VersionsProtocol(self.versions, self.publishing)
         self.driven.attach(port)
         self.publishing.replace()
         self.publishing.count_once()
@@ -207,7 +207,7 @@ def test_a_compiled_rank_has_the_same_actions_executed_as_its_source(block):
 
 def test_the_random_events_have_every_action_executed():
     actions = Counter(action for seed in range(300) for action, *_ in executed(seed))
-    ports = rank_protocol.RankPort, contribution.Vectors, all_ranks.TreePort
+    ports = rank_port.RankPort, contribution.Vectors, all_ranks.TreePort
     asked = {name for port in ports for name in vars(port) if not name.startswith("_")}
     assert asked - set(actions) == set()
     assert min(actions.values()) > 5
@@ -222,9 +222,9 @@ def test_a_rank_that_decides_differently_is_told_apart(monkeypatch):
 
     def next_step(self):
         step = ordinary(self)
-        return rank_protocol.WAIT if step == rank_protocol.SHARE else step
+        return version_steps.WAIT if step == version_steps.SHARE else step
 
-    ordinary = rank_protocol.VersionsProtocol.next_step
-    monkeypatch.setattr(rank_protocol.VersionsProtocol, "next_step", next_step)
+    ordinary = version_steps.VersionsProtocol.next_step
+    monkeypatch.setattr(version_steps.VersionsProtocol, "next_step", next_step)
     make = compiled_rank()
     assert any(Life(make, seed).port.actions != executed(seed) for seed in range(20))

@@ -7,7 +7,7 @@ from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.all_ranks cimport AllRanksProtocol
 from collectives.protocols.contribution cimport ContributionProtocol, SnapshotProtocol
 from collectives.protocols.groups cimport Groups
-from collectives.protocols.rank cimport RankPort
+from collectives.protocols.rank_port cimport RankPort
 
 cdef enum:
     # The largest staleness, in versions, that is counted; larger ones are counted as this.

@@ -20,7 +20,7 @@ from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport JOIN, SYNC
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, SnapshotProtocol
 from collectives.protocols.groups cimport Groups
-from collectives.protocols.rank cimport VersionsProtocol
+from collectives.protocols.versions cimport VersionsProtocol
 from collectives.protocols.wait_avoiding cimport RUNNING, WaitAvoidingProtocol, drawn
 
 from collectives.topology import activation_peers, propagation_bound

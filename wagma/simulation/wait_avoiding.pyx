@@ -2,7 +2,7 @@
 """WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
 
 Where the engine reacts to messages and completed exchanges, this driver reacts at the times that the
-machine's model gives; all decisions are those of `collectives.protocols.rank`.
+machine's model gives; all decisions are those of `collectives.protocols.versions`.
 """
 
 import numpy as np
@@ -12,13 +12,9 @@ from collectives.topology import activation_peers, propagation_bound
 from collectives.protocols.all_ranks cimport SYNC, TreePort
 from collectives.protocols.contribution cimport NOWHERE, SnapshotProtocol, Vectors
 from collectives.protocols.groups cimport Groups
-from collectives.protocols.rank cimport (
-    CONTRIBUTE,
-    PUBLISH,
-    RETURN,
-    RankPort,
-    VersionsProtocol,
-)
+from collectives.protocols.rank cimport CONTRIBUTE
+from collectives.protocols.rank_port cimport RankPort
+from collectives.protocols.versions cimport PUBLISH, RETURN, VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, placed_allreduce_time
 
