@@ -39,6 +39,8 @@ from protocol_messages import (
     rank_protocol,
     replay,
     require,
+    rule_of,
+    snapshots,
     telling_how_to_replay,
     version_steps,
 )
@@ -231,7 +233,7 @@ class World:
         size = self.size = scenario.world_size
         self.claims_type = claims_type or claims_in_steps()
         self.protocol_type = protocol_type or protocols.WaitAvoidingProtocol
-        self.publishing_type = publishing_type or contribution.SnapshotProtocol
+        self.publishing_type = publishing_type or snapshots.SnapshotProtocol
         self.driven_type = driven_type or versions_in_steps.VersionsProtocol
         self.words = [{} for _ in range(size)]
         self.word_clocks = [{} for _ in range(size)]
@@ -346,7 +348,7 @@ class World:
             there = 0
             for rank in self.ranks:
                 there += rank.x[i]
-                if rank.publishing.state != contribution.EMPTY:
+                if rank.publishing.state != snapshots.EMPTY:
                     there += self.data[rank.me, "snapshot", i] - rank.base[i]
             require((there - self.total[i]) % PRIME == 0, Invariant.CONSERVED, i)
 
@@ -618,9 +620,7 @@ class Rank:
             world.total[i] += self.x[i]
             self.write("result", i, 0)
         self.vectors = Memory(self)
-        self.publishing = world.publishing_type(
-            self.vectors, self.protocol, scenario.conserving, False
-        )
+        self.publishing = world.publishing_type(self.vectors, self.protocol, rule_of(scenario))
         self.publishing.replace()
         self.publishing.count_once()
         self.driven = world.driven_type(self.protocol, self.publishing)
@@ -1204,7 +1204,7 @@ class Rank:
             require(
                 started == self.data_ops, Invariant.EPOCH, version, self.me, started, self.data_ops
             )
-        filled = self.publishing.state != contribution.EMPTY
+        filled = self.publishing.state != snapshots.EMPTY
         empty = not filled and ghost.weights[self.me] > 0
         require(not empty, Invariant.CONTRIBUTED, self.me, number, "has nothing to contribute")
         if self.conserving and filled:
@@ -1454,7 +1454,7 @@ def run_seed(seed, scenarios=random_scenario, watch=None, **types):
 # What `World` may be given variants of.
 KINDS = {
     Rank: "rank_type",
-    contribution.SnapshotProtocol: "publishing_type",
+    snapshots.SnapshotProtocol: "publishing_type",
     protocols.WaitAvoidingProtocol: "protocol_type",
     versions_in_steps.VersionsProtocol: "driven_type",
 }

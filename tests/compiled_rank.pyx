@@ -4,10 +4,13 @@
 from libc.stdlib cimport free, malloc
 
 from collectives.protocols.all_ranks cimport TreePort
-from collectives.protocols.contribution cimport SnapshotProtocol, Vectors
+from collectives.protocols.contribution cimport Vectors
 from collectives.protocols.rank_port cimport RankPort
+from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.versions cimport VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
+
+from collectives.protocols.late_rules import late_rule
 
 
 cdef class PythonTree(TreePort):
@@ -173,8 +176,8 @@ cdef class CompiledRank:
     cdef readonly SnapshotProtocol publishing
     cdef readonly VersionsProtocol driven
 
-    def __init__(self, port, dimensions, group_size, sync_period, passive, conserving, summing,
-                 seed, shares):
+    def __init__(self, port, dimensions, group_size, sync_period, passive, late, seed,
+                 shares):
         cdef PythonTree tree = PythonTree()
         cdef PythonVectors vectors = PythonVectors()
         cdef PythonPort executing = PythonPort()
@@ -183,7 +186,7 @@ cdef class CompiledRank:
         self.versions.attach(tree)
         if seed is not None:
             self.versions.draw(0, 1 << dimensions, seed)
-        self.publishing = SnapshotProtocol(vectors, self.versions, conserving, summing)
+        self.publishing = SnapshotProtocol(vectors, self.versions, late_rule(late))
         self.driven = VersionsProtocol(self.versions, self.publishing)
         self.driven.attach(executing)
         self.publishing.replace()

@@ -55,9 +55,9 @@ from protocol_messages import (
     Sum,
     Violation,
     all_ranks,
-    contribution,
     protocols,
     require,
+    snapshots,
     version_steps,
 )
 from protocol_network import Application, Rank, Stage, World, agreement
@@ -111,7 +111,7 @@ class Part(ExploredWorld):
 
     def __init__(self, scenario, network, number, protocol_type, rank_type, application_type):
         self.scenario = scenario
-        self.publishing_type = contribution.SnapshotProtocol
+        self.publishing_type = snapshots.SnapshotProtocol
         self.driven_type = version_steps.VersionsProtocol
         self.number = number
         self.network = network

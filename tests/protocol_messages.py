@@ -53,10 +53,18 @@ def in_place_of_the_compiled(bases, made=()):
 all_ranks = load_source("all_ranks")
 protocols = load_source("wait_avoiding", "all_ranks")
 contribution = load_source("contribution", "all_ranks")
+snapshots = load_source("snapshots", "all_ranks", "contribution")
+late_rules = load_source("late_rules", "contribution", "snapshots")
 rank_port = load_source("rank_port")
 rank_protocol = load_source("rank", "all_ranks")
 version_steps = load_source("versions", "all_ranks", "rank", "wait_avoiding")
 schedules = load_source("schedule")
+
+
+def rule_of(scenario):
+    """Return the late rule of a scenario, of the protocols' sources."""
+    return late_rules.late_rule("conserving" if scenario.conserving else "paper")
+
 
 # What goes over a channel of control besides activations: the last message, (NOTICE, rank), and
 # (FREED, operations).

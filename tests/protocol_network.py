@@ -40,6 +40,8 @@ from protocol_messages import (
     rank_protocol,
     replay,
     require,
+    rule_of,
+    snapshots,
     telling_how_to_replay,
     version_steps,
 )
@@ -366,9 +368,7 @@ class Rank:
         self.application = application_type(self, scenario.programs[number])
         self.vectors = Numbers()
         self.model = self.returned = Fraction(number)
-        self.publishing = world.publishing_type(
-            self.vectors, self.protocol, scenario.conserving, False
-        )
+        self.publishing = world.publishing_type(self.vectors, self.protocol, rule_of(scenario))
         if scenario.by_work:
             self.publishing.weigh_by(contribution.WORK, 0, 0)
         self.publishing.replace()
@@ -854,7 +854,7 @@ class World:
         protocol_type=protocols.WaitAvoidingProtocol,
         rank_type=Rank,
         application_type=Application,
-        publishing_type=contribution.SnapshotProtocol,
+        publishing_type=snapshots.SnapshotProtocol,
         driven_type=version_steps.VersionsProtocol,
     ):
         self.scenario = scenario
@@ -1146,7 +1146,7 @@ def types_of(variant):
         "protocol_type": protocols.WaitAvoidingProtocol,
         "rank_type": Rank,
         "application_type": Application,
-        "publishing_type": contribution.SnapshotProtocol,
+        "publishing_type": snapshots.SnapshotProtocol,
         "driven_type": version_steps.VersionsProtocol,
     }
     return {part: variant for part, base in bases.items() if issubclass(variant, base)}

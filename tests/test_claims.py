@@ -24,6 +24,7 @@ from claims_model import (
     protocols,
     random_scenario,
     run_seed,
+    snapshots,
     types_of,
     versions_in_steps,
     waiting_scenario,
@@ -31,7 +32,7 @@ from claims_model import (
 from edits import Begin, Decide, Disregard, Replace
 from protocol_messages import Violation, run_again
 
-SnapshotProtocol = contribution.SnapshotProtocol
+SnapshotProtocol = snapshots.SnapshotProtocol
 WaitAvoidingProtocol = protocols.WaitAvoidingProtocol
 CLOSE = all_ranks.CLOSE
 SYNCHRONIZE = all_ranks.SYNCHRONIZE
@@ -185,8 +186,8 @@ class PublishesVectors(SnapshotProtocol):
     """The vector is published although a mean has replaced the snapshot."""
 
     def publish(self):
-        if self.state == contribution.AVERAGED:
-            self.state = contribution.RETURNED
+        if self.state == snapshots.AVERAGED:
+            self.state = snapshots.RETURNED
         super().publish()
 
 
@@ -212,7 +213,7 @@ class CountsMeansTwice(SnapshotProtocol):
     def end_call(self):
         late = not self.versioning.timely
         super().end_call()
-        if late and self.conserving and self.total != 0:
+        if late and self.rule.publishes_changes() and self.total != 0:
             self.vectors.absorb(self.given_weight, self.total)
 
 

@@ -10,6 +10,7 @@ from protocol_messages import (
     contribution,
     protocols,
     run_again,
+    snapshots,
     version_steps,
 )
 from protocol_network import Application, Rank, Stage, print_event, run_seed, types_of
@@ -277,7 +278,7 @@ class TrainsAfterJoining(Rank):
         super().begin_operation()
 
 
-class SilentSynchronization(contribution.SnapshotProtocol):
+class SilentSynchronization(snapshots.SnapshotProtocol):
     """A synchronization does not publish the common average."""
 
     def aim_average(self):
@@ -285,23 +286,23 @@ class SilentSynchronization(contribution.SnapshotProtocol):
         self.target = contribution.SCRATCH
 
 
-class MeanWeighsOne(contribution.SnapshotProtocol):
+class MeanWeighsOne(snapshots.SnapshotProtocol):
     """The mean that replaces a snapshot weighs as if calls had no weights."""
 
     def weight_after(self):
         return 1
 
 
-class ForgetsWork(contribution.SnapshotProtocol):
+class ForgetsWork(snapshots.SnapshotProtocol):
     """A publication under way loses the weight of the work that others have averaged already."""
 
     def mean_replaces(self):
-        contribution.SnapshotProtocol.mean_replaces(self)
+        snapshots.SnapshotProtocol.mean_replaces(self)
         if self.weighing == contribution.WORK:
             self.restart_work()
 
 
-class JoinedStillWeighs(contribution.SnapshotProtocol):
+class JoinedStillWeighs(snapshots.SnapshotProtocol):
     """A rank that has joined keeps its weight after the others' next average of all."""
 
     def end_average(self):
@@ -310,7 +311,7 @@ class JoinedStillWeighs(contribution.SnapshotProtocol):
             self.snapshot_weight = self.published_weight
 
 
-class JoinedWeighsAgain(contribution.SnapshotProtocol):
+class JoinedWeighsAgain(snapshots.SnapshotProtocol):
     """A version's mean gives a rank that has joined its weight back."""
 
     def weight_after(self):
@@ -320,7 +321,7 @@ class JoinedWeighsAgain(contribution.SnapshotProtocol):
         return weight
 
 
-class LosesWhatIsLate(contribution.SnapshotProtocol):
+class LosesWhatIsLate(snapshots.SnapshotProtocol):
     """Under the conserving rule a late call takes the mean without having published."""
 
     def end_call(self):
@@ -332,7 +333,7 @@ class LosesWhatIsLate(contribution.SnapshotProtocol):
             super().end_call()
 
 
-class MistakesVersionsForAverages(contribution.SnapshotProtocol):
+class MistakesVersionsForAverages(snapshots.SnapshotProtocol):
     """What is executed while the application waits in average() goes where that would."""
 
     def own_target(self):

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 from build_once import build_cython
-from protocol_messages import all_ranks, contribution, protocols, rank_port, version_steps
+from protocol_messages import (
+    all_ranks,
+    contribution,
+    late_rules,
+    protocols,
+    rank_port,
+    snapshots,
+    version_steps,
+)
 
 SOURCE = Path(__file__).parent / "compiled_rank.pyx"
 EVENTS = 120
@@ -60,12 +68,14 @@ class SourceRank:
     """One rank of the protocols' sources, with the methods of a compiled one."""
 
     def __init__(self, port, dimensions, group_size, sync_period, passive, *options):
-        conserving, summing, seed, shares = options
+        late, seed, shares = options
         self.versions = protocols.WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
         self.versions.attach(port)
         if seed is not None:
             self.versions.draw(0, 1 << dimensions, seed)
-        self.publishing = contribution.SnapshotProtocol(port, self.versions, conserving, summing)
+        self.publishing = snapshots.SnapshotProtocol(
+            port, self.versions, late_rules.late_rule(late)
+        )
         self.driven = version_steps.VersionsProtocol(self.versions, self.publishing)
         self.driven.attach(port)
         self.publishing.replace()
@@ -109,10 +119,10 @@ class Life:
         self.random = random.Random(seed)
         self.port = Recorder(seed)
         self.dimensions = self.chosen(1, 2, 3)
-        conserving, summing = self.chosen((True, False), (False, False), (False, True))
+        late = self.chosen("conserving", "paper", "sums")
         self.rank = make(
             *(self.port, self.dimensions, self.chosen(1, 2, 1 << self.dimensions)),
-            *(self.chosen(3, 100), self.chosen(True, False), conserving, summing),
+            *(self.chosen(3, 100), self.chosen(True, False), late),
             *(self.chosen(None, None, 7), self.chosen(True, False)),
         )
         self.in_call = False

@@ -5,9 +5,10 @@ from collectives.exchange.reduction cimport Reduction
 from collectives.memory.space cimport Space
 from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.all_ranks cimport AllRanksProtocol
-from collectives.protocols.contribution cimport ContributionProtocol, SnapshotProtocol
+from collectives.protocols.contribution cimport ContributionProtocol
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.rank_port cimport RankPort
+from collectives.protocols.snapshots cimport SnapshotProtocol
 
 cdef enum:
     # The largest staleness, in versions, that is counted; larger ones are counted as this.

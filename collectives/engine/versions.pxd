@@ -1,7 +1,7 @@
 from collectives.engine.collective cimport NativeCollective
 from collectives.engine.ports cimport VersionsPort
-from collectives.protocols.contribution cimport SnapshotProtocol
 from collectives.protocols.groups cimport Groups
+from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.versions cimport VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 

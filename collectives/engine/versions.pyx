@@ -18,11 +18,13 @@ from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport JOIN, SYNC
-from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, SnapshotProtocol
+from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X
 from collectives.protocols.groups cimport Groups
+from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.versions cimport VersionsProtocol
 from collectives.protocols.wait_avoiding cimport RUNNING, WaitAvoidingProtocol, drawn
 
+from collectives.protocols.late_rules import late_rule
 from collectives.topology import activation_peers, propagation_bound
 
 cdef enum:
@@ -36,7 +38,7 @@ cdef class GroupVersions(NativeCollective):
         group_size, sync_period, fixed: the groups' size, versions from one average over all ranks
             to the next, and whether the groups are the same in all versions.
         passive: whether ranks take part in a version before their application calls.
-        conserving, summing: what ranks contribute; see `GroupAllreduce` and `PartialAllreduce`.
+        late: the name of the late rule: see `late_rules`.
         weighing: the vectors' weights, as `settings.weighing` returns them.
         drawing_seed: seed for drawing the one rank that may start each version; None: any may.
         sharing: whether to allocate memory that other ranks can map.
@@ -45,8 +47,7 @@ cdef class GroupVersions(NativeCollective):
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
-                 bint passive, bint conserving, bint summing, weighing,
-                 drawing_seed, bint sharing, initial=None, **others):
+                 bint passive, late, weighing, drawing_seed, bint sharing, initial=None, **others):
         cdef UserVector opened
         cdef ActivationTree tree
         cdef int window
@@ -61,7 +62,7 @@ cdef class GroupVersions(NativeCollective):
             window = versions_window(propagation_bound(self.size, group_size))
         tree = ActivationTree(control, self.versioning)
         tree.versioning = self.versioning
-        self.publishing = SnapshotProtocol(self.vectors, self.versioning, conserving, summing)
+        self.publishing = SnapshotProtocol(self.vectors, self.versioning, late_rule(late))
         self.publishing.weigh_by(weighing[0], weighing[1], weighing[2])
         self.versions_port = VersionsPort(
             self.exchange, self.vectors, self.publishing, self.rank, self.size,

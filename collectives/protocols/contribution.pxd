@@ -1,10 +1,8 @@
 from libc.math cimport exp
 
 from collectives.protocols.all_ranks cimport AVERAGE, FINISH, SYNC, SYNCHRONIZE, AllRanksProtocol
-from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 
 cdef int NOWHERE, X, SNAPSHOT, RESULT, SCRATCH
-cdef int EMPTY, RETURNED, AVERAGED, BASELESS
 cdef int GIVEN, WORK, CONTRACTION
 cdef double LARGEST_EXPONENT
 
@@ -53,32 +51,3 @@ cdef class ContributionProtocol:
     cdef void stop_lending(self, bint begun) noexcept nogil
     cdef int own_target(self) noexcept nogil
     cdef void interrupted(self, bint ended) noexcept nogil
-
-cdef class SnapshotProtocol(ContributionProtocol):
-    cdef WaitAvoidingProtocol versioning
-    cdef readonly bint conserving, summing, calling, published, direct, keeps, out
-    cdef readonly int state
-    cdef readonly double snapshot_weight
-    cdef readonly long long published_version
-    cdef long long joined_at
-    cdef bint shares
-
-    cdef void replace(self) noexcept nogil
-    cdef void set_snapshot(self, bint filled) noexcept nogil
-    cdef void publish(self) noexcept nogil
-    cdef void note_published(self) noexcept nogil
-    cdef void lend(self) noexcept nogil
-    cdef void publish_between_calls(self) noexcept nogil
-    cdef void join(self) noexcept nogil
-    cdef void count_once(self) noexcept nogil
-    cdef void begin_call(self) noexcept nogil
-    cdef void begin_version(self) noexcept nogil
-    cdef bint bypasses_snapshot(self) noexcept nogil
-    cdef void end_version(self, double total) noexcept nogil
-    cdef void executed(self, double total, bint replaced) noexcept nogil
-    cdef void mean_replaces(self) noexcept nogil
-    cdef void leave_base(self) noexcept nogil
-    cdef double weight_after(self) noexcept nogil
-    cdef bint has_mean(self) noexcept nogil
-    cdef void end_call(self) noexcept nogil
-    cdef void absorb_late(self) noexcept nogil

@@ -1,8 +1,8 @@
 cimport cython
 
 from collectives.protocols.all_ranks cimport JOIN
-from collectives.protocols.contribution cimport SnapshotProtocol
 from collectives.protocols.rank cimport WAIT, RankProtocol
+from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.wait_avoiding cimport HELD, IDLE, RUNNING, SHARED, WaitAvoidingProtocol
 
 cdef int BEGIN_VERSION, END_VERSION, PUBLISH, RETURN, SHARE

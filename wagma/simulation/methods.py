@@ -132,7 +132,7 @@ def wagma(settings: Settings, ranks: int) -> Method:
         settings.doubling,
         fixed=settings.groups == "fixed",
         overlap=settings.overlap,
-        conserving=(settings.late or DEFAULT_LATE) == "conserving",
+        late=settings.late or DEFAULT_LATE,
     )
 
 

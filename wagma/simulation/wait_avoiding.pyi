@@ -12,5 +12,5 @@ class GroupAveraging(Method):
         synchronous_averages: int = 1,
         fixed: bool = False,
         overlap: bool = False,
-        conserving: bool = False,
+        late: str = "paper",
     ) -> None: ...

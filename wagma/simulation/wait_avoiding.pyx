@@ -7,13 +7,15 @@ machine's model gives; all decisions are those of `collectives.protocols.version
 
 import numpy as np
 
+from collectives.protocols.late_rules import late_rule
 from collectives.topology import activation_peers, propagation_bound
 
 from collectives.protocols.all_ranks cimport SYNC, TreePort
-from collectives.protocols.contribution cimport NOWHERE, SnapshotProtocol, Vectors
+from collectives.protocols.contribution cimport NOWHERE, Vectors
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.rank cimport CONTRIBUTE
 from collectives.protocols.rank_port cimport RankPort
+from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.versions cimport PUBLISH, RETURN, VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, placed_allreduce_time
@@ -180,12 +182,13 @@ cdef class GroupAveraging(Method):
         drawing: whether each version is started by a rank drawn for it (eager-SGD, majority).
         synchronous_averages: number of vectors that all ranks average in turn every τ steps.
         overlap: whether a call only starts a group's average, and the next one waits for it.
-        conserving: whether the late rule is the conserving one; else it is the paper's.
+        late: the name of the late rule.
     """
 
     cdef readonly int group_size
     cdef readonly long long sync_period, nbytes
-    cdef readonly bint passive, doubling, drawing, fixed, overlap, conserving
+    cdef readonly bint passive, doubling, drawing, fixed, overlap
+    cdef readonly str late
     cdef readonly int synchronous_averages
     cdef long long[::1] staleness_counts
     cdef list driven, ports
@@ -203,11 +206,11 @@ cdef class GroupAveraging(Method):
 
     def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False,
                  drawing=False, synchronous_averages=1, fixed=False, overlap=False,
-                 conserving=False):
+                 late="paper"):
         self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
         self.passive, self.doubling, self.fixed = wait == "nobody", doubling, fixed
         self.drawing, self.synchronous_averages = drawing, synchronous_averages
-        self.overlap, self.conserving = overlap, conserving
+        self.overlap, self.late = overlap, late
 
     cpdef begin(self):
         cdef int ranks = self.simulation.ranks
@@ -240,7 +243,7 @@ cdef class GroupAveraging(Method):
         cdef WaitAvoidingProtocol versions = WaitAvoidingProtocol(
             self.dimensions, self.group_size, self.sync_period, self.passive)
         cdef SnapshotProtocol publishing = SnapshotProtocol(
-            vectors, versions, self.conserving, False)
+            vectors, versions, late_rule(self.late))
         cdef VersionsProtocol driven = VersionsProtocol(versions, publishing)
         cdef SimulatedPort port = SimulatedPort(self, rank, publishing, vectors)
         versions.attach(SimulatedTree(self, rank))
