@@ -194,7 +194,10 @@ class FormedGroupCollective(PlannedCollective):
         `versions` counts the groups with this rank, `passive` those of them outside its calls.
         """
         statistics = super().statistics()
-        return statistics._replace(bytes_sent=statistics.bytes_sent + self.native.group_bytes)
+        return statistics._replace(
+            nonfinite=statistics.nonfinite + self.native.group_nonfinite,
+            bytes_sent=statistics.bytes_sent + self.native.group_bytes,
+        )
 
     @property
     def participates(self) -> bool:

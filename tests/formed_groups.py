@@ -15,9 +15,10 @@ import random
 from collections import deque
 
 import numpy as np
-from protocol_messages import load_source
+from protocol_messages import contribution, load_source, rank_protocol
 
 source = load_source("formed_groups", "paces")
+group_rank = load_source("group_rank", "formed_groups", "contribution", "rank")
 paces = load_source("paces")
 Group = source.Group
 
@@ -223,19 +224,64 @@ def replay(formed, logs, vectors, change):
 # A network without MPI
 
 
-class Port(source.GroupPort):
+class Arrays(contribution.Vectors):
+    """A rank's vectors as numpy arrays."""
+
+    def __init__(self, start):
+        self.of = [np.array(start, float) for _ in range(4)]
+
+    def copy(self, to, source):
+        self.of[to] = self.of[source].copy()
+
+    def zero(self, vector):
+        self.of[vector] = np.zeros_like(self.of[vector])
+
+    def all_finite(self, vector):
+        return bool(np.isfinite(self.of[vector]).all())
+
+    def add_change(self, to):
+        x, snapshot, base = self.of[:3]
+        self.of[to] = snapshot + (x - base)
+
+
+class Port(group_rank.GroupRankPort):
     """One rank: what it is to do, and its application, which makes some calls and leaves.
 
     Attributes:
         steps: what the protocol wants done: groups, and None for the return.
-        averaging: whether the first of these is under way.
+        vectors, driven: the rank's vectors, and what decides what it does next.
+        in_place: whether the rank's averages are in memory that all share.
     """
 
     def __init__(self, world, rank, calls, vector):
-        self.world, self.rank, self.calls, self.vector = world, rank, calls, vector
+        self.world, self.rank, self.calls = world, rank, calls
         self.steps = deque()
-        self.averaging = False
         self.computes = True
+        self.in_place = False
+        self.vectors = Arrays(vector)
+
+    def attach(self, protocol, kind, size):
+        self.driven = kind(self.vectors, size)
+        self.driven.attach(self, protocol)
+        self.driven.begin()
+
+    @property
+    def averaging(self):
+        """Whether the first step's average is under way."""
+        return self.driven.begun or self.driven.passing != rank_protocol.WAIT
+
+    @property
+    def vector(self):
+        """What the application has, with what averages have changed since its last call.
+
+        Or what a call has ended with that was interrupted.
+        """
+        x, snapshot, base, kept = self.vectors.of
+        if self.driven.kept or self.driven.unreturned:
+            return kept if self.driven.kept else self.ended
+        return snapshot + (x - base) if self.driven.moved else x
+
+    # What the protocol requests
 
     def send(self, destination, integers):
         channel = self.world.channels.setdefault((self.rank, destination), deque())
@@ -244,6 +290,9 @@ class Port(source.GroupPort):
     def reduce(self, group):
         assert self.rank in group.listed()[0]
         self.steps.append(copy.copy(group))
+
+    def return_model(self):
+        self.steps.append(None)
 
     def under_way(self, group):
         if not self.steps or self.steps[0] is None:
@@ -254,8 +303,79 @@ class Port(source.GroupPort):
             group.add(member, weight)
         return True
 
-    def return_model(self):
-        self.steps.append(None)
+    def requested(self):
+        if not self.steps:
+            return rank_protocol.WAIT
+        return rank_protocol.RETURN if self.steps[0] is None else rank_protocol.CONTRIBUTE
+
+    def finish(self):
+        self.steps.popleft()
+
+    def now(self):
+        return self.world.time
+
+    # Steps
+
+    def begin_pass(self, step, moves):
+        if self.is_alone(step):
+            self.world.begun[self.steps[0].number] = {self.rank: 1}
+
+    def end_pass(self, step, moves):
+        return not self.is_alone(step)
+
+    def is_alone(self, step):
+        """Return whether this is a group of one rank, which ends in an event of its own, too."""
+        return step == rank_protocol.CONTRIBUTE and self.steps[0].size == 1
+
+    def is_here(self):
+        return True
+
+    def knows_finite(self):
+        return True
+
+    def is_in_place(self):
+        return self.in_place
+
+    def begin_average(self, number):
+        given = self.world.begun.setdefault(number, {})
+        assert self.rank not in given, f"rank {self.rank} averages group {number} twice"
+        given[self.rank] = self.driven.weight
+        if len(given) == self.steps[0].size:
+            self.world.average(number)
+
+    def given(self):
+        """Return what an average takes from this rank."""
+        driven = self.driven
+        if self.in_place:
+            return self.vectors.of[driven.target]
+        return self.vectors.of[contribution.X if driven.lent else driven.source]
+
+    def is_exchanged(self):
+        return self.steps[0].number in self.world.means
+
+    def total_weight(self):
+        """Store the mean as well: only now does the rank look."""
+        total, mean = self.world.means[self.steps[0].number]
+        if total > 0 and self.driven.target != contribution.NOWHERE:
+            self.vectors.of[self.driven.target] = mean
+        return total
+
+    def changed(self):
+        pass
+
+    def executed(self, number):
+        pass
+
+    def returns(self, in_group):
+        self.computes = True
+        self.ended = self.vectors.of[contribution.SCRATCH]
+
+    def adopt(self):
+        if not self.is_exchanged():
+            self.vectors.copy(contribution.SCRATCH, contribution.X)
+
+    def redirect(self):
+        pass
 
 
 class World:
@@ -269,6 +389,7 @@ class World:
             happen, and where nothing can.
         passes: how often so much time may pass as a rank waits for, where nothing else can happen.
         tick: the most nanoseconds that pass between two events of `run`.
+        driven: what decides for a rank.
         settings: of `RandomGroups`.
     """
 
@@ -282,19 +403,22 @@ class World:
         overdue=0,
         passes=0,
         tick=0,
+        driven=group_rank.GroupRankProtocol,
         **settings,
     ):
         self.change, self.spurious, self.overdue = change, spurious, overdue
         self.passes, self.tick, self.time = passes, tick, 0
         self.channels = {}
-        # Of each group that some member has begun: what they gave.
-        self.begun = {}
+        # Of each group that some member has begun: their weights; and once all have, the mean.
+        self.begun, self.means = {}, {}
         self.ports = [
             Port(self, rank, calls, np.array(change(rank, -1), float)) for rank in range(size)
         ]
         self.protocols = [
             protocol(port, rank, size, **settings) for rank, port in enumerate(self.ports)
         ]
+        for port, forming in zip(self.ports, self.protocols):
+            port.attach(forming, driven, size)
 
     def events(self):
         """Return what can happen, as functions."""
@@ -303,7 +427,7 @@ class World:
                 yield self._act, rank
             if not port.averaging and port.steps:
                 yield self._begin_step, rank
-            if port.averaging and len(self.begun[port.steps[0].number]) == port.steps[0].size:
+            if self._can_finish(port.driven):
                 yield self._finish, rank
         for pair, channel in self.channels.items():
             if channel:
@@ -343,42 +467,44 @@ class World:
         port, protocol = self.ports[rank], self.protocols[rank]
         port.computes = False
         if protocol.calls < port.calls:
-            port.vector = port.vector + self.change(rank, protocol.calls)
-            protocol.call()
+            self._call(rank)
         else:
             protocol.leave()
+
+    def _call(self, rank):
+        """Change the application's vector, and begin its call."""
+        port = self.ports[rank]
+        x = port.vectors.of[contribution.X]
+        port.vectors.of[contribution.X] = x + self.change(rank, self.protocols[rank].calls)
+        port.driven.call()
 
     def _deliver(self, pair):
         self.protocols[pair[1]].arrived(pair[0], self.channels[pair].popleft())
 
     def _begin_step(self, rank):
-        port, protocol = self.ports[rank], self.protocols[rank]
-        group = port.steps[0]
-        if group is None:
-            assert protocol.calling
-            port.steps.popleft()
-            port.computes = True
-            protocol.returned()
-            return
-        port.averaging = True
-        given = self.begun.setdefault(group.number, {})
-        assert rank not in given, f"rank {rank} averages group {group.number} twice"
-        weight = group.listed()[1][group.index_of(rank)]
-        port.in_call = protocol.calling
-        given[rank] = (weight if port.in_call or protocol.passive else 0), port.vector
+        driven = self.ports[rank].driven
+        step = driven.next_step()
+        assert step == rank_protocol.CONTRIBUTE or driven.forming.calling
+        driven.take(step)
+
+    def _can_finish(self, driven):
+        passing = driven.passing != rank_protocol.WAIT
+        return passing or driven.next_step() == rank_protocol.END_AVERAGE
 
     def _finish(self, rank):
-        port = self.ports[rank]
-        group = port.steps.popleft()
-        port.averaging = False
-        given = self.begun[group.number].values()
-        total = sum(weight for weight, _ in given)
-        if total > 0 and (port.in_call or self.protocols[rank].passive):
-            before = self.begun[group.number][rank][1]
-            mean = sum(weight / total * vector for weight, vector in given)
-            # With what the application has changed meanwhile.
-            port.vector = mean + (port.vector - before)
-        self.protocols[rank].reduced(group)
+        driven = self.ports[rank].driven
+        if driven.passing != rank_protocol.WAIT:
+            driven.passed()
+        else:
+            driven.take(rank_protocol.END_AVERAGE)
+
+    def average(self, number):
+        """Average a group that all members have begun."""
+        weights = self.begun[number]
+        total = sum(weights.values())
+        given = [(weight, self.ports[rank]) for rank, weight in weights.items() if weight > 0]
+        mean = sum(weight / total * port.given() for weight, port in given)
+        self.means[number] = total, mean
 
     def run(self, seed):
         """Let events happen in a drawn order until none can, and see that all came to an end."""

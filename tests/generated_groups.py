@@ -146,6 +146,7 @@ class Programs(World):
         what = program[port.done] if port.done < len(program) else None
         port.done += 1
         port.computes = what == INTERRUPTED
+        port.driven.interrupt()
         if what == MEET:
             protocol.pause()
             port.meets = True
@@ -154,8 +155,7 @@ class Programs(World):
         elif what is None:
             protocol.leave()
         else:
-            port.vector = port.vector + self.change(rank, protocol.calls)
-            protocol.call()
+            self._call(rank)
 
     def _has_paused(self, rank):
         port = self.ports[rank]

@@ -154,26 +154,26 @@ OF_MODULES = {
     },
     "formed_groups": {
         "averaging blocks that are not on the host": Bug(
-            drop("FormedGroups._give", "self.group_reduction.staged"), UNSEEN
-        ),
-    },
-    "group_averages": {
-        "giving back the blocks of a group before the last": Bug(
-            Instead(
-                "GroupAverages._begin_group",
-                "self.group_reduction.more",
-                "self.group_reduction.more = False",
-            ),
-            f"({UNORDERED}|{UNSEEN})",
+            drop("FormedGroups.give", "self.group_reduction.staged"), UNSEEN
         ),
         "going on without the application before its vector is there": Bug(
             Replace(
-                "GroupAverages._forget_user",
+                "FormedGroups._forget_user",
                 "self.queue.protocol.calling",
                 "self.queue.protocol.leaving",
                 "self.port.is_here",
             ),
             UNSEEN,
+        ),
+    },
+    "group_port": {
+        "giving back the blocks of a group before the last": Bug(
+            Instead(
+                "GroupsPort.begin_average",
+                "self.reduction.more",
+                "self.reduction.more = False",
+            ),
+            f"({UNORDERED}|{UNSEEN})",
         ),
     },
 }
@@ -182,7 +182,7 @@ PACKAGES = {
     "shared_memory": "exchange",
     "ports": "engine",
     "formed_groups": "engine",
-    "group_averages": "engine",
+    "group_port": "engine",
     "peer_vectors": "engine",
 }
 HEAD = f"""

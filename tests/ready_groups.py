@@ -218,6 +218,7 @@ class ReadyWorld(World):
     def _act(self, rank):
         port, protocol = self.ports[rank], self.protocols[rank]
         port.computes = False
+        port.driven.interrupt()
         if not port.program:
             port.has_left = True
             protocol.leave()
@@ -233,8 +234,7 @@ class ReadyWorld(World):
             # Whoever is interrupted goes on before its call has returned; only leaving may come.
             port.computes = port.program.popleft() == INTERRUPTED
             assert not port.computes or not port.program
-            port.vector = port.vector + self.change(rank, protocol.calls)
-            protocol.call()
+            self._call(rank)
 
     def _begin_step(self, rank):
         super()._begin_step(rank)

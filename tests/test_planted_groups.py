@@ -6,7 +6,7 @@ import stand_in
 
 pytestmark = [pytest.mark.extra, pytest.mark.launch]
 
-MODULES = "formed_groups", "group_averages"
+MODULES = "formed_groups", "group_port"
 CASES = planted.cases(MODULES)
 JOB = """
 import signal
@@ -70,7 +70,7 @@ def job(mpirun_text):
 
 
 def test_no_bug_is_found_where_there_is_none(job):
-    assert job(None, "group_averages").check().stderr == ""
+    assert job(None, "formed_groups").check().stderr == ""
 
 
 @pytest.mark.parametrize(("module", "bug"), CASES)

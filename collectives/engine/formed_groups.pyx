@@ -2,9 +2,10 @@
 """Calls of methods whose groups a protocol forms: what callers wait for, and what Python calls."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
+from mpi4py.MPI cimport Comm
 
 from collectives.engine.calls cimport CALL, give_back_interrupted
-from collectives.engine.group_averages cimport GroupAverages
+from collectives.engine.group_port cimport GroupsPort
 from collectives.engine.protocol_calls cimport (
     ANSWERED,
     EMPTY,
@@ -13,12 +14,18 @@ from collectives.engine.protocol_calls cimport (
     PAUSED,
     QUIET,
     RESUME,
+    ProtocolCalls,
 )
-from collectives.engine.served cimport Waiting
+from collectives.engine.served cimport SECOND, Waiting
 from collectives.exchange.clock cimport now
+from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.memory.layout cimport UserVector
+from collectives.memory.vectors cimport HostVectors
+from collectives.protocols.contribution cimport RESULT, SCRATCH, SNAPSHOT, X
+from collectives.protocols.formed_groups cimport GroupProtocol
+from collectives.protocols.group_rank cimport GroupRankProtocol
 
 from collectives.errors import CudaError
 from collectives.result import Result
@@ -30,8 +37,70 @@ cdef enum:
     AWAIT
 
 
-cdef class FormedGroups(GroupAverages):
-    """One rank of a method whose groups a protocol forms; see `GroupAverages`."""
+cdef class FormedGroups(ProtocolCalls):
+    """One rank of a method whose groups a protocol forms.
+
+    A rank's groups are averaged one after the other, in its protocol's order; those of other ranks
+    run at the same time.
+
+    Args:
+        control, data, like, others: see `Driver`.
+        groups: a communicator for groups' messages and exchanges only.
+        sharing: whether to average in memory shared by the ranks of a node, if possible.
+    """
+
+    def __init__(self, Comm control, Comm data, like, *, Comm groups, bint sharing,
+                 bint by_messages=True, **others):
+        ProtocolCalls.__init__(self, control, data, like, by_messages=by_messages, **others)
+        self.group_exchange = Exchange(groups, self.layout, None, by_messages)
+        self.group_reduction = self.group_exchange.reduction
+        self.group_vectors = HostVectors(self.layout)
+        self.deciding = GroupRankProtocol(self.group_vectors, self.size)
+        self.queue = GroupsPort(groups, self.group_exchange, self.group_vectors, self.deciding,
+                                self.port, self.rhythm)
+        self.messages = self.queue.messages
+        if sharing:
+            self.node.share(self.group_exchange, False, True)
+            if self.layout.space.deferred:  # averages over all ranks: see `EnginePort`
+                self.node.share(self.exchange, False, True)
+        # In host memory it has no pages before an average of short vectors or an exception uses it.
+        self.group_vectors.allocate(SCRATCH, 1)
+
+    def attach(self, GroupProtocol protocol, like):
+        """Set the protocol that forms groups, and begin it; a passive rank's model is `like` then.
+        """
+        cdef UserVector opened
+        self.queue.attach(protocol)
+        self.deciding.attach(self.queue, protocol)
+        if protocol.passive:
+            self.group_vectors.allocate(RESULT, 1)
+            self.group_vectors.allocate(SNAPSHOT, 1)
+            opened = UserVector(like, self.layout, 0)
+            self.group_vectors.of[X] = opened.arrays
+        # Nothing serves this collective yet, so the lock is not needed.
+        self.deciding.begin()
+
+    # Progress
+
+    cdef void advance(self) noexcept nogil:
+        ProtocolCalls.advance(self)
+        if self.queue.progress():
+            self.rhythm.beat(now())
+        self.deciding.advance()
+        if self.queue.error != 0:
+            self.error = self.queue.error
+        if self.group_reduction.error != 0:
+            self.error = self.group_reduction.error
+
+    cdef bint is_busy(self) noexcept nogil:
+        return ProtocolCalls.is_busy(self) or self.deciding.is_busy()
+
+    cdef long long progressed(self) noexcept nogil:
+        return (self.reduction.progress_count + self.group_reduction.progress_count
+                + self.queue.progress_count)
+
+    cdef long long busy_ns(self) noexcept nogil:
+        return ProtocolCalls.busy_ns(self) + self.group_reduction.busy_ns
 
     # What callers wait for, and how they report it
 
@@ -42,29 +111,29 @@ cdef class FormedGroups(GroupAverages):
             return self.queue.first == NULL and self.queue.protocol.is_quiet()
         if goal == EMPTY:
             return self.queue.first == NULL and self.messages.is_over()
-        return GroupAverages.reached(self, goal)
+        return ProtocolCalls.reached(self, goal)
 
     cdef long long calls_made(self) noexcept nogil:
         return self.queue.protocol.calls
 
     cdef void describe_call(self, long long *answer) noexcept nogil:
         """Report the group being averaged as well, as its number plus one; 0: none."""
-        GroupAverages.describe_call(self, answer)
+        ProtocolCalls.describe_call(self, answer)
         answer[3] = self.queue.protocol.calling
-        answer[1] = self.queue.first.number + 1 if self.averaging else 0
+        answer[1] = self.queue.first.number + 1 if self.deciding.begun else 0
 
     def _waits_in_call(self):
         cdef int rank, i
         awaited = {rank for rank in range(self.size) if self.queue.protocol.waits_for(rank)}
         where = "close()" if self.stalls.closing else f"call {self.calls_made()}"
-        if self.averaging:
+        if self.deciding.begun:
             where = f"{where}, in group {self.queue.first.number},"
             awaited.update([self.queue.first.members[i] for i in range(self.queue.first.size)])
         return where, sorted(awaited)
 
     cdef why_missing_in_call(self, long long *answer, operation, elsewhere):
         """Return why a rank is missing; a member of this group may be in an earlier one."""
-        if self.averaging and answer[1] not in (0, self.queue.first.number + 1):
+        if self.deciding.begun and answer[1] not in (0, self.queue.first.number + 1):
             return f"in group {answer[1] - 1}"
         return operation or (None if answer[3] else elsewhere)
 
@@ -75,7 +144,7 @@ cdef class FormedGroups(GroupAverages):
         the controller's rank something may always move.
         """
         cdef long long limit = self.stalls.stall if waiting.said else 2 * self.stalls.stall
-        GroupAverages.look_for_stalls(self, waiting, time)
+        ProtocolCalls.look_for_stalls(self, waiting, time)
         if self.stalls.stall and time - max(waiting.began, waiting.overdue) >= limit:
             waiting.overdue = time
             with nogil:
@@ -84,6 +153,22 @@ cdef class FormedGroups(GroupAverages):
                     self.queue.protocol.overdue()
                 pthread_mutex_unlock(&self.lock)
         return 0
+
+    # What an exception interrupts
+
+    cdef void _forget_user(self) noexcept nogil:
+        """Stop using the application's buffer; its call, if pending, continues without it."""
+        cdef long long end = now() + SECOND
+        self.caller.awaits = False
+        while self.port.copying or self.queue.protocol.calling and not self.port.is_here():
+            self.port.yield_lock()
+        # From here on other threads begin nothing that uses the buffer.
+        self.deciding.interrupt()
+        # Running members complete their messages soon; a stopped one is waited for at most 1 s.
+        while (self.deciding.kept and self.deciding.begun and self.error == 0
+                and self.group_exchange.uses(self.group_vectors.of[X]) and now() < end):
+            self.group_exchange.progress()
+            self.port.yield_lock()
 
     # Leaving
 
@@ -110,7 +195,7 @@ cdef class FormedGroups(GroupAverages):
         Return None where the call may average; then it has not been made.
         """
         self.settle()
-        if self.queue.protocol.passive or self.queue.protocol.averages():
+        if not self.deciding.passes_by():
             return None
         self._use_protocol(PASS_BY)
         return self._result_of_call()
@@ -129,7 +214,7 @@ cdef class FormedGroups(GroupAverages):
             self.vectors.finite = UNKNOWN
         try:
             handover.check()
-            if self.changed or self.layout.space.deferred:
+            if self.deciding.changed or self.layout.space.deferred:
                 handover.give_back()
             else:
                 handover.withdraw()
@@ -139,20 +224,18 @@ cdef class FormedGroups(GroupAverages):
         return 0
 
     def _result_of_call(self):
-        cdef int i
         version = self.calls_made() - 1
-        members = [self.last_members[i] for i in range(self.last_size)] or [self.rank]
-        weight = self.last_weight if self.last_size else 1.0
-        return Result(version, self.last_timely, version, tuple(members), weight, False)
+        members, _ = self.deciding.last.listed()
+        return Result(version, self.deciding.timely, version, members or (self.rank,),
+                      self.deciding.total, False)
 
     def add_moved(self, vector):
         """Add to the vector what averages changed since the last call, as a call would."""
         cdef UserVector opened = UserVector(vector, self.layout, PyBUF_WRITABLE)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.user = opened.arrays
-            self._add_what_moved()
-            self.user = NULL
+            self.group_vectors.of[X] = opened.arrays
+            self.deciding.continue_with()
             pthread_mutex_unlock(&self.lock)
 
     def go_on_from(self, vector):
@@ -160,10 +243,8 @@ cdef class FormedGroups(GroupAverages):
         cdef UserVector opened = UserVector(vector, self.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            if self.queue.protocol.passive:
-                self.layout.copy(self.model_arrays, opened.arrays)
-                self.moved = False
-                self.unreturned = False
+            self.group_vectors.of[X] = opened.arrays
+            self.deciding.go_on_from()
             pthread_mutex_unlock(&self.lock)
 
     def restart(self, long long calls):
@@ -184,30 +265,29 @@ cdef class FormedGroups(GroupAverages):
 
     cdef int give(self, int what, char **arrays, double weight) except -1 nogil:
         if what != CALL:
-            return GroupAverages.give(self, what, arrays, weight)
+            return ProtocolCalls.give(self, what, arrays, weight)
         self.group_reduction.staged = self.reduction.staged
-        self.vectors.asked = False
-        self.user = arrays
-        self.queue.protocol.passed(now())
-        self.queue.protocol.call()
+        self.group_vectors.of[X] = arrays
+        self.group_vectors.finite = self.vectors.finite
+        self.group_vectors.asked = False
+        self.deciding.call()
         return 0
 
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
         if what == CALL or what == PASS_BY or what == AWAIT:
             self.lent = True
-            self.last_size = 0
-            self.last_timely = True
-            self.changed = False
             if what == AWAIT:
                 self.caller.awaited_arrays = arrays
                 self.caller.awaits = True
-            else:
+            elif what == CALL:
                 self.give(CALL, arrays, 0)
+            else:
+                self.deciding.pass_by()
             self.waiter.wait(self, ANSWERED)
             if what == AWAIT and self.reduction.staged == NULL:
                 return 0  # its device has failed
             self.protocol.completed()
-            self.steps.timely += self.last_timely
+            self.steps.timely += self.deciding.timely
         elif what == PAUSE:
             self.queue.protocol.pause()
             self.waiter.wait(self, PAUSED)
@@ -217,13 +297,18 @@ cdef class FormedGroups(GroupAverages):
         return 0
 
     cdef counts(self):
-        return self.groups_reduced, self.groups_passive, ()
+        return self.deciding.averages, self.deciding.passive, ()
 
     @property
     def who_was_met(self):
         """For each rank, the sum of 1/|S| over the groups S with both it and this one."""
         cdef int rank
-        return [self.met[rank] for rank in range(self.size)]
+        return [self.queue.met[rank] for rank in range(self.size)]
+
+    @property
+    def group_nonfinite(self):
+        """How many vectors were left out of groups."""
+        return self.deciding.nonfinite
 
     @property
     def group_bytes(self):

@@ -1,5 +1,6 @@
 from collectives.engine.integer_messages cimport IntegerMessages
-from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
+from collectives.protocols.formed_groups cimport GroupProtocol
+from collectives.protocols.group_rank cimport GroupRankPort
 
 cdef struct Step:
     # A step: return the application's call, or average a group, in which this rank is the member
@@ -11,7 +12,7 @@ cdef struct Step:
     double *weights
     Step *next
 
-cdef class GroupQueue(GroupPort):
+cdef class GroupQueue(GroupRankPort):
     cdef readonly GroupProtocol protocol
     cdef readonly IntegerMessages messages
     cdef readonly long long progress_count
@@ -21,11 +22,7 @@ cdef class GroupQueue(GroupPort):
     cdef Step *first
     cdef Step *last
     cdef Step *unused
-    # The record of a complete group, of which the protocol is told.
-    cdef Group record
 
     cdef bint progress(self) noexcept nogil
-    cdef bint is_under_way(self) noexcept nogil
-    cdef void finish(self) noexcept nogil
     cdef int _allocate_steps(self) except -1
     cdef Step *_add_step(self) noexcept nogil

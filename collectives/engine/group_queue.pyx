@@ -8,8 +8,10 @@ from mpi4py.MPI cimport Comm
 from collectives.engine.integer_messages cimport IntegerMessages
 from collectives.exchange.clock cimport now
 from collectives.memory.allocation cimport zeroed
-from collectives.protocols.formed_groups cimport RECORD, Group, GroupPort, GroupProtocol
+from collectives.protocols.formed_groups cimport RECORD, Group, GroupProtocol
+from collectives.protocols.group_rank cimport GroupRankPort
 from collectives.protocols.paces cimport NEVER
+from collectives.protocols.rank cimport CONTRIBUTE, RETURN, WAIT
 
 cdef enum:
     # Messages received in one poll, so that those of a fast rank do not delay others.
@@ -20,8 +22,8 @@ cdef enum:
     STEPS = 8
 
 
-cdef class GroupQueue(GroupPort):
-    """One rank's port, whose steps the thread that holds the collective's lock executes.
+cdef class GroupQueue(GroupRankPort):
+    """The requests and messages of one rank's port, for the thread that holds the lock.
 
     Args:
         comm: a communicator for its messages and its groups' exchanges.
@@ -30,7 +32,6 @@ cdef class GroupQueue(GroupPort):
     def __init__(self, Comm comm):
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.messages = IntegerMessages(comm, OTHERS + 2 * (RECORD + 2 * self.size))
-        self.record = Group(room=self.size)
         self._allocate_steps()
 
     def attach(self, GroupProtocol protocol):
@@ -95,6 +96,24 @@ cdef class GroupQueue(GroupPort):
             group.add(step.members[i], step.weights[i])
         return True
 
+    cdef int requested(self) noexcept nogil:
+        if self.first == NULL:
+            return WAIT
+        return RETURN if self.first.returns else CONTRIBUTE
+
+    cdef void finish(self) noexcept nogil:
+        cdef Step *step = self.first
+        self.first = step.next
+        step.next = self.unused
+        self.unused = step
+        self.progress_count += 1
+
+    cdef bint is_under_way(self) noexcept nogil:
+        return self.first != NULL or self.messages.under_way > 0 or self.messages.receiving
+
+    cdef long long now(self) noexcept nogil:
+        return now()
+
     cdef Step *_add_step(self) noexcept nogil:
         """Add a step after all others, and return it; NULL and an error without memory."""
         cdef Step *step = self.unused
@@ -139,21 +158,3 @@ cdef class GroupQueue(GroupPort):
         if self.messages.error != 0:
             self.error = self.messages.error
         return count > 0
-
-    cdef bint is_under_way(self) noexcept nogil:
-        """Return whether steps or messages are pending."""
-        return self.first != NULL or self.messages.under_way > 0 or self.messages.receiving
-
-    cdef void finish(self) noexcept nogil:
-        """Remove the first step, which is complete, and tell the protocol."""
-        cdef Step *step = self.first
-        cdef bint returns = not self.under_way(self.record)
-        self.first = step.next
-        step.next = self.unused
-        self.unused = step
-        self.progress_count += 1
-        self.protocol.passed(now())
-        if returns:
-            self.protocol.returned()
-        else:
-            self.protocol.reduced(self.record)

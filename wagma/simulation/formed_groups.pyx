@@ -2,7 +2,7 @@
 """Simulates methods in which a controller or a schedule forms groups.
 
 It does what `collectives.engine.formed_groups` does over MPI, at the times of the machine's model;
-all decisions are those of a `collectives.protocols.formed_groups` protocol.
+all decisions are those of a `GroupProtocol` and of `collectives.protocols.group_rank`.
 """
 
 import array
@@ -10,8 +10,11 @@ from collections import deque
 
 from libc.math cimport ceil
 
-from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
+from collectives.protocols.contribution cimport Vectors
+from collectives.protocols.formed_groups cimport Group, GroupProtocol
+from collectives.protocols.group_rank cimport GroupRankPort, GroupRankProtocol
 from collectives.protocols.paces cimport NEVER
+from collectives.protocols.rank cimport CONTRIBUTE, RETURN, WAIT
 from wagma.simulation.core cimport Method, Simulation, placed_allreduce_time
 
 cdef enum:
@@ -23,21 +26,38 @@ cdef enum:
     PASSED
 
 
-cdef class SimulatedGroupPort(GroupPort):
+cdef class NoVectors(Vectors):
+    """A simulated rank's vectors, which have no values, and passes over which take no time."""
+
+    cdef void copy(self, int to, int source) noexcept nogil:
+        pass
+
+    cdef void zero(self, int vector) noexcept nogil:
+        pass
+
+    cdef bint all_finite(self, int vector) noexcept nogil:
+        return True
+
+    cdef void add_change(self, int to) noexcept nogil:
+        pass
+
+
+cdef class SimulatedGroupPort(GroupRankPort):
     """The actions of one rank's engine.
 
     Attributes:
         protocol: the rank's protocol.
         steps: queue of actions: groups to average in, and None for the return of the call.
-        averaging: whether the first of these is in progress.
+        exchanged: whether the first of these groups has averaged.
         told_at: the time of the next event PASSED, in nanoseconds.
     """
 
     cdef Simulation simulation
     cdef readonly GroupProtocol protocol
+    cdef GroupRankProtocol deciding
     cdef readonly int rank
     cdef readonly object steps
-    cdef readonly bint averaging
+    cdef readonly bint exchanged
     cdef readonly long long told_at
     # By source, oldest first: the messages in flight.
     cdef dict coming
@@ -46,6 +66,7 @@ cdef class SimulatedGroupPort(GroupPort):
         self.simulation, self.rank = simulation, rank
         self.steps, self.coming = deque(), {}
         self.told_at = NEVER
+        self.deciding = GroupRankProtocol(NoVectors(), simulation.ranks)
 
     cdef void send(self, int destination, long long[::1] integers) noexcept nogil:
         with gil:
@@ -80,8 +101,71 @@ cdef class SimulatedGroupPort(GroupPort):
         with gil:
             self.steps.append(None)
 
+    cdef int requested(self) noexcept nogil:
+        with gil:
+            if not self.steps:
+                return WAIT
+            return RETURN if self.steps[0] is None else CONTRIBUTE
 
-cdef long long nanoseconds(double seconds):
+    cdef void finish(self) noexcept nogil:
+        with gil:
+            self.steps.popleft()
+            self.exchanged = False
+
+    cdef bint is_under_way(self) noexcept nogil:
+        with gil:
+            return len(self.steps) > 0
+
+    cdef long long now(self) noexcept nogil:
+        return nanoseconds(self.simulation.now)
+
+    cdef void begin_pass(self, int step, bint moves) noexcept nogil:
+        pass
+
+    cdef bint end_pass(self, int step, bint moves) noexcept nogil:
+        """Return whether the pass has ended; a group of one rank ends in an event of its own."""
+        with gil:
+            if step == RETURN or self.steps[0].size > 1:
+                return True
+            self._take_part()
+        return False
+
+    cdef bint is_here(self) noexcept nogil:
+        return True
+
+    cdef bint knows_finite(self) noexcept nogil:
+        return True
+
+    cdef bint is_in_place(self) noexcept nogil:
+        return False
+
+    cdef void begin_average(self, long long number) noexcept nogil:
+        with gil:
+            self._take_part()
+
+    cdef void _take_part(self):
+        (<FormedGroupMethod>self.simulation.method)._take_part(self.steps[0])
+
+    cdef bint is_exchanged(self) noexcept nogil:
+        return self.exchanged
+
+    cdef double total_weight(self) noexcept nogil:
+        return 1
+
+    cdef void changed(self) noexcept nogil:
+        pass
+
+    cdef void executed(self, long long number) noexcept nogil:
+        pass
+
+    cdef void returns(self, bint in_group) noexcept nogil:
+        """Return after its vector is back from the engine's memory; after its last call it leaves.
+        """
+        with gil:
+            (<FormedGroupMethod>self.simulation.method)._return(self)
+
+
+cdef long long nanoseconds(double seconds) noexcept nogil:
     """Return a time as protocols have it, rounded up lest it be before one that they wait for."""
     return <long long>ceil(seconds * 1e9)
 
@@ -141,8 +225,9 @@ cdef class FormedGroupMethod(Method):
         for port in self.ports:
             port.protocol = self.make(port, port.rank, size)
             port.protocol.sync_every = self.sync_every
+            port.deciding.attach(port, port.protocol)
         for port in self.ports:
-            port.protocol.begin()
+            port.deciding.begin()
             self._proceed(port)
 
     def protocol(self, rank):
@@ -157,14 +242,13 @@ cdef class FormedGroupMethod(Method):
         cdef Group group
         port.protocol.passed(nanoseconds(self.simulation.now))
         if kind == STAGED:
-            port.protocol.call()
+            port.deciding.call()
         elif kind == CAME:
             port.protocol.arrived(<int>a, port.coming[a].popleft())
         elif kind == PASSED:
             port.told_at = NEVER
         else:
-            group = port.steps.popleft()
-            port.averaging = False
+            group = port.steps[0]
             if group.members[0] == rank:
                 self.under_way -= 1
                 self._share(self._nodes_of(group), -1)
@@ -172,31 +256,30 @@ cdef class FormedGroupMethod(Method):
                 if self.log is not None:
                     self.log.append(group.listed()[0])
                     self.times.append(self.simulation.now)
-            port.protocol.reduced(group)
+            if port.deciding.passing == WAIT:
+                port.exchanged = True
+            else:
+                port.deciding.passed()
         self._proceed(port)
 
+    cdef void _return(self, SimulatedGroupPort port):
+        self.simulation.returns(port.rank, self.staging_time)
+        if self.simulation.steps[port.rank] == self.simulation.iterations:
+            port.protocol.leave()
+
     cdef void _proceed(self, SimulatedGroupPort port):
-        """Begin a rank's next action, and note when its protocol is to be told the time."""
-        while port.steps and not port.averaging:
-            if port.steps[0] is None:
-                port.steps.popleft()
-                port.protocol.returned()
-                self.simulation.returns(port.rank, self.staging_time)
-                if self.simulation.steps[port.rank] == self.simulation.iterations:
-                    port.protocol.leave()
-            else:
-                self._take_part(port, port.steps[0])
+        """Take a rank's next steps, and note when its protocol is to be told the time."""
+        port.deciding.advance()
         if port.protocol.due < port.told_at:
             port.told_at = port.protocol.due
             self.simulation.later(
                 max(port.told_at * 1e-9 - self.simulation.now, 0), PASSED, port.rank)
 
-    cdef void _take_part(self, SimulatedGroupPort port, Group group):
+    cdef void _take_part(self, Group group):
         """Take part in an average; the last member begins it for all."""
         cdef int present = self.present.pop(group.number, 0) + 1
         cdef int i
         cdef double time
-        port.averaging = True
         if present < group.size:
             self.present[group.number] = present
             return
