@@ -283,8 +283,7 @@ class GroupRankProtocol:
         self.forming.reduced(self.record)
 
     def add_moved(self):
-        """Add to the application's vector what averages have changed since its last call returned.
-        """
+        """Add to the application's vector what averages have changed since its last call."""
         if self.moved and self.present and not self.unreturned:
             self.vectors.add_change(X)
             self.note_change()
