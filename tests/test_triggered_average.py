@@ -12,12 +12,12 @@ from collections import deque
 from fractions import Fraction
 
 import pytest
-from protocol_messages import FIN, NOTICE, all_ranks, contribution, load_source
+from protocol_messages import FIN, NOTICE, all_ranks, contribution, load_source, rank_protocol
 from protocol_network import Numbers
 
 from collectives.topology import activation_peers
 
-source = load_source("triggered_average", "all_ranks", "contribution")
+source = load_source("triggered_average", "all_ranks", "contribution", "rank")
 
 CALL, JOIN, CLOSE = "call", "join", "close"
 
@@ -31,7 +31,7 @@ def require(condition, *what):
         raise Wrong(" ".join(map(str, what)))
 
 
-class Rank:
+class Rank(rank_protocol.RankPort):
     """One rank: its protocol, what it contributes, and a program of calls."""
 
     def __init__(self, world, number, program, types):
@@ -42,10 +42,56 @@ class Rank:
         self.vectors = Numbers()
         self.held = types["held"](self.vectors, self.protocol)
         self.held.weigh_by(contribution.WORK if world.by_work else contribution.GIVEN, 0, 0)
-        self.waiting = self.begun = self.left = False
+        self.driven = types["driven"](self.protocol, self.held)
+        self.driven.attach(self)
+        self.waiting = self.left = False
         self.work, self.joined_before = 0, False
 
-    # The port
+    # The ports
+
+    def begin_pass(self, step, moves):
+        pass
+
+    def end_pass(self, step, moves):
+        return True
+
+    def is_here(self):
+        return True
+
+    def remember(self):
+        pass
+
+    def begin_average(self, number):
+        """Contribute to the average; who has joined before counts no more."""
+        weight = self.work if self.world.by_work else 1
+        weight = 0 if self.joined_before else weight
+        require(self.held.weight == weight, self, "weighs", self.held.weight, "not", weight)
+        value = self.vectors.contributed(self.held)
+        self.world.given.setdefault(self.protocol.ops, {})[self.number] = value, weight
+
+    def is_exchanged(self):
+        return len(self.world.given.get(self.protocol.ops, ())) == self.world.size
+
+    def total_weight(self):
+        """Store the mean as well."""
+        given = self.world.given[self.protocol.ops].values()
+        total = sum(weight for _, weight in given)
+        if total == 0:  # all have joined before: all have the same
+            self.mean = next(value for value, _ in given)
+            require(all(value == self.mean for value, _ in given), self, "differ", given)
+        else:
+            self.mean = sum(value * weight for value, weight in given) / Fraction(total)
+        self.vectors.of[self.held.target] = self.mean
+        if self.held.copy != contribution.NOWHERE:
+            self.vectors.of[self.held.copy] = self.mean
+        return total or 1  # repeating an average of what is the same everywhere changes nothing
+
+    def number_from(self, first, shift):
+        pass
+
+    def returns(self, in_group):
+        self.held.forget()
+        self.waiting = False
 
     def send_activation(self, dimension, version, ops):
         self.world.channel(self.peers[dimension][0], dimension).append(version)
@@ -71,10 +117,9 @@ class Rank:
             yield ("step",)
         if protocol.stage == all_ranks.AGREEING and len(world.entered[protocol.ops]) == world.size:
             yield ("agree",)
-        if protocol.stage == all_ranks.REDUCING and not self.begun:
-            yield ("begin",)
-        if self.begun and len(world.given.get(protocol.ops, ())) == world.size:
-            yield ("end",)
+        step = self.driven.next_step()
+        if step != rank_protocol.WAIT:
+            yield ("begin" if step == rank_protocol.CONTRIBUTE else "end",)
         if protocol.may_leave():
             yield ("leave",)
 
@@ -100,21 +145,21 @@ class Rank:
             return
         self.work += 1
         self.vectors.of[contribution.X] += 1 + self.number
-        self.held.give(self.held.worked(1))
-        self.held.called()
         known = protocol.started >= protocol.version
-        averages = protocol.call()
+        averages = known or protocol.made + 1 == self.world.period
+        require(self.driven.passes_by() != averages, self, "does not know what it will do")
+        self.held.give(self.held.worked(1))
+        self.waiting = True
+        self.driven.call()
         require(protocol.made <= self.world.period, self, "makes too many calls alone")
-        require(averages == (known or protocol.made == self.world.period), self, "averages not")
+        require(self.driven.alone != averages, self, "averages not")
+        require(self.driven.done != averages, self, "returns before it averages")
         if averages:
-            self.enter(all_ranks.SYNC)
-        else:
-            self.held.forget()
-            protocol.completed()
+            self.note_entered()
 
     def enter(self, operation):
         self.waiting = True
-        self.protocol.enter(operation)
+        self.driven.enter(operation)
         self.note_entered()
 
     def note_entered(self):
@@ -124,47 +169,24 @@ class Rank:
     def agree(self):
         entered = self.world.entered[self.protocol.ops]
         records = [number for rank in sorted(entered) for number in entered[rank]]
-        self.protocol.agreed(records, len(entered))
+        self.driven.agreed(records, len(entered), 0, False, False)
         require(not self.protocol.broken, self, "disagrees:", entered)
         if self.protocol.stage == all_ranks.AGREEING:
             self.note_entered()
 
     def begin(self):
-        """Contribute to the average; who has joined before counts no more."""
-        self.begun = True
-        self.held.begin_average()
-        weight = self.work if self.world.by_work else 1
-        weight = 0 if self.joined_before else weight
-        require(self.held.weight == weight, self, "weighs", self.held.weight, "not", weight)
-        value = self.vectors.contributed(self.held)
-        self.world.given.setdefault(self.protocol.ops, {})[self.number] = value, weight
+        self.driven.take(rank_protocol.CONTRIBUTE)
 
     def end(self):
-        protocol, given = self.protocol, self.world.given[self.protocol.ops].values()
-        total = sum(weight for _, weight in given)
-        if total == 0:  # all have joined before: all have the same
-            mean = next(value for value, _ in given)
-            require(all(value == mean for value, _ in given), self, "differ", given)
-        else:
-            mean = sum(value * weight for value, weight in given) / Fraction(total)
+        protocol = self.protocol
         finishes = protocol.operation == all_ranks.FINISH
-        self.begun = False
-        self.vectors.of[self.held.target] = mean
-        if self.held.copy != contribution.NOWHERE:
-            self.vectors.of[self.held.copy] = mean
-        self.held.end_exchange(total)
-        self.held.end_average()
-        protocol.reduced()
-        self.held.end_operation(False)
-        require(self.vectors.of[contribution.X] == mean, self, "has not got the mean")
+        self.driven.take(rank_protocol.END_AVERAGE)
+        require(self.vectors.of[contribution.X] == self.mean, self, "has not got the mean")
         require(protocol.made == 0, self, "counts on")
         self.work, self.joined_before = 0, protocol.joined
         require(not (finishes and protocol.joined), self, "is joined for ever")
         if protocol.joined:
             self.note_entered()
-        else:
-            self.held.forget()
-            self.waiting = False
 
     def leave(self):
         self.left = True
@@ -176,7 +198,7 @@ class Rank:
             tuple(protocol.values()),
             tuple(held.values()),
             tuple(self.vectors.of),
-            (len(self.program), self.waiting, self.begun, self.left, self.work),
+            (len(self.program), self.waiting, self.driven.begun, self.left, self.work),
         )
 
     def __repr__(self):
@@ -189,9 +211,11 @@ class World:
     def __init__(self, calls, period, by_work=True, epochs=1, **types):
         self.size, self.period, self.by_work = len(calls), period, by_work
         self.channels, self.entered, self.given = {}, {}, {}
-        types = {"protocol": source.TriggeredAverageProtocol, "held": source.HeldContribution} | {
-            name: kind for name, kind in types.items() if kind
-        }
+        types = {
+            "protocol": source.TriggeredAverageProtocol,
+            "held": source.HeldContribution,
+            "driven": source.TriggeredRankProtocol,
+        } | types
         self.ranks = [
             Rank(self, number, ([CALL] * count + [JOIN]) * epochs + [CLOSE], types)
             for number, count in enumerate(calls)
@@ -354,6 +378,22 @@ class WorkGoesOn(source.HeldContribution):
         pass
 
 
+class PassesBy(source.TriggeredRankProtocol):
+    """A call averages nothing although others wait."""
+
+    def passes_by(self):
+        return self.triggering.made + 1 < self.triggering.sync_period
+
+
+class ForgetsItsWeight(source.TriggeredRankProtocol):
+    """What a rank did since its last average does not count when it joins."""
+
+    def call(self):
+        before = self.held.published_weight
+        super().call()
+        self.held.published_weight = before
+
+
 MUTANTS = (
     TellsNobody,
     ForwardsNothing,
@@ -363,12 +403,15 @@ MUTANTS = (
     JoinedCountsOn,
     JoinedGivesNothing,
     WorkGoesOn,
+    PassesBy,
+    ForgetsItsWeight,
 )
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_wrong_variants_are_caught(mutant):
-    name = "held" if issubclass(mutant, source.HeldContribution) else "protocol"
+    bases = {"protocol": source.TriggeredAverageProtocol, "held": source.HeldContribution}
+    name = next((name for name, base in bases.items() if issubclass(mutant, base)), "driven")
     with pytest.raises((Wrong, KeyError)):
         for seed in itertools.count():
             assert seed < 100, "no seed has caught it"

@@ -1,7 +1,11 @@
 from collectives.engine.collective cimport NativeCollective
 from collectives.engine.calls cimport OTHER_WISHES
 from collectives.engine.control_tree cimport ControlTree
-from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
+from collectives.protocols.triggered_average cimport (
+    HeldContribution,
+    TriggeredAverageProtocol,
+    TriggeredRankProtocol,
+)
 
 cdef enum:
     # What the application requests, besides CALL: a call, if that averages nothing.
@@ -11,10 +15,6 @@ cdef class TriggerTree(ControlTree):
     cdef TriggeredAverageProtocol triggering
 
 cdef class TriggeredAverages(NativeCollective):
-    # The same objects as `protocol` and `contribution`.
-    cdef TriggeredAverageProtocol triggering
+    # The same objects as `steps` and `contribution`.
+    cdef TriggeredRankProtocol deciding
     cdef HeldContribution held
-    # The last call has averaged nothing.
-    cdef bint alone
-
-    cdef void _make_call(self) noexcept nogil

@@ -10,10 +10,13 @@ from collectives.engine.control_tree cimport ControlTree
 from collectives.engine.ports cimport EnginePort
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
-from collectives.protocols.all_ranks cimport AVERAGE, JOIN, SYNC
+from collectives.protocols.all_ranks cimport AVERAGE, JOIN
 from collectives.protocols.contribution cimport SCRATCH, X
-from collectives.protocols.rank cimport RankProtocol
-from collectives.protocols.triggered_average cimport HeldContribution, TriggeredAverageProtocol
+from collectives.protocols.triggered_average cimport (
+    HeldContribution,
+    TriggeredAverageProtocol,
+    TriggeredRankProtocol,
+)
 
 from collectives.topology import activation_peers
 
@@ -63,16 +66,18 @@ cdef class TriggeredAverages(NativeCollective):
                  bint sharing, **others):
         cdef TriggerTree tree
         cdef TriggeredPort port
+        cdef TriggeredAverageProtocol triggering
         NativeCollective.__init__(self, control, data, like, **others)
-        self.triggering = TriggeredAverageProtocol(
+        triggering = TriggeredAverageProtocol(
             len(activation_peers(self.rank, self.size)), sync_period)
-        tree = TriggerTree(control, self.triggering)
-        tree.triggering = self.triggering
-        self.held = HeldContribution(self.vectors, self.triggering)
+        tree = TriggerTree(control, triggering)
+        tree.triggering = triggering
+        self.held = HeldContribution(self.vectors, triggering)
         self.held.weigh_by(weighing[0], weighing[1], weighing[2])
         port = TriggeredPort(
             self.exchange, self.vectors, self.held, self.rank, self.size)
-        self.drive(RankProtocol(self.triggering, self.held), port, tree)
+        self.deciding = TriggeredRankProtocol(triggering, self.held)
+        self.drive(self.deciding, port, tree)
         if sharing:
             self.node.share(self.exchange, False, True)
 
@@ -89,39 +94,26 @@ cdef class TriggeredAverages(NativeCollective):
             return NativeCollective.begin(self, what)
         # Averages that others have started become known here, at the latest.
         self.progress()
-        self._make_call()
+        self.deciding.call()
         return 0
 
     cdef int give(self, int what, char **arrays, double weight) except -1 nogil:
         if what != PASS_BY:
             return NativeCollective.give(self, what, arrays, weight)
         self.progress()
-        self.alone = not self.triggering.averages()
-        if self.alone:
+        if self.deciding.passes_by():
             self.held.give(self.caller.counted(CALL, weight))
-            self._make_call()
-        self.steps.done = True
+            self.deciding.call()
         return 0
-
-    cdef void _make_call(self) noexcept nogil:
-        self.held.called()
-        self.alone = not self.triggering.call()
-        if not self.alone:
-            self.enter_operation(SYNC)
-            return
-        self.steps.called = self.protocol.version
-        self.protocol.completed()
-        self.steps.timely += 1
-        self.steps.done = True
 
     cdef long long calls_made(self) noexcept nogil:
         return self.protocol.calls
 
     cdef result(self):
         cdef long long version = self.steps.called + self.protocol.base
-        if not self.alone:
+        if not self.deciding.alone:
             return NativeCollective.result(self)
-        return new_result((version, True, version, (self.rank,), self.held.given_weight, False))
+        return new_result((version, True, version, (self.rank,), self.deciding.weight, False))
 
     # What Python calls
 
@@ -141,7 +133,7 @@ cdef class TriggeredAverages(NativeCollective):
         Return None where the call would average; then it has not been made.
         """
         cdef Call call = self.caller.carry_out(self, PASS_BY, None, NO_VECTOR, weight)
-        return call if self.alone else None
+        return call if self.deciding.alone else None
 
     def start(self, vector, weight, Handover handover=None):
         """Begin this rank's next call, and return the `Call`.

@@ -1,5 +1,6 @@
-from collectives.protocols.all_ranks cimport AVERAGE, FINISH, JOIN, SYNC, AllRanksProtocol
+from collectives.protocols.all_ranks cimport AVERAGE, CLOSE, FINISH, JOIN, SYNC, AllRanksProtocol
 from collectives.protocols.contribution cimport NOWHERE, SCRATCH, X, ContributionProtocol
+from collectives.protocols.rank cimport RankProtocol
 
 cdef class TriggeredAverageProtocol(AllRanksProtocol):
     cdef readonly long long made, started
@@ -13,3 +14,11 @@ cdef class TriggeredAverageProtocol(AllRanksProtocol):
 cdef class HeldContribution(ContributionProtocol):
     cdef void called(self) noexcept nogil
     cdef bint is_lending(self) noexcept nogil
+
+cdef class TriggeredRankProtocol(RankProtocol):
+    cdef TriggeredAverageProtocol triggering
+    cdef HeldContribution held
+    cdef readonly bint alone
+
+    cdef void call(self) noexcept nogil
+    cdef bint passes_by(self) noexcept nogil

@@ -13,16 +13,17 @@ import cython
 
 from collectives.protocols.all_ranks import AllRanksProtocol
 from collectives.protocols.contribution import ContributionProtocol
+from collectives.protocols.rank import RankProtocol
 
 if not cython.compiled:  # else the .pxd declares them
-    from collectives.protocols.all_ranks import AVERAGE, FINISH, JOIN, SYNC
+    from collectives.protocols.all_ranks import AVERAGE, CLOSE, FINISH, JOIN, SYNC
     from collectives.protocols.contribution import NOWHERE, SCRATCH, X
 
 
 class TriggeredAverageProtocol(AllRanksProtocol):
     """The state of one rank: `call` returns whether its application has to average now.
 
-    The driver then enters SYNC. Versions number the averages; their activations do not use the
+    It then enters SYNC. Versions number the averages; their activations do not use the
     number of operations before. An activation that arrives after its average has no effect.
 
     Args:
@@ -150,3 +151,45 @@ class HeldContribution(ContributionProtocol):
 
     def load(self):
         self.restart_work()
+
+
+class TriggeredRankProtocol(RankProtocol):
+    """One rank of these averages, and its application's calls.
+
+    Args:
+        triggering, held: its `TriggeredAverageProtocol` and its `HeldContribution`.
+
+    Attributes:
+        alone: whether the last call has averaged nothing.
+    """
+
+    def __init__(self, triggering, held):
+        RankProtocol.__init__(self, triggering, held)
+        self.triggering = triggering
+        self.held = held
+        self.alone = False
+
+    def enter(self, operation):
+        if operation != CLOSE:  # which keeps the result of a call that has been started
+            self.alone = False
+        RankProtocol.enter(self, operation)
+
+    def call(self):
+        """Begin the application's call: an average over all ranks, or nothing."""
+        self.held.called()
+        if self.triggering.call():
+            self.enter(SYNC)
+            return
+        self.alone = True
+        self.called = self.ranks.version
+        self.weight = self.held.given_weight
+        self.ranks.completed()
+        self.timely += 1
+        self.done = True
+        self.port.returns(False)
+
+    def passes_by(self):
+        """Return whether a call averages nothing, so that it needs no vector; else none is made."""
+        self.alone = not self.triggering.averages()
+        self.done = True
+        return self.alone
