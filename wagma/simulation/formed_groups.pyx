@@ -10,12 +10,12 @@ from collections import deque
 
 from libc.math cimport ceil
 
-from collectives.protocols.contribution cimport Vectors
 from collectives.protocols.formed_groups cimport Group, GroupProtocol
 from collectives.protocols.group_rank cimport GroupRankPort, GroupRankProtocol
 from collectives.protocols.paces cimport NEVER
 from collectives.protocols.rank cimport CONTRIBUTE, RETURN, WAIT
 from wagma.simulation.core cimport Method, Simulation, placed_allreduce_time
+from wagma.simulation.vectors cimport NoVectors
 
 cdef enum:
     # Events: an application's vector has been staged in the engine's memory; a message has arrived;
@@ -24,22 +24,6 @@ cdef enum:
     CAME
     EXCHANGED
     PASSED
-
-
-cdef class NoVectors(Vectors):
-    """A simulated rank's vectors, which have no values, and passes over which take no time."""
-
-    cdef void copy(self, int to, int source) noexcept nogil:
-        pass
-
-    cdef void zero(self, int vector) noexcept nogil:
-        pass
-
-    cdef bint all_finite(self, int vector) noexcept nogil:
-        return True
-
-    cdef void add_change(self, int to) noexcept nogil:
-        pass
 
 
 cdef class SimulatedGroupPort(GroupRankPort):

@@ -6,8 +6,14 @@ import numpy as np
 from collectives.topology import activation_peers
 
 from collectives.protocols.all_ranks cimport JOIN, SYNC, TreePort
-from collectives.protocols.triggered_average cimport TriggeredAverageProtocol
+from collectives.protocols.rank cimport RankPort
+from collectives.protocols.triggered_average cimport (
+    HeldContribution,
+    TriggeredAverageProtocol,
+    TriggeredRankProtocol,
+)
 from wagma.simulation.core cimport Method, mpi_allreduce_time
+from wagma.simulation.vectors cimport NoVectors
 
 # Events: an activation has arrived; all ranks have averaged.
 cdef enum:
@@ -35,6 +41,41 @@ cdef class Activations(TreePort):
                 version, dimension)
 
 
+cdef class AveragingPort(RankPort):
+    """Executes one rank's steps: all of an average takes place at the time of its end."""
+
+    cdef TriggeredAveraging method
+    cdef int rank
+
+    def __init__(self, TriggeredAveraging method, int rank):
+        self.method, self.rank = method, rank
+
+    cdef void begin_pass(self, int step, bint moves) noexcept nogil:
+        pass
+
+    cdef bint end_pass(self, int step, bint moves) noexcept nogil:
+        return True
+
+    cdef void remember(self) noexcept nogil:
+        pass
+
+    cdef void begin_average(self, long long number) noexcept nogil:
+        pass
+
+    cdef bint is_exchanged(self) noexcept nogil:
+        return True
+
+    cdef double total_weight(self) noexcept nogil:
+        return 1
+
+    cdef void number_from(self, long long first, long long shift) noexcept nogil:
+        pass
+
+    cdef void returns(self, bint in_group) noexcept nogil:
+        with gil:
+            self.method._return(self.rank)
+
+
 cdef class TriggeredAveraging(Method):
     """The ranks of `collectives.TriggeredAverage`, as `wagma.LocalSGD` calls it.
 
@@ -46,7 +87,7 @@ cdef class TriggeredAveraging(Method):
     """
 
     cdef readonly long long sync_period, nbytes
-    cdef list protocols
+    cdef list ranks
     cdef int[:, ::1] peers
     cdef int entered, joined
     cdef double average_time
@@ -59,45 +100,48 @@ cdef class TriggeredAveraging(Method):
         machine = self.simulation.machine
         peers = [[peer for peer, _ in activation_peers(rank, ranks)] for rank in range(ranks)]
         self.peers = np.array(peers, dtype=np.intc).reshape(ranks, -1)
-        self.protocols = [
-            TriggeredAverageProtocol(self.peers.shape[1], self.sync_period) for _ in range(ranks)
-        ]
-        for rank in range(ranks):
-            (<TriggeredAverageProtocol>self.protocols[rank]).attach(Activations(self, rank))
+        self.ranks = [self._new_rank(rank) for rank in range(ranks)]
         self.average_time = mpi_allreduce_time(machine, ranks, self.nbytes)
         self.average_time += 2 * self.nbytes / machine.staging
 
+    def _new_rank(self, int rank):
+        cdef TriggeredAverageProtocol protocol = TriggeredAverageProtocol(
+            self.peers.shape[1], self.sync_period)
+        cdef TriggeredRankProtocol deciding = TriggeredRankProtocol(
+            protocol, HeldContribution(NoVectors(), protocol))
+        protocol.attach(Activations(self, rank))
+        deciding.attach(AveragingPort(self, rank))
+        return deciding
+
     cpdef arrives(self, int rank):
-        cdef TriggeredAverageProtocol protocol = <TriggeredAverageProtocol>self.protocols[rank]
-        if protocol.call():
-            protocol.enter(SYNC)
+        cdef TriggeredRankProtocol deciding = <TriggeredRankProtocol>self.ranks[rank]
+        deciding.held.give(1)
+        deciding.call()
+        if not deciding.done:
             self.entered += 1
             self._begin_if_all_are_there()
-        else:
-            self._return(rank, protocol)
-        self._send(protocol)
+        self._send(deciding.triggering)
 
     cpdef happens(self, int kind, int rank, long long a, long long b):
-        cdef TriggeredAverageProtocol protocol = <TriggeredAverageProtocol>self.protocols[rank]
-        cdef bint joined = protocol.joined
+        cdef TriggeredRankProtocol deciding = <TriggeredRankProtocol>self.ranks[rank]
         cdef long long[2] common
         if kind == ACTIVATED:
-            protocol.tell(a, b)
-            self._send(protocol)
+            deciding.triggering.tell(a, b)
+            self._send(deciding.triggering)
             return
-        # All ranks contribute the same operation and version, so one record stands for all.
-        common[0], common[1] = SYNC, protocol.version
-        protocol.agreed(common, 1)
-        protocol.reduced()
-        if not joined:
+        if not deciding.ranks.joined:
             self.entered -= 1
-            self._return(rank, protocol)
+        # All ranks contribute the same operation and version, so one record stands for all.
+        common[0], common[1] = SYNC, deciding.ranks.version
+        deciding.agreed(common, 1, 0, False, False)
+        deciding.advance()
 
-    cdef void _return(self, int rank, TriggeredAverageProtocol protocol):
+    cdef void _return(self, int rank):
         """Return from the call; after its last call the rank joins."""
+        cdef TriggeredRankProtocol deciding = <TriggeredRankProtocol>self.ranks[rank]
         self.simulation.returns(rank)
         if self.simulation.is_done(rank):
-            protocol.enter(JOIN)
+            deciding.enter(JOIN)
             self.joined += 1
             self._begin_if_all_are_there()
 

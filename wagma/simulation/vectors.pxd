@@ -1,0 +1,4 @@
+from collectives.protocols.contribution cimport Vectors
+
+cdef class NoVectors(Vectors):
+    pass
