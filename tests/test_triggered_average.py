@@ -12,7 +12,15 @@ from collections import deque
 from fractions import Fraction
 
 import pytest
-from protocol_messages import FIN, NOTICE, all_ranks, contribution, load_source, rank_protocol
+from protocol_messages import (
+    FIN,
+    NOTICE,
+    all_ranks,
+    contribution,
+    load_source,
+    rank_port,
+    rank_protocol,
+)
 from protocol_network import Numbers
 
 from collectives.topology import activation_peers
@@ -31,7 +39,7 @@ def require(condition, *what):
         raise Wrong(" ".join(map(str, what)))
 
 
-class Rank(rank_protocol.RankPort):
+class Rank(rank_port.RankPort):
     """One rank: its protocol, what it contributes, and a program of calls."""
 
     def __init__(self, world, number, program, types):

@@ -13,7 +13,7 @@ from collectives.protocols.all_ranks cimport (
 from collectives.protocols.contribution cimport ContributionProtocol
 from collectives.protocols.rank_port cimport RankPort
 
-cdef int WAIT, CONTRIBUTE, END_AVERAGE, ADOPT, REPLACE, END
+cdef int WAIT, CONTRIBUTE, END_AVERAGE, ADOPT, REPLACE, END, RETURN
 
 cdef class RankProtocol:
     cdef RankPort port

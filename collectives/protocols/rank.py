@@ -27,13 +27,14 @@ if not cython.compiled:  # else the .pxd declares them
 
 # A rank's next step: none yet; begin the average over all ranks, once the rank has contributed to
 # it; end it, or repeat it; go on from it; replace the vectors by those that are loaded; end an
-# operation without data.
+# operation without data; complete a call.
 WAIT = 0
 CONTRIBUTE = 1
 END_AVERAGE = 2
 ADOPT = 3
 REPLACE = 4
 END = 5
+RETURN = 9
 
 
 class RankProtocol:

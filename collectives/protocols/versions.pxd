@@ -1,11 +1,11 @@
 cimport cython
 
 from collectives.protocols.all_ranks cimport JOIN
-from collectives.protocols.rank cimport WAIT, RankProtocol
+from collectives.protocols.rank cimport RETURN, WAIT, RankProtocol
 from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.wait_avoiding cimport HELD, IDLE, RUNNING, SHARED, WaitAvoidingProtocol
 
-cdef int BEGIN_VERSION, END_VERSION, PUBLISH, RETURN, SHARE
+cdef int BEGIN_VERSION, END_VERSION, PUBLISH, SHARE
 
 @cython.final
 cdef class VersionsProtocol(RankProtocol):

@@ -10,15 +10,14 @@ from collectives.protocols.rank import RankProtocol
 
 if not cython.compiled:  # else the .pxd declares them
     from collectives.protocols.all_ranks import JOIN
-    from collectives.protocols.rank import WAIT
+    from collectives.protocols.rank import RETURN, WAIT
     from collectives.protocols.wait_avoiding import HELD, IDLE, RUNNING, SHARED
 
 # A rank's next step, besides those of `rank`: begin and end a version's exchange; publish the
-# vector of a timely call; complete a call; publish between two calls.
+# vector of a timely call; publish between two calls.
 BEGIN_VERSION = 6
 END_VERSION = 7
 PUBLISH = 8
-RETURN = 9
 SHARE = 10
 
 

@@ -13,10 +13,10 @@ from collectives.topology import activation_peers, propagation_bound
 from collectives.protocols.all_ranks cimport SYNC, TreePort
 from collectives.protocols.contribution cimport NOWHERE, Vectors
 from collectives.protocols.groups cimport Groups
-from collectives.protocols.rank cimport CONTRIBUTE
+from collectives.protocols.rank cimport CONTRIBUTE, RETURN
 from collectives.protocols.rank_port cimport RankPort
 from collectives.protocols.snapshots cimport SnapshotProtocol
-from collectives.protocols.versions cimport PUBLISH, RETURN, VersionsProtocol
+from collectives.protocols.versions cimport PUBLISH, VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 from wagma.simulation.core cimport Method, placed_allreduce_time
 
