@@ -6,7 +6,7 @@ import sys
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["Described", "current_stream", "described", "is_on_device"]
+__all__ = ["ArrayDescription", "current_stream", "described", "is_on_device"]
 
 DTYPES = {
     "<f2": "float16",
@@ -31,7 +31,7 @@ def is_on_device(vector) -> bool:
         return True
 
 
-class Described(NamedTuple):
+class ArrayDescription(NamedTuple):
     """An array on a device."""
 
     address: int
@@ -40,7 +40,7 @@ class Described(NamedTuple):
     stream: int | None
 
 
-def described(vector, whole, name, stream, writes) -> tuple[list[Described], int]:
+def described(vector, whole, name, stream, writes) -> tuple[list[ArrayDescription], int]:
     """Return a description of the arrays of a vector, and the stream on which they are ready.
 
     Args:
@@ -72,7 +72,7 @@ def current_stream(handle: int):
     return current if current is not None and current.ptr == handle else None
 
 
-def _describe_array(array, name, writes) -> Described:
+def _describe_array(array, name, writes) -> ArrayDescription:
     """Return a description of an array; raise TypeError or ValueError if it is unsuitable."""
     try:
         interface = array.__cuda_array_interface__
@@ -104,7 +104,7 @@ def _describe_array(array, name, writes) -> Described:
         raise ValueError(f"{name} is not aligned")
     if is_read_only and writes:
         raise ValueError(f"{name} is read-only")
-    return Described(address, dtype, shape[0], interface.get("stream"))
+    return ArrayDescription(address, dtype, shape[0], interface.get("stream"))
 
 
 def _check_apart(arrays, name):

@@ -348,7 +348,7 @@ class World:
             there = 0
             for rank in self.ranks:
                 there += rank.x[i]
-                if rank.publishing.state != snapshots.EMPTY:
+                if rank.publishing.state != snapshots.UNFILLED:
                     there += self.data[rank.me, "snapshot", i] - rank.base[i]
             require((there - self.total[i]) % PRIME == 0, Invariant.CONSERVED, i)
 
@@ -806,7 +806,7 @@ class Rank:
             while channel and not (self.world.random and self.world.random.random() < 0.5):
                 version, ops, clock = channel.popleft()
                 self.world.see(self.me, clock)
-                self.protocol.tell(version, ops, k)
+                self.protocol.activate(version, ops, k)
                 self.progress_count += 1
 
     def send(self):
@@ -1204,7 +1204,7 @@ class Rank:
             require(
                 started == self.data_ops, Invariant.EPOCH, version, self.me, started, self.data_ops
             )
-        filled = self.publishing.state != snapshots.EMPTY
+        filled = self.publishing.state != snapshots.UNFILLED
         empty = not filled and ghost.weights[self.me] > 0
         require(not empty, Invariant.CONTRIBUTED, self.me, number, "has nothing to contribute")
         if self.conserving and filled:

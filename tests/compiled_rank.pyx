@@ -219,8 +219,8 @@ cdef class CompiledRank:
         self.driven.agreed(copied, len(records) // 2, loading, differ, False)
         free(copied)
 
-    def tell(self, long long version, long long ops, int dimension):
-        self.versions.tell(version, ops, dimension)
+    def activate(self, long long version, long long ops, int dimension):
+        self.versions.activate(version, ops, dimension)
 
     def notice(self, int rank, int dimension):
         self.versions.notice(rank, dimension)

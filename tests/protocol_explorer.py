@@ -810,14 +810,14 @@ def is_urgent(part, event):
             return False
         # With what is free, which comes first says who starts the version.
         calls = calls_next(rank) or (drawn and has_called(rank))
-        return message[0] <= protocol.told or not calls
+        return message[0] <= protocol.started or not calls
     return action in ("receive_average", "leave")
 
 
 def has_called(rank):
     """Whether the application has called a version that this rank does not know to be started."""
     calls = rank.application.stage in (Stage.HANDING_OVER, Stage.COLLECTING)
-    return rank.protocol.awaited() >= 0 or (calls and rank.protocol.told < rank.protocol.version)
+    return rank.protocol.awaited() >= 0 or (calls and rank.protocol.started < rank.protocol.version)
 
 
 def calls_next(rank):

@@ -216,10 +216,10 @@ class Application:
 
     def hand_over(self):
         """Publish the vector of a timely call, which lets its version begin."""
-        protocol, told = self.rank.protocol, self.rank.protocol.told
+        protocol, started = self.rank.protocol, self.rank.protocol.started
         self.vector = self.rank.note_publication()
         self.rank.driven.take(version_steps.PUBLISH)
-        if told < protocol.version <= protocol.told:
+        if started < protocol.version <= protocol.started:
             self.rank.world.start(protocol.version, self.rank)
         self.stage = Stage.COLLECTING
 
@@ -463,7 +463,7 @@ class Rank:
             self.may_start(self.protocol.free, message[1], dimension)
             return
         due, sent = self.protocol.due, list(self.protocol.sent)
-        self.protocol.tell(*message, dimension)
+        self.protocol.activate(*message, dimension)
         if any(due >> k & 1 and sent[k] < self.protocol.sent[k] for k in range(len(sent))):
             self.world.met.add("overtaken activation")
 
@@ -471,7 +471,7 @@ class Rank:
         """Tell the protocol of what may let it start a version that has been called before."""
         awaited = self.protocol.awaited()
         event(*arguments)
-        if 0 <= awaited <= self.protocol.told:
+        if 0 <= awaited <= self.protocol.started:
             self.world.met.add("freed")
             self.world.start(awaited, self)
 
@@ -483,7 +483,7 @@ class Rank:
         if self.application.vector is not None:
             # What was published goes on from what the application is left with: the mean, perhaps.
             self.returned = self.model
-        if version == self.protocol.told:
+        if version == self.protocol.started:
             self.world.start(version, self)
 
     def can_send(self, dimension):
@@ -832,7 +832,16 @@ class Rank:
 
     def __str__(self):
         state = vars(self.protocol)
-        shown = ("version", "next", "told", "told_ops", "ops", "vectors", "operation", "stage")
+        shown = (
+            "version",
+            "next",
+            "started",
+            "started_ops",
+            "ops",
+            "vectors",
+            "operation",
+            "stage",
+        )
         shown += ("base", "joined", "failed", "fin_at", "fin_seen")
         values = " ".join(f"{name}={state[name]}" for name in shown)
         return f"rank {self.number} {self.application.stage.name}: {values}"

@@ -219,7 +219,7 @@ class Reference(Network):
             self.serve(rank)
 
     def told(self, rank, message):
-        rank.protocol.tell(*message)
+        rank.protocol.activate(*message)
         self.react(rank)
 
     def begin(self, rank):

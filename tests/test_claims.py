@@ -186,7 +186,7 @@ class PublishesVectors(SnapshotProtocol):
     """The vector is published although a mean has replaced the snapshot."""
 
     def publish(self):
-        if self.state == snapshots.AVERAGED:
+        if self.state == snapshots.REPLACED:
             self.state = snapshots.RETURNED
         super().publish()
 
@@ -211,7 +211,7 @@ class CountsMeansTwice(SnapshotProtocol):
     """A late call's vector is mixed with the mean, under the conserving rule as well."""
 
     def end_call(self):
-        late = not self.versioning.timely
+        late = not self.versions.timely
         super().end_call()
         if late and self.rule.publishes_changes() and self.total != 0:
             self.vectors.absorb(self.given_weight, self.total)

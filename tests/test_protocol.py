@@ -216,24 +216,24 @@ def protocol_of(dimensions=3, group_size=2, sync_period=100, passive=True):
 
 def test_an_activation_is_forwarded_on_higher_dimensions_alone():
     protocol = protocol_of(dimensions=4)
-    protocol.tell(0, 0, 1)
+    protocol.activate(0, 0, 1)
     assert protocol.due == 0b1100
     assert (protocol.vectors, protocol.running) == (protocols.RUNNING, 0)
 
 
 def test_a_known_version_is_forwarded_where_it_has_not_been_sent():
     protocol = protocol_of(dimensions=4)
-    protocol.tell(0, 0, 2)
+    protocol.activate(0, 0, 2)
     assert protocol.due == 0b1000
     protocol.due = 0
-    protocol.tell(0, 0, 0)
+    protocol.activate(0, 0, 0)
     assert protocol.due == 0b0110
 
 
 def test_a_later_activation_overtakes_one_that_is_due():
     protocol = protocol_of()
-    protocol.tell(0, 0, 0)
-    protocol.tell(2, 1, 0)
+    protocol.activate(0, 0, 0)
+    protocol.activate(2, 1, 0)
     assert protocol.due == 0b110
     assert protocol.sent[1:3] == [2, 2]
     assert protocol.sent_ops[1:3] == [1, 1]
@@ -250,7 +250,7 @@ def test_a_group_of_one_announces_nothing():
 def test_a_version_waits_for_the_operations_that_came_before_it():
     protocol = protocol_of()
     protocol.enter(all_ranks.AVERAGE)
-    protocol.tell(0, 1, 0)
+    protocol.activate(0, 1, 0)
     assert protocol.due == 0b110
     assert protocol.vectors == protocols.IDLE
     protocol.agreed([all_ranks.AVERAGE, 0] * 5, 5)
@@ -264,7 +264,7 @@ def test_nothing_is_forwarded_once_all_ranks_close():
     protocol.enter(CLOSE)
     protocol.agreed([CLOSE, 2, CLOSE, 0], 2)
     assert (protocol.fin_due, protocol.running) == (0b111, 0)
-    protocol.tell(1, 0, 0)
+    protocol.activate(1, 0, 0)
     assert protocol.due == 0
 
 

@@ -39,11 +39,11 @@ class ForwardsOnlyTheFirst(WaitAvoidingProtocol):
         super().__init__(*arguments)
         self.heard = ()
 
-    def tell(self, version, ops, dimension):
+    def activate(self, version, ops, dimension):
         if version in self.heard:
             dimension = self.dimensions
         self.heard += (version,)
-        super().tell(version, ops, dimension)
+        super().activate(version, ops, dimension)
 
 
 class TimelyUntilExecuted(WaitAvoidingProtocol):
@@ -58,7 +58,7 @@ class NoGate(WaitAvoidingProtocol):
     """Versions are executed also before the synchronization that they came after has ended."""
 
     def run(self):
-        self.told_ops = min(self.told_ops, self.ops)
+        self.started_ops = min(self.started_ops, self.ops)
         if self.stage == all_ranks.REDUCING and self.vectors == protocols.HELD:
             self.vectors = protocols.IDLE
         super().run()
@@ -67,10 +67,10 @@ class NoGate(WaitAvoidingProtocol):
 class VersionFromTag(WaitAvoidingProtocol):
     """The version of an activation is the one nearest to the last that has its tag modulo 16."""
 
-    def tell(self, version, ops, dimension):
+    def activate(self, version, ops, dimension):
         if dimension >= 0:
-            version = self.told + (version - self.told + 8) % 16 - 8
-        super().tell(version, ops, dimension)
+            version = self.started + (version - self.started + 8) % 16 - 8
+        super().activate(version, ops, dimension)
 
 
 class LeavesWithoutFin(WaitAvoidingProtocol):
@@ -260,10 +260,10 @@ class RenumbersTooLate(version_steps.VersionsProtocol):
     """What is loaded renumbers the versions only when the next one may have begun."""
 
     def end_operation(self):
-        base, self.ranks.base = self.ranks.base, self.base
+        base, self.operations.base = self.operations.base, self.base
         super().end_operation()
         self.port.rank.react()
-        self.base = self.ranks.base = base
+        self.base = self.operations.base = base
 
     base = 0
 
@@ -325,10 +325,10 @@ class LosesWhatIsLate(snapshots.SnapshotProtocol):
     """Under the conserving rule a late call takes the mean without having published."""
 
     def end_call(self):
-        if not self.versioning.timely:
-            self.versioning.timely, self.total = True, 0
+        if not self.versions.timely:
+            self.versions.timely, self.total = True, 0
             super().end_call()
-            self.versioning.timely = False
+            self.versions.timely = False
         else:
             super().end_call()
 
@@ -337,7 +337,7 @@ class MistakesVersionsForAverages(snapshots.SnapshotProtocol):
     """What is executed while the application waits in average() goes where that would."""
 
     def own_target(self):
-        if self.ranks.operation == all_ranks.AVERAGE:
+        if self.operations.operation == all_ranks.AVERAGE:
             return contribution.SCRATCH
         return super().own_target()
 

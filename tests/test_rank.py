@@ -82,7 +82,7 @@ class SourceRank:
         self.publishing.count_once()
         self.driven.begin(shares)
         self.give, self.forget = self.publishing.give, self.publishing.forget
-        self.tell, self.notice = self.versions.tell, self.versions.notice
+        self.activate, self.notice = self.versions.activate, self.versions.notice
         for event in ("call", "publish", "join", "enter", "advance", "passed"):
             setattr(self, event, getattr(self.driven, event))
 
@@ -141,7 +141,7 @@ class Life:
             rank.forget()
         else:
             event = self.chosen(
-                "act", "tell", "tell", "agree", "agree", "send", "fail", "interrupt"
+                "act", "activate", "activate", "agree", "agree", "send", "fail", "interrupt"
             )
             getattr(self, event)()
         rank.advance()
@@ -162,10 +162,10 @@ class Life:
         else:
             getattr(rank, kind)()
 
-    def tell(self):
+    def activate(self):
         versions = self.rank.versions
-        version = versions.told + self.chosen(-1, 0, 1, 1, 2)
-        self.rank.tell(max(version, 0), versions.ops, self.random.randrange(self.dimensions))
+        version = versions.started + self.chosen(-1, 0, 1, 1, 2)
+        self.rank.activate(max(version, 0), versions.ops, self.random.randrange(self.dimensions))
 
     def agree(self):
         """All have entered an operation, mostly the same one."""
@@ -199,7 +199,7 @@ class Life:
         return {
             **{
                 name: getattr(versions, name)
-                for name in ("next", "version", "told", "calls", "ops")
+                for name in ("next", "version", "started", "calls", "ops")
             },
             **{name: getattr(driven, name) for name in ("timely", "synchronizations", "weight")},
             **{name: getattr(publishing, name) for name in ("state", "snapshot_weight", "work")},

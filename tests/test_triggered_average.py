@@ -136,7 +136,7 @@ class Rank(rank_port.RankPort):
         if message == FIN:
             self.protocol.fin(k)
         else:
-            self.protocol.tell(message, k)
+            self.protocol.activate(message, k)
 
     def send(self, k):
         self.protocol.send_on(k)
@@ -201,7 +201,7 @@ class Rank(rank_port.RankPort):
 
     def state(self):
         protocol = {k: v for k, v in vars(self.protocol).items() if k not in ("port", "calls")}
-        held = {k: v for k, v in vars(self.held).items() if k not in ("vectors", "ranks")}
+        held = {k: v for k, v in vars(self.held).items() if k not in ("vectors", "operations")}
         return (
             tuple(protocol.values()),
             tuple(held.values()),
@@ -320,16 +320,16 @@ def test_drawn_orders_of_larger_cases():
 class TellsNobody(source.TriggeredAverageProtocol):
     """An average is started without a word to the others."""
 
-    def tell(self, version, dimension):
+    def activate(self, version, dimension):
         self.started = max(self.started, version)
 
 
 class ForwardsNothing(source.TriggeredAverageProtocol):
     """What comes in is not passed on."""
 
-    def tell(self, version, dimension):
+    def activate(self, version, dimension):
         if dimension < 0:
-            super().tell(version, dimension)
+            super().activate(version, dimension)
         else:
             self.started = max(self.started, version)
 
@@ -337,8 +337,8 @@ class ForwardsNothing(source.TriggeredAverageProtocol):
 class BelievesOldNews(source.TriggeredAverageProtocol):
     """What comes in late is of the average that is next."""
 
-    def tell(self, version, dimension):
-        super().tell(max(version, self.version), dimension)
+    def activate(self, version, dimension):
+        super().activate(max(version, self.version), dimension)
 
 
 class CountsOn(source.TriggeredAverageProtocol):
@@ -372,7 +372,7 @@ class JoinedGivesNothing(source.HeldContribution):
     """What a rank did since its last average is lost when it joins."""
 
     def begin_average(self):
-        if self.ranks.joined:
+        if self.operations.joined:
             self.contribute(False)
             self.aim_average()
         else:

@@ -14,9 +14,9 @@ cdef class ActivationTree(ControlTree):
 
     cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil:
         if number == FREED:
-            self.versioning.free(detail, k)
+            self.versions.free(detail, k)
         else:
-            self.versioning.tell(number, detail, k)
+            self.versions.activate(number, detail, k)
 
     cdef void send_activation(self, int dimension, long long version, long long ops) noexcept nogil:
         self._send(dimension, version, ops)

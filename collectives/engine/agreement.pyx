@@ -37,7 +37,7 @@ cdef class Agreement:
     def __init__(self, Comm comm, RankProtocol steps, Inquiry inquiry):
         self.comm = comm.ob_mpi
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.steps, self.protocol, self.inquiry = steps, steps.ranks, inquiry
+        self.steps, self.protocol, self.inquiry = steps, steps.operations, inquiry
         self.request = MPI_REQUEST_NULL
         self.records = <long long *>zeroed((RECORD + 2) * self.size, sizeof(long long))
         if self.records == NULL:

@@ -318,7 +318,7 @@ cdef class Caller:
 
         A call whose vector will never arrive is complete.
         """
-        if self.port.copying or self.steps.ranks.failed >= 0 or not self.awaited.checked():
+        if self.port.copying or self.steps.operations.failed >= 0 or not self.awaited.checked():
             return
         self.awaits = False
         if self.awaited.error != 0:

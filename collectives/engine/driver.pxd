@@ -16,7 +16,7 @@ from collectives.protocols.rank cimport RankProtocol
 
 cdef class Driver(Served):
     cdef readonly int pid
-    # What this rank's steps are decided by: the whole, operations of all ranks, what it contributes.
+    # What decides: the rank's steps, operations of all ranks, what the rank contributes.
     cdef RankProtocol steps
     cdef AllRanksProtocol protocol
     cdef ContributionProtocol contribution

@@ -93,7 +93,7 @@ cdef class Driver(Served):
 
     cdef int drive(self, RankProtocol steps, EnginePort port, ControlTree tree) except -1:
         """Take a protocol's steps by this port, and send control messages along this tree."""
-        self.steps, self.protocol, self.contribution = steps, steps.ranks, steps.contribution
+        self.steps, self.protocol, self.contribution = steps, steps.operations, steps.contribution
         self.port, self.tree = port, tree
         port.lock = &self.lock
         steps.attach(port)

@@ -8,7 +8,7 @@ from collectives.engine.calls cimport CALL, give_back_interrupted
 from collectives.engine.group_port cimport GroupsPort
 from collectives.engine.protocol_calls cimport (
     ANSWERED,
-    EMPTY,
+    DRAINED,
     FURTHER_WISHES,
     PAUSE,
     PAUSED,
@@ -109,7 +109,7 @@ cdef class FormedGroups(ProtocolCalls):
             return not (self.caller.awaits or self.queue.protocol.calling)
         if goal == QUIET or goal == PAUSED:
             return self.queue.first == NULL and self.queue.protocol.is_quiet()
-        if goal == EMPTY:
+        if goal == DRAINED:
             return self.queue.first == NULL and self.messages.is_over()
         return ProtocolCalls.reached(self, goal)
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The engine's port of formed groups: it moves one rank's vectors as `GroupRankProtocol` decides."""
+"""The port of formed groups: it moves one rank's vectors as `GroupRankProtocol` decides."""
 
 from libc.stdlib cimport free
 from mpi4py.MPI cimport Comm

@@ -7,7 +7,7 @@ from collectives.engine.calls cimport CALL, DONE, PUBLISH, give_back_interrupted
 from collectives.engine.mailbox cimport Mailbox
 from collectives.engine.protocol_calls cimport (
     ANSWERED,
-    EMPTY,
+    DRAINED,
     FURTHER_GOALS,
     FURTHER_WISHES,
     PAUSE,
@@ -88,7 +88,7 @@ cdef class PeerExchange(ProtocolCalls):
             return self.mailbox.vectors.first == NULL
         if goal == IDLE:
             return self.mailbox.is_idle()
-        if goal == EMPTY:
+        if goal == DRAINED:
             return self.mailbox.is_over()
         return ProtocolCalls.reached(self, goal)
 

@@ -20,7 +20,7 @@ cdef class EnginePort(RankPort):
     cdef Space space
     cdef HostVectors vectors
     cdef ContributionProtocol contribution
-    cdef AllRanksProtocol ranks
+    cdef AllRanksProtocol operations
     cdef int rank, size
     cdef int *everyone
     # The arrays that are averaged over all ranks through the ring; else NULL.

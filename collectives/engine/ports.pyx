@@ -33,7 +33,7 @@ cdef class EnginePort(RankPort):
         cdef int each
         self.exchange, self.vectors = exchange, vectors
         self.reduction = exchange.reduction
-        self.contribution, self.ranks = contribution, contribution.ranks
+        self.contribution, self.operations = contribution, contribution.operations
         self.rank, self.size = rank, size
         self.space = self.reduction.space
         self.everyone = <int *>zeroed(size, sizeof(int))
@@ -101,7 +101,7 @@ cdef class EnginePort(RankPort):
                 number, self.vectors.of[X if self.contribution.lent else SCRATCH])
         else:
             self.begin_by_messages(
-                self.everyone, self.size, self.rank, operation_tag(self.ranks.ops), False)
+                self.everyone, self.size, self.rank, operation_tag(self.operations.ops), False)
 
     cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil:
         """Begin to average these arrays in place, through the ring."""
@@ -180,7 +180,7 @@ cdef class VersionsPort(EnginePort):
     # Exchanges
 
     cdef void begin_version(self, long long version, long long number) noexcept nogil:
-        cdef int me = self.groups.find(version + self.ranks.base)
+        cdef int me = self.groups.find(version + self.operations.base)
         self.rhythm.beat(now())
         if self.exchange.shares(self.groups.members, self.groups.count):
             self.describe()
@@ -194,7 +194,8 @@ cdef class VersionsPort(EnginePort):
                 self.publishing.keeps)
 
     cdef void begin_average(self, long long number) noexcept nogil:
-        if self.ranks.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
+        if (self.operations.operation == AVERAGE
+                or not self.exchange.shares(self.everyone, self.size)):
             EnginePort.begin_average(self, number)
             return
         self.describe()
@@ -231,7 +232,7 @@ cdef class VersionsPort(EnginePort):
         self.staleness[min(staleness, MOST_STALENESS)] += 1
 
     cdef void find_group(self, long long version) noexcept nogil:
-        self.groups.find(version + self.ranks.base)
+        self.groups.find(version + self.operations.base)
 
     # Vectors that other ranks may use
 

@@ -9,7 +9,7 @@ cdef enum:
     ANSWERED = OTHER_GOALS
     QUIET
     PAUSED
-    EMPTY
+    DRAINED
     FURTHER_GOALS
 
 cdef enum:

@@ -77,7 +77,7 @@ cdef class ProtocolCalls(NativeCollective):
     cdef int end_messages(self) except -1 nogil:
         if not self.messages.ending:
             self.messages.end()
-        self.waiter.wait(self, EMPTY)
+        self.waiter.wait(self, DRAINED)
         return 0
 
     # What Python calls

@@ -25,7 +25,7 @@ cdef class TriggerTree(ControlTree):
     """The control tree with activations, of averages over all ranks."""
 
     cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil:
-        self.triggering.tell(number, k)
+        self.triggering.activate(number, k)
 
     cdef void send_activation(self, int dimension, long long version, long long ops) noexcept nogil:
         self._send(dimension, version, ops)
@@ -39,7 +39,8 @@ cdef class TriggeredPort(EnginePort):
 
         A vector that does not count is not read there, and the mean overwrites it.
         """
-        if self.ranks.operation == AVERAGE or not self.exchange.shares(self.everyone, self.size):
+        if (self.operations.operation == AVERAGE
+                or not self.exchange.shares(self.everyone, self.size)):
             EnginePort.begin_average(self, number)
         else:
             self.begin_in_ring(number, self.vectors.of[X if self.contribution.present else SCRATCH])

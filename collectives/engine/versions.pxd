@@ -8,7 +8,7 @@ from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 cdef class GroupVersions(NativeCollective):
     # The same objects as `steps`, `protocol`, `contribution` and `port`.
     cdef VersionsProtocol version_steps
-    cdef WaitAvoidingProtocol versioning
+    cdef WaitAvoidingProtocol versions
     cdef SnapshotProtocol publishing
     cdef VersionsPort versions_port
     cdef Groups groups

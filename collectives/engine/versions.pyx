@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Wait-avoiding group averages: versions that any rank starts, and all ranks execute.
 
-This module drives `WaitAvoidingProtocol` and the exchanges. A rank that is computing takes part with
-its snapshot, by its progress thread or in the memory shared by the ranks of its node.
+A rank that is computing takes part with its snapshot, by its progress thread or in the memory shared
+by the ranks of its node.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE
@@ -54,21 +54,21 @@ cdef class GroupVersions(NativeCollective):
         NativeCollective.__init__(self, control, data, like, **others)
         self.groups = Groups(self.rank, self.size, group_size, fixed)
         dimensions = len(activation_peers(self.rank, self.size))
-        self.versioning = WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
+        self.versions = WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
         if drawing_seed is not None:
-            self.versioning.draw(self.rank, self.size, drawing_seed)
+            self.versions.draw(self.rank, self.size, drawing_seed)
         window = 1
         if group_size > 1:
             window = versions_window(propagation_bound(self.size, group_size))
-        tree = ActivationTree(control, self.versioning)
-        tree.versioning = self.versioning
-        self.publishing = SnapshotProtocol(self.vectors, self.versioning, late_rule(late))
+        tree = ActivationTree(control, self.versions)
+        tree.versions = self.versions
+        self.publishing = SnapshotProtocol(self.vectors, self.versions, late_rule(late))
         self.publishing.weigh_by(weighing[0], weighing[1], weighing[2])
         self.versions_port = VersionsPort(
             self.exchange, self.vectors, self.publishing, self.rank, self.size,
             groups=self.groups, window=window, rhythm=self.rhythm)
         self.versions_port.waiting_callers = &self.waiting_callers
-        self.version_steps = VersionsProtocol(self.versioning, self.publishing)
+        self.version_steps = VersionsProtocol(self.versions, self.publishing)
         self.drive(self.version_steps, self.versions_port, tree)
         self._allocate_vectors(sharing)
         if initial is None:
@@ -85,7 +85,7 @@ cdef class GroupVersions(NativeCollective):
         if sharing:
             # On devices all averages are in shared memory: see `EnginePort`.
             shared = self.node.share(
-                self.exchange, True, not self.versioning.passive or self.layout.space.deferred,
+                self.exchange, True, not self.versions.passive or self.layout.space.deferred,
                 self.groups)
         if shared is None:
             snapshot = self.vectors.allocate(SNAPSHOT, 2)
@@ -141,33 +141,35 @@ cdef class GroupVersions(NativeCollective):
         answer[3] = self.publishing.calling
 
     def _waits_in(self):
-        if self.versioning.awaited() >= 0:
+        if self.versions.awaited() >= 0:
             return f"version {self.calls_made()}", [self._drawn()]
         return NativeCollective._waits_in(self)
 
     def _waits_in_call(self):
         cdef int member
-        if self.versioning.vectors != RUNNING:
+        if self.versions.vectors != RUNNING:
             return f"version {self.calls_made()}", range(self.size)
-        running = f"version {self.versioning.running + self.protocol.base}"
+        running = f"version {self.versions.running + self.protocol.base}"
         members = [self.groups.members[member] for member in range(self.groups.count)]
-        return f"publish() during {running}" if self.version_steps.holding else running, sorted(members)
+        if self.version_steps.holding:
+            running = f"publish() during {running}"
+        return running, sorted(members)
 
     cdef int _drawn(self):
         """Return which rank is drawn to start the version that this one waits for."""
         return drawn(
-            self.versioning.seed, self.versioning.awaited() + self.protocol.base, self.size)
+            self.versions.seed, self.versions.awaited() + self.protocol.base, self.size)
 
     cdef why_missing_in_call(self, long long *answer, operation, elsewhere):
-        if self.versioning.awaited() >= 0:
+        if self.versions.awaited() >= 0:
             return f"{elsewhere}, and drawn to start it"
-        if answer[1] > self.versioning.running:
+        if answer[1] > self.versions.running:
             return None
         # An interrupted call counts as made, though its version is not complete.
-        if not (answer[3] or self.versioning.passive
-                or answer[0] - self.protocol.base > self.versioning.running):
+        if not (answer[3] or self.versions.passive
+                or answer[0] - self.protocol.base > self.versions.running):
             return elsewhere
-        if answer[1] < self.versioning.running:
+        if answer[1] < self.versions.running:
             return f"still in version {answer[1] + self.protocol.base}"
         return None
 
@@ -199,7 +201,7 @@ cdef class GroupVersions(NativeCollective):
             self.version_steps.publish()
         elif what == JOIN:
             self.version_steps.join()
-        elif what == CALL and not self.versioning.is_synchronous():
+        elif what == CALL and not self.versions.is_synchronous():
             self.version_steps.call()
         else:
             self.enter_operation(SYNC if what == CALL else what)
@@ -211,9 +213,10 @@ cdef class GroupVersions(NativeCollective):
         if not self.version_steps.in_group:
             return NativeCollective.result(self)
         members = [self.versions_port.members[k] for k in range(self.versions_port.count)]
-        timely = self.versioning.timely and self.publishing.finite
-        return new_result((self.version_steps.called + base, timely, self.version_steps.source + base,
-                           tuple(sorted(members)), self.version_steps.weight, False))
+        timely = self.versions.timely and self.publishing.finite
+        return new_result(
+            (self.version_steps.called + base, timely, self.version_steps.source + base,
+             tuple(sorted(members)), self.version_steps.weight, False))
 
     cdef counts(self):
         cdef int staleness, last = 0

@@ -16,7 +16,7 @@ cdef class Vectors:
 
 cdef class ContributionProtocol:
     cdef Vectors vectors
-    cdef AllRanksProtocol ranks
+    cdef AllRanksProtocol operations
     cdef readonly bint present, finite, lent, weightless
     cdef readonly double given_weight, published_weight, weight, total
     cdef readonly long long nonfinite

@@ -75,7 +75,7 @@ class ContributionProtocol:
     vector that is not finite has weight 0.
 
     Args:
-        vectors, ranks: its `Vectors`, and the rank's `AllRanksProtocol`.
+        vectors, operations: its `Vectors`, and the rank's `AllRanksProtocol`.
 
     Attributes:
         present: whether the application is in a call or operation with a vector.
@@ -90,9 +90,9 @@ class ContributionProtocol:
         work: of the calls since the last average over all ranks, where weights are by work.
     """
 
-    def __init__(self, vectors, ranks):
+    def __init__(self, vectors, operations):
         self.vectors = vectors
-        self.ranks = ranks
+        self.operations = operations
         self.weighing = GIVEN
         self.log_rate = 0
         self.most_work = 0
@@ -173,15 +173,15 @@ class ContributionProtocol:
 
     def publishes(self):
         """Return whether the application's vector is to be contributed."""
-        return self.present and not self.ranks.joined
+        return self.present and not self.operations.joined
 
     def is_finishing(self):
         """Return whether the application waits for FINISH, since all ranks have joined."""
-        return self.present and self.ranks.operation == FINISH
+        return self.present and self.operations.operation == FINISH
 
     def is_averaging(self):
         """Return whether the application is in an operation that averages its vector."""
-        operation: cython.int = self.ranks.operation
+        operation: cython.int = self.operations.operation
         return self.publishes() and (operation in (SYNC, SYNCHRONIZE, AVERAGE))
 
     # Averages over all ranks

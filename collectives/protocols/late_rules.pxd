@@ -1,7 +1,13 @@
 cimport cython
 
 from collectives.protocols.contribution cimport NOWHERE, RESULT, SNAPSHOT, X
-from collectives.protocols.snapshots cimport AVERAGED, EMPTY, RETURNED, LateRule, SnapshotProtocol
+from collectives.protocols.snapshots cimport (
+    REPLACED,
+    RETURNED,
+    UNFILLED,
+    LateRule,
+    SnapshotProtocol,
+)
 
 cdef class PaperRule(LateRule):
     cdef bint merges(self) noexcept nogil

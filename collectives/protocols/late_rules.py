@@ -13,7 +13,7 @@ from collectives.protocols.snapshots import LateRule
 
 if not cython.compiled:  # else the .pxd declares them
     from collectives.protocols.contribution import NOWHERE, RESULT, SNAPSHOT, X
-    from collectives.protocols.snapshots import AVERAGED, EMPTY, RETURNED
+    from collectives.protocols.snapshots import REPLACED, RETURNED, UNFILLED
 
 
 class PaperRule(LateRule):
@@ -41,11 +41,11 @@ class PaperRule(LateRule):
         snapshot.count_once()
 
     def has_mean(self, snapshot):
-        return snapshot.versioning.timely
+        return snapshot.versions.timely
 
     def end_call(self, snapshot):
         """End a call; a late one gets x = (W·m + w·x') / (W + w), or m if x' is not finite."""
-        if snapshot.versioning.timely or snapshot.total == 0:
+        if snapshot.versions.timely or snapshot.total == 0:
             return
         if self.merges() and snapshot.finite and snapshot.given_weight > 0:
             snapshot.vectors.absorb(snapshot.given_weight, snapshot.total)
@@ -94,22 +94,22 @@ class ConservingRule(LateRule):
     by a publication::
 
         state      holds                                        the application publishes
-        EMPTY      nothing; its weight is 0                     X, then RETURNED
+        UNFILLED   nothing; its weight is 0                     X, then RETURNED
         RETURNED   what the application continues from          X, then RETURNED
-        AVERAGED   a mean since; the base is in the result      SNAPSHOT + (X − base), AVERAGED
+        REPLACED   a mean since; the base is in the result      SNAPSHOT + (X − base), REPLACED
         BASELESS   a mean; the vector that the application      nothing, since its change is not
                    continued from is not known                  known, BASELESS
 
-    A mean that replaces the snapshot leads from RETURNED to AVERAGED and from EMPTY to BASELESS;
+    A mean that replaces the snapshot leads from RETURNED to REPLACED and from UNFILLED to BASELESS;
     one that the application gets, to RETURNED. So no update is lost or counted twice.
     """
 
     def replaces(self, snapshot):
-        return snapshot.state == EMPTY
+        return snapshot.state == UNFILLED
 
     def publish(self, snapshot):
         """Publish the change; while the snapshot is the vector returned, that gives X exactly."""
-        if snapshot.state == EMPTY:
+        if snapshot.state == UNFILLED:
             snapshot.replace()
             return
         if snapshot.state == RETURNED:
@@ -117,7 +117,7 @@ class ConservingRule(LateRule):
             if snapshot.finite:
                 snapshot.vectors.copy(SNAPSHOT, X)
         else:
-            known: cython.bint = snapshot.state == AVERAGED
+            known: cython.bint = snapshot.state == REPLACED
             snapshot.finite = known and snapshot.vectors.is_change_finite()
             if snapshot.finite:
                 snapshot.vectors.add_change(SNAPSHOT)
@@ -128,7 +128,7 @@ class ConservingRule(LateRule):
             snapshot.leave_out()
 
     def lacks_contribution(self, snapshot, publishes):
-        return publishes and snapshot.state == EMPTY
+        return publishes and snapshot.state == UNFILLED
 
     def stored_in(self):
         return SNAPSHOT
@@ -146,10 +146,10 @@ class ConservingRule(LateRule):
             snapshot.count_once()
 
     def has_mean(self, snapshot):
-        return snapshot.versioning.timely and snapshot.total != 0
+        return snapshot.versions.timely and snapshot.total != 0
 
     def end_call(self, snapshot):
-        if snapshot.state == EMPTY:
+        if snapshot.state == UNFILLED:
             return
         if not snapshot.has_mean():
             snapshot.vectors.copy(X, SNAPSHOT)

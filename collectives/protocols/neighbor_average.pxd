@@ -1,6 +1,6 @@
 from collectives.protocols.peers cimport PeerProtocol
 
-cdef int AVERAGED, CLOCK
+cdef int MODEL, CLOCK
 
 cdef class NeighborAverageProtocol(PeerProtocol):
     cdef int[::1] sources, destinations

@@ -15,7 +15,7 @@ import cython
 from collectives.protocols.peers import PeerProtocol
 
 # The kinds of messages: a model, and from CLOCK on the rounds of a barrier.
-AVERAGED = 2
+MODEL = 2
 CLOCK = 3
 
 
@@ -53,7 +53,7 @@ class NeighborAverageProtocol(PeerProtocol):
     def distribute(self):
         """Send the model to all that average it."""
         i: cython.int
-        self.port.write_model(AVERAGED, self.calls, 0)
+        self.port.write_model(MODEL, self.calls, 0)
         for i in range(len(self.destinations)):
             self.port.post(self.destinations[i])
 
@@ -69,7 +69,7 @@ class NeighborAverageProtocol(PeerProtocol):
         self.port.post((self.rank + (1 << number)) % self.size)
 
     def received(self, source, kind, number, weight):
-        if kind == AVERAGED:
+        if kind == MODEL:
             self.messages[self.index_of(source)] += 1
             self.heard = max(self.heard, number)
         else:

@@ -17,7 +17,7 @@ cdef int WAIT, CONTRIBUTE, END_AVERAGE, ADOPT, REPLACE, END, RETURN
 
 cdef class RankProtocol:
     cdef RankPort port
-    cdef AllRanksProtocol ranks
+    cdef AllRanksProtocol operations
     cdef ContributionProtocol contribution
     cdef readonly bint begun, in_group
     cdef public bint gathers, done

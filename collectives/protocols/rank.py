@@ -41,7 +41,7 @@ class RankProtocol:
     """One rank, in operations of all ranks; `VersionsProtocol` adds the versions.
 
     Args:
-        ranks, contribution: its `AllRanksProtocol` and its `ContributionProtocol`.
+        operations, contribution: its `AllRanksProtocol` and its `ContributionProtocol`.
 
     Attributes:
         begun: whether an exchange is pending, or complete and its mean not yet taken.
@@ -57,9 +57,9 @@ class RankProtocol:
             over all ranks that changed what ranks continue from.
     """
 
-    def __init__(self, ranks, contribution):
+    def __init__(self, operations, contribution):
         self.port = None
-        self.ranks = ranks
+        self.operations = operations
         self.contribution = contribution
         self.begun = False
         self.passing = WAIT
@@ -93,11 +93,11 @@ class RankProtocol:
 
     def next_step(self):
         """Return the next step that can be taken now, or WAIT; an exchange makes progress."""
-        if self.passing != WAIT or self.ranks.stage != REDUCING:
+        if self.passing != WAIT or self.operations.stage != REDUCING:
             return WAIT
-        if self.ranks.operation == LOAD:
+        if self.operations.operation == LOAD:
             return REPLACE
-        if self.ranks.operation == MEET:
+        if self.operations.operation == MEET:
             return END
         if self.begun:
             return END_AVERAGE if self.port.is_exchanged() else WAIT
@@ -131,7 +131,7 @@ class RankProtocol:
 
     def moves(self, step):
         """Return whether a step's pass reads or writes vectors."""
-        return step != ADOPT or self.ranks.operation != AVERAGE
+        return step != ADOPT or self.operations.operation != AVERAGE
 
     def read_or_write(self, step):
         """Have the contribution change the vectors, as a step requires."""
@@ -139,7 +139,7 @@ class RankProtocol:
             self.contribution.begin_average()
         elif step == REPLACE:
             self.contribution.load()
-        elif self.ranks.operation != AVERAGE:
+        elif self.operations.operation != AVERAGE:
             if self.contribution.total != 0:
                 self.port.remember()
             self.contribution.end_average()
@@ -156,7 +156,7 @@ class RankProtocol:
             self.begin_average()
         else:
             if step == REPLACE:
-                self.ranks.load(self.loading)
+                self.operations.load(self.loading)
             self.end_operation()
 
     # Operations of all ranks
@@ -165,8 +165,8 @@ class RankProtocol:
         """Enter an operation, for the application."""
         self.done = False
         if operation != CLOSE:  # which keeps the version of a started call, for its result
-            self.called = self.ranks.version
-        self.ranks.enter(operation)
+            self.called = self.operations.version
+        self.operations.enter(operation)
         self.gathers = True
 
     def agreed(self, records, size, loading, differ, failed):
@@ -177,13 +177,13 @@ class RankProtocol:
             failed: whether a rank knows of a failure. That made other ranks close, will reach this
                 rank too, and says why.
         """
-        operation: cython.int = self.ranks.operation
+        operation: cython.int = self.operations.operation
         self.loading = loading
-        self.ranks.agreed(records, size, differ)
-        if self.ranks.stage == OUTSIDE:
+        self.operations.agreed(records, size, differ)
+        if self.operations.stage == OUTSIDE:
             self.disagreed = operation
             self.done = not failed
-        self.gathers = self.ranks.stage == AGREEING
+        self.gathers = self.operations.stage == AGREEING
 
     def begin_average(self):
         self.begun = True
@@ -202,21 +202,21 @@ class RankProtocol:
             self.contribution.begin_again()
             self.begin_average()
             return
-        if self.ranks.operation != AVERAGE:
+        if self.operations.operation != AVERAGE:
             self.synchronizations += 1
-            if self.ranks.operation == SYNC and not self.ranks.joined:
+            if self.operations.operation == SYNC and not self.operations.joined:
                 self.timely += self.contribution.finite
         self.make_pass(ADOPT)
 
     def end_operation(self):
         """End the operation; a rank that has joined enters the next one."""
-        averages: cython.bint = self.ranks.operation == AVERAGE
+        averages: cython.bint = self.operations.operation == AVERAGE
         self.weight = 0 if self.contribution.weightless else self.contribution.total
         self.in_group = False
-        self.ranks.reduced()
+        self.operations.reduced()
         self.contribution.end_operation(averages)
         self.count_data()
-        if self.ranks.stage == AGREEING:
+        if self.operations.stage == AGREEING:
             self.gathers = True
         else:
             self.done = True
@@ -229,17 +229,19 @@ class RankProtocol:
 
     def renumber(self):
         """Number exchanges onwards from the last operation."""
-        self.port.number_from(self.ranks.version + self.data_ops, self.ranks.base - self.data_ops)
+        self.port.number_from(
+            self.operations.version + self.data_ops, self.operations.base - self.data_ops
+        )
 
     # What drivers ask
 
     def is_busy(self):
         """Return whether work is in flight."""
-        return self.begun or self.ranks.stage == AGREEING
+        return self.begun or self.operations.stage == AGREEING
 
     def has_caught_up(self):
         """Return whether what an exception has interrupted is complete."""
-        return self.ranks.stage == OUTSIDE
+        return self.operations.stage == OUTSIDE
 
     # What an exception interrupts
 

@@ -10,7 +10,7 @@ from collectives.protocols.contribution cimport (
 )
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 
-cdef int EMPTY, RETURNED, AVERAGED, BASELESS
+cdef int UNFILLED, RETURNED, REPLACED, BASELESS
 
 cdef class SnapshotProtocol
 
@@ -28,7 +28,7 @@ cdef class LateRule:
     cdef bint publishes_changes(self) noexcept nogil
 
 cdef class SnapshotProtocol(ContributionProtocol):
-    cdef WaitAvoidingProtocol versioning
+    cdef WaitAvoidingProtocol versions
     cdef LateRule rule
     cdef readonly bint calling, published, direct, keeps, out
     cdef readonly int state

@@ -16,9 +16,9 @@ if not cython.compiled:  # else the .pxd declares them
 
 # The states of a snapshot: it holds nothing; what the application continues from; a mean since; or
 # a mean, and what the application continues from is not known.
-EMPTY = 0
+UNFILLED = 0
 RETURNED = 1
-AVERAGED = 2
+REPLACED = 2
 BASELESS = 3
 
 
@@ -86,15 +86,15 @@ class SnapshotProtocol(ContributionProtocol):
     """A rank's contributions to versions and published averages, and the means that it gets.
 
     A vector or change that is not finite is left out; if a publication replaces the snapshot, it
-    leaves an EMPTY one of zeros.
+    leaves an UNFILLED one of zeros.
 
     Args:
         vectors: its `Vectors`; the first publication is `replace`.
-        ranks: the rank's `WaitAvoidingProtocol`.
+        versions: the rank's `WaitAvoidingProtocol`.
         rule: its `LateRule`.
 
     Attributes:
-        state: of the snapshot. snapshot_weight: its weight; 0 where it is EMPTY.
+        state: of the snapshot. snapshot_weight: its weight; 0 where it is UNFILLED.
         calling: whether the application is in a call of a version. published: whether it has
             already published in that call, or in an operation.
         published_version: the version that it last published for, from which staleness is counted.
@@ -103,11 +103,11 @@ class SnapshotProtocol(ContributionProtocol):
         out: whether the rank has joined, and its weight is 0 until all have.
     """
 
-    def __init__(self, vectors, ranks, rule):
-        ContributionProtocol.__init__(self, vectors, ranks)
-        self.versioning = ranks
+    def __init__(self, vectors, versions, rule):
+        ContributionProtocol.__init__(self, vectors, versions)
+        self.versions = versions
         self.rule = rule
-        self.state = EMPTY
+        self.state = UNFILLED
         self.snapshot_weight = 0
         self.calling = False
         self.published = False
@@ -138,13 +138,13 @@ class SnapshotProtocol(ContributionProtocol):
             if self.weighing != GIVEN:
                 self.given_weight = self.published_weight
             self.replace()
-        self.published_version = self.ranks.version - 1
+        self.published_version = self.operations.version - 1
 
     def set_snapshot(self, filled):
         """Set the snapshot's state: `filled` by the application's vector, or empty."""
         self.published_weight = self.given_weight
         self.snapshot_weight = self.given_weight if filled else 0
-        self.state = RETURNED if filled else EMPTY
+        self.state = RETURNED if filled else UNFILLED
 
     def publish(self):
         """Publish the application's vector, or its change, as the late rule says."""
@@ -154,7 +154,7 @@ class SnapshotProtocol(ContributionProtocol):
     def note_published(self):
         """Note that the rank contributes the application's current vector."""
         self.published = True
-        self.published_version = self.ranks.version
+        self.published_version = self.operations.version
 
     def lend(self):
         """Publish for an exchange that begins at once, without a copy where none is needed."""
@@ -171,7 +171,7 @@ class SnapshotProtocol(ContributionProtocol):
         return self.state != RETURNED and not self.rule.replaces(self)
 
     def adds_change(self):
-        return self.state == AVERAGED and not self.rule.replaces(self)
+        return self.state == REPLACED and not self.rule.replaces(self)
 
     def publish_between_calls(self):
         """Publish, and make X the vector that the application continues from."""
@@ -183,12 +183,12 @@ class SnapshotProtocol(ContributionProtocol):
 
     def join(self):
         """Note that the application has published, and makes no calls until all have joined."""
-        self.joined_at = self.ranks.version
+        self.joined_at = self.operations.version
         self.rule.join(self)
 
     def count_once(self):
         """Set an averaged vector's weight to 0, unless ranks are passive or this one has joined."""
-        if not (self.versioning.passive or self.ranks.joined):
+        if not (self.versions.passive or self.operations.joined):
             self.snapshot_weight = 0
 
     # Versions
@@ -200,7 +200,7 @@ class SnapshotProtocol(ContributionProtocol):
     def begin_version(self):
         """Begin a version: set what this rank contributes, and where the mean is stored."""
         bypasses: cython.bint = self.bypasses_snapshot()
-        self.direct = self.calling and self.published and self.versioning.timely
+        self.direct = self.calling and self.published and self.versions.timely
         self.source = SNAPSHOT
         self.weight = self.snapshot_weight
         self.target = X if self.direct else self.own_target()
@@ -213,7 +213,7 @@ class SnapshotProtocol(ContributionProtocol):
 
         If no rank is passive none is needed, unless an exception interrupts the call meanwhile.
         """
-        return self.lent and self.calling and not self.versioning.passive
+        return self.lent and self.calling and not self.versions.passive
 
     def own_target(self):
         return SCRATCH if self.source == SCRATCH else self.rule.stored_in()
@@ -253,15 +253,15 @@ class SnapshotProtocol(ContributionProtocol):
     def leave_base(self):
         """Note that the snapshot is no longer the vector that the application continues from."""
         if self.state == RETURNED:
-            self.state = AVERAGED
-        elif self.state == EMPTY:
+            self.state = REPLACED
+        elif self.state == UNFILLED:
             self.state = BASELESS
 
     def weight_after(self):
         """Return the weight of a mean that replaces the snapshot."""
-        if self.versioning.passive:
+        if self.versions.passive:
             return 0 if self.out else self.published_weight
-        return self.snapshot_weight if self.ranks.joined else 0
+        return self.snapshot_weight if self.operations.joined else 0
 
     def has_mean(self):
         """Return whether the application's buffer already holds the call's result."""
@@ -269,7 +269,7 @@ class SnapshotProtocol(ContributionProtocol):
 
     def end_call(self):
         """End the call, whose version has been executed, timely or not, and set X to its result."""
-        if not self.versioning.timely:
+        if not self.versions.timely:
             self.publish()
         self.rule.end_call(self)
         self.calling = False
@@ -278,15 +278,15 @@ class SnapshotProtocol(ContributionProtocol):
     # Averages over all ranks
 
     def begin_average(self):
-        if self.ranks.operation == AVERAGE:
+        if self.operations.operation == AVERAGE:
             ContributionProtocol.begin_average(self)
             return
         if self.publishes():
             self.lend()
-        if self.is_finishing() and self.joined_at == self.ranks.version and self.finite:
+        if self.is_finishing() and self.joined_at == self.operations.version and self.finite:
             # No rank has made more calls: this rank's snapshot counts.
             self.snapshot_weight = self.published_weight
-        self.gives = self.state != EMPTY
+        self.gives = self.state != UNFILLED
         self.aim_average()
 
     def contribute(self, publishes):
@@ -305,15 +305,15 @@ class SnapshotProtocol(ContributionProtocol):
             self.vectors.zero(SCRATCH)
             self.gives = False
             self.weight = 0
-        elif publishes and self.state == AVERAGED and self.vectors.is_change_finite():
+        elif publishes and self.state == REPLACED and self.vectors.is_change_finite():
             self.vectors.add_change(SCRATCH)
         else:
             self.vectors.copy(SCRATCH, SNAPSHOT)
-            self.gives = self.state != EMPTY
+            self.gives = self.state != UNFILLED
             self.weight = self.snapshot_weight
 
     def aim_average(self):
-        if self.ranks.operation == AVERAGE:
+        if self.operations.operation == AVERAGE:
             ContributionProtocol.aim_average(self)
             return
         publishes: cython.bint = self.publishes()
@@ -325,7 +325,7 @@ class SnapshotProtocol(ContributionProtocol):
         self.saved = RESULT if self.state == RETURNED and not publishes else NOWHERE
 
     def begin_again(self):
-        if self.ranks.operation == AVERAGE:
+        if self.operations.operation == AVERAGE:
             ContributionProtocol.begin_again(self)
             return
         self.weightless = True
@@ -333,12 +333,12 @@ class SnapshotProtocol(ContributionProtocol):
         self.aim_average()
 
     def end_average(self):
-        operation: cython.int = self.ranks.operation
+        operation: cython.int = self.operations.operation
         if operation == AVERAGE:
             return
-        self.published_version = self.ranks.version - (operation != SYNC)
+        self.published_version = self.operations.version - (operation != SYNC)
         # This average includes what a rank that has joined had not yet shared.
-        self.out = self.ranks.joined and operation != FINISH
+        self.out = self.operations.joined and operation != FINISH
         self.restart_work()
         if self.total != 0:
             if self.copy != NOWHERE:
@@ -363,8 +363,8 @@ class SnapshotProtocol(ContributionProtocol):
         if not begun and self.lent:
             # Its version's exchange has not begun here.
             self.vectors.copy(SNAPSHOT, X)
-        elif not begun and self.is_averaging() and not self.versioning.passive:
-            if self.ranks.operation == AVERAGE:
+        elif not begun and self.is_averaging() and not self.versions.passive:
+            if self.operations.operation == AVERAGE:
                 self.contribute_ahead()
             else:
                 self.publish_between_calls()
@@ -372,7 +372,7 @@ class SnapshotProtocol(ContributionProtocol):
         if self.shares:
             self.saved = NOWHERE
             if self.state == RETURNED:
-                self.state = AVERAGED
+                self.state = REPLACED
         self.published = False
         self.calling = False
 
@@ -381,6 +381,6 @@ class SnapshotProtocol(ContributionProtocol):
         if not self.shares:
             return
         self.vectors.copy(RESULT, X)
-        if not ended and self.state == AVERAGED:
+        if not ended and self.state == REPLACED:
             self.state = BASELESS
         self.shares = False

@@ -7,7 +7,7 @@ cdef class TriggeredAverageProtocol(AllRanksProtocol):
     cdef long long sync_period
     cdef unsigned int due, sent
 
-    cdef void tell(self, long long version, int dimension) noexcept nogil
+    cdef void activate(self, long long version, int dimension) noexcept nogil
     cdef bint averages(self) noexcept nogil
     cdef bint call(self) noexcept nogil
 

@@ -53,7 +53,7 @@ class TriggeredAverageProtocol(AllRanksProtocol):
         else:
             AllRanksProtocol.send_on(self, dimension)
 
-    def tell(self, version, dimension):
+    def activate(self, version, dimension):
         """Note an average that was started, and forward its activation.
 
         It arrived on this dimension (−1: this rank started it). It is forwarded on every higher
@@ -80,7 +80,7 @@ class TriggeredAverageProtocol(AllRanksProtocol):
         """Begin a call of the application; return whether it takes part in an average now."""
         self.made += 1
         if self.made >= self.sync_period:
-            self.tell(self.version, -1)
+            self.activate(self.version, -1)
         return self.started >= self.version
 
     def reduced(self):
@@ -116,12 +116,12 @@ class HeldContribution(ContributionProtocol):
 
     def is_averaging(self):
         return ContributionProtocol.is_averaging(self) or (
-            self.present and (self.ranks.operation in (JOIN, FINISH))
+            self.present and (self.operations.operation in (JOIN, FINISH))
         )
 
     def is_lending(self):
         """Return whether others average, and this rank only contributes its vector."""
-        return self.ranks.joined and self.ranks.operation == AVERAGE
+        return self.operations.joined and self.operations.operation == AVERAGE
 
     def begin_average(self):
         if not self.contributed:
@@ -142,11 +142,11 @@ class HeldContribution(ContributionProtocol):
         self.saved = NOWHERE
 
     def end_average(self):
-        operation: cython.int = self.ranks.operation
+        operation: cython.int = self.operations.operation
         if operation == AVERAGE:
             return
         self.restart_work()
-        if self.ranks.joined and operation != FINISH:
+        if self.operations.joined and operation != FINISH:
             self.given_weight = 0
 
     def load(self):
@@ -181,9 +181,9 @@ class TriggeredRankProtocol(RankProtocol):
             self.enter(SYNC)
             return
         self.alone = True
-        self.called = self.ranks.version
+        self.called = self.operations.version
         self.weight = self.held.given_weight
-        self.ranks.completed()
+        self.operations.completed()
         self.timely += 1
         self.done = True
         self.port.returns(False)

@@ -259,7 +259,7 @@ class VersionsProtocol(RankProtocol):
 
     def is_started(self, version):
         """Return whether this version has been started and may be executed now."""
-        return version <= self.versions.told and self.versions.told_ops <= self.versions.ops
+        return version <= self.versions.started and self.versions.started_ops <= self.versions.ops
 
     # What drivers ask
 

@@ -6,7 +6,7 @@ cdef unsigned long long WORD, GAMMA, MIX_1, MIX_2
 cpdef int drawn(unsigned long long seed, unsigned long long version, int size) noexcept nogil
 
 cdef class WaitAvoidingProtocol(AllRanksProtocol):
-    cdef public long long next, told, told_ops, running, source
+    cdef public long long next, started, started_ops, running, source
     cdef public int vectors
     cdef public bint timely, waiting, shares
     cdef public unsigned int due, freed_due
@@ -21,11 +21,11 @@ cdef class WaitAvoidingProtocol(AllRanksProtocol):
 
     cdef void draw(self, int rank, int size, unsigned long long seed) noexcept nogil
     cdef void share(self, bint works) noexcept nogil
-    cdef void tell(self, long long version, long long ops, int dimension) noexcept nogil
+    cdef void activate(self, long long version, long long ops, int dimension) noexcept nogil
     cdef void execute(self) noexcept nogil
     cdef void executed(self, long long version) noexcept nogil
     cdef void reclaim(self, bint running) noexcept nogil
-    cdef void heard(self, long long version) noexcept nogil
+    cdef void note_started(self, long long version) noexcept nogil
     cdef void finished(self) noexcept nogil
     cdef void call(self) noexcept nogil
     cdef bint may_start(self, long long version) noexcept nogil

@@ -56,7 +56,8 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         version: see `AllRanksProtocol`; `next`: the next version to be executed here.
         base: what to add to a version for the number that users see, which determines groups and
             synchronizations; versions themselves only grow, even where a LOAD goes back.
-        told, told_ops: the highest version heard of, and after how many operations it was started.
+        started, started_ops: the highest version known to have been started, and after how many
+            operations that was.
         sent, sent_ops: the highest version sent on each dimension, and its number of operations.
         vectors: IDLE, HELD by the application, RUNNING, or SHARED with other ranks.
         shares: whether they are shared while the application computes.
@@ -89,8 +90,8 @@ class WaitAvoidingProtocol(AllRanksProtocol):
             self.sent[k] = -1
             self.sent_ops[k] = 0
         self.next = 0
-        self.told = -1
-        self.told_ops = 0
+        self.started = -1
+        self.started_ops = 0
         self.vectors = IDLE
         self.running = -1
         self.timely = False
@@ -123,7 +124,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
 
     # Versions
 
-    def tell(self, version, ops, dimension):
+    def activate(self, version, ops, dimension):
         """Forward an activation that arrived on this dimension (−1: this rank's own), then execute.
 
         It is forwarded on every higher dimension that has not carried this version yet, even by a
@@ -138,9 +139,9 @@ class WaitAvoidingProtocol(AllRanksProtocol):
                 self.sent[j] = version
                 self.sent_ops[j] = ops
                 self.due |= 1 << j
-        if version > self.told:
-            self.told = version
-            self.told_ops = ops
+        if version > self.started:
+            self.started = version
+            self.started_ops = ops
         self.run()
 
     def run(self):
@@ -157,7 +158,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         so that no contribution crosses a synchronization. If no rank is passive it also waits
         for the application's call, unless none will follow.
         """
-        if self.vectors != IDLE or self.next > self.told or self.told_ops > self.ops:
+        if self.vectors != IDLE or self.next > self.started or self.started_ops > self.ops:
             return
         called: cython.bint = self.waiting or self.next < self.version
         if not (self.passive or called or self.operation != NONE or self.broken):
@@ -170,7 +171,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         if version > self.next:
             self.next = version
             self.source = version - 1
-            self.heard(version - 1)
+            self.note_started(version - 1)
 
     def reclaim(self, running):
         """Take the vectors back from other ranks, one of which may have begun version `next`."""
@@ -178,13 +179,13 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         if running:
             self.vectors = RUNNING
             self.running = self.next
-            self.heard(self.next)
+            self.note_started(self.next)
 
-    def heard(self, version):
+    def note_started(self, version):
         """Note that a version was started, after no more operations than completed here."""
-        if version > self.told:
-            self.told = version
-            self.told_ops = self.ops
+        if version > self.started:
+            self.started = version
+            self.started_ops = self.ops
 
     def finished(self):
         """Note that the running version has been executed, so that its result is available."""
@@ -225,10 +226,10 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     def start(self, version):
         """Start a version on all ranks, or on this one only if groups have one member."""
         if self.exchanges:
-            self.tell(version, self.ops, -1)
+            self.activate(version, self.ops, -1)
         else:
-            self.told = version
-            self.told_ops = self.ops
+            self.started = version
+            self.started_ops = self.ops
 
     def awaited(self):
         """Return the version that the application has called and no rank has started; else −1.
@@ -236,7 +237,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         An interrupted call counts as made, though `version` is already past it.
         """
         called: cython.longlong = self.version if self.waiting else self.version - 1
-        return called if called >= self.next and called > self.told else -1
+        return called if called >= self.next and called > self.started else -1
 
     def free(self, ops, dimension):
         """Free the versions after so many operations, as a message on this dimension says.
@@ -320,9 +321,9 @@ class WaitAvoidingProtocol(AllRanksProtocol):
 
     def expect(self, version):
         """Note that every version before this one has been started, since a rank has reached it."""
-        if self.told < version - 1 or self.stage == LEAVING:
-            self.told = version - 1
-            self.told_ops = self.ops
+        if self.started < version - 1 or self.stage == LEAVING:
+            self.started = version - 1
+            self.started_ops = self.ops
 
     def is_drained(self):
         return self.vectors == IDLE and self.next >= self.version

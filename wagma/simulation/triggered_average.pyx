@@ -126,7 +126,7 @@ cdef class TriggeredAveraging(Method):
         cdef TriggeredRankProtocol deciding = <TriggeredRankProtocol>self.ranks[rank]
         cdef long long[2] common
         if kind == ACTIVATED:
-            deciding.triggering.tell(a, b)
+            deciding.triggering.activate(a, b)
             self._send(deciding.triggering)
             return
         if not deciding.ranks.joined:

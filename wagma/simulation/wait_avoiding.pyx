@@ -116,7 +116,7 @@ cdef class SimulatedPort(RankPort):
         with gil:
             if step == CONTRIBUTE:
                 staging = 0
-            elif step == RETURN and not self.publishing.versioning.timely:
+            elif step == RETURN and not self.publishing.versions.timely:
                 staging = 2 * staging
             self.method.simulation.later(writing + staging, PASSED, self.rank)
         return False
@@ -286,7 +286,7 @@ cdef class GroupAveraging(Method):
         cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
         cdef long long[2] common
         if kind == ACTIVATED:
-            driven.versions.tell(a, b >> 8, b & 255)
+            driven.versions.activate(a, b >> 8, b & 255)
         elif kind == PASSED:
             if driven.passing == RETURN:
                 self.calls += 1
