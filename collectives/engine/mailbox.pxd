@@ -17,10 +17,10 @@ cdef class Mailbox(Port):
     cdef char **user
     cdef bint changed, unreturned
     # `same`: what the application last got is the model as it is, and stored nowhere else.
-    # `given`: the arrays with its change, not recorded yet (NULL: it is); `against_model`: `same`
-    # was true when they were given.
+    # `unrecorded`: the arrays with its change, not recorded yet (NULL: it is); `against_model`:
+    # `same` was true when they were given.
     cdef bint same, against_model
-    cdef char **given
+    cdef char **unrecorded
     # The application got its last model through `vectors.handover`.
     cdef bint got_there
     # What `post` sends: a message, and the step that sends the vector following it.

@@ -246,9 +246,9 @@ cdef class Mailbox(Port):
             self._note(SCALE, factor, NULL)
 
     cdef void publish(self, double scale) noexcept nogil:
-        if self.given != NULL and self.against_model and scale == 1 and self.user != NULL:
+        if self.unrecorded != NULL and self.against_model and scale == 1 and self.user != NULL:
             self._note(PUBLISH, 1, self.user)  # as adding the change, without rounding
-            self.given = NULL
+            self.unrecorded = NULL
         elif self.changed:
             self._keep_apart()
             self.vectors.publish(scale)
@@ -263,9 +263,9 @@ cdef class Mailbox(Port):
 
     cdef void _keep_apart(self) noexcept nogil:
         """Save what the application last got, or record its change, before the model changes."""
-        if self.given != NULL:
-            self.vectors.record(self.given, self.against_model)
-            self.given = NULL
+        if self.unrecorded != NULL:
+            self.vectors.record(self.unrecorded, self.against_model)
+            self.unrecorded = NULL
             self._do_inside()
         elif self.same:
             self._note(SAVE, 1, NULL)
@@ -310,7 +310,7 @@ cdef class Mailbox(Port):
             finite = self.layout.finite_change(got, user, got)
         self.changed = finite == 1 and not self.unreturned
         self.nonfinite += not self.changed
-        self.given = user if self.changed else NULL
+        self.unrecorded = user if self.changed else NULL
         self.against_model = self.same
         self.same = self.got_there = False
 
@@ -328,7 +328,7 @@ cdef class Mailbox(Port):
 
     cdef void forget_user(self) noexcept nogil:
         """Stop using the application's buffer."""
-        if self.given != NULL:
+        if self.unrecorded != NULL:
             self._keep_apart()
         self.user = NULL
         if self.vectors.forget_user():

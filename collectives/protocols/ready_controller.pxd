@@ -23,7 +23,7 @@ cdef class PartialReduceController:
     cdef int[::1] window, sizes, parents, linked
     cdef int home, dropped, added
     cdef int[::1] chosen
-    cdef long long[::1] given
+    cdef long long[::1] member_iterations
     cdef double[::1] shares
     cdef readonly Group group
     cdef readonly long long newest, number

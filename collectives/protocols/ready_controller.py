@@ -182,7 +182,7 @@ class PartialReduceController:
         self.holds_from = 0
         # The ranks chosen, their iterations and weights.
         self.chosen = array.array("i", [0]) * size
-        self.given = array.array("q", [0]) * size
+        self.member_iterations = array.array("q", [0]) * size
         self.shares = array.array("d", [0]) * size
         self.dropped = 0
         self.added = 0
@@ -436,15 +436,15 @@ class PartialReduceController:
         self.newest = 0
         for i in range(count):
             rank = self.chosen[i]
-            self.given[i] = self.iterations[rank]
-            self.newest = max(self.newest, self.given[i])
+            self.member_iterations[i] = self.iterations[rank]
+            self.newest = max(self.newest, self.member_iterations[i])
             self.shares[i] = 1
             self.ready[rank] = False
             self.since[rank] = self.now
         if self.dynamic and self.each:
-            weigh_each(self.given, count, self.alpha, self.shares)
+            weigh_each(self.member_iterations, count, self.alpha, self.shares)
         elif self.dynamic:
-            initial = weigh(self.given, count, self.alpha, self.nearest, self.shares)
+            initial = weigh(self.member_iterations, count, self.alpha, self.nearest, self.shares)
         self.initial = initial
         self.group.clear(self.number)
         self.number += 1
