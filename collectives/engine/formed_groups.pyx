@@ -66,6 +66,10 @@ cdef class FormedGroups(ProtocolCalls):
         # In host memory it has no pages before an average of short vectors or an exception uses it.
         self.group_vectors.allocate(SCRATCH, 1)
 
+    def __del__(self):
+        if self.queue is not None:
+            self.queue.let_go()
+
     def attach(self, GroupProtocol protocol, like):
         """Set the protocol that forms groups, and begin it; a passive rank's model is `like` then.
         """

@@ -16,3 +16,5 @@ cdef class GroupsPort(GroupQueue):
     cdef Rhythm rhythm
     # For each rank, the sum of 1/|S| over the groups S with both it and this one.
     cdef double *met
+
+    cdef void let_go(self) noexcept

@@ -37,6 +37,11 @@ cdef class GroupsPort(GroupQueue):
     def __dealloc__(self):
         free(self.met)
 
+    cdef void let_go(self) noexcept:
+        """Refer to no memory any more: the protocols and their port refer to each other."""
+        self.exchange, self.reduction, self.vectors = None, None, None
+        self.port, self.deciding = None, None
+
     # Passes over vectors
 
     cdef void begin_pass(self, int step, bint moves) noexcept nogil:
