@@ -17,8 +17,7 @@ from collectives.meeting import meet
 from collectives.node import Node
 from collectives.options import CollectiveOptions, GroupOptions
 from collectives.statistics import Statistics
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from types import TracebackType
@@ -49,7 +48,7 @@ class Collective(Described):
     # Whether vectors can be averaged on a device.
     _on_devices = False
     # Copies of its vectors, if these are on a device.
-    _copies: Any
+    _copies: Any = None
     native: Any
 
     def _construct(
@@ -239,9 +238,8 @@ class Collective(Described):
             self.fail(error)
             raise
 
-    @takes_vector
     @contextlib.contextmanager
-    def joining(self, vector: Vector) -> Iterator[None]:
+    def joining(self, vector: Vector, *, stream: Stream | None = None) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block.
 
         See `collectives.join`.
@@ -249,10 +247,13 @@ class Collective(Described):
         Args:
             vector: array or list of arrays, of the same dtypes and lengths as in calls. Inside the
                 block, and after an exception there until `close`, neither read nor change it.
+            stream: that on which arrays on a CUDA device are ready, and are used next: see
+                `collectives.device`.
         """
-        call = self.native.start_join(vector)
-        yield
-        call.wait()
+        with device.fetched(self, vector, stream) as vector:
+            call = self.native.start_join(vector)
+            yield
+            call.wait()
 
     def close(self) -> None:
         """Complete what is in progress, and leave; collective. Closing twice has no effect."""
@@ -268,7 +269,10 @@ class Collective(Described):
             raise
         finally:  # also where a signal's handler raises as soon as that is done
             if self.native.closed:
-                self._release()
+                try:
+                    self._release()
+                finally:
+                    device.release(self)
 
     def _release(self) -> None:
         """Release what the closed collective has in this process."""

@@ -25,14 +25,12 @@ ranks have arrays on devices.
 from __future__ import annotations
 
 import contextlib
-import functools
 import traceback
 
 from collectives import cuda_aware, cuda_blocks, process
 from collectives.agreement import raise_collectively
 from collectives.device_arrays import current_stream, described, is_on_device
 from collectives.errors import CudaError
-from collectives.vector_methods import marked
 
 __all__ = ["adopt", "is_on_device"]
 
@@ -48,8 +46,6 @@ _answer = None
 def adopt(collective, like):
     """Let a collective that is constructed with arrays on a device take such arrays.
 
-    Its class is replaced by one whose methods take them, each with an argument `stream`.
-
     Returns:
         The initial vector, copied to the host, and the error, or None.
     """
@@ -57,9 +53,41 @@ def adopt(collective, like):
         copies = Copies(like)
     except (ImportError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         return like, error
-    collective.__class__ = _class_for_devices(type(collective))
     collective._copies = copies
     return copies.arrays, None
+
+
+def fetched(collective, vector, stream, changes=True):
+    """Return a context manager whose value is the vector as a method for numpy arrays takes it.
+
+    Args:
+        changes: whether the block may change the vector.
+    """
+    if collective._copies is None and stream is None:
+        return contextlib.nullcontext(vector)
+    return _copies_of(collective).of(collective, vector, stream, changes)
+
+
+def begin(collective, name, vector, weight, stream):
+    """Begin a call of an engine that checks vectors on a device: see `Copies.begin`."""
+    return _copies_of(collective).begin(name, collective, vector, weight, stream)
+
+
+def call(collective, vector, stream):
+    """Make a call of a collective that has `_call` and `_takes_blocks`: see `Copies.call`."""
+    return _copies_of(collective).call(collective, vector, stream)
+
+
+def _copies_of(collective):
+    if collective._copies is None:
+        raise TypeError("stream is given, but the collective was made with numpy arrays")
+    return collective._copies
+
+
+def release(collective):
+    """Release the memory and streams of a collective that is closed."""
+    if collective._copies is not None:
+        collective._copies.close()
 
 
 def discard(collective, error):
@@ -69,7 +97,7 @@ def discard(collective, error):
     until garbage is collected.
     """
     traceback.clear_frames(error.__traceback__)
-    copies = collective.__dict__.pop("_copies", None)
+    copies, collective._copies = collective._copies, None
     if copies is not None:
         with contextlib.suppress(CudaError):
             copies.close()
@@ -236,6 +264,9 @@ class Copies:
 
         Nothing is copied for a call that averages nothing.
         """
+        if not collective._takes_blocks:
+            with self.of(collective, vector, stream, True) as arrays:
+                return collective._call(arrays)
         native = collective.native
         with self._guard:
             self.take(collective, vector, stream, True)
@@ -303,7 +334,7 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
 
     from collectives.memory.device_kernels import most_members
 
-    copies = getattr(collective, "_copies", None)
+    copies = collective._copies
     if copies is None:
         return "host", "vectors are in host memory"
     if not collective._on_devices:
@@ -356,64 +387,3 @@ def _telling(collective):
     except (RuntimeError, TypeError, ValueError) as error:
         collective.fail(error)
         raise
-
-
-@functools.cache
-def _class_for_devices(kind):
-    """Return the subclass of a collective that takes arrays on a device."""
-    methods = {
-        name: _taking_arrays_on_devices(getattr(kind, name), changes)
-        for name, changes in marked(kind).items()
-    }
-
-    if hasattr(kind, "start"):
-
-        @functools.wraps(kind.start)
-        def start(self, vector, *, weight=1.0, stream=None):
-            return self._copies.begin("start", self, vector, weight, stream)
-
-        @functools.wraps(kind.__call__)
-        def call(self, vector, *, weight=1.0, stream=None):
-            return self._copies.begin("call", self, vector, weight, stream)
-
-        methods.update(start=start, __call__=call)
-
-    if hasattr(kind, "_takes_blocks"):
-        whole = methods["__call__"]
-
-        @functools.wraps(kind.__call__)
-        def call(self, vector, *, stream=None):
-            if self._takes_blocks:
-                return self._copies.call(self, vector, stream)
-            return whole(self, vector, stream=stream)
-
-        methods["__call__"] = call
-
-    @functools.wraps(kind.joining)
-    @contextlib.contextmanager
-    def joining(self, vector, *, stream=None):
-        with self._copies.of(self, vector, stream, True) as arrays, kind.joining(self, arrays):
-            yield
-
-    @functools.wraps(kind.close)
-    def close(self):
-        try:
-            kind.close(self)
-        finally:
-            if self.closed:
-                self._copies.close()
-
-    details = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    changed = {**methods, "joining": joining, "close": close}
-    return type(kind.__name__, (kind,), {**details, **changed})
-
-
-def _taking_arrays_on_devices(method, returns):
-    """Return a method for arrays on a device that calls a method for numpy arrays."""
-
-    @functools.wraps(method)
-    def taking(self, vector, *arguments, stream=None, **options):
-        with self._copies.of(self, vector, stream, returns) as arrays:
-            return method(self, arrays, *arguments, **options)
-
-    return taking

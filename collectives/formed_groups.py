@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives import settings
+from collectives import device, settings
 from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -86,12 +85,13 @@ class FormedGroupCollective(PlannedCollective):
         self._share(node, given["transport"], make)
         self.native.attach(protocol, self._initial(like))
 
-    @takes_vector
-    def __call__(self, vector: Vector) -> Result:
+    def __call__(self, vector: Vector, *, stream: Stream | None = None) -> Result:
         """Overwrite `vector` by the means of this call's groups, one after the other.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
+            stream: that on which arrays on a CUDA device are ready, and are used next: see
+                `collectives.device`.
 
         Returns:
             A `Result`, of the last of these groups.
@@ -106,7 +106,9 @@ class FormedGroupCollective(PlannedCollective):
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not this
         rank's part in its groups.
         """
-        return self._call(vector)
+        if self._copies is None and stream is None:
+            return self._call(vector)
+        return device.call(self, vector, stream)
 
     def _call(self, vector: Any, handover: Any = None) -> Result:
         """Make a call; the vector is read and written in blocks if a `Handover` provides it."""
@@ -125,33 +127,30 @@ class FormedGroupCollective(PlannedCollective):
         """Whether a call returns the result of its averages unchanged."""
         return self.participates
 
-    @takes_vector
-    def average(self, vector: Vector) -> None:
+    def average(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and change nothing else.
 
         Collective: no rank makes a call before all ranks have entered it, or waits for a rank that
         has.
         """
-        with self._collectively("average()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("average()"):
             self.native.pause(True)
             self.native.average(vector, self._weight)
             self.native.pause(False)
 
-    @takes_vector
-    def synchronize(self, vector: Vector) -> None:
+    def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Average `vector` in place over all ranks, which continue from there; collective."""
-        with self._collectively("synchronize()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("synchronize()"):
             self.native.pause(True)
             self._go_on_together(vector)
 
-    @takes_vector
-    def load(self, vector: Vector, version: int) -> None:
+    def load(self, vector: Vector, version: int, *, stream: Stream | None = None) -> None:
         """Continue from `vector`, which may differ between ranks, at call `version`; collective.
 
         For checkpoints: all ranks call it with the same version; otherwise they raise
         DisagreementError.
         """
-        with self._collectively("load()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("load()"):
             self.native.check(vector)
             self.native.pause(True)
             self._load(vector, version)
@@ -160,21 +159,19 @@ class FormedGroupCollective(PlannedCollective):
             self.native.meet()
             self.native.pause(False)
 
-    @takes_vector
-    def join(self, vector: Vector) -> None:
+    def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and let the others form groups without this rank until all join.
 
         Collective. All ranks then have the average of all vectors, and have made as many calls as
         the rank with the most.
         """
-        with self.joining(vector):
+        with self.joining(vector, stream=stream):
             pass
 
-    @takes_vector
     @contextlib.contextmanager
-    def joining(self, vector: Vector) -> Iterator[None]:
+    def joining(self, vector: Vector, *, stream: Stream | None = None) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block."""
-        with self._collectively("join()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("join()"):
             self.native.check(vector)
             self.native.pause(True)
             yield

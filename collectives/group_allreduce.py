@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from collectives import settings
+from collectives import device, settings
 from collectives.collective import Collective, check_comm
 from collectives.errors import CudaError
 from collectives.settings import DEFAULT_LATE
 from collectives.topology import default_group_size
-from collectives.typing import Vector
-from collectives.vector_methods import reads_vector, takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import numpy.typing as npt
@@ -191,14 +190,17 @@ class GroupAllreduce(Collective):
             return error
         return None
 
-    @takes_vector
-    def __call__(self, vector: Vector, *, weight: float = 1.0) -> Result:
+    def __call__(
+        self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None
+    ) -> Result:
         """Average `vector` in place, as this rank's next version.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
             weight: weight of this vector in every average, or the work since the last call
                 (`weights`), at least 0; for batches of unequal sizes.
+            stream: that on which arrays on a CUDA device are ready, and are used next: see
+                `collectives.device`.
 
         Returns:
             A `Result`: version, timely, source, group, weight, synchronized.
@@ -216,19 +218,21 @@ class GroupAllreduce(Collective):
         process is stopped during the exchange for more than a second, its data may still be written
         to `vector` later.
         """
-        return self.native.call(vector, weight)
+        if self._copies is None and stream is None:
+            return self.native.call(vector, weight)
+        return device.begin(self, "call", vector, weight, stream)
 
-    @takes_vector
-    def start(self, vector: Vector, *, weight: float = 1.0) -> Call:
+    def start(self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None) -> Call:
         """Begin a call without blocking, and return a handle with `test()` and `wait()`.
 
         Neither read nor change `vector` until one of them has reported completion; the next call or
         collective operation completes the call as well. `wait()` returns the `Result`.
         """
-        return self.native.start(vector, weight)
+        if self._copies is None and stream is None:
+            return self.native.start(vector, weight)
+        return device.begin(self, "start", vector, weight, stream)
 
-    @reads_vector
-    def publish(self, vector: Vector, *, weight: float = 1.0) -> None:
+    def publish(self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None) -> None:
         """Replace this rank's snapshot without taking part in a version.
 
         Under the conserving rule the change of `vector` since the application's last call or
@@ -236,36 +240,40 @@ class GroupAllreduce(Collective):
         `wait` is "group" no rank is late; the snapshot then counts in one version, if this rank
         closes before its next call.
         """
-        self.native.publish(vector, weight)
+        if self._copies is None and stream is None:
+            return self.native.publish(vector, weight)
+        with device.fetched(self, vector, stream, changes=False) as vector:
+            self.native.publish(vector, weight)
 
-    @takes_vector
-    def synchronize(self, vector: Vector) -> None:
+    def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Average `vector` in place over all ranks now; collective. It is not a version.
 
         Each rank has the weight of its last call.
         """
-        self.native.synchronize(vector)
+        with device.fetched(self, vector, stream) as vector:
+            self.native.synchronize(vector)
 
-    @takes_vector
-    def average(self, vector: Vector, *, weight: float | None = None) -> None:
+    def average(
+        self, vector: Vector, *, weight: float | None = None, stream: Stream | None = None
+    ) -> None:
         """Overwrite `vector` by what `synchronize` would return, and change nothing else.
 
         Collective: all ranks call it between the same two calls. A rank's default weight is that of
         its last call.
         """
-        self.native.average(vector, weight)
+        with device.fetched(self, vector, stream) as vector:
+            self.native.average(vector, weight)
 
-    @takes_vector
-    def load(self, vector: Vector, version: int) -> None:
+    def load(self, vector: Vector, version: int, *, stream: Stream | None = None) -> None:
         """Continue from `vector`, which may differ between ranks, with call number `version`.
 
         For checkpoints. Collective: all ranks call it between the same two calls, with the same
         version; otherwise they raise DisagreementError.
         """
-        self._load(vector, version)
+        with device.fetched(self, vector, stream) as vector:
+            self._load(vector, version)
 
-    @takes_vector
-    def join(self, vector: Vector) -> None:
+    def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and take part in those of the others until all ranks have joined.
 
         This rank then has weight 0; under the conserving rule from the next synchronization on, so
@@ -273,7 +281,7 @@ class GroupAllreduce(Collective):
         with the most calls and those whose weight is not yet 0. It is bitwise equal on all ranks,
         and all have the same number of calls. To join several collectives see `collectives.join`.
         """
-        with self.joining(vector):
+        with self.joining(vector, stream=stream):
             pass
 
     def close(self) -> None:

@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from collectives import graphs
+from collectives import device, graphs
 from collectives.peers import PeerCollective
 from collectives.planned import Planned
 from collectives.settings import is_integer
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import networkx
@@ -79,29 +78,26 @@ class PairwiseAverage(PeerCollective):
 
         super().__init__(comm, like, plan, **options)
 
-    @takes_vector
-    def average(self, vector: Vector) -> None:
+    def average(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Overwrite `vector` by the average of all ranks' models and their changes since.
 
         Collective. The application continues from its vector's previous content, and nothing else
         changes; pairs in progress are completed first.
         """
-        super().average(vector)
+        super().average(vector, stream=stream)
 
-    @takes_vector
-    def join(self, vector: Vector) -> None:
+    def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and take part in others' pairs until all ranks have joined.
 
         Collective. All ranks then have the average of all models, and have made as many calls as
         the rank with the most.
         """
-        super().join(vector)
+        super().join(vector, stream=stream)
 
-    @takes_vector
     @contextlib.contextmanager
-    def joining(self, vector: Vector) -> Iterator[None]:
+    def joining(self, vector: Vector, *, stream: Stream | None = None) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block."""
-        with self._collectively("join()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("join()"):
             self._begin_to_prepare(vector)
             yield
             self._go_on(vector, self._end_preparing(vector))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from collectives import device
 from collectives.peers import PeerCollective
 from collectives.planned import Planned
 from collectives.settings import is_integer
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -80,39 +80,36 @@ class ParameterServer(PeerCollective):
         """On the server: the number of changes that arrived too late ("backup")."""
         return self._protocol.dropped
 
-    @takes_vector
-    def average(self, vector: Vector) -> None:
+    def average(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Overwrite `vector` by the server's model, and change nothing else; collective.
 
         The ranks' changes since their last calls are not in it.
         """
-        super().average(vector)
+        super().average(vector, stream=stream)
 
-    @takes_vector
-    def synchronize(self, vector: Vector) -> None:
+    def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Add the changes of all ranks since their last calls, and get the model; collective.
 
         Each change has weight 1/P, as in `join`.
         """
-        with self._collectively("synchronize()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("synchronize()"):
             self._carry_out(self.native.hand_in, vector)
             self._prepare(vector)
             self._go_on(vector, self.version)
 
-    @takes_vector
-    def load(self, vector: Vector, version: int) -> None:
+    def load(self, vector: Vector, version: int, *, stream: Stream | None = None) -> None:
         """Continue from the server's `vector` after `version` calls; collective."""
-        super().load(vector, version)
-        self.synchronize(vector)
+        with device.fetched(self, vector, stream) as vector:
+            super().load(vector, version)
+            self.synchronize(vector)
 
-    @takes_vector
-    def join(self, vector: Vector) -> None:
+    def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and serve those of the others until all ranks have joined.
 
         Collective. The changes since the last calls have weight 1/P. All ranks then have the
         server's model, and have made as many calls as the rank with the most.
         """
-        super().join(vector)
+        super().join(vector, stream=stream)
 
     def _prepare(self, vector: Any) -> None:
         self.native.pause(True)  # rounds need not wait for this rank

@@ -24,8 +24,7 @@ from collectives import device, process, settings
 from collectives.agreement import raise_collectively
 from collectives.description import Described
 from collectives.group_allreduce import GroupAllreduce
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from types import TracebackType
@@ -80,7 +79,7 @@ class PartialAllreduce(Described):
     """
 
     # Those of its vectors, where these are on a device.
-    _copies: Any
+    _copies: Any = None
     _shown = ("trigger", "sync_period")
 
     def __init__(
@@ -155,7 +154,7 @@ class PartialAllreduce(Described):
     @property
     def path(self) -> str:
         """ "host", or "staged" for vectors on devices: see `Collective`."""
-        return "staged" if hasattr(self, "_copies") else "host"
+        return "host" if self._copies is None else "staged"
 
     @property
     def on_host(self) -> Any:
@@ -168,13 +167,14 @@ class PartialAllreduce(Described):
         where = "averages" if self.path == "staged" else "and its vectors are"
         return f"{type(self).__name__} {where} on the host"
 
-    @takes_vector
-    def __call__(self, vector: Vector) -> Result:
+    def __call__(self, vector: Vector, *, stream: Stream | None = None) -> Result:
         """Contribute `vector`, as this rank's next version, and overwrite it by the result.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`. It
                 counts as zero if it is not finite, or makes the sum infinite.
+            stream: that on which arrays on a CUDA device are ready, and are used next: see
+                `collectives.device`.
 
         Returns:
             A `Result`, as of `GroupAllreduce`, with all ranks as its group; `timely` tells whether
@@ -188,7 +188,7 @@ class PartialAllreduce(Described):
         After an exception from a signal handler only close() is allowed, too. After any exception
         the content of `vector` is undefined.
         """
-        with self._operation(vector) as arrays:
+        with self._operation(vector, stream) as arrays:
             self._put(arrays)
             result = self._sums(self._averaged(arrays))
             self._take(arrays)
@@ -196,20 +196,18 @@ class PartialAllreduce(Described):
                 self._begin_period()
         return result
 
-    @takes_vector
-    def synchronize(self, vector: Vector) -> None:
+    def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Contribute `vector`, and wait for all ranks: all contributions have then been returned.
 
         Collective. It is not a version.
         """
-        with self._operation(vector) as arrays:
+        with self._operation(vector, stream) as arrays:
             self._put(arrays)
             self._sums.synchronize(self._averaged(arrays))
             self._take(arrays)
             self._begin_period()
 
-    @takes_vector
-    def average(self, vector: Vector, *, weight: float = 1.0) -> None:
+    def average(self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None) -> None:
         """Overwrite `vector` by its mean over all ranks; contributions are unaffected.
 
         Each rank has its `weight`, finite and at least 0.
@@ -218,7 +216,7 @@ class PartialAllreduce(Described):
         vector is not finite, do not count. If no remaining rank has a weight, all finite vectors
         have the same weight.
         """
-        with self._operation(vector) as arrays:
+        with self._operation(vector, stream) as arrays:
             for array, wide in zip(arrays, self._wide, strict=True):
                 if wide is not None:
                     wide[...] = array
@@ -227,8 +225,7 @@ class PartialAllreduce(Described):
                 if wide is not None:
                     array[...] = wide
 
-    @takes_vector
-    def join(self, vector: Vector) -> None:
+    def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Contribute `vector`, make no more calls, and take part in those of the others.
 
         It returns when all ranks have joined; all then have the same number of calls. From the next
@@ -236,14 +233,13 @@ class PartialAllreduce(Described):
         last period's results that this rank has not received; results of synchronizations of the
         others before that are not in it.
         """
-        with self.joining(vector):
+        with self.joining(vector, stream=stream):
             pass
 
-    @takes_vector
     @contextlib.contextmanager
-    def joining(self, vector: Vector) -> Iterator[None]:
+    def joining(self, vector: Vector, *, stream: Stream | None = None) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block."""
-        with self._operation(vector) as arrays:
+        with self._operation(vector, stream) as arrays:
             self._put(arrays)
             before = self._sums.native.synchronizations
             with self._sums.joining(self._averaged(arrays)):
@@ -276,7 +272,11 @@ class PartialAllreduce(Described):
 
         Collective; ranks may have made different numbers of calls. Closing twice has no effect.
         """
-        self._sums.close()
+        try:
+            self._sums.close()
+        finally:
+            if self.closed:
+                device.release(self)
 
     @property
     def native(self) -> Any:
@@ -316,9 +316,10 @@ class PartialAllreduce(Described):
         self.close()
 
     @contextlib.contextmanager
-    def _operation(self, vector: Any) -> Iterator[list[np.ndarray]]:
+    def _operation(self, vector: Any, stream: Any) -> Iterator[list[np.ndarray]]:
         """Check a vector and return its arrays; an error is raised on all ranks."""
-        with self._guard, self._sums.failing_collectively():
+        fetched = device.fetched(self, vector, stream)
+        with fetched as vector, self._guard, self._sums.failing_collectively():
             self._check(vector)
             yield [np.asarray(vector)] if self._single else [np.asarray(each) for each in vector]
 

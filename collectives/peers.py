@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collectives import device
 from collectives.agreement import raise_collectively
 from collectives.options import CollectiveOptions
 from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -95,12 +95,13 @@ class PeerCollective(PlannedCollective):
         super()._let_go()
         self.native.end_protocol()
 
-    @takes_vector
-    def __call__(self, vector: Vector) -> Result:
+    def __call__(self, vector: Vector, *, stream: Stream | None = None) -> Result:
         """Publish the application's changes to `vector`, and overwrite it by a model.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
+            stream: that on which arrays on a CUDA device are ready, and are used next: see
+                `collectives.device`.
 
         Returns:
             A `Result`.
@@ -117,7 +118,9 @@ class PeerCollective(PlannedCollective):
         rank's part in the method; changes made before the next call are then excluded. If it is
         raised in an operation of all ranks, such as `average`, only close() is allowed after it.
         """
-        return self._call(vector)
+        if self._copies is None and stream is None:
+            return self._call(vector)
+        return device.call(self, vector, stream)
 
     def _call(self, vector: Any, handover: Any = None) -> Result:
         """Make a call; the vector is read and written in blocks if a `Handover` provides it."""
@@ -131,26 +134,23 @@ class PeerCollective(PlannedCollective):
     def _result(self, version: int) -> Result:
         return Result(version, True, version, (self.rank,), 1.0, False)
 
-    @takes_vector
-    def average(self, vector: Vector) -> None:
+    def average(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and change nothing else.
 
         Collective: all ranks call it between the same two calls, and none while others `join`.
         """
-        with self._collectively("average()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("average()"):
             self._prepare(vector)
             self.native.average(vector, self._weight())
             self.native.pause(False)
 
-    @takes_vector
-    def synchronize(self, vector: Vector) -> None:
+    def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Average `vector` in place over all ranks, as each one's model; collective, not a call."""
-        with self._collectively("synchronize()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("synchronize()"):
             self._prepare(vector)
             self._go_on(vector, self.version)
 
-    @takes_vector
-    def load(self, vector: Vector, version: int) -> None:
+    def load(self, vector: Vector, version: int, *, stream: Stream | None = None) -> None:
         """Continue from `vector`, which may differ between ranks, at call `version`; collective.
 
         For checkpoints: all ranks call it with the same version; otherwise they raise
@@ -159,17 +159,16 @@ class PeerCollective(PlannedCollective):
         Raises:
             ValueError: `vector` is not finite.
         """
-        with self._collectively("load()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("load()"):
             self.native.check(vector)
             _check_finite("the vector", self._wider(self._listed(vector)))
             self.native.pause(True)
             self._load(vector, version)
             self._restart(vector, version)
 
-    @takes_vector
-    def model(self, vector: Vector) -> None:
+    def model(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Overwrite `vector` by this rank's current model, and change nothing else."""
-        with self._guard:
+        with device.fetched(self, vector, stream) as vector, self._guard:
             self._read_model(vector)
 
     def _read_model(self, vector: Any) -> None:
@@ -189,22 +188,20 @@ class PeerCollective(PlannedCollective):
             bytes_sent=statistics.bytes_sent + mailbox.bytes_sent,
         )
 
-    @takes_vector
-    def join(self, vector: Vector) -> None:
+    def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and serve those of the others until all ranks have joined.
 
         Collective; until then there are no other operations of all ranks. All ranks then have the
         average of all models, including the changes since the last calls, and have made as many
         calls as the rank with the most.
         """
-        with self.joining(vector):
+        with self.joining(vector, stream=stream):
             pass
 
-    @takes_vector
     @contextlib.contextmanager
-    def joining(self, vector: Vector) -> Iterator[None]:
+    def joining(self, vector: Vector, *, stream: Stream | None = None) -> Iterator[None]:
         """Begin to join; wait for the other ranks at the end of the block."""
-        with self._collectively("join()"):
+        with device.fetched(self, vector, stream) as vector, self._collectively("join()"):
             self._carry_out(self.native.join_peers, vector)
             yield
             last = max(self.native.meet())

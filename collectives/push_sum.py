@@ -8,8 +8,7 @@ from collectives import graphs
 from collectives.peers import PeerCollective
 from collectives.planned import Planned
 from collectives.settings import checked_weight, is_integer
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import networkx
@@ -90,18 +89,16 @@ class PushSum(PeerCollective):
     def weight(self) -> float:
         return self._protocol.weight
 
-    @takes_vector
-    def model(self, vector: Vector) -> None:
+    def model(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Overwrite `vector` by the current x / w, and change nothing else."""
-        super().model(vector)
+        super().model(vector, stream=stream)
 
-    @takes_vector
-    def average(self, vector: Vector) -> None:
+    def average(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Overwrite `vector` by the weighted average Σ w·vector / Σ w over all ranks; collective.
 
         If the vectors are those that calls returned, this is Σx / Σw. Nothing else changes.
         """
-        super().average(vector)
+        super().average(vector, stream=stream)
 
     def _weight(self) -> float:
         return self.weight

@@ -14,8 +14,7 @@ from collectives.planned import Planned
 from collectives.process import check_owner
 from collectives.result import Result
 from collectives.settings import checked_integer
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -149,15 +148,12 @@ class ReadyGroupAllreduce(FormedGroupCollective):
 
         super().__init__(comm, like, plan, sync_every=sync_every, **options)
 
-    @takes_vector
-    def __call__(self, vector: Vector) -> Result:
-        result = super().__call__(vector)
+    def _call(self, vector: Any, handover: Any = None) -> Result:
+        result = super()._call(vector, handover)
         share = self._protocol.initial_share
         if share > 0 and result.weight > 0:
             _mix(vector, share, self._initial_model)
         return result
-
-    __call__.__doc__ = FormedGroupCollective.__call__.__doc__
 
     @property
     def _on_devices(self) -> bool:  # type: ignore[override]
@@ -167,9 +163,8 @@ class ReadyGroupAllreduce(FormedGroupCollective):
     def _takes_blocks(self) -> bool:
         return super()._takes_blocks and self._initial_model is None
 
-    @takes_vector
-    def synchronize(self, vector: Vector) -> None:
-        super().synchronize(vector)
+    def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
+        super().synchronize(vector, stream=stream)
         self._protocol.fresh = True
 
     synchronize.__doc__ = FormedGroupCollective.synchronize.__doc__

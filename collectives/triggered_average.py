@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from collectives import settings
+from collectives import device, settings
 from collectives.collective import Collective
 from collectives.errors import CudaError
 from collectives.group_allreduce import digest
-from collectives.typing import Vector
-from collectives.vector_methods import takes_vector
+from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     import numpy.typing as npt
@@ -105,14 +104,17 @@ class TriggeredAverage(Collective):
         if self.wire_dtype and travels and len(set(self.comm.allgather(digest(like)))) == 1:
             self.native.compress_from_initial(self._initial(like))
 
-    @takes_vector
-    def __call__(self, vector: Vector, *, weight: float = 1.0) -> Result:
+    def __call__(
+        self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None
+    ) -> Result:
         """End a step of this rank; average `vector` in place if any rank has started an average.
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
             weight: weight of this vector in an average, or the work since the last call
                 (`weights`), at least 0.
+            stream: that on which arrays on a CUDA device are ready, and are used next: see
+                `collectives.device`.
 
         Returns:
             A `Result`: `synchronized` tells whether there was an average, `version` its number, or
@@ -125,49 +127,52 @@ class TriggeredAverage(Collective):
             ClosedError: this collective is closed, or other ranks are closing during an average.
             DisagreementError: other ranks are in average() or load() during an average.
         """
-        return self.native.call(vector, weight)
+        if self._copies is None and stream is None:
+            return self.native.call(vector, weight)
+        return device.begin(self, "call", vector, weight, stream)
 
-    @takes_vector
-    def start(self, vector: Vector, *, weight: float = 1.0) -> Call:
+    def start(self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None) -> Call:
         """Begin a call without blocking, and return a handle with `test()` and `wait()`.
 
         Neither read nor change `vector` until one of them has reported completion; the next call or
         collective operation completes the call as well. `wait()` returns the `Result`.
         """
-        return self.native.start(vector, weight)
+        if self._copies is None and stream is None:
+            return self.native.start(vector, weight)
+        return device.begin(self, "start", vector, weight, stream)
 
-    @takes_vector
-    def synchronize(self, vector: Vector) -> None:
+    def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Average `vector` in place over all ranks, as `join` does; collective, and not a call."""
-        self.join(vector)
+        self.join(vector, stream=stream)
 
-    @takes_vector
-    def average(self, vector: Vector, *, weight: float | None = None) -> None:
+    def average(
+        self, vector: Vector, *, weight: float | None = None, stream: Stream | None = None
+    ) -> None:
         """Overwrite `vector` by the mean over all ranks, and change nothing else.
 
         Collective: all ranks are in it at the same time, or have joined. If some may still make
         calls, call `synchronize` first. A rank's default weight is that of its last call.
         """
-        self.native.average(vector, weight)
+        with device.fetched(self, vector, stream) as vector:
+            self.native.average(vector, weight)
 
-    @takes_vector
-    def load(self, vector: Vector, version: int) -> None:
+    def load(self, vector: Vector, version: int, *, stream: Stream | None = None) -> None:
         """Continue from `vector`, which may differ between ranks, before the average `version`.
 
         For checkpoints. Collective: all ranks call it with the same version; otherwise they raise
         DisagreementError. Work, and calls since the last average, are counted from here.
         """
-        self._load(vector, version)
+        with device.fetched(self, vector, stream) as vector:
+            self._load(vector, version)
 
-    @takes_vector
-    def join(self, vector: Vector) -> None:
+    def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and take part in the others' averages until all ranks have joined.
 
         This rank's work is in the next average; after that its weight is 0. When all have joined,
         `vector` is the average over the ranks that have a weight, bitwise equal on all ranks. To
         join several collectives see `collectives.join`.
         """
-        with self.joining(vector):
+        with self.joining(vector, stream=stream):
             pass
 
     @property

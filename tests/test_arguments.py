@@ -15,7 +15,6 @@ import collectives
 from collectives import GroupAllreduce, PushSum
 from collectives.description import Described
 from collectives.settings import array_error, checked_weight, sharing_error, vector_error
-from collectives.vector_methods import marked
 
 ALONE = MPI.COMM_SELF
 
@@ -30,18 +29,18 @@ COLLECTIVES = [kind for kind in PUBLIC if isinstance(kind, type) and issubclass(
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
-def test_methods_with_a_vector_are_those_that_are_replaced_for_devices(kind):
+def test_methods_with_a_vector_take_a_stream_which_they_refuse_for_numpy_arrays(kind):
     assert len(COLLECTIVES) == 10
-    taking = {
-        name
-        for name, method in inspect.getmembers(kind, inspect.isfunction)
-        if "vector" in inspect.signature(method).parameters
-        if name == "__call__" or not name.startswith("_")
-    }
-    assert marked(kind).keys() == taking
-    assert [name for name, changes in marked(kind).items() if not changes] == (
-        ["publish"] if kind is GroupAllreduce else []
-    )
+    with kind(ALONE, np.zeros(3)) as collective:
+        for name, method in inspect.getmembers(kind, inspect.isfunction):
+            parameters = inspect.signature(method).parameters
+            if "vector" not in parameters or (name.startswith("_") and name != "__call__"):
+                continue
+            assert parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
+            version = [0] if "version" in parameters else []
+            says = pytest.raises(TypeError, match="^stream is given, but the collective was made")
+            with says, getattr(collective, name)(np.zeros(3), *version, stream=1):
+                pass
 
 
 @pytest.mark.parametrize(
