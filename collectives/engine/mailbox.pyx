@@ -4,11 +4,12 @@
 A `Mailbox` drives a protocol of `collectives.protocols.peers` over MPI: it is the port by which the
 protocol acts. The thread that holds the lock of its collective advances it.
 
-A protocol is told of a long vector when its message arrives; the blocks follow later. So its
-actions are recorded as steps, and executed in order, block by block, when possible: a step that
-writes a block of the model waits until that block has been sent. Recorded steps complete without
-any further call: a receiver takes a vector's blocks once it has taken those of the sender's last
-vector, which it has when it has made the call that this one's message comes from.
+A protocol learns of a long vector when the vector's message arrives, and the blocks follow later.
+Its actions are therefore recorded as steps. They are executed in order, block by block, as soon as
+possible: a step that writes a block of the model waits until that block has been sent.
+
+Recorded steps end without another call of the application. A receiver takes a vector's blocks once
+it has those of the sender's vector before, which no call that is still to be made holds back.
 """
 
 from mpi4py.MPI cimport Comm
@@ -89,7 +90,7 @@ cdef class Mailbox(Port):
         # While steps are pending, vectors that they do not use yet would only be in the way. But
         # where steps may never use them (`queues`), the sender would wait with blocks of its own.
         self.messages.takes_ahead = queues or self.vectors.first == NULL
-        # Ranks that wait for this one, which makes no calls for now, must proceed and learn that.
+        # This rank makes no calls for now; ranks that wait for it must learn that, and proceed.
         self.messages.takes_all = queues or self.protocol.paused and not (
             self.protocol.joined and self.protocol.follows)
         if self.error() != 0 and not self.messages.abandoned:
