@@ -65,8 +65,10 @@ BOUND = 1.5
 LIMIT = 540.0  # seconds of everything: of ten minutes it leaves some to install and to end
 LEAST = 10.0  # seconds that a job needs beside those that it measures for
 TAIL = 8000  # characters kept of the output of a job that failed
-# With the default, 8, a stream may share a queue of the hardware with one that stands still.
+# With the default, 8, a stream may share a queue of the hardware with one that stands still. Under
+# MPS all processes of a device take theirs out of one pool.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST, POOL = 32, 64
 PARTS = {
     "tests": gpu_tests.tests,
     "copies": gpu_parts.copies,
@@ -362,7 +364,8 @@ def check_time(job, measured):
 
 def environment(job, parts, start_mps, folder):
     """Return a job's additional environment variables; raise NotMeasured if it cannot have them."""
-    env = {CONNECTIONS: os.environ.get(CONNECTIONS, "32")}
+    most = min(MOST, POOL // job.ranks) if job.under_mps or is_running() else MOST
+    env = {CONNECTIONS: os.environ.get(CONNECTIONS, str(most))}
     if job.under_mps:
         of_mps, why_not = start_mps()
         if why_not:

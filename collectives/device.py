@@ -171,10 +171,6 @@ class Copies:
         """The vector's bytes."""
         return self._layout.size
 
-    def bytes_per_launch(self) -> int:
-        """Return how many bytes the device reads while the host queues one pass."""
-        return self._handover.bytes_per_launch()
-
     def use_in_place(self, block):
         """Let the device average vectors in such blocks, beginning with the initial one."""
         from collectives.memory.device_queue import DeviceQueue
@@ -359,7 +355,7 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
         if not answer.aware:
             return "staged", answer.reason
         copies.by_messages, reason = True, answer.reason
-    block = cuda_blocks.choose(comm, copies.size, copies.bytes_per_launch)
+    block = cuda_blocks.choose(comm, copies.size)
     error = None
     try:
         copies.use_in_place(block)

@@ -334,7 +334,7 @@ def averaging(monkeypatch, transport):
     """
     shared = transport == "shared"
     monkeypatch.setenv("WAGMA_CUDA_AWARE", "0" if shared else "1")
-    monkeypatch.setenv("WAGMA_CUDA_BLOCK", str(2**20))  # whatever is measured
+    monkeypatch.setenv("WAGMA_CUDA_BLOCK", str(2**20))  # several, of short vectors
     monkeypatch.setattr("collectives.device._answer", None)
     with mapped_memory() if shared else opened_memory():
         yield

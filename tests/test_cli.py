@@ -535,17 +535,23 @@ GroupAllreduce(MPI.COMM_WORLD, np.zeros(1), group_size=1)
     assert ended.stderr.endswith("does not know torchrun: start it with mpiexec or srun\n")
 
 
-@pytest.mark.parametrize("given", [None, "8"])
-def test_training_gives_streams_queues_of_their_own_before_the_driver_starts(monkeypatch, given):
+@pytest.mark.parametrize(
+    ("given", "under_mps", "queues"),
+    [(None, False, "32"), ("8", False, "8"), (None, True, None), ("8", True, "8")],
+)
+def test_training_gives_streams_queues_of_their_own_before_the_driver_starts(
+    monkeypatch, tmp_path, given, under_mps, queues
+):
     seen = []
     monkeypatch.setattr(
         "wagma.job.run",
-        lambda command, settings: seen.append(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]),
+        lambda command, settings: seen.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")),
     )
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    if under_mps:
+        (tmp_path / "control").touch()
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given or "")  # restored afterwards
     if given is None:
-        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")  # so that it is unset afterwards
         monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
-    else:
-        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given)
     cli.main(["train"])
-    assert seen == [given or "32"]
+    assert seen == [queues]

@@ -5,7 +5,7 @@ import pytest
 from collectives import cuda_blocks
 from collectives.cuda_blocks import LONGEST, SHORTEST, VARIABLE, choose
 
-LONG = 100 << 20
+MIB = 1 << 20
 
 
 class Ranks:
@@ -20,43 +20,36 @@ class Ranks:
         return [mine, self.others.pop(0)]
 
 
-def fails():
-    raise AssertionError("measured")
-
-
 @pytest.mark.parametrize(
-    ("measured", "there", "block"),
+    ("size", "block"),
     [
-        (0, 0, SHORTEST),
-        (SHORTEST + 1, 0, 2 * SHORTEST),
-        (0, 3 * SHORTEST, 4 * SHORTEST),
-        (LONG, 0, LONGEST),
+        (100, SHORTEST),
+        (16 * MIB - 4, SHORTEST),
+        (16 * MIB, 2 * MIB),
+        (63 * MIB, 4 * MIB),
+        (64 * MIB, LONGEST),
+        (1000 * MIB, LONGEST),
     ],
 )
-def test_a_block_is_what_the_device_reads_during_a_launch(monkeypatch, measured, there, block):
+def test_a_long_vector_has_long_blocks_and_eight_at_least(monkeypatch, size, block):
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert choose(Ranks(None, None, there), LONG, lambda: measured) == block
-
-
-def test_for_short_vectors_nothing_is_measured(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert choose(Ranks(None, None, 0), LONGEST, fails) == SHORTEST
+    assert choose(Ranks(None), size) == block
 
 
 def test_the_variable_decides(monkeypatch):
     monkeypatch.setenv(VARIABLE, "3000000")
-    assert choose(Ranks("3000000", None, 0), LONG, fails) == 3_000_000
+    assert choose(Ranks("3000000"), 100 * MIB) == 3_000_000
 
 
 @pytest.mark.parametrize("given", ["", "fast", "100", str(2**31)])
 def test_what_is_no_block_is_an_error(monkeypatch, given):
     monkeypatch.setenv(VARIABLE, given)
     with pytest.raises(ValueError, match=f"{VARIABLE} is .*, not a number of bytes from 65536 to"):
-        choose(Ranks(given, None), LONG, fails)
+        choose(Ranks(given), 100 * MIB)
 
 
 def test_ranks_have_the_same(monkeypatch):
     monkeypatch.setenv(VARIABLE, "3000000")
     with pytest.raises(ValueError, match=f"{VARIABLE} differs between ranks"):
-        choose(Ranks("4000000", None), LONG, fails)
+        choose(Ranks("4000000", None), 100 * MIB)
     assert cuda_blocks.LEAST < SHORTEST < LONGEST < cuda_blocks.MOST

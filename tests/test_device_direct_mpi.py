@@ -283,7 +283,7 @@ def test_memory_that_is_not_there_is_one_error_on_all_ranks(comm, direct, stream
 
 
 @pytest.mark.parametrize("block", [None, 2**18, 3 * 2**20])
-def test_blocks_are_as_long_as_measured_or_given(comm, direct, stream, monkeypatch, block):
+def test_blocks_are_as_long_as_chosen_or_given(comm, direct, stream, monkeypatch, block):
     if block is None:
         monkeypatch.delenv("WAGMA_CUDA_BLOCK")
     else:

@@ -28,7 +28,7 @@ def test_the_script_for_gpus_trains_there():
     ]
     assert len(numbers[0]) == 1 and numbers[0] == numbers[1]
     assert "#SBATCH --gpus-per-task" not in text
-    assert "not yet on hardware" in text
+    assert "Not yet tested under Slurm with GPUs" in text
     assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=" in text.partition("srun --mpi")[0]
 
 

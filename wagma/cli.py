@@ -53,12 +53,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(job.FAILED, f"wagma: error: {text}\n")
     command, run = settings.command, settings.run
     if command in (train.run, compare.run):
-        # Else streams may wait for each other: the driver has 8 queues by default, and reads this
-        # when it is initialized. The collectives and torch have more streams than that.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        give_streams_queues()
         job.announce(settings.parser.prog.removeprefix("wagma "))
     del settings.command, settings.check, settings.parser, settings.run
     return run(command, settings)
+
+
+def give_streams_queues() -> None:
+    """Let each of a process's streams have a queue of the device, so that none waits for another.
+
+    The driver reads the variable when it is initialized; its default, 8, is less than the
+    collectives and torch have streams. Under MPS all processes of a device take their queues out of
+    one pool, of which 32 for each of four are too many.
+    """
+    of_mps = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    if not os.path.exists(f"{of_mps}/control"):
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def complete(parser: Parser) -> None:

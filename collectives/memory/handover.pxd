@@ -48,8 +48,6 @@ cdef class Handover:
     cdef void return_until(self, Py_ssize_t end) noexcept nogil
     cdef void look_for_errors(self) noexcept nogil
     cdef bint _is_over(self, long long point) noexcept nogil
-    cdef int _read(self, int times, Py_ssize_t count) except -1 nogil
-    cdef int _wait_for_out(self) except -1 nogil
     cdef int _begin(self) except -1 nogil
     cdef int _mark(self) except -1 nogil
     cdef int _check_finite(self) except -1 nogil

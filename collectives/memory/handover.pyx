@@ -46,12 +46,6 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef double BETWEEN_QUERIES = 1e-4
 
-cdef enum:
-    SECOND = 1000000000
-    # How often the launch of a pass is measured, in batches of which the fastest counts.
-    BATCHES = 4
-    LAUNCHES = 8
-
 
 cdef class Handover:
     """Hands vectors of one layout over to the engine and back, one after the other.
@@ -271,43 +265,6 @@ cdef class Handover:
         """Raise CudaError if the vector will never arrive."""
         if self.error != SUCCESS:
             raise CudaError(f"cuStreamQuery returned {name_of(self.error)}")
-
-    def bytes_per_launch(self):
-        """Return how many bytes of the vector the device reads while the host queues one pass.
-
-        Both are measured, with the vector that was fetched last, which is still there.
-
-        Raises:
-            CudaError: a function of the driver fails.
-        """
-        cdef int batch, mode
-        cdef long long began, queued = SECOND
-        check(b"cuCtxPushCurrent", enter(self.current, &mode))
-        try:
-            with nogil:
-                for batch in range(BATCHES):
-                    began = now()
-                    self._read(LAUNCHES, 1)
-                    queued = min(queued, now() - began)
-                    self._wait_for_out()
-                began = now()
-                self._read(1, self.layout.length[0])
-                self._wait_for_out()
-                self.flag[0] = 1
-            return self.layout.bytes[0] * queued // (LAUNCHES * max(now() - began, 1))
-        finally:
-            leave(mode)
-
-    cdef int _read(self, int times, Py_ssize_t count) except -1 nogil:
-        """Queue passes that read the first elements of the first array."""
-        for _ in range(times):
-            check(b"cuLaunchKernel", self.kernels.all_finite(
-                self.code[0], self.flag, self.device[0], count, self.out))
-        return 0
-
-    cdef int _wait_for_out(self) except -1 nogil:
-        self._mark()
-        return check(b"cuStreamSynchronize", cu.StreamSynchronize(self.out))
 
     def wait(self):
         """Wait until the vector can be used; other Python threads run meanwhile."""
