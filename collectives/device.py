@@ -31,6 +31,7 @@ from collectives import cuda_aware, cuda_blocks, process
 from collectives.agreement import raise_collectively
 from collectives.device_arrays import current_stream, described, is_on_device
 from collectives.errors import CudaError
+from collectives.memory.layout import NotCopied
 
 __all__ = ["adopt", "is_on_device"]
 
@@ -64,7 +65,7 @@ def fetched(collective, vector, stream, changes=True):
         changes: whether the block may change the vector.
     """
     if collective._copies is None and stream is None:
-        return contextlib.nullcontext(vector)
+        return NotCopied(vector)
     return _copies_of(collective).of(collective, vector, stream, changes)
 
 

@@ -240,8 +240,6 @@ class GroupAllreduce(Collective):
         `wait` is "group" no rank is late; the snapshot then counts in one version, if this rank
         closes before its next call.
         """
-        if self._copies is None and stream is None:
-            return self.native.publish(vector, weight)
         with device.fetched(self, vector, stream, changes=False) as vector:
             self.native.publish(vector, weight)
 

@@ -192,6 +192,21 @@ cdef class UserVector:
         free(self.views)
 
 
+cdef class NotCopied:
+    """A context manager of a vector that needs no copy, entered sooner than `nullcontext`."""
+
+    cdef object vector
+
+    def __init__(self, vector):
+        self.vector = vector
+
+    def __enter__(self):
+        return self.vector
+
+    def __exit__(self, *error):
+        return None
+
+
 def _check_apart(arrays):
     """Raise ValueError if two of the arrays share memory."""
     import numpy
