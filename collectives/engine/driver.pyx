@@ -15,7 +15,7 @@ from mpi4py.MPI cimport Comm
 from collectives.engine.agreement cimport Agreement
 from collectives.engine.calls cimport CAUGHT_UP, DONE, OVER, SETTLED, Caller, new_result
 from collectives.engine.control_tree cimport ControlTree
-from collectives.engine.inquiry cimport ANSWER, Inquiry
+from collectives.engine.inquiry cimport Inquiry
 from collectives.engine.node_memory cimport NodeMemory
 from collectives.engine.ports cimport EnginePort
 from collectives.engine.served cimport Served, Waiting
@@ -201,14 +201,15 @@ cdef class Driver(Served):
 
     cdef void exchange_control_messages(self) noexcept nogil:
         """Receive and send control messages, questions and agreements."""
-        cdef long long answer[ANSWER]
         pthread_mutex_lock(&mpi_mutex)
         self.tree.receive()
         self.tree.send_due()
         self.polls += 1
         if not self.busy or self.polls % POLLS_TO_ANSWER == 0:
-            self.describe_call(answer)
-            self.stalls.answer(answer, self.is_joining())
+            if self.stalls.inquiry.progress():
+                self.describe_call(self.stalls.inquiry.answer)
+                self.stalls.complete_answer(self.is_joining())
+                self.stalls.inquiry.reply_to_asker()
             if self.stalls.inquiry.error != 0:
                 self.error = self.stalls.inquiry.error
         if self.agreement.counting or self.protocol.stage == AGREEING and not self.steps.gathers:

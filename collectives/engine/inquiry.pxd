@@ -10,6 +10,8 @@ cdef class Inquiry:
     cdef int rank, size, error
     # Number of questions received and asked so far.
     cdef readonly long long received, asked
+    # The rank whose question this one answers, and the answer.
+    cdef int asker
     cdef long long answer[ANSWER]
     cdef MPI_Request reply
     cdef int asking
@@ -19,7 +21,8 @@ cdef class Inquiry:
     cdef bint *answered
     cdef bint stale
 
-    cdef void progress(self, const long long *answer) noexcept nogil
+    cdef bint progress(self) noexcept nogil
+    cdef void reply_to_asker(self) noexcept nogil
     cdef void ask(self) noexcept nogil
     cdef bint quiet(self) noexcept nogil
     cdef void _check(self, int rc) noexcept nogil

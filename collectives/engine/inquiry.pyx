@@ -46,22 +46,20 @@ cdef class Inquiry:
         free(self.answers)
         free(self.answered)
 
-    cdef void progress(self, const long long *answer) noexcept nogil:
-        """Answer a question that has arrived, and receive answers."""
+    cdef bint progress(self) noexcept nogil:
+        """Receive answers, and a question; return whether there is one to reply to."""
         cdef MPI_Status status
         cdef long long question
-        cdef int done, rank, i
+        cdef int done, rank
+        cdef int asked = 0
         if self.reply == MPI_REQUEST_NULL:
             # Not a receive from any source: while one is posted, all other messages are slower.
-            self._check(MPI_Iprobe(MPI_ANY_SOURCE, QUESTION_TAG, self.comm, &done, &status))
-            if done:
-                self._check(MPI_Recv(&question, 1, MPI_LONG_LONG, status.MPI_SOURCE, QUESTION_TAG,
+            self._check(MPI_Iprobe(MPI_ANY_SOURCE, QUESTION_TAG, self.comm, &asked, &status))
+            if asked:
+                self.asker = status.MPI_SOURCE
+                self._check(MPI_Recv(&question, 1, MPI_LONG_LONG, self.asker, QUESTION_TAG,
                                      self.comm, MPI_STATUS_IGNORE))
                 self.received += 1
-                for i in range(ANSWER):
-                    self.answer[i] = answer[i]
-                self._check(MPI_Isend(self.answer, ANSWER, MPI_LONG_LONG, status.MPI_SOURCE,
-                                      ANSWER_TAG, self.comm, &self.reply))
         else:
             self._check(MPI_Test(&self.reply, &done, MPI_STATUS_IGNORE))
         if self.asking:
@@ -73,6 +71,12 @@ cdef class Inquiry:
                     self._check(MPI_Test(&self.receives[rank], &done, MPI_STATUS_IGNORE))
                     self.answered[rank] = done
                     self.asking += not done
+        return asked
+
+    cdef void reply_to_asker(self) noexcept nogil:
+        """Send the `answer` to the rank whose question has been received."""
+        self._check(MPI_Isend(self.answer, ANSWER, MPI_LONG_LONG, self.asker, ANSWER_TAG,
+                              self.comm, &self.reply))
 
     cdef void ask(self) noexcept nogil:
         """Ask all other ranks.

@@ -21,7 +21,7 @@ cdef class StallReporter:
     # What each missing rank did at the last report.
     cdef dict said
 
-    cdef void answer(self, long long *answer, bint joins) noexcept nogil
+    cdef void complete_answer(self, bint joins) noexcept nogil
     cdef void begin_join(self) noexcept nogil
     cdef void end_join(self) noexcept nogil
     cdef int look(self, Served collective, Waiting *waiting, long long time) except -1

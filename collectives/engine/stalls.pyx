@@ -65,18 +65,18 @@ cdef class StallReporter:
 
     # Answering and asking
 
-    cdef void answer(self, long long *answer, bint joins) noexcept nogil:
-        """Answer ranks that ask who is missing, given the part of the answer that describes calls.
+    cdef void complete_answer(self, bint joins) noexcept nogil:
+        """Add this rank's operation to an answer that describes its calls.
 
-        `joins`: whether this rank is in join(). The MPI mutex is held.
+        `joins`: whether this rank is in join().
         """
+        cdef long long *answer = self.inquiry.answer
         answer[2] = self.protocol.operation | self.purpose << PURPOSE_SHIFT
         answer[4] = 0
         if joining != self.identity and joining_in == self.caller and not joins:
             answer[4] = joining
         if self.closing and self.protocol.operation == NONE:
             answer[2] = CLOSE
-        self.inquiry.progress(answer)
 
     cdef void begin_join(self) noexcept nogil:
         """Note that this collective's caller waits in join()."""
