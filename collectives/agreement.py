@@ -24,7 +24,7 @@ TORCH_COUNT = "WORLD_SIZE"
 def raise_collectively(comm, error: Exception | None) -> None:
     """Raise the same error on every rank if any rank has one; collective.
 
-    Its type is that of the first rank's error, and its message has all errors and their ranks.
+    It has the type of the error on the lowest such rank, and lists all errors with their ranks.
     """
     errors = comm.allgather(_portable(error))
     found = [each for each in errors if each is not None]
@@ -46,7 +46,7 @@ def is_on_all_ranks(error: BaseException) -> bool:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Return an error that can be sent and made of a text; what cannot be is a RuntimeError."""
+    """Return the error, or a RuntimeError if it cannot be pickled and rebuilt from its text."""
     if error is None:
         return None
     try:
@@ -57,7 +57,7 @@ def _portable(error: Exception | None) -> Exception | None:
 
 
 def by_value(values: Iterable[Hashable]) -> dict[Hashable, list[int]]:
-    """Return the ranks of each value, given the values by rank."""
+    """Return a dict from each value to the ranks that have it; values are in rank order."""
     ranks = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -65,7 +65,7 @@ def by_value(values: Iterable[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def list_values(ranks: dict[Hashable, list[int]]) -> str:
-    """Return "a on ranks 0-1; b on rank 2" for what `by_value` returned."""
+    """Return "a on ranks 0-1; b on rank 2" for a dict from `by_value`."""
     return "; ".join(f"{value} on {name_ranks(who)}" for value, who in ranks.items())
 
 
@@ -107,10 +107,10 @@ def singleton_error(world_size: int) -> RuntimeError | None:
 
 
 def launched_tasks() -> tuple[int, str]:
-    """Return how many tasks the launcher has started, and the variable that says so; else 1.
+    """Return the number of tasks that the launcher started, and its variable; else 1 and "".
 
-    torchrun's variables come first where it is running, because `srun` may have started it. Other
-    launchers of torch's set its variables, too, and so do scripts that start no process.
+    Under torchrun its variable comes first, because `srun` may have started torchrun. Otherwise it
+    comes last, because scripts that start no processes set it as well.
     """
     torch = (TORCH_COUNT,) if "LOCAL_RANK" in os.environ else ()
     at_work = "TORCHELASTIC_RUN_ID" in os.environ

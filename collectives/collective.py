@@ -33,7 +33,7 @@ BETWEEN_LOOKS = 1e-4  # seconds between two tests of a barrier
 class Collective(Described):
     """A collective of the ranks of a communicator; base class, not for use by itself.
 
-    A subclass makes this rank's part in `_allocate`.
+    Subclasses construct `native`, this rank's part, in `_allocate`.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -47,7 +47,7 @@ class Collective(Described):
     _options: type[CollectiveOptions] = GroupOptions
     # Whether vectors can be averaged on a device.
     _on_devices = False
-    # Copies of its vectors, if these are on a device.
+    # The `device.Copies` of its vectors, if they are on a device.
     _copies: Any = None
     native: Any
 
@@ -139,7 +139,7 @@ class Collective(Described):
         return None
 
     def _stage(self, reason: str) -> None:
-        """Average on the host after all; collective."""
+        """Fall back to averaging on the host; collective."""
         self.native = None
         self.path, self.path_reason = "staged", reason
         error = None
@@ -154,7 +154,7 @@ class Collective(Described):
         raise NotImplementedError
 
     def _common(self, node: Node, like: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments that every rank's part is made of."""
+        """Return the arguments of `native` that all collectives have in common."""
         single = not isinstance(like, (list, tuple))
         direct = self.path == "direct"
         return {
@@ -181,8 +181,8 @@ class Collective(Described):
 
         Args:
             asked: the transport given; None: any.
-            make: function that makes `native`, given whether memory is shared, and returns the
-                error if it cannot.
+            make: function that makes `native`, with shared memory or without, and returns the
+                error, or None.
 
         Returns:
             Whether memory is shared on this node.
@@ -247,7 +247,7 @@ class Collective(Described):
         Args:
             vector: array or list of arrays, of the same dtypes and lengths as in calls. Inside the
                 block, and after an exception there until `close`, neither read nor change it.
-            stream: that on which arrays on a CUDA device are ready, and are used next: see
+            stream: the stream on which arrays on a CUDA device are ready and will be used next; see
                 `collectives.device`.
         """
         with device.fetched(self, vector, stream) as vector:
@@ -263,11 +263,11 @@ class Collective(Described):
             self.native.close()
         except CollectiveError as error:
             if self.native.cannot_leave and self.size > 1:
-                # The others would wait for this rank for good.
+                # The others would wait for this rank forever.
                 process.tell(error, self.rank)
                 process.end_job(self.comm, 1)
             raise
-        finally:  # also where a signal's handler raises as soon as that is done
+        finally:  # even if a signal handler raises right after the close
             if self.native.closed:
                 try:
                     self._release()
@@ -283,9 +283,9 @@ class Collective(Described):
                     communicator.Free()
 
     def _let_go(self) -> None:
-        """Stop using other ranks' device memory, which each rank may free afterwards; collective.
+        """Unmap other ranks' device memory, so that each rank may free its own; collective.
 
-        All ranks are about to call it, if they have not yet.
+        The wait is short: all ranks have called it or are about to.
         """
         if self.path == "direct" and self._copies.maps:
             self.native.node.unmap()
@@ -365,7 +365,7 @@ def _native() -> tuple[Any, ImportError | None]:
 
 
 def check_comm(comm: Any) -> None:
-    """Raise for an invalid communicator, with which ranks cannot agree to raise together."""
+    """Raise if the communicator is invalid; the ranks cannot agree on this error through it."""
     MPI = process.load_mpi()
     process.check_not_forked()
     if MPI.Is_finalized():

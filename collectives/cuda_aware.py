@@ -1,9 +1,9 @@
 """Tests by trial whether this MPI can send vectors from device to device.
 
-Only a negative answer of MPI itself is trusted: some report support where there is not even a
-driver, and some that are not CUDA-aware take a device's address and send anything. And some are
-CUDA-aware, but copy on streams that wait for the legacy default stream, and wait for them in MPI's
-functions: a rank whose device is busy would delay others.
+Of MPI's own answers only a negative one is trusted: some libraries report support where there is
+not even a driver, and some without support accept a device address and send garbage. Others are
+CUDA-aware, but their functions wait for copies that the legacy default stream holds up: a rank
+whose device is busy would delay the others.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["Answer", "ask"]
 VARIABLE = "WAGMA_CUDA_AWARE"
 CHILD_LIMIT = 20.0  # seconds for a separate process that tries MPI
 RANKS_LIMIT = 20.0  # seconds for a message between ranks
-# Seconds that the default stream is busy; the next value only if a message has not arrived within
-# the last, as can happen if ranks share cores.
+# Seconds for which the default stream is kept busy. The next value is tried only if no message
+# arrives within the previous one, as can happen if ranks share cores.
 HOLDS = (0.05, 0.2, 0.8)
 WAITS = "MPI takes device memory, but waits for other work on the device"
 COMMAND = (sys.executable, "-m", "collectives.memory.probe")
-# Variables by which launchers describe a rank, without which it is a job of its own; and those by
-# which users configure MPI.
+# Variables by which launchers describe a rank: a process without them is a job of its own. And
+# those by which users configure MPI.
 LAUNCHERS = re.compile(r"(OMPI|ORTE|PMI2?|PMIX|PRTE|HYDRA|HYDI|SLURM|PALS|ALPS|FLUX)_|MPI_LOCAL")
 USERS = re.compile(r"OMPI_(ALLOW_|MCA_(accelerator|btl|mtl|opal|pml))")
 
@@ -62,11 +62,11 @@ def ask(comm) -> Answer:
 
     WAGMA_CUDA_AWARE (0, 1) decides if it is set. Otherwise MPI is asked, and unless it says no it
     is tried: first on each node by a separate process, then between the ranks, then while the
-    devices' default streams are busy. That takes seconds, and terminates in any case: only an MPI
-    that fails between ranks, and not within one, may end the job.
+    devices' default streams are busy. That takes seconds, and always terminates; it may end the job
+    only if MPI works within one process but crashes between ranks.
 
     Args:
-        comm: mpi4py intracommunicator. The ranks of a node have its devices in turn.
+        comm: mpi4py intracommunicator. The ranks of a node use its devices in turn.
     """
     said = forced(comm.allgather(os.environ.get(VARIABLE)))
     if said is not None:
@@ -90,7 +90,7 @@ def ask(comm) -> Answer:
 
 
 def forced(values: Sequence[str | None]) -> Answer | None:
-    """Return the answer that the variable's values on all ranks determine, if any."""
+    """Return the answer that the variable's values on all ranks give; None if none is 0 or 1."""
     told = {value for value in values if value in ("0", "1")}
     if not told:
         return None
@@ -101,7 +101,7 @@ def forced(values: Sequence[str | None]) -> Answer | None:
 
 
 def query() -> str | None:
-    """Return why MPI reports no support; None if it reports support, or nothing."""
+    """Return the reason if MPI reports that it has no support, else None."""
     from mpi4py import MPI
 
     if "CRAY MPICH" in MPI.Get_library_version().upper():
@@ -123,7 +123,7 @@ def try_alone(place: int, limit: float = CHILD_LIMIT) -> str | None:
     """Let another process send device memory to itself; return the error, or None.
 
     Args:
-        place: of the device among the node's.
+        place: index of the device on the node.
         limit: seconds that it may take.
     """
     root = str(Path(__file__).parent.parent)
@@ -147,7 +147,7 @@ def try_alone(place: int, limit: float = CHILD_LIMIT) -> str | None:
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            # The processes that it has started end, too.
+            # This also ends the processes that it has started.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -170,7 +170,7 @@ def try_alone(place: int, limit: float = CHILD_LIMIT) -> str | None:
 
 
 class _Trial:
-    """The stages of an inquiry, each of which returns why the answer is no, or None."""
+    """The stages of `ask`. Each returns the reason for a negative answer, or None."""
 
     def __init__(self, comm):
         from mpi4py import MPI

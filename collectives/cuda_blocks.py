@@ -11,18 +11,18 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 __all__ = ["LONGEST", "SHORTEST", "VARIABLE", "choose"]
 
 VARIABLE = "WAGMA_CUDA_BLOCK"
-# Bytes of the shortest and longest block that are chosen, and that may be given.
+# Bytes of the shortest and longest block: by default, and those that the variable may set.
 SHORTEST, LONGEST = 1 << 20, 8 << 20
 LEAST, MOST = 1 << 16, 1 << 30
-# So many blocks of more than SHORTEST a vector has at least, for its members to share.
+# The least number of blocks longer than SHORTEST in a vector, so that members can share the work.
 BLOCKS = 8
 
 
 def choose(comm: MPI.Intracomm, size: int) -> int:
     """Return the bytes of the longest blocks, the same on all ranks; collective.
 
-    Each block takes several passes, whose launches and ends cost the host more than a short pass
-    costs the device: so blocks are long, from 1 to 8 MiB, unless WAGMA_CUDA_BLOCK says how long.
+    Each block takes several passes. Launching a short pass and noticing its end costs the host more
+    than the pass costs the device, so blocks have 1 to 8 MiB unless WAGMA_CUDA_BLOCK is set.
 
     Args:
         comm: an mpi4py intracommunicator.

@@ -1,8 +1,8 @@
 """Tests by trial whether the ranks of a node can use each other's device memory.
 
-A driver refuses that between containers that do not see each other's processes, between parts of a
-partitioned device (MIG), or if a process may not open another rank's device (cgroups);
-CUDA_VISIBLE_DEVICES alone does not prevent it. MPI need not know.
+The driver refuses it between containers that do not see each other's processes, between parts of a
+partitioned device (MIG), and to a process that may not open the other rank's device (cgroups);
+CUDA_VISIBLE_DEVICES alone does not prevent it. It does not need a CUDA-aware MPI.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 __all__ = ["SIZE", "VARIABLE", "why_not"]
 
 SIZE = 64 << 10  # number of bytes compared
-WRITTEN = 1024  # number of bytes that each rank's kernel writes to every other's memory, after that
+WRITTEN = 1024  # number of bytes after these that each rank's kernel writes on every other rank
 VARIABLE = "WAGMA_CUDA_IPC"
 
 
 def why_not(comm: MPI.Intracomm, device: int | None = None) -> str | None:
     """Return why these ranks cannot use each other's device memory; None if they can; collective.
 
-    Each maps the memory of all others, compares its content, and writes to it by a kernel, as
+    Each rank maps the memory of all others, compares its content, and has a kernel write to it, as
     averages do.
 
     Args:
         comm: an mpi4py intracommunicator of ranks of one node.
-        device: this rank's; None, where there is no vector yet: ranks use the devices in turn.
+        device: this rank's device; None: there is no vector yet, and ranks use devices in turn.
     """
     from collectives.memory import device_memory
     from collectives.memory.plain_device import PlainDevice

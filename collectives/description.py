@@ -10,10 +10,7 @@ __all__ = ["Described"]
 
 
 class Described:
-    """A collective with a `repr` of one line, which cannot be copied.
-
-    `_shown` names the settings in that line.
-    """
+    """A collective's `repr`, one line with the settings in `_shown`; it cannot be copied."""
 
     _shown: tuple[str, ...] = ()
 

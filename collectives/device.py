@@ -1,17 +1,17 @@
 """Vectors on CUDA devices: how a collective takes them, and where they are averaged.
 
-They are averaged either on the host, as copies in pinned memory, or on the device, with MPI sending
-from device memory: see `choose_path`. Arrays are recognized by `__cuda_array_interface__`, which
-CuPy's and torch's have; neither library is imported, and the driver is loaded only if such an array
-is given.
+They are averaged either on the host, as copies in pinned memory, or on the device, where the ranks
+of a node map each other's memory or MPI sends from it: see `choose_path`. Arrays are recognized by
+`__cuda_array_interface__`, which CuPy's and torch's have; neither library is imported, and the
+driver is loaded only if such an array is given.
 
-A collective whose `like` is on a device accepts arrays on that device, of one dimension,
-contiguous, of float16, bfloat16 (typestr <V2), float32 or float64, instead of numpy arrays: all
-arrays of a vector, with the same lengths and dtypes on all ranks. Each method that takes a vector
+A collective constructed with `like` on a device takes arrays on that device instead of numpy
+arrays: 1-D, contiguous, of float16, bfloat16 (typestr <V2), float32 or float64. All arrays of a
+vector are there, and lengths and dtypes are the same on all ranks. Each method that takes a vector
 then has an argument `stream`: an integer handle, or an object with `ptr`, `cuda_stream` or
-`native_handle`. The method reads the vector after the work that is in that stream, and work put
-into the stream after the method has returned sees its result. By default it is the stream that the
-arrays' interface names, else the legacy default stream.
+`native_handle`. The method reads the vector after the work queued in that stream, and work queued
+after the method has returned sees its result. The default is the stream that the arrays' interface
+names, else the legacy default stream.
 
 In addition to the errors for numpy arrays, the methods raise:
     TypeError: arrays on the host, on several devices, or on another device than `like`; an invalid
@@ -35,9 +35,9 @@ from collectives.memory.layout import NotCopied
 
 __all__ = ["adopt", "is_on_device"]
 
-# A vector is copied in blocks, while the first blocks are already averaged: of so many bytes, or
-# more if these were more blocks than this. All copies are queued at once, and a launch queue holds
-# about a thousand operations.
+# A vector is copied in blocks, so that the first ones are averaged while the others are copied.
+# They have BLOCK bytes, or more if there would be more than MOST_BLOCKS: all copies are queued at
+# once, and a launch queue holds about a thousand operations.
 BLOCK = 4 * 1024 * 1024
 MOST_BLOCKS = 128
 # The answer of `cuda_aware.ask` for this job's MPI; None until it is known.
@@ -59,7 +59,7 @@ def adopt(collective, like):
 
 
 def fetched(collective, vector, stream, changes=True):
-    """Return a context manager whose value is the vector as a method for numpy arrays takes it.
+    """Return a context manager whose value is the vector as the engine takes it.
 
     Args:
         changes: whether the block may change the vector.
@@ -70,12 +70,12 @@ def fetched(collective, vector, stream, changes=True):
 
 
 def begin(collective, name, vector, weight, stream):
-    """Begin a call of an engine that checks vectors on a device: see `Copies.begin`."""
+    """Begin the engine's call `name` with a vector on a device: see `Copies.begin`."""
     return _copies_of(collective).begin(name, collective, vector, weight, stream)
 
 
 def call(collective, vector, stream):
-    """Make a call of a collective that has `_call` and `_takes_blocks`: see `Copies.call`."""
+    """Call a collective, which has `_call` and `_takes_blocks`, with a vector on a device."""
     return _copies_of(collective).call(collective, vector, stream)
 
 
@@ -92,10 +92,10 @@ def release(collective):
 
 
 def discard(collective, error):
-    """Release the memory and streams of a collective whose construction this error ends.
+    """Release the memory and streams of a collective whose construction has failed.
 
-    Frames that the traceback refers to may refer to the error: both would be kept, with vectors,
-    until garbage is collected.
+    The traceback's frames may refer to the error: this cycle would keep the vectors until the next
+    garbage collection.
     """
     traceback.clear_frames(error.__traceback__)
     copies, collective._copies = collective._copies, None
@@ -115,7 +115,7 @@ class Copies:
     Attributes:
         arrays: the host's copy, a numpy array or list of them like the vectors, or a `DeviceVector`
             if the device averages them; None once closed.
-        make_space: the device's, for `Layout`; None: the host averages copies.
+        make_space: function that makes a `DeviceSpace`; None: the host averages copies.
         maps, by_messages: whether device memory is shared with other ranks of the node, and sent by
             MPI.
     """
@@ -132,7 +132,7 @@ class Copies:
         self._shape = [(array.dtype, array.size) for array in arrays]
         dtypes, sizes = zip(*self._shape)
         if "bfloat16" in dtypes:
-            import ml_dtypes  # noqa: F401 - numpy then knows it
+            import ml_dtypes  # noqa: F401 - makes bfloat16 known to numpy
 
         addresses = [array.address for array in arrays]
         self._layout = Layout(dtypes, sizes, self._single)
@@ -173,7 +173,7 @@ class Copies:
         return self._layout.size
 
     def use_in_place(self, block):
-        """Let the device average vectors in such blocks, beginning with the initial one."""
+        """Let the device average, in blocks of `block` bytes; begin with the initial vector."""
         from collectives.memory.device_queue import DeviceQueue
         from collectives.memory.device_space import DeviceSpace
         from collectives.memory.in_place import InPlace
@@ -186,7 +186,7 @@ class Copies:
         mirror.close()
 
     def use_host(self):
-        """Let the host average vectors after all, beginning with the initial one."""
+        """Fall back to averaging on the host; begin with the initial vector."""
         from collectives.memory.mirror import Mirror
 
         in_place, self.make_space, self.maps = self._handover, None, False
@@ -197,7 +197,7 @@ class Copies:
         in_place.close()
 
     def take(self, collective, vector, stream, returns):
-        """Make a vector the next to be copied; tell all ranks of an error in it."""
+        """Check a vector, which is the next to be copied; tell all ranks of an error in it."""
         collective.native.prepare_to_fetch(self._handover)
         with _telling(collective):
             name = "the vector" if self._single else "array {} of the vector"
@@ -211,7 +211,7 @@ class Copies:
     def fetch(self, collective, vector):
         """Begin to copy the vector that was taken to the host."""
         with _telling(collective):
-            # Its stream is used until the vector is back, also if the application drops it.
+            # Both are used until the vector is back, even if the application drops them.
             self._handover.fetch((vector, self._stream))
 
     @contextlib.contextmanager
@@ -246,7 +246,7 @@ class Copies:
         Nothing is copied for a call that averages nothing.
 
         Args:
-            name: "start", or "call" to wait for it, too.
+            name: "start"; or "call", which also waits for the result.
         """
         native = collective.native
         with self._guard:
@@ -282,7 +282,7 @@ class Copies:
 
     @property
     def on_host(self):
-        """The host's copy, once the vector fetched last is in it."""
+        """The host's copy; waits until the vector fetched last is in it."""
         if self.arrays is not None:
             self._handover.wait()
         return self.arrays
@@ -317,15 +317,15 @@ def copied_block(size: int) -> int:
 def choose_path(collective, comm, node, given) -> tuple[str, str]:
     """Decide where a collective's vectors are averaged, and how they are sent; collective.
 
-    They are averaged on their devices if that is implemented, there are kernels for all of them,
-    and either all ranks are on one node and can use each other's device memory, or MPI accepts it
-    without waiting for other work of the devices.
+    They are averaged on their devices if the collective can do so, there are kernels for all of
+    them, and either all ranks are on one node and can use each other's device memory, or MPI takes
+    device memory without waiting for other work of the devices.
 
     Returns:
         "host", "staged" or "direct", and the reason, a sentence; see `Collective`.
 
     Raises:
-        CudaError: a device has too little memory for it, or fails; on all ranks.
+        CudaError: a device has too little memory for that, or fails; on all ranks.
     """
     from mpi4py import MPI
 

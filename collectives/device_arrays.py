@@ -15,7 +15,7 @@ DTYPES = {
     "<f4": "float32",
     "<f8": "float64",
 }
-# The bytes of an element of each dtype that is averaged, on the host too.
+# Bytes per element of each dtype that is averaged, on devices or on the host.
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 # What to do about an array that is not contiguous, as the end of a message.
 TO_COPY = ": pass a copy, x.copy(), and assign the result back"
@@ -27,7 +27,7 @@ def is_on_device(vector) -> bool:
     first = vector[0] if isinstance(vector, (list, tuple)) and vector else vector
     try:
         return hasattr(first, "__cuda_array_interface__")
-    except RuntimeError:  # torch's answer for one on a device that requires grad
+    except RuntimeError:  # raised by torch's tensors on a device that require grad
         return True
 
 
@@ -44,7 +44,7 @@ def described(vector, whole, name, stream, writes) -> tuple[list[ArrayDescriptio
     """Return a description of the arrays of a vector, and the stream on which they are ready.
 
     Args:
-        whole, name: names for messages: of a vector that is one array, and of array {} of a list.
+        whole, name: for messages: the name of a single array, and that of array {} of a list.
         stream: the stream given by the application, or None.
         writes: whether they are written to.
     """
@@ -63,9 +63,9 @@ def described(vector, whole, name, stream, writes) -> tuple[list[ArrayDescriptio
 
 
 def current_stream(handle: int):
-    """Return CuPy's current stream, an object, if it has this handle, else None.
+    """Return the object of CuPy's current stream if it has this handle, else None.
 
-    CuPy destroys a stream with its object, which arrays name by the handle alone.
+    CuPy destroys a stream with its object, and arrays name the stream by its handle only.
     """
     cupy = sys.modules.get("cupy")
     current = cupy.cuda.get_current_stream() if cupy is not None else None

@@ -26,8 +26,8 @@ class FormedGroupCollective(PlannedCollective):
     """A collective whose ranks average in groups that a protocol forms.
 
     A base class, not for use by itself. A call averages a rank's vector in the groups that the
-    protocol selects, one after the other, each of which overwrites it by the weighted mean of its
-    members; vectors that are not finite are excluded.
+    protocol selects, one after the other. Each group overwrites it by the weighted mean of the
+    members' vectors; vectors that are not finite are excluded.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -49,11 +49,11 @@ class FormedGroupCollective(PlannedCollective):
 
         Args:
             comm, like: those of `GroupAllreduce`.
-            plan: function that checks the arguments of a method, and returns the settings that must
-                not differ between ranks, by name, and a function that returns the `GroupProtocol`
-                of a (port, rank, size).
-            sync_every: number of calls from one average of a rank to its next, at least 1; the
-                others return at once.
+            plan: function that checks the method's arguments, and returns a dict of the settings
+                that must be the same on all ranks, and a function that makes a `GroupProtocol` for
+                (port, rank, size).
+            sync_every: number of a rank's calls from one average to the next, at least 1; the calls
+                between return at once.
             **options: see `GroupOptions`.
         """
 
@@ -78,7 +78,7 @@ class FormedGroupCollective(PlannedCollective):
                 self.native = native.FormedGroups(groups=groups, sharing=sharing, **common)
                 protocol = self._make_protocol(self.native.queue, self.rank, self.size)
                 protocol.sync_every = self.sync_every
-            except Exception as error:  # of the factory, which is the method's, too
+            except Exception as error:  # including those of the method's factory
                 return error
             return None
 
@@ -90,7 +90,7 @@ class FormedGroupCollective(PlannedCollective):
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
-            stream: that on which arrays on a CUDA device are ready, and are used next: see
+            stream: the stream on which arrays on a CUDA device are ready and will be used next; see
                 `collectives.device`.
 
         Returns:
@@ -124,14 +124,14 @@ class FormedGroupCollective(PlannedCollective):
 
     @property
     def _takes_blocks(self) -> bool:
-        """Whether a call returns the result of its averages unchanged."""
+        """Whether a call returns the mean as it is, so that it can be written in blocks."""
         return self.participates
 
     def average(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Overwrite `vector` by the average of all ranks' vectors, and change nothing else.
 
-        Collective: no rank makes a call before all ranks have entered it, or waits for a rank that
-        has.
+        Collective: a rank that has entered it waits for all ranks, and calls of other ranks do not
+        wait for it meanwhile.
         """
         with device.fetched(self, vector, stream) as vector, self._collectively("average()"):
             self.native.pause(True)
@@ -188,7 +188,8 @@ class FormedGroupCollective(PlannedCollective):
     def statistics(self) -> Statistics:
         """Return this rank's statistics so far.
 
-        `versions` counts the groups with this rank, `passive` those of them outside its calls.
+        `versions` counts the groups with this rank, `passive` those that averaged outside its
+        calls.
         """
         statistics = super().statistics()
         return statistics._replace(

@@ -32,39 +32,41 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
 
     A call returns when its groups have averaged, one after the other; groups of other ranks run at
     the same time. A rank that is in `average`, `synchronize`, `load` or `join`, or has closed, is
-    not waited for and is in no group. If there is no rank to average with, a call returns at once.
+    in no group, and no call waits for it. If there is no rank to average with, a call returns at
+    once.
 
-    Unless groups are "static", a call may wait for another rank's next call. A rank that waits
-    elsewhere, in a barrier or in another collective, for a rank whose call waits for it, delays
-    both for 8 times the time that it usually takes from one call to the next and at least 1 s, or
-    for `stall` seconds; then the call continues without that rank's contribution, and it is in no
-    group until its next call. Call `average` or `join` before, or close. For that reason a process
-    can have only one open at a time, besides those whose groups are "static".
+    Unless groups are "static", a call may wait for another rank's next call. If that rank waits
+    elsewhere for the caller, in a barrier or in another collective, both are delayed: for 8 times
+    the usual time from one of its calls to the next and at least 1 s, or for `stall` seconds. Then
+    the call continues without that rank, which is in no group until its next call. To avoid the
+    delay, call `average` or `join` before, or close. For that reason a process can have only one
+    such collective open at a time, besides those whose groups are "static".
 
-    Static groups wait for all their ranks in the same call, as an allreduce does: all ranks must
-    make calls of several such collectives, and of others that wait, in the same order.
+    A static group waits for its ranks' calls of the same number, as an allreduce does: all ranks
+    must call several such collectives, and others that wait, in the same order.
 
     Args:
         comm, like: those of `GroupAllreduce`.
         groups: "random": each call makes a group of random ranks and waits for it, after all groups
             with its rank that were made before. "buffered": a call waits for the oldest group with
-            its rank; if there is none, it makes one of random ranks. "smart": in the latter case
-            all ranks that are not waiting are divided into disjoint groups instead. On several
-            nodes they are in two groups each: first one rank of each node averages with those of
-            other nodes, and the others in groups on their node; then all ranks of a node average.
-            Where nodes have two ranks, the other one averages in the second only. "static": in
-            its t-th call a rank is in the group of iteration t of `topology.static_groups`.
+            its rank; if there is none, it makes one of random ranks. "smart": as "buffered", but if
+            there is no group, all ranks that are not waiting are divided into disjoint groups. On
+            several nodes each rank is in two groups: first one rank of each node averages with
+            those of other nodes, and the others in groups on their node; then all ranks of a node
+            average. On a node with two ranks, the other rank is in the second group only.
+            "static": in its t-th call a rank is in the group of iteration t of
+            `topology.static_groups`.
         group_size: number of ranks in a group of "random" and "buffered", at least 2; all, if there
             are fewer.
             "smart" makes groups of 2 to `group_size` ranks, or 3, and of all ranks of a node.
-        threshold: C_thres of "smart", at least 1: a division leaves out ranks that have made this
-            many calls fewer, since all ranks last met, than the rank that asks for it.
+        threshold: C_thres of "smart", at least 1: a division leaves out ranks that are this many
+            calls behind the rank that asks for it, counted since all ranks last met.
         ranks_per_node: number of consecutive ranks that count as a node in "smart" and "static".
             None: nodes as MPI reports them, for "static" with equally many ranks on each.
         seed: seed of the groups drawn, an integer of at least 0.
-        sync_every: number of calls from one average of a rank to its next, at least 1; the others
-            return at once.
-        controller_rank: the rank whose engine runs the generator of all but "static".
+        sync_every: number of a rank's calls from one average to the next, at least 1; the calls
+            between return at once.
+        controller_rank: the rank whose engine runs the generator; "static" has none.
         controller_only: whether that rank only runs the generator, as in `ReadyGroupAllreduce`.
         **options: see `GroupOptions`.
 
@@ -76,7 +78,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
     Raises:
         TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
             ranks.
-        RuntimeError: a process has another one with a generator open; on all ranks.
+        RuntimeError: a process has another such collective with a generator open; on all ranks.
 
     Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019,
     sections 4 and 5.
@@ -194,7 +196,7 @@ def generated(
     absent: int | None = None,
     buffered: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function that makes a rank's protocol with a generator; nodes are for smart groups.
+    """Return a function that makes a rank's protocol with a generator; smart groups need `nodes`.
 
     Ranks whose protocols the same function makes, as in simulations, share the generator.
     """

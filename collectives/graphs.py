@@ -89,7 +89,7 @@ def hierarchical(machines: Sequence[int], gateways: int = 1) -> Edges:
         machines: number of ranks on each machine, at least 1; ranks are numbered machine by
             machine.
         gateways: 1: the first rank of a machine has the edges to both neighbors in the ring. 2: the
-            first rank has that to the machine before, and the second that to the machine after.
+            first rank has the edge to the previous machine, the second the edge to the next.
 
     Raises:
         ValueError: no machine, one without a rank, or another number of gateways.
@@ -117,14 +117,14 @@ def _both_ways(pairs: Iterable[tuple[int, int]]) -> Edges:
     return frozenset(pairs | {(b, a) for a, b in pairs})
 
 
-# The names of graphs: those for any number of ranks, and the pattern of those of machines.
+# The names of graphs: those for any number of ranks, and the pattern of those that list machines.
 SIZED = {"ring": ring, "ring-based": ring_based, "double-ring": double_ring}
 OF_MACHINES = re.compile(r"hierarchical-([0-9]+(?:\+[0-9]+)*)(?:-gateways-([12]))?")
 NAMES = (*SIZED, "hierarchical-4+2+2", "hierarchical-4+2+2-gateways-2")
 
 
 def check_name(name: str) -> str:
-    """Return `name`, if some number of ranks has a graph of this name.
+    """Return `name` if it is the name of a graph, for some number of ranks.
 
     Raises:
         ValueError: there is no such graph.
@@ -190,10 +190,9 @@ def is_symmetric(edges: Edges) -> bool:
 
 
 def longest_way_back(edges: Edges, size: int) -> int:
-    """Return how many edges it takes at most to get back along the graph where an edge came from.
+    """Return the largest distance from b back to a, over all edges (a, b).
 
-    That is the longest of the shortest paths from b to a, of all edges (a, b); 1 if every edge goes
-    in both directions, or there are none.
+    It is 1 if every edge goes in both directions, or there are none.
     """
     if is_symmetric(edges):
         return 1
@@ -245,10 +244,10 @@ def uniform_matrix(edges: Edges, size: int, *, self_loops: bool = True) -> np.nd
 
 
 def unevenness(edges: Edges, size: int) -> str | None:
-    """Return a sentence about the rank with the largest total weight in `uniform_matrix`.
+    """Return a sentence about the largest and smallest total weight in `uniform_matrix`.
 
-    None if all have the same, so that averages do not change the mean of all vectors: W is doubly
-    stochastic.
+    None if all ranks have the same: W is then doubly stochastic, and averages do not change the
+    mean of all vectors.
     """
     weights = np.array([1 / (1 + len(incoming)) for incoming in neighbor_lists(edges, size)[1]])
     counts = weights.copy()
@@ -266,9 +265,9 @@ def unevenness(edges: Edges, size: int) -> str | None:
 def spectral_gap(edges: Edges, size: int, *, self_loops: bool = True) -> float:
     """Return 1 − λ₂ of `uniform_matrix`: the larger, the faster information spreads.
 
-    λ₂ is its second largest eigenvalue, by the real part and with its sign. The paper defines it by
-    absolute values, but its figures are those with the sign, without self-loops; by absolute values
-    the gap of every bipartite graph without self-loops is 0.
+    λ₂ has the second largest real part of its eigenvalues. The paper defines it by absolute values,
+    but its figures are those by real parts, without self-loops; by absolute values the gap of every
+    bipartite graph without self-loops is 0.
 
     Raises:
         ValueError: a single rank.
@@ -284,9 +283,9 @@ def spectral_gap(edges: Edges, size: int, *, self_loops: bool = True) -> float:
 def mixing_matrix(edges: Edges, size: int) -> np.ndarray:
     """Return doubly stochastic weights for the edges: float64 array W of shape (size, size).
 
-    W[j, i] is the weight of rank j's vector at rank i. For edges in both directions they are
-    Metropolis's, 1 / (1 + the larger of both degrees); for a directed graph in which all ranks have
-    the same number d of edges in and out, 1 / (1 + d). On the ring that is 1/3 each.
+    W[j, i] is the weight of rank j's vector at rank i. If all edges go in both directions, these
+    are Metropolis's weights, 1 / (1 + the larger of both degrees); for a directed graph in which
+    all ranks have the same number d of edges in and out, 1 / (1 + d). On the ring all are 1/3.
 
     Raises:
         ValueError: another directed graph, for which weights must be given.
@@ -313,8 +312,8 @@ def check_mixing(matrix: npt.ArrayLike, edges: Edges, size: int) -> np.ndarray:
 
     Raises:
         TypeError, ValueError: it has another shape, an entry that is negative, not finite or on no
-            edge, a column that does not sum to 1 (the averages would drift), or a row (some ranks
-            would have more weight than others).
+            edge, a column that does not sum to 1 (the averages would drift), or such a row (some
+            ranks would have more weight than others).
     """
     try:
         matrix = np.asarray(matrix, dtype=np.float64)

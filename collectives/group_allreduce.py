@@ -53,8 +53,8 @@ class GroupAllreduce(Collective):
             rank that has closed, or whose vector is not finite, has weight 0.
         late: what a rank that others have overtaken contributes and receives. "paper": it
             contributes its vector x', and receives (W·m + w·x') / (W + w), where m, of weight W, is
-            the newest mean of its groups, and w is its own weight; if it is several versions late,
-            m is none of those between, and may be that of its last call once more. "conserving":
+            the newest mean of its groups, and w is its own weight; means between are skipped if it
+            is several versions late, and m may be that of its last call once more. "conserving":
             the change of its vector since its last call is added to its snapshot, and the mean
             replaces the snapshot, so that no update is lost or counted twice. By default
             `DEFAULT_LATE`, "conserving".
@@ -67,11 +67,11 @@ class GroupAllreduce(Collective):
         contraction: r of "wp", between 0 and 1: the factor by which a call of weight 1 brings a
             model closer to the optimum.
         wire_dtype: "float16" or "bfloat16" sends float32 and float64 arrays in this dtype, with a
-            half or a quarter of the bytes. Sent are the differences from r, the last average over
-            all ranks (initially `like`, if that is the same on all ranks, else 0). The error of a
+            half or a quarter of the bytes. It sends differences from r, the last average over all
+            ranks (initially `like`, if that is the same on all ranks, else 0). The error of a
             mean m of vectors x_i with shares s_i is at most about u·(Σ s_i |x_i − r| + |m − r|),
             where u is 2⁻¹¹ or 2⁻⁸ (and 2⁻²⁴ more in float16, whose largest difference is ±65504).
-            None: arrays are sent in their own dtype. Without effect if all ranks share memory.
+            None: arrays are sent in their own dtype. It has no effect if all ranks share memory.
         **options: see `GroupOptions`.
 
     Attributes:
@@ -138,7 +138,7 @@ class GroupAllreduce(Collective):
             options: see `GroupOptions`.
             summing: whether vectors are sums of contributions (`PartialAllreduce`).
             draws: whether each version is started by a rank drawn with `seed`.
-            given: the constructor's other arguments, and those by which other classes differ.
+            given: the constructor's other arguments, and those of `PartialAllreduce`.
         """
         self._summing, self._draws = summing, draws
         if given["group_size"] is None:
@@ -199,7 +199,7 @@ class GroupAllreduce(Collective):
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
             weight: weight of this vector in every average, or the work since the last call
                 (`weights`), at least 0; for batches of unequal sizes.
-            stream: that on which arrays on a CUDA device are ready, and are used next: see
+            stream: the stream on which arrays on a CUDA device are ready and will be used next; see
                 `collectives.device`.
 
         Returns:
@@ -236,9 +236,9 @@ class GroupAllreduce(Collective):
         """Replace this rank's snapshot without taking part in a version.
 
         Under the conserving rule the change of `vector` since the application's last call or
-        publication is added to the snapshot. It waits at most for an exchange in progress. If
-        `wait` is "group" no rank is late; the snapshot then counts in one version, if this rank
-        closes before its next call.
+        publication is added to the snapshot. Publishing waits at most for an exchange in progress.
+        If `wait` is "group", the snapshot counts only if this rank closes before its next call,
+        and then in one version.
         """
         with device.fetched(self, vector, stream, changes=False) as vector:
             self.native.publish(vector, weight)

@@ -1,4 +1,4 @@
-"""The wait of ranks for each other before a collective exists that can report missing ranks."""
+"""A barrier that reports missing ranks, for constructors, which have no engine yet to do so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["meet"]
 ASLEEP = 1e-3  # most seconds between two tests of the barrier
 FAILED = 1.0  # seconds of waiting after which a failure in another collective may be the reason
 LOOKING = 0.2  # seconds between two checks for that
-DRAINING = 1.0  # seconds for messages that have been sent already, unless the application took them
+DRAINING = 1.0  # seconds to wait for messages sent; the application may have received them
 REPORTING = (0, 1)  # ranks that report who is missing: the first may be missing itself
 
 log = logging.getLogger("collectives")
@@ -47,10 +47,10 @@ def meet(comm, where: str, stall: float, abort: float) -> None:
 
 
 class _Meeting:
-    """The ranks that have arrived; those that have waited for long tell the reporting ranks.
+    """A barrier in which ranks that have waited for long tell the reporting ranks of themselves.
 
-    There is no other communicator yet, so this uses the application's, but only where ranks wait
-    for long, and with a tag that applications hardly use.
+    It sends on the application's communicator, because there is no other yet, but only if ranks
+    wait for long, and with a tag that applications hardly use.
     """
 
     def __init__(self, comm):

@@ -57,7 +57,7 @@ class Node:
         """Return why the ranks cannot use each other's device memory, or None; collective.
 
         Args:
-            device: this rank's.
+            device: number of this rank's device.
         """
         return cuda_ipc.why_not(self._comm, device)
 

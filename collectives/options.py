@@ -33,14 +33,14 @@ class CollectiveOptions(TypedDict, total=False):
 
 
 class GroupOptions(CollectiveOptions, total=False):
-    """Those of collectives whose averages can be in shared memory: in groups, or over all ranks.
+    """Keyword arguments of collectives that can average in shared memory, and of their optimizers.
 
     Attributes:
         engine, stall, abort, log_level: see `CollectiveOptions`.
         transport: "shared": vectors are in memory shared by the ranks, which must all be on one
-            node; averages of other ranks then do not need a rank that computes, not even its
-            progress thread. "messages": vectors are sent. By default WAGMA_TRANSPORT, else None:
-            ranks on one node average in shared memory if the system has any, others by messages.
+            node; an average then needs nothing of a rank that computes, not even its progress
+            thread. "messages": vectors are sent. By default WAGMA_TRANSPORT, else None: ranks on
+            one node average in shared memory if the system has any, others by messages.
     """
 
     transport: str | None

@@ -2,9 +2,8 @@
 
 Each rank has a send buffer, to which it adds its contributions, and a receive buffer, which holds
 what it has received. A version averages the send buffers of all ranks as they are when it begins,
-whichever ranks have arrived. A call returns the difference of the newest average and the receive
-buffer. So each contribution is in one call's result on every rank; that of a late rank is in the
-next version.
+whichever ranks have arrived. A call returns the newest average minus the receive buffer. So each
+contribution is in one call's result on every rank; that of a late rank is in the next version.
 
 Source: Li, Ben-Nun, Di Girolamo, Alistarh and Hoefler, Taming unbalanced training workloads in deep
 learning with partial collective operations, PPoPP 2020. In the paper each version empties the send
@@ -57,11 +56,11 @@ class PartialAllreduce(Described):
         like: an example of the vectors, whose values have no effect: a 1-D contiguous numpy array,
             or a list of such arrays, of the same dtypes and lengths on all ranks: float16, bfloat16
             (of ml_dtypes), float32 or float64. Sums of fp16 and bf16 are kept in float32.
-        trigger: "solo": a version begins when the first rank calls. "majority": it begins when a
-            rank calls that is drawn for it, the same on all ranks, so half of the ranks have
-            arrived on average. While any rank is in another operation (average(), synchronize(),
-            load(), join(), close()), versions begin as with "solo", so that no rank waits for one
-            that does not arrive.
+        trigger: "solo": a version begins when the first rank calls. "majority": it begins with the
+            call of a rank drawn for it, the same on all ranks; on average half of the ranks have
+            arrived then. While any rank is in another operation (average(), synchronize(), load(),
+            join(), close()), versions begin as with "solo", so that no rank waits for one that does
+            not arrive.
         sync_period: number of calls τ from one call that waits for all ranks to the next, at least
             1.
         seed: seed of the ranks drawn, from 0 to 2⁶⁴ − 1.
@@ -78,7 +77,7 @@ class PartialAllreduce(Described):
     and joining go beyond the paper.
     """
 
-    # Those of its vectors, where these are on a device.
+    # The `device.Copies` of its vectors, if they are on a device.
     _copies: Any = None
     _shown = ("trigger", "sync_period")
 
@@ -173,7 +172,7 @@ class PartialAllreduce(Described):
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`. It
                 counts as zero if it is not finite, or makes the sum infinite.
-            stream: that on which arrays on a CUDA device are ready, and are used next: see
+            stream: the stream on which arrays on a CUDA device are ready and will be used next; see
                 `collectives.device`.
 
         Returns:
@@ -185,7 +184,7 @@ class PartialAllreduce(Described):
                 allowed after it.
             RankFailedError, ClosedError, DisagreementError: as in `GroupAllreduce`.
 
-        After an exception from a signal handler only close() is allowed, too. After any exception
+        Only close() is allowed after an exception from a signal handler, too. After any exception
         the content of `vector` is undefined.
         """
         with self._operation(vector, stream) as arrays:
@@ -230,8 +229,8 @@ class PartialAllreduce(Described):
 
         It returns when all ranks have joined; all then have the same number of calls. From the next
         synchronization on, means are over the other ranks only. `vector` becomes the part of the
-        last period's results that this rank has not received; results of synchronizations of the
-        others before that are not in it.
+        last period's results that this rank has not received; results of earlier synchronizations
+        of the others are not in it.
         """
         with self.joining(vector, stream=stream):
             pass
@@ -324,7 +323,7 @@ class PartialAllreduce(Described):
             yield [np.asarray(vector)] if self._single else [np.asarray(each) for each in vector]
 
     def _averaged(self, arrays: list[np.ndarray]) -> Any:
-        """Return the array to average in place, given the sums."""
+        """Return the arrays to average in place: the vector's, or those in float32 instead."""
         pairs = zip(arrays, self._wide, strict=True)
         averaged = [array if wide is None else wide for array, wide in pairs]
         return averaged[0] if self._single else averaged
@@ -345,7 +344,7 @@ class PartialAllreduce(Described):
                 averaged[...] = sums
 
     def _take(self, arrays: list[np.ndarray]) -> None:
-        """Replace the newest average by its difference from the receive buffer, and update that.
+        """Subtract the receive buffer from the newest average, and add the result to the buffer.
 
         What rounding omits from one result is in the next.
         """

@@ -51,8 +51,8 @@ class PeerCollective(PlannedCollective):
 
         Args:
             comm, like: those of `GroupAllreduce`.
-            plan: function that checks the arguments of a method, and returns the settings that must
-                not differ between ranks, by name, and a function that makes the protocol from a
+            plan: function that checks the method's arguments, and returns a dict of the settings
+                that must be the same on all ranks, and a function that makes the protocol from a
                 `Mailbox`.
             **options: see `CollectiveOptions`.
         """
@@ -68,7 +68,7 @@ class PeerCollective(PlannedCollective):
         try:
             self.native = native.PeerExchange(**self._common(node, like, given))
             mailbox = self._make_mailbox(native, messages, like, whole)
-        except Exception as problem:  # of the factory, which is the method's, too
+        except Exception as problem:  # including those of the method's factory
             error = problem
         raise_collectively(self.comm, error)
         self.native.attach(mailbox)
@@ -100,7 +100,7 @@ class PeerCollective(PlannedCollective):
 
         Args:
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
-            stream: that on which arrays on a CUDA device are ready, and are used next: see
+            stream: the stream on which arrays on a CUDA device are ready and will be used next; see
                 `collectives.device`.
 
         Returns:
@@ -145,7 +145,7 @@ class PeerCollective(PlannedCollective):
             self.native.pause(False)
 
     def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
-        """Average `vector` in place over all ranks, as each one's model; collective, not a call."""
+        """Average `vector` in place over all ranks: it becomes each rank's model; collective."""
         with device.fetched(self, vector, stream) as vector, self._collectively("synchronize()"):
             self._prepare(vector)
             self._go_on(vector, self.version)
@@ -177,8 +177,8 @@ class PeerCollective(PlannedCollective):
     def statistics(self) -> Statistics:
         """Return this rank's statistics so far.
 
-        `versions` counts the averages that contain its model, `passive` those of them that another
-        rank requested.
+        `versions` counts the averages that contain its model, `passive` those that another rank
+        requested.
         """
         mailbox, statistics = self.native.mailbox, super().statistics()
         return statistics._replace(
@@ -210,7 +210,7 @@ class PeerCollective(PlannedCollective):
             self._go_on(vector, last)
 
     def _go_on(self, vector: Any, version: int) -> None:
-        """Average the prepared vectors of all ranks, as each one's model after so many calls."""
+        """Average all ranks' prepared vectors: each rank's model from call `version` on."""
         self.native.synchronize(vector, self._weight())
         self._restart(vector, version)
 

@@ -21,7 +21,7 @@ Planned: TypeAlias = "tuple[dict[str, Any], Callable[..., Any]]"
 
 
 class PlannedCollective(Collective):
-    """A collective with a protocol besides that of operations of all ranks; a base class.
+    """A collective whose method has a protocol of its own; a base class.
 
     Its engine implements `settle` and `begin_collectively`. During construction `_like` is the
     initial vector on the host.
@@ -34,15 +34,15 @@ class PlannedCollective(Collective):
 
         Args:
             comm, like: those of `GroupAllreduce`.
-            plan: function that checks the arguments of a method, and returns the settings that must
-                be the same on all ranks, by name, and a factory of the protocol. What it raises on
+            plan: function that checks the method's arguments, and returns a dict of the settings
+                that must be the same on all ranks, and a factory of the protocol. What it raises on
                 one rank is raised on all.
             **options: see `CollectiveOptions`.
         """
         self._plan = plan
         try:
             self._construct(comm, like, options)
-        finally:  # a plan refers to the collective
+        finally:  # end the cycle: a plan refers to the collective
             for name in ("_plan", "_make_protocol", "_like"):
                 self.__dict__.pop(name, None)
         self._guard = process.native().Guard()

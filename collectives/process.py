@@ -89,8 +89,8 @@ def end_job(comm, status: int) -> None:
 def remove_segments() -> None:
     """Unlink MPICH's shared memory of this job on this node, which MPI_Abort would leave behind.
 
-    MPICH unlinks it in MPI_Finalize only. All its ranks have mapped it in MPI_Init, and what this
-    process has mapped is of no other job.
+    MPICH unlinks it only in MPI_Finalize. Unlinking is safe: all ranks of the node have mapped it
+    in MPI_Init, and no other job uses the segments that this process has mapped.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
@@ -119,7 +119,7 @@ def load_mpi():
 
 
 def native():
-    """Return the engine's module; only collectives import it, since that initializes MPI.
+    """Return the engine's module, whose import initializes MPI.
 
     Raises:
         ImportError: the extensions run on another MPI library than mpi4py does, or there is none.
@@ -161,8 +161,7 @@ def opened() -> list:
 def check_alone() -> None:
     """Raise RuntimeError if MPI's thread level does not allow another open collective.
 
-    It is not raised on all ranks together: the progress thread is in MPI, so this thread cannot
-    even tell the others.
+    Only this rank raises it: its progress thread may be in MPI, so it cannot tell the others.
     """
     from mpi4py import MPI
 
@@ -222,7 +221,7 @@ def remove(collective) -> bool:
 def raise_failure_in(comm) -> None:
     """Raise RankFailedError if another rank of this communicator has failed and will not arrive.
 
-    That is a rank that waits in close() of a collective that is still open on this rank.
+    Such a rank waits in close() of a collective that this rank still has open.
     """
     from mpi4py import MPI
 
@@ -241,7 +240,7 @@ def raise_failure_in(comm) -> None:
 def fail(error) -> None:
     """Tell the ranks of all open collectives of this rank's error.
 
-    While this rank closes one of them, others may wait for it in another.
+    While this rank closes one of these collectives, other ranks may wait for it in another.
     """
     for collective in list(_open.values()):
         collective.fail(error)
@@ -258,8 +257,7 @@ def describe(error) -> str:
 def tell(error, rank: int) -> None:
     """Print why a rank closes its collectives, once for each exception.
 
-    That is the exception's traceback, or one line if its cause is another rank's failure or a
-    signal.
+    It prints the traceback; one line if the cause is another rank's failure or a signal.
     """
     if _is_told(error):
         return
@@ -278,7 +276,7 @@ def _is_told(error) -> bool:
 
 
 def _is_only_told(error) -> bool:
-    """Return whether an error is another rank's failure alone, whose traceback that rank prints."""
+    """Return whether an error only reports another rank's failure: that rank prints a traceback."""
     return isinstance(error, RankFailedError) and error.__cause__ is error.__context__ is None
 
 
@@ -318,7 +316,7 @@ def _close_all_at_finalize() -> None:
 
 @contextlib.contextmanager
 def interrupts_held():
-    """Delay signals, whose handlers may raise: a rank that left half-way would let others wait."""
+    """Delay signals: a handler may raise, and others would wait for a rank that left half-way."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

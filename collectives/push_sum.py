@@ -33,8 +33,8 @@ class PushSum(PeerCollective):
         comm, like: those of `GroupAllreduce`. Each rank's initial vector counts.
         neighbors: number of ranks that each rank sends to in a call, on the directed exponential
             graph: at distances 1, 2, 4, … in turn; at most ⌈log2 P⌉.
-        graph: networkx graph of the ranks, (strongly) connected, or the name of one
-            (`collectives.graphs.NAMES`), along whose edges all ranks send in every call, instead.
+        graph: to use instead: a networkx graph of the ranks, (strongly) connected, or the name of
+            one (`collectives.graphs.NAMES`). All ranks send along its edges in every call.
         weight: initial w of this rank, from 2⁻²⁰ to 2²⁰: beyond that numerators could underflow or
             overflow.
         **options: see `CollectiveOptions`.

@@ -1,4 +1,4 @@
-"""The settings of `QueuedNeighborAverage`: their defaults, their checks, and which have effect."""
+"""The settings of `QueuedNeighborAverage`: their defaults, and checks of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ __all__ = ["QueueSettings"]
 MODES = ("standard", "notify-ack")
 ORDERS = ("parallel", "serial")
 MEANS = ("weighted", "simple")
-# The largest number of iterations in a setting, since updates of as many may be kept.
+# The largest number of iterations in a setting: the updates of that many may be kept.
 MOST = 2**20
-# By default a rank is at most this far ahead of one that averages its vector, or farther as its
-# staleness needs.
+# The default of `max_gap`, unless the staleness needs more.
 DEFAULT_GAP = 5
 
 
@@ -37,7 +36,7 @@ class QueueSettings:
     order: str = "parallel"
 
     def checked(self, edges: graphs.Edges, size: int) -> QueueSettings:
-        """Return them with values in place of "auto" and of defaults.
+        """Return the checked settings, with "auto" and defaults resolved.
 
         Args:
             edges, size: the graph and its number of ranks, as in `collectives.graphs`.
@@ -81,7 +80,7 @@ class QueueSettings:
         """Return `backup`, as one number if all ranks have the same.
 
         Args:
-            neighbors: of each rank, the number of ranks whose vectors it averages with its own.
+            neighbors: for each rank, the number of ranks whose vectors it averages with its own.
         """
         if isinstance(self.backup, str) or not isinstance(self.backup, (Sequence, np.ndarray)):
             return checked_integer("backup", self.backup, 0, min(neighbors))
@@ -96,19 +95,19 @@ class QueueSettings:
         return each[0] if len(set(each)) == 1 else each
 
     def of_rank(self, rank: int) -> dict[str, Any]:
-        """Return the arguments of a rank's protocol; of checked settings."""
+        """Return the arguments of a rank's protocol, from checked settings."""
         chosen = dataclasses.asdict(self)
         if not is_integer(self.backup):
             chosen["backup"] = chosen["backup"][rank]
         return chosen
 
     def inert(self, edges: graphs.Edges, size: int) -> str | None:
-        """Return a sentence about a staleness that no rank ever waits for; of checked settings.
+        """Return a warning if the checked staleness never makes a rank wait, else None.
 
-        A rank i may be s + 1 iterations ahead of a source j by its staleness, and by tokens max_gap
-        for each edge on the shortest path from i to j. Where these are fewer, or as many, it waits
-        for a token, and any larger s would give the same run. (With order="serial" a vector is sent
-        later than the token, so equal numbers are enough for it to be waited for.)
+        Staleness lets a rank i be s + 1 iterations ahead of a source j; tokens let it be max_gap
+        ahead for each edge on the shortest path from i to j. If the tokens' limit is lower or
+        equal, it waits for a token, and any larger s gives the same run. (With order="serial" a
+        vector is sent later than the token, so at equal limits a rank waits for the vector.)
 
         Source: Luo et al., Hop, 2019, Table 1: (s + 1) × length(j → i) and max_ig × length(i → j).
         """
@@ -116,7 +115,7 @@ class QueueSettings:
             return None
         assert is_integer(self.max_gap)  # checked
         ahead = self.staleness + (1 if self.order == "serial" else 2)
-        if self.max_gap >= ahead:  # without a look at the paths, which takes long for many ranks
+        if self.max_gap >= ahead:  # spares a search of paths, which takes long for many ranks
             return None
         least = -(-ahead // graphs.longest_way_back(edges, size))
         if self.max_gap >= least:

@@ -54,10 +54,10 @@ class QueuedNeighborAverage(PeerCollective):
         backup: number of neighbors whose vectors a call may omit, fewer than n: one for all ranks,
             or a sequence with that of each rank (the paper's N_buw(i)). The vectors that have
             arrived have equal weights; later ones are dropped.
-        staleness: s: a call waits only for neighbors none of whose vectors is of iteration k − s or
-            later. It uses the newest vector of each that has arrived since the last call. None: all
-            are of iteration k. With backups, a combination that the paper calls "hybrid" without
-            giving a rule, a call omits so many neighbors.
+        staleness: s: a call waits until a vector of iteration k − s or later has arrived from each
+            neighbor, and uses the newest one of each that has arrived since the last call. None:
+            all are of iteration k. With backups ("hybrid" in the paper, which gives no rule), a
+            call omits that many neighbors.
         mean: how vectors of different iterations are averaged, with staleness. "weighted": the
             weight of a vector is its iteration − (k − s) + 1, that of this rank's own s + 1.
             "simple": equal weights. The paper compares both (section 4.4).

@@ -26,7 +26,7 @@ __all__ = ["ReadyGroupAllreduce", "dynamic_weights"]
 
 WEIGHTS = ("constant", "dynamic", "dynamic-each")
 MISSING = ("nearest", "initial")
-# The faster one of the sizes in the paper's tables, with 8 and 16 ranks.
+# The faster of the sizes in the paper's tables, for 8 and 16 ranks.
 USUAL_GROUP_SIZE = 3
 # Elements mixed with the initial model at a time, which stay in cache.
 CHUNK = 1 << 15
@@ -51,22 +51,22 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         comm, like: those of `GroupAllreduce`.
         group_size: P', from 2 to the number of ranks; any in a job of one rank. None: 3, or all
             ranks if there are fewer.
-        weights: "constant": all members have the same weight. "dynamic": each iteration has less
-            the older it is, shared by the models of that iteration. "dynamic-each": each model has
-            less the older it is. See `dynamic_weights`. A call increments a rank's iteration, and
-            then sets it to that of the newest member of its group.
+        weights: "constant": all members have the same weight. "dynamic": the older an iteration,
+            the smaller its weight, which the models of that iteration share. "dynamic-each": the
+            older a model, the smaller its weight. See `dynamic_weights`. A call increments a rank's
+            iteration, and then sets it to that of the newest member of its group.
         alpha: α of dynamic weights, from 0 to less than 1.
         missing: "nearest" or "initial", of dynamic weights. With "initial", `like` must be finite
             and the same on all ranks, and each rank keeps a copy of it.
         history: T, the number of recent groups in which the controller checks which ranks have met,
             at least ⌈(N−1)/(P'−1)⌉. None: that, or ⌈(N/P') (ln N + 3)⌉ if that is more.
-        sync_every: number of calls from one average of a rank to its next, at least 1; the others
-            return at once.
+        sync_every: number of a rank's calls from one average to the next, at least 1; the calls
+            between return at once.
         controller_rank: the rank whose engine runs the controller. If its engine is "none", the
             others wait for its calls.
         controller_only: whether that rank only runs the controller: it makes no calls, is in no
             group, and its vector does not count in averages over all ranks, which it calls like the
-            others. N is one less then. (`participates` tells which ranks make calls.)
+            others. N is then one less. (`participates` tells which ranks make calls.)
         **options: see `GroupOptions`.
 
     Attributes:

@@ -12,9 +12,9 @@ class Result(NamedTuple):
 
     Attributes:
         version: number of this call, from 0.
-        timely: whether this rank's vector is finite and is in the average of its own version, which
-            had not begun with an older vector of this rank. Always true if ranks send each other
-            models: the model returned contains their changes.
+        timely: whether this call's vector is in the average of its version: it is finite, and the
+            version did not begin with an older one. Always true for the peer-to-peer collectives:
+            the model returned contains this rank's changes.
         source: the version whose result was used; later than `version` if this rank was overtaken.
         group: the ranks whose vectors were averaged in `source`, sorted; for the peer-to-peer
             collectives the ranks whose models are in the one returned, as far as known.

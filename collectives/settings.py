@@ -88,7 +88,7 @@ def resolve(like, options, **given) -> dict:
 
 
 def unknown_option(kind: type, known, options) -> Exception | None:
-    """Return the error in the names of options, or None; a class's are those of `known`."""
+    """Return the error if an option is not one of the class's, `known`; else None."""
     unknown = [name for name in options if name not in known.__optional_keys__]
     if unknown:
         name = shown_name(kind)
@@ -231,7 +231,7 @@ def checked_integer(
     """Return an integer argument from `least` to `most` (if given), or raise.
 
     Args:
-        largest: the bound where there is no `most`: more than this cannot be computed with.
+        largest: the bound if `most` is None: beyond it, computations may overflow.
     """
     if not is_integer(value):
         raise TypeError(f"{name} is {value!r}, not an integer")

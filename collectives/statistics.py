@@ -12,11 +12,11 @@ class Statistics(NamedTuple):
 
     Attributes:
         calls: calls that the application has completed, including synchronous ones.
-        timely: calls whose vector was in the average that they asked for.
+        timely: calls whose own vector was in the average of their version.
         synchronizations: averages over all ranks, periodic or not, except those of `average`.
         versions: group averages that were executed on this rank, whichever rank started them.
-        passive: those of `versions` to which this rank contributed a vector older than that of the
-            same call.
+        passive: those of `versions` to which this rank contributed an older vector than that of its
+            call of the same number.
         staleness: number of group averages executed with a contribution of age 0, 1, …, in
             versions; age 1,000 includes all older contributions.
         nonfinite: vectors of this rank that were excluded: those that were not finite, and changes

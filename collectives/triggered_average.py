@@ -28,16 +28,15 @@ class TriggeredAverage(Collective):
 
     A rank's call ends one of its steps, and usually returns at once. A rank's `sync_period`-th call
     since the last average starts the next average, and waits for all other ranks, each of which
-    takes part in its next call, whatever its number. So a rank is waited for until the end of its
-    current step only, and slow ranks make fewer steps between averages. After the average all
+    takes part in its next call, however many it has made. So others wait for a rank only until the
+    end of its current step, and slow ranks make fewer steps between averages. After the average all
     ranks' vectors are bitwise equal. A vector that is not finite is excluded, and becomes the mean.
 
     Ranks need not make the same number of calls: a rank that makes no more joins the others.
 
     Args:
         comm, like: those of `GroupAllreduce`; the values of `like` have no effect.
-        sync_period: number of calls τ of a rank since the last average with which it starts the
-            next, at least 1.
+        sync_period: τ, at least 1: a rank's τ-th call since the last average starts the next one.
         weights, contraction, wire_dtype: those of `GroupAllreduce`.
         **options: see `GroupOptions`.
 
@@ -113,7 +112,7 @@ class TriggeredAverage(Collective):
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
             weight: weight of this vector in an average, or the work since the last call
                 (`weights`), at least 0.
-            stream: that on which arrays on a CUDA device are ready, and are used next: see
+            stream: the stream on which arrays on a CUDA device are ready and will be used next; see
                 `collectives.device`.
 
         Returns:
@@ -142,7 +141,7 @@ class TriggeredAverage(Collective):
         return device.begin(self, "start", vector, weight, stream)
 
     def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
-        """Average `vector` in place over all ranks, as `join` does; collective, and not a call."""
+        """Average `vector` in place over all ranks, as `join` does; collective, but no call."""
         self.join(vector, stream=stream)
 
     def average(

@@ -29,8 +29,7 @@ class UpdateQueue:
     """Updates in the order of their arrival, taken out by their tags: an iteration and a sender.
 
     With `max_gap` there are max_gap + 1 queues, one for each possible iteration modulo that number;
-    an update that is older than the iteration asked for is discarded, as those that are late under
-    backup workers are.
+    an update older than the iteration asked for is discarded, like late ones with backup workers.
 
     Several threads may use it at the same time. Updates are stored by reference: for an array on a
     CUDA device the receiver's stream has to wait for the sender's. The class is for programs of
