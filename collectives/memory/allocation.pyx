@@ -19,15 +19,15 @@ cdef extern from "<stdlib.h>" nogil:
 cdef enum:
     TOKEN = 16
 
-# How many allocations succeed before one fails, or all later ones; −1: all succeed. For tests.
+# For tests: how many allocations succeed before one (`once`) or all fail; −1: all succeed.
 cdef long long countdown = -1
 cdef bint once = False
 
 
 def fail_after(long long successes, bint only_once=False):
-    """Let the allocation after so many fail, and unless `only_once` all later ones; −1: none.
+    """Let the allocation after `successes` others fail, and unless `only_once` all later ones.
 
-    For tests. Return how many more would have succeeded until now: −1: all; −2: one has failed.
+    For tests. −1: none fails. Return what is left of the previous number; −2: one has failed.
     """
     global countdown, once
     left = countdown
@@ -55,7 +55,7 @@ cdef void *zeroed(size_t count, size_t size) noexcept nogil:
 
 
 cdef void *resized(void *memory, size_t size) noexcept nogil:
-    """Return this memory with another size, as `realloc` does; NULL: it is as it was."""
+    """Return this memory with another size, as `realloc` does; NULL: it is unchanged."""
     return NULL if fails() else realloc(memory, size)
 
 
@@ -68,7 +68,7 @@ cdef char *allocate(Py_ssize_t size) except NULL:
 
 
 cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil:
-    """Return memory, on huge pages unless small: a peer reads from those at twice the speed."""
+    """Return memory, on huge pages unless it is small: peers read these twice as fast."""
     cdef void *memory = NULL
     cdef bint huge = size >= HUGE_PAGE // 8
     if fails():
@@ -92,8 +92,8 @@ cdef class Memory:
 cdef class Segment:
     """Zeroed memory that other processes can map, freed when the last of them unmaps it.
 
-    It has no name in any file system, so nothing is left behind however the processes end; they
-    open it by the creator's process id and descriptor, and verify its first bytes, a token.
+    It has no name in any file system, so nothing is left behind however the processes end. Other
+    processes open it by the creator's process id and descriptor, and verify a token at its begin.
 
     Args:
         size: bytes, of which the token takes the first `LINE`.
@@ -142,7 +142,7 @@ cdef class Segment:
 
     @property
     def handle(self):
-        """What another process of this node maps the same memory by, until `close`."""
+        """The argument by which another process of this node maps the segment, until `close`."""
         return os.getpid(), self.descriptor, self.token
 
     def close(self):

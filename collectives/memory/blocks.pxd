@@ -4,7 +4,7 @@ cdef class Blocks:
     cdef readonly Layout layout
     cdef readonly int count
     cdef readonly Py_ssize_t length
-    # Of each block: the first array that it contains a part of.
+    # For each block, the first array of which it contains a part.
     cdef int *first
 
     cdef Py_ssize_t begin(self, int block) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A vector's blocks, in which it is sent, and processed while in cache."""
+"""The blocks in which a vector is sent, and processed while in cache."""
 
 from libc.stdlib cimport free
 
@@ -46,7 +46,7 @@ cdef class Blocks:
     cdef bint part(
         self, int block, int i, Py_ssize_t *offset, Py_ssize_t *count
     ) noexcept nogil:
-        """Set the byte at which the block's part of array i begins, and the part's elements.
+        """Set the offset in bytes of the block's part of array i, and its number of elements.
 
         Return whether array i exists and begins before the block's end.
         """

@@ -1,7 +1,7 @@
 """Device memory that other libraries of this process cache but do not use.
 
-torch and CuPy keep freed memory for their next arrays, which the driver then does not have for
-anybody else.
+torch and CuPy keep freed memory for their next arrays; until they release it, the driver cannot
+give it to anybody else.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ __all__ = ["empty"]
 
 
 def empty() -> None:
-    """Let torch and CuPy, where this process has loaded them, free memory that they only cache.
+    """Let torch and CuPy, if this process has loaded them, free memory that they only cache.
 
-    They wait for the device. Neither is imported.
+    This waits for the device. Neither is imported.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

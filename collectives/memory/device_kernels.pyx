@@ -66,7 +66,7 @@ cdef inline int _dtype(int code) noexcept nogil:
 
 
 cdef inline int _half(int code) noexcept nogil:
-    """Return a dtype's index among fp16 and bf16, those that can be sent for wider ones."""
+    """Return a dtype's index among fp16 and bf16, which can be sent in place of wider ones."""
     return code == c"E"
 
 
@@ -111,7 +111,7 @@ cdef class DeviceKernels:
             leave(mode)
 
     cdef int _launch_each_once(self) except -1:
-        """Launch each kernel empty: drivers load it at its first launch, and stall others then."""
+        """Launch each kernel without work: a first launch loads it, and stalls other work."""
         cdef Members nothing
         cdef void *arguments[6]
         cdef Handle stream

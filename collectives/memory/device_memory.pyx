@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Memory of a device, private or shared with other processes of the node.
 
-Sharing uses CUDA's interprocess communication (IPC). The device work of two processes on shared
-memory is ordered only by what they tell each other after they have seen it complete.
+Sharing uses CUDA's interprocess communication (IPC). The device does not order the work of two
+processes on shared memory: each waits until its own is complete before it tells the other.
 """
 
 from libc.string cimport memcmp, memcpy
@@ -42,7 +42,7 @@ cdef enum:
 cdef class DeviceMemory(Memory):
     """Memory of a device; the host waits for the device when it is freed.
 
-    If there is too little, it is what torch and CuPy cache without using it that is freed first.
+    If there is too little, torch and CuPy first free what they only cache.
 
     Args:
         size: bytes.
@@ -89,7 +89,7 @@ cdef class DeviceMemory(Memory):
 cdef class ExportedMemory(DeviceMemory):
     """Memory of a device that other processes can map by its `handle`, bytes.
 
-    It must not be freed as long as one of them has it mapped: see `MappedMemory`.
+    It must not be freed while another process has it mapped: see `MappedMemory`.
 
     Args, raises: see `DeviceMemory`; also raises CudaError if the driver lacks IPC.
     """
@@ -108,7 +108,7 @@ cdef class ExportedMemory(DeviceMemory):
 
     @property
     def handle(self):
-        """What another process of this node maps the same memory by."""
+        """The argument by which another process of this node maps the memory."""
         return self.name
 
 
@@ -116,8 +116,8 @@ cdef class MappedMemory(DeviceMemory):
     """Another process's exported memory, mapped as long as this object lives.
 
     Args:
-        handle: of the exported memory.
-        context: of the device that uses it.
+        handle: the `ExportedMemory`'s handle.
+        context: that of the device that uses it.
 
     Raises:
         CudaError: it cannot be mapped.
@@ -152,7 +152,7 @@ def export(int device, bytes content):
 
 
 def write_by_kernel(int device, bytes handle, Py_ssize_t offset, bytes numbers):
-    """Let a kernel write float32 numbers to another process's memory, mapped; wait for it."""
+    """Map another process's memory, and let a kernel write float32 numbers there; wait for it."""
     cdef Context context = context_of(device)
     cdef DeviceKernels kernels = kernels_of(context)
     cdef MappedMemory memory = MappedMemory(handle, context)
@@ -186,7 +186,7 @@ def content_of(ExportedMemory memory, int device, Py_ssize_t size):
 
 
 def holds(int device, bytes handle, bytes content):
-    """Return whether another process's memory, mapped, begins with this; wait for the copy."""
+    """Map another process's memory, and return whether it begins with `content`."""
     cdef Context context = context_of(device)
     cdef MappedMemory memory = MappedMemory(handle, context)
     cdef PinnedMemory pinned = PinnedMemory(len(content), context)

@@ -10,7 +10,7 @@ cdef class DeviceQueue:
     cdef Timeline timeline
     cdef pthread_mutex_t mutex
     cdef int pid
-    # Whether a pass was begun after the last ticket; when that was given, or the device queried.
+    # Whether a pass was begun after the last ticket; when a ticket was given or the device queried.
     cdef bint pending
     cdef long long looked
     # The driver's error, and the function that returned it.

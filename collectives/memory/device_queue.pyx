@@ -32,10 +32,10 @@ cdef enum:
 cdef class DeviceQueue:
     """A stream of a device that does not synchronize with others by itself.
 
-    Any thread begins a pass between `enter` and `leave`; nothing waits for the device. A ticket is
-    a point of the stream behind all passes so far: see `Timeline`. An error of the driver is permanent: passes are skipped from
-    then on, and all tickets are over, so that no caller waits forever; a caller that has waited
-    must look at `error` or call `check`.
+    Any thread may begin passes, between `enter` and `leave`; only `close` waits for the device. A
+    ticket is a point of the stream behind all passes so far: see `Timeline`. After an error of the
+    driver, passes are skipped and all tickets are over, so that no caller waits forever; a caller
+    that has waited must look at `error` or call `check`.
 
     Args:
         device: the device's number.
@@ -112,7 +112,7 @@ cdef class DeviceQueue:
         return self.timeline.last
 
     cdef bint over(self, long long ticket) noexcept nogil:
-        """Return whether the passes that a ticket is for are complete."""
+        """Return whether all passes before a ticket are complete, or the driver has failed."""
         if self.timeline.reached(ticket) or self.error != SUCCESS:
             return True
         if now() - self.looked > SECOND:

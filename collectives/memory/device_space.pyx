@@ -25,8 +25,8 @@ cdef enum:
 cdef class DeviceSpace(Space):
     """The memory of a device; pointers are addresses in it, except those of flags.
 
-    Spaces with one queue have their passes run in one order, and share its tickets. Only the
-    passes that return a value wait for the device.
+    Spaces with the same queue share the order of its passes, and its tickets. Only passes that
+    return a value wait for the device.
 
     Args:
         dtypes: names of the arrays' dtypes.
@@ -71,7 +71,7 @@ cdef class DeviceSpace(Space):
     cdef void attach(self) noexcept nogil:
         """Make the device's context current if the thread has none: CUDA-aware MPIs need one.
 
-        What they call in the progress thread breaks no graph that is captured.
+        In the progress thread, their calls then break no graph that is being captured.
         """
         cdef Handle current = NULL
         relax_own_thread()

@@ -26,7 +26,7 @@ cdef enum:
     # The capture mode in which graphs being captured do not restrict a thread.
     RELAXED = 2
 
-# What another process maps memory by.
+# The handle by which another process maps memory.
 cdef struct IpcHandle:
     char name[64]
 

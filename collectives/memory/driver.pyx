@@ -48,7 +48,7 @@ NAMES = (
     "cuMemsetD32Async",
 )
 
-# Functions without which others are used, next in `Functions`.
+# Functions that can be replaced by others, next in `Functions`.
 OPTIONAL = ("cuStreamWriteValue32_v2",)
 
 # Functions that only kernels need, next in `Functions`.
@@ -159,8 +159,8 @@ cdef Context context_of(int device):
 cdef int enter(Handle context, int *mode) noexcept nogil:
     """Make a context current on this thread until `leave`; return the driver's result.
 
-    The thread's calls use streams that are in no graph. Without the capture mode set here they
-    would break a graph that any thread is capturing.
+    The thread's calls use streams that are in no graph. In another capture mode than the one set
+    here, they would break a graph that any thread is capturing.
     """
     cdef int result = cu.CtxPushCurrent(context)
     if result == SUCCESS:
@@ -170,7 +170,7 @@ cdef int enter(Handle context, int *mode) noexcept nogil:
 
 
 cdef void leave(int mode) noexcept nogil:
-    """Restore the thread's context, and the capture mode that `enter` has returned."""
+    """Restore the thread's context, and the capture mode that `enter` has stored."""
     cdef Handle left
     cu.ThreadExchangeStreamCaptureMode(&mode)
     cu.CtxPopCurrent(&left)
@@ -183,8 +183,7 @@ cdef void note_own_thread() noexcept nogil:
 
 
 cdef void relax_own_thread() noexcept nogil:
-    """Let what MPI calls in this thread break no graph that is captured, if it is not the application's.
-    """
+    """In a thread of the engine's, let MPI's CUDA calls break no graph that is being captured."""
     global is_relaxed
     cdef int mode = RELAXED
     if is_own_thread and not is_relaxed:

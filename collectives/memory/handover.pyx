@@ -3,8 +3,8 @@
 
 Either the host averages a copy in pinned memory (`Mirror`), or the device averages the vector
 itself (`InPlace`). Only `wait` and `close` wait for the device: all work is queued on the engine's
-own streams, which wait on the device for the application's stream, and it for them. The host reads
-in pinned memory how far they are (`Timeline`).
+own streams. These wait for the application's stream, and it waits for them, on the device. The host
+reads their progress in pinned memory (`Timeline`).
 
 The functions without the GIL that the progress thread calls, `checked`, `has`, `arrived`, `bounded`
 and `return_until`, call no function of the driver: one that blocks would delay other ranks.
@@ -51,16 +51,16 @@ cdef class Handover:
     """Hands vectors of one layout over to the engine and back, one after the other.
 
     `point_to` sets a vector's addresses, and `fetch` hands it to the engine, which may begin once
-    it is `checked`, and use the bytes that it `has`. `give_back` returns it to the application, or
-    `withdraw` does if it has not been used.
+    the vector is `checked`, and use it as far as `has` allows. `give_back` returns it to the
+    application, or `withdraw` if it has not been used.
 
     Args:
-        layout: of the vectors.
+        layout: the vectors' layout.
         addresses: the addresses of one vector's arrays, which determine the device.
 
     Attributes:
-        why_unchecked: why the device cannot check whether vectors are finite, so that the host does
-            once a whole vector has arrived; None: the device does.
+        why_unchecked: why the device cannot check whether vectors are finite, so that the host
+            checks each vector that has arrived; None: the device checks.
 
     Raises:
         ValueError: the first address is not in a device's memory.
@@ -109,7 +109,7 @@ cdef class Handover:
         free(self.code)
 
     cdef void _destroy(self) noexcept:
-        """Destroy the streams, whose work still runs; a forked child cannot use the driver."""
+        """Destroy the streams; their work still runs. A forked child cannot use the driver."""
         cdef int mode
         if (self.pid == getpid() and self.current != NULL
                 and enter(self.current, &mode) == SUCCESS):
@@ -193,7 +193,7 @@ cdef class Handover:
     cdef int _check_finite(self) except -1 nogil:
         """Queue the device's check whether the vector is finite."""
         cdef int i
-        self.checked()  # consumes the answer for a vector that was withdrawn
+        self.checked()  # discards the answer for a vector that was withdrawn
         for i in range(self.layout.count):
             check(b"cuLaunchKernel", self.kernels.all_finite(
                 self.code[i], self.flag, self.device[i], self.layout.length[i], self.out))
@@ -242,7 +242,7 @@ cdef class Handover:
             self.unchecked = False
             if self.error == SUCCESS:
                 self.finite = self.flag[0]
-                # Now: later the other flag may be about to be written.
+                # Now, because later the device may be writing the other flag.
                 self.flag[0] = 1
         return True
 
@@ -277,7 +277,7 @@ cdef class Handover:
     def withdraw(self):
         """Return the fetched vector unused: the application's stream continues after its fetch.
 
-        An error is left to the next call.
+        The next call raises an error of the driver.
         """
 
     # Back to the application

@@ -12,9 +12,9 @@ cdef extern from "<unistd.h>" nogil:
 cdef class InPlace(Handover):
     """The device averages the vector in place: passes over `arrays` are in the device's queue.
 
-    The queue does not wait for the application's stream, because passive contributions are in it,
-    too. So the vector is checked in a separate stream, and passes over it are queued once the host
-    has seen that the check is complete.
+    The queue also has passes over passive contributions, so it must not wait for the application's
+    stream. The vector is therefore checked in a separate stream, and passes over it are queued once
+    the host has seen that the check is complete.
 
     Args:
         layout, addresses: see `Handover`.

@@ -18,9 +18,9 @@ cdef class Layout:
     # Where vectors are, and the passes over them.
     cdef Space space
     cdef object make_space
-    # Of each array: the struct module's code for its dtype in the buffer protocol.
+    # For each array: the struct module's code for its dtype in the buffer protocol.
     cdef char *format
-    # Of each array: where it begins in a vector, the bytes per element, its elements and bytes.
+    # For each array: where it begins in a vector, the bytes per element, its elements and bytes.
     cdef Py_ssize_t *begin
     cdef Py_ssize_t *itemsize
     cdef Py_ssize_t *length

@@ -30,8 +30,8 @@ cdef class Layout:
         dtypes: the names of the arrays' dtypes.
         lengths: the arrays' numbers of elements.
         single: whether users pass one array rather than a list.
-        make_space: function of the dtypes of the arrays, and of those sent in their place, that
-            makes the `Space` of the vectors; by default the host's memory.
+        make_space: function that makes the vectors' `Space` from the arrays' dtypes, and those sent
+            in their place; by default the host's memory.
     """
 
     def __init__(self, dtypes, lengths, bint single, make_space=None):
@@ -219,7 +219,7 @@ def _check_apart(arrays):
 
 
 def _not_such_a_list(vector, Layout layout):
-    """Return the error for a vector that is not a list of as many arrays as the layout has."""
+    """Return the error for a vector that is not a list with the layout's number of arrays."""
     if isinstance(vector, (list, tuple)):
         return ValueError(
             f"the vector has {len(vector)} arrays, the collective's have {layout.count}"

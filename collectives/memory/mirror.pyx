@@ -52,7 +52,7 @@ cdef class Mirror(Handover):
     """Copies on the host: `arrays` are its numpy arrays, one per array of the `Layout`.
 
     Vectors are copied in blocks, so that the first blocks can be averaged, and copied back, while
-    the copies of the last are pending. A thread of its own queues the copies back, because the
+    the last ones are still being copied. A separate thread queues the copies back, because the
     driver may block it.
 
     Args:
@@ -100,7 +100,7 @@ cdef class Mirror(Handover):
     cdef int _begin(self) except -1 nogil:
         cdef int block
         cdef Py_ssize_t low
-        # The copy that the host gave back last may still be read.
+        # The device may still be reading the copy given back last.
         check(b"cuStreamWaitEvent", cu.StreamWaitEvent(self.out, self.returned, 0))
         if self.flag != NULL:
             self._check_finite()
@@ -141,7 +141,7 @@ cdef class Mirror(Handover):
         if self.fetching and enter(self.current, &mode) == SUCCESS:
             cu.StreamWaitEvent(self.stream, self.taken, 0)
             leave(mode)
-        # Vectors before the previous one have been given back, since it was fetched after that.
+        # Vectors before the previous one were given back before that was fetched.
         del self.kept[:max(len(self.kept) - 2, 0)]
 
     def return_in_blocks(self):
@@ -151,7 +151,7 @@ cdef class Mirror(Handover):
             self.thread.start()
 
     cdef void return_until(self, Py_ssize_t end) noexcept nogil:
-        """Let it be copied back up to this byte, if that is a block or the vector's end."""
+        """Let the vector be copied back up to this byte, if that is a block more or its end."""
         if end - self.final < self.block and end < self.layout.size or self.error != SUCCESS:
             return
         store_end(&self.final, end)
@@ -164,7 +164,7 @@ cdef class Mirror(Handover):
                 self._return_final()
 
     cdef void _return_final(self) noexcept nogil:
-        """Begin to copy back what is final; an error is left to `give_back`."""
+        """Begin to copy back what is final; `give_back` raises an error of the driver."""
         cdef int mode, result
         cdef Py_ssize_t end
         pthread_mutex_lock(&self.returning)
@@ -195,7 +195,7 @@ cdef class Mirror(Handover):
         self.kept = [self.kept.pop()]
 
     cdef int _return_rest(self) except -1 nogil:
-        """Begin to copy back all that has not been."""
+        """Begin to copy back the rest of the vector."""
         cdef int result
         pthread_mutex_lock(&self.returning)
         result = self._copy_back(self.layout.size)
@@ -221,8 +221,8 @@ cdef class Mirror(Handover):
     def close(self):
         """Wait for the copies and release all but the memory, which is freed with `arrays`.
 
-        This is the one place where the host waits for the device. Earlier failures have been
-        reported by a call; at the end of a process the driver may have been unloaded before.
+        Errors are ignored: calls have reported earlier ones, and at the end of a process the driver
+        may have been unloaded.
         """
         cdef int mode
         if self.current == NULL or self.pid != getpid():

@@ -2,9 +2,9 @@
 
 NVRTC is a library that comes with the CUDA toolkit, with PyTorch for CUDA, or alone (`pip install
 nvidia-cuda-nvrtc`). It is loaded when something is compiled, and needs neither a GPU nor a driver.
-It makes machine code for exactly one kind of device, not PTX, which a driver older than NVRTC
-refuses; the code is cached for other ranks and later jobs. Of several NVRTCs one is preferred whose
-code the driver is meant to load.
+It makes machine code for one compute capability: its PTX would be refused by a driver older than
+NVRTC. The code is cached for other ranks and later jobs. Of several NVRTCs, one whose version of
+CUDA the driver supports is preferred.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def library() -> ctypes.CDLL:
 
 
 def newest_loaded() -> int:
-    """Return the newest version of CUDA that the driver supports; without a driver, any."""
+    """Return the newest version of CUDA that the driver supports; without it, the newest known."""
     version = ctypes.c_int()
     with contextlib.suppress(CudaError, AttributeError):
         plain_device.library().cuDriverGetVersion(ctypes.byref(version))
@@ -133,7 +133,7 @@ def compiled(nvrtc, source: bytes, headers: dict[str, bytes], options) -> bytes:
 
 
 def text(nvrtc, program, what) -> bytes:
-    """Return an output of NVRTC for a program, its code or log; `what`: the function's name."""
+    """Return a program's code or log, by the NVRTC function `what`."""
     size = ctypes.c_size_t()
     check(nvrtc, f"{what}Size", program, ctypes.byref(size))
     made = ctypes.create_string_buffer(size.value)
@@ -142,7 +142,7 @@ def text(nvrtc, program, what) -> bytes:
 
 
 def check(nvrtc, function, *arguments):
-    """Call a function of NVRTC; if it fails, raise CudaError with its and the error's name."""
+    """Call a function of NVRTC; if it fails, raise CudaError that names it and the error."""
     result = getattr(nvrtc, function)(*arguments)
     if result != 0:
         nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p

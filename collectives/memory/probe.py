@@ -2,8 +2,8 @@
 
     python -m collectives.memory.probe PLACE
 
-sends such memory from a job of one process to itself, and prints the result: an MPI that crashes or
-hangs does so in this process.
+sends device memory from a job of one process to itself, and prints the result. An MPI that crashes
+or hangs does so in this process only.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Device(PlainDevice):
         return data.raw
 
     def hold(self, seconds: float) -> ctypes.c_void_p:
-        """Keep the default stream idly busy for a while; return an event that marks its end.
+        """Occupy the default stream for a while; return an event that marks the end.
 
-        The stream calls the C library's usleep: so no kernel need be compiled, and it takes equally
-        long on every device.
+        The stream calls the C library's usleep: that needs no kernel, and takes the same time on
+        every device.
         """
         sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
         stream, event = ctypes.c_void_p(DEFAULT_STREAM), ctypes.c_void_p()
@@ -150,7 +150,7 @@ def main(place: int):
     before = _segments()
     from mpi4py import MPI
 
-    # An MPI that crashes would leave them behind; nobody else maps those of a job of one process.
+    # An MPI that crashes would leave its segments behind; only this process maps them.
     for path in _segments() - before:
         with contextlib.suppress(OSError):
             os.unlink(path)

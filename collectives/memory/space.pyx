@@ -16,8 +16,8 @@ cdef class Space:
     """The passes over memory of one kind. Sizes are bytes, and counts are elements of array `i`.
 
     Passes run one after the other, in the order in which they are begun. If they are `deferred`, a
-    pass is complete once the ticket that `begun` has returned after it is `over`. A pass that
-    returns a value is complete on return, and so are all passes before it.
+    pass is complete once a ticket that `begun` returned after it is `over`. A pass that returns a
+    value is complete on return, and so are all passes before it.
 
     If a pass fails, all tickets are over and `error` reports it: what passes have written since
     the previous ticket is then invalid.
@@ -33,7 +33,7 @@ cdef class Space:
         """Return memory that other processes of the node can map; only if passes are deferred."""
 
     cdef handle_of(self, Memory memory):
-        """Return what other processes map exported memory by."""
+        """Return the handle by which other processes map exported memory."""
 
     cdef Memory map(self, handle):
         """Map another process's exported memory, which must outlive the object returned."""
@@ -56,7 +56,7 @@ cdef class Space:
         return 0
 
     cdef bint over(self, long long ticket) noexcept nogil:
-        """Return whether the passes that a ticket is for are complete."""
+        """Return whether all passes before a ticket are complete, or one has failed."""
         return True
 
     cdef void copy(self, char *to, const char *source, Py_ssize_t size) noexcept nogil:
@@ -97,13 +97,13 @@ cdef class Space:
     cdef void begin_all_finite(
         self, int *flag, int i, const char *x, Py_ssize_t count
     ) noexcept nogil:
-        """flag = 0 unless all of x is finite; 1 before, and not touched until a ticket is over."""
+        """Set flag, which is 1, to 0 unless all of x is finite; valid when a ticket is over."""
 
     cdef void begin_finite_change(
         self, int *flag, int i, const char *snapshot, const char *x, const char *returned,
         Py_ssize_t count
     ) noexcept nogil:
-        """flag = 0 unless snapshot + (x − returned) is finite; see `begin_all_finite`."""
+        """Set flag to 0 unless snapshot + (x − returned) is finite; see `begin_all_finite`."""
 
     cdef void encode(
         self, int i, char *to, const char *source, const char *reference, Py_ssize_t count

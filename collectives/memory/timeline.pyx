@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Points of a stream, and which of them it has reached, without a call of the driver.
+"""Tells which points a stream has reached, without calling the driver.
 
-The driver's functions may block, even queries: while another thread's launch waits for space in a
-full queue, or allocates memory. A thread that other ranks wait for must not call them.
+All functions of the driver, even queries, may block while another thread's launch waits for space
+in a full queue, or allocates memory. A thread that other ranks wait for must not call them.
 """
 
 from collectives.memory.driver cimport NOT_SUPPORTED, SUCCESS, Address, cu
@@ -20,8 +20,8 @@ cdef extern from *:
 cdef class Timeline:
     """The points of one stream, numbered from 1; the stream writes their numbers to pinned memory.
 
-    When a number has arrived, all work queued before its point is complete, and what that has
-    written is visible to the host. If the device fails, no number arrives: ask the driver.
+    Once a number has arrived, all work queued before its point is complete, and what it has written
+    is visible to the host. If the device fails, no number arrives: ask the driver.
 
     Args:
         context: the device's context.
@@ -37,7 +37,7 @@ cdef class Timeline:
         self.writes = cu.StreamWriteValue32 != NULL
 
     cdef int mark(self, Handle stream) noexcept nogil:
-        """Queue the next point, `last` from then on; return the driver's result.
+        """Queue the next point, which becomes `last`; return the driver's result.
 
         The context must be current.
         """
@@ -53,5 +53,5 @@ cdef class Timeline:
         return result
 
     cdef bint reached(self, long long point) noexcept nogil:
-        """Return whether the stream has reached a point, one of the last 2³¹; 0: yes."""
+        """Return whether the stream has reached a point of the last 2³¹; point 0: always."""
         return <int>(load_number(self.number) - <unsigned>point) >= 0

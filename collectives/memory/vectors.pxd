@@ -5,9 +5,9 @@ cdef class HostVectors(Vectors):
     cdef Layout layout
     # Whether X is finite, if a device has checked it: 1 or 0; else UNKNOWN.
     cdef int finite
-    # Of each of the rank's vectors: the addresses of its arrays; NULL if the rank has none.
+    # For each of the rank's vectors, the addresses of its arrays; NULL if there is no such vector.
     cdef char **of[4]
-    # Where each of the rank's own vectors begins, which are contiguous; the addresses of their arrays.
+    # Where each of the rank's own vectors begins (they are contiguous); their arrays' addresses.
     cdef char *start[4]
     cdef char **located
     # The memory allocated for them.

@@ -76,9 +76,9 @@ cdef class HostVectors(Vectors):
         return self.layout.space.over(self.answered)
 
     cdef bint knows_finite(self, char **x) noexcept nogil:
-        """Return whether it is known, without waiting, if the application's vector is finite.
+        """Return whether `all_finite(X)` answers without waiting for a device.
 
-        The first call queues the check on a device; `finite` is set once its answer has arrived.
+        The first call queues the check on the device; `finite` is set once its answer has arrived.
         """
         cdef int i
         if self.finite != UNKNOWN or not self.layout.space.deferred:
