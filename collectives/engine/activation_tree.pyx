@@ -4,8 +4,8 @@
 from collectives.engine.control_tree cimport ControlTree
 
 cdef enum:
-    # The first integer of a message that versions are free to start; the number of operations
-    # before them follows.
+    # The first integer of a message that frees versions to start; the second is the number of
+    # operations before them.
     FREED = -3
 
 

@@ -29,9 +29,9 @@ cdef class Agreement:
     """Gathers which operation every rank has entered, and has the protocol compare them.
 
     Args:
-        comm: a communicator of which nothing else uses the collectives.
-        steps: told of what was gathered.
-        inquiry: whose questions are counted when all ranks leave.
+        comm: a communicator on which nothing else calls collective operations.
+        steps: the protocol that is told what was gathered.
+        inquiry: its questions are counted when all ranks leave.
     """
 
     def __init__(self, Comm comm, RankProtocol steps, Inquiry inquiry):
@@ -64,9 +64,9 @@ cdef class Agreement:
                                    MPI_LONG_LONG, self.comm, &self.request))
 
     cdef bint look(self, int purpose, long long calls) noexcept nogil:
-        """Return whether all ranks have agreed just now, or begun to leave.
+        """Return whether all ranks have just agreed, or begun to leave.
 
-        Once all leave, it is gathered how many questions each has asked, and none asks any more.
+        Once all leave, they gather how many questions each has asked, and none asks any more.
         """
         cdef int done
         self._check(MPI_Test(&self.request, &done, MPI_STATUS_IGNORE))

@@ -7,12 +7,15 @@ from collectives.memory.layout cimport UserVector
 from collectives.protocols.rank cimport RankProtocol
 
 cdef enum:
-    # What a caller waits for: its call or operation is complete; or ended in a disagreement; no
-    # interrupted operation is pending; nor a version of an interrupted call; this rank may leave.
+    # What a caller waits for: its call or operation is complete,
     DONE
+    # or it has ended in a disagreement;
     SETTLED
+    # no interrupted operation is pending,
     OVER
+    # nor a version of an interrupted call;
     CAUGHT_UP
+    # this rank may leave.
     LEFT
     # The first goal of subclasses.
     OTHER_GOALS
@@ -49,7 +52,7 @@ cdef class Caller:
     cdef double awaited_weight
     # When this rank last asked whether its device has failed.
     cdef long long looked
-    # Kept until the next call: pending messages of an interrupted one may use its memory.
+    # The last call's, kept until the next: pending messages of an interrupted call may use it.
     cdef UserVector last_vector
     # Taken while a call has not returned.
     cdef Guard guard

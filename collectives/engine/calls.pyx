@@ -28,7 +28,7 @@ from collectives.settings import checked_weight
 cdef extern from "Python.h" nogil:
     unsigned long PyThread_get_thread_ident()
 
-# Stands for the last call's weight, where the application passes none.
+# The application passes no weight: that of its last call counts.
 cdef double OF_LAST_CALL = -1
 
 
@@ -114,7 +114,7 @@ cdef class Caller:
         return call
 
     cdef Call _open_call(self, Served collective, int what, vector, int flags, weight):
-        """Check what the application gives; all ranks hear of a mistake."""
+        """Check the application's arguments; tell all ranks of an error."""
         cdef Call call = Call.__new__(Call)
         call.collective = collective
         try:
@@ -122,7 +122,7 @@ cdef class Caller:
                 call.vector = UserVector(vector, self.port.vectors.layout, flags)
             call.weight = OF_LAST_CALL
             if what == CALL or what == PUBLISH or weight is not None:
-                # That of the last call has been checked.
+                # The last call's weight has been checked already.
                 if (type(weight) is not float
                         or <double>weight != self.port.contribution.given_weight):
                     weight = checked_weight(weight)
@@ -293,8 +293,8 @@ cdef class Caller:
     cdef bint _drain(self, Served collective) noexcept nogil:
         """Wait for messages that use the application's buffer; return whether all are complete.
 
-        Running members complete them soon. A stopped one is waited for at most 1 s: then the call's
-        vector is kept, and no change is computed relative to what is in it.
+        Running members complete them soon; this rank waits at most 1 s for a stopped one. Then the
+        call's vector is kept, and no change is computed relative to its content.
         """
         cdef long long end = now() + SECOND
         if self.steps.begun:
@@ -316,7 +316,7 @@ cdef class Caller:
     cdef void begin_awaited(self, Served collective) noexcept nogil:
         """Begin the started call if its vector can be used; until then this rank is passive.
 
-        A call whose vector will never arrive is complete.
+        If the vector will never arrive, the call is complete.
         """
         if self.port.copying or self.steps.operations.failed >= 0 or not self.awaited.checked():
             return
@@ -345,7 +345,7 @@ cdef class Caller:
 
 
 cdef int give_back_interrupted(Handover handover) except -1:
-    """Give the vector back to the application as it is; leave an error to the next call."""
+    """Give the vector back to the application as it is; the next call raises the device's error."""
     try:
         handover.give_back()
     except CudaError:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What Python calls of a collective's driver: operations of all ranks, failures and closing."""
+"""The driver's methods for Python: operations of all ranks, failures and closing."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
@@ -33,7 +33,7 @@ from collectives.engine.words import PURPOSES
 
 
 cdef class NativeCollective(Driver):
-    """A collective as Python has it: what all of them have in common."""
+    """A driver with the methods that Python calls of every collective."""
 
     # What subclasses extend
 
@@ -63,14 +63,14 @@ cdef class NativeCollective(Driver):
     def synchronize(self, vector, weight=None):
         """Average the vector in place over all ranks; all ranks continue from the average.
 
-        Its weight is that of the last call, unless one is given.
+        The weight is that of the last call, unless one is given.
         """
         self.caller.carry_out(self, SYNCHRONIZE, vector, PyBUF_WRITABLE, weight)
 
     def average(self, vector, weight=None):
         """Overwrite the vector with the average over all ranks, and change nothing else.
 
-        Its weight is that of the last call, unless one is given.
+        The weight is that of the last call, unless one is given.
         """
         self.caller.carry_out(self, AVERAGE, vector, PyBUF_WRITABLE, weight)
 
@@ -96,9 +96,9 @@ cdef class NativeCollective(Driver):
         handover.check()
 
     def prepare_to_fetch(self, Handover handover):
-        """Raise where no call can be made; wait until no earlier one uses the handover.
+        """Raise if no call can be made; wait until no earlier call uses the handover.
 
-        Such a call was started and not waited for, or was interrupted by an exception.
+        Such a call was started but not waited for, or was interrupted by an exception.
         """
         self.check_usable()
         self.caller.complete(self)
@@ -121,7 +121,7 @@ cdef class NativeCollective(Driver):
         return closing
 
     def begin_close(self):
-        """Tell the other ranks that this one closes, where that needs no waiting."""
+        """Tell the other ranks that this one closes, if that needs no waiting."""
         with nogil:
             pthread_mutex_lock(&self.lock)
             if self.protocol.stage == OUTSIDE and not (self.closed or self.caller.has_started()):
@@ -145,7 +145,7 @@ cdef class NativeCollective(Driver):
             with nogil:
                 self._leave()
         finally:
-            # The statistics' times are those of calls.
+            # The statistics count only the time spent in calls.
             self.waiter.waiting_ns = waiting
             self.caller.guard.taken = False
         self.closed = True
@@ -170,7 +170,7 @@ cdef class NativeCollective(Driver):
             pthread_mutex_unlock(&self.lock)
         return 0
 
-    # What it tells
+    # What it reports
 
     def statistics(self):
         """Return the counts and times (in seconds) of `statistics.Statistics`, in its order."""
@@ -198,7 +198,7 @@ cdef class NativeCollective(Driver):
 
     @property
     def synchronizations(self):
-        """How many averages over all ranks have changed what ranks continue from."""
+        """The number of averages over all ranks from which the ranks continue."""
         return self.steps.synchronizations
 
     @property

@@ -27,8 +27,8 @@ from collectives.protocols.all_ranks cimport AllRanksProtocol, TreePort
 from collectives.topology import activation_peers
 
 cdef enum:
-    # The first integer of a message, where it is no version's number: the sender sends no more; or
-    # a rank has failed, which rank and its text following.
+    # The first integer of a message, if it is not the number of a version: the sender sends no
+    # more; a rank has failed, whose number and text follow.
     FIN = -1
     FAILED = -2
 
@@ -38,7 +38,7 @@ cdef class ControlTree(TreePort):
 
     Args:
         comm: a communicator that only this tree uses.
-        protocol: told of the messages that arrive.
+        protocol: is told of the messages that arrive.
     """
 
     def __init__(self, Comm comm, AllRanksProtocol protocol):

@@ -17,7 +17,7 @@ from collectives.memory.allocation cimport zeroed
 
 
 cdef class CountedMessages:
-    """One rank's messages; a subclass sends and receives them, and counts.
+    """One rank's messages; a subclass sends, receives and counts them.
 
     Args:
         comm: a communicator.
@@ -37,7 +37,7 @@ cdef class CountedMessages:
         free(self.posted)
 
     cdef void end(self) noexcept nogil:
-        """Send nothing more, and begin to learn how much each rank has sent here; collective."""
+        """Send nothing more; begin to gather how many messages each rank sent here; collective."""
         self.ending = True
         pthread_mutex_lock(&mpi_mutex)
         self._check(MPI_Ialltoall(self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG,

@@ -3,7 +3,7 @@
 
 It consists of parts: a port moves vectors, a tree carries control messages, an agreement gathers
 what all ranks have entered, a caller makes the application's calls, a waiter waits in them, a stall
-reporter says for whom. Each collective has a lock, held while its state advances. One mutex
+reporter says for which ranks. Each collective has a lock, held while its state advances. One mutex
 serializes all MPI calls and is held for nothing else. No MPI call blocks.
 """
 
@@ -43,12 +43,12 @@ cdef extern from "<unistd.h>" nogil:
     int getpid()
 
 cdef enum:
-    # Bytes of a vector from which on its average takes so long that a caller yields often.
+    # Callers yield often if a vector has at least this many bytes, because its average takes long.
     LONG = 524288
-    # Polls between two looks for questions while work is in flight: they are rare and not urgent.
+    # Polls between two tests for questions while work is in flight: these are rare and not urgent.
     POLLS_TO_ANSWER = 16
 
-# Whether this process is a fork of the one that loaded this module: cheaper than asking each time.
+# Whether this process is a fork of the one that loaded this module: spares a system call per test.
 cdef bint forked = False
 
 
@@ -61,7 +61,7 @@ def note_fork():
 cdef class Driver(Served):
     """One rank's part in a collective: operations of all ranks, and the calls of subclasses.
 
-    A subclass creates what decides and executes its calls, and passes it to `drive`.
+    A subclass creates the protocol, port and tree for its calls, and passes them to `drive`.
 
     Args:
         control, data: communicators that only this collective uses; see `tags.pxd`.
@@ -92,7 +92,7 @@ cdef class Driver(Served):
         self.stalls.caller = PyThread_get_thread_ident()  # until another thread calls
 
     cdef int drive(self, RankProtocol steps, EnginePort port, ControlTree tree) except -1:
-        """Take a protocol's steps by this port, and send control messages along this tree."""
+        """Execute a protocol's steps by this port, and send control messages along this tree."""
         self.steps, self.protocol, self.contribution = steps, steps.operations, steps.contribution
         self.port, self.tree = port, tree
         port.lock = &self.lock
@@ -111,7 +111,7 @@ cdef class Driver(Served):
             self.begin_awaited()
         if not self.port.copying:
             steps = self.steps.advance()
-            self.reduction.progress_count += steps  # which exchanges have increased meanwhile
+            self.reduction.progress_count += steps  # exchanges have increased it meanwhile
         if self.steps.gathers:
             self.gather()
 
@@ -146,7 +146,7 @@ cdef class Driver(Served):
         return False
 
     cdef missing_error(self):
-        """Return the error of a rank that waits for one that makes no calls."""
+        """Return the error to raise if the caller waits for a rank that makes no calls."""
 
     cdef long long calls_made(self) noexcept nogil:
         """Return how many calls the application has made."""
@@ -166,9 +166,9 @@ cdef class Driver(Served):
         """Return why a rank that a call waits for is missing; None if it is not.
 
         Args:
-            answer: the missing rank's.
-            operation, elsewhere: in words, the operation that it is in, if any, or else what it
-                does.
+            answer: the missing rank's answer.
+            operation, elsewhere: in words, the operation that the rank is in, if any, or else what
+                it does.
         """
         return operation or (None if answer[3] else elsewhere)
 
@@ -285,7 +285,7 @@ cdef class Driver(Served):
         return goal == DONE or goal == CAUGHT_UP
 
     cdef bint is_broken(self, int goal) noexcept nogil:
-        """Return whether an error of this rank's engine prevents it; leaving needs no memory."""
+        """Return whether an error of this engine prevents the goal; leaving needs no memory."""
         return self.error != 0 and (self.error != MPI_ERR_NO_MEM or self.is_calls(goal))
 
     cdef bint is_in_vain(self, int goal) noexcept nogil:
@@ -306,7 +306,7 @@ cdef class Driver(Served):
         return CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
 
     cdef failure_error(self):
-        """Return the error of a rank that knows of another's failure."""
+        """Return the error that reports another rank's failure."""
         text = self.tree.failure[:strlen(self.tree.failure)]
         text = text.decode(errors="ignore")  # it may be truncated
         return RankFailedError(
@@ -331,7 +331,7 @@ cdef class Driver(Served):
         return 0
 
     cdef int check_usable(self) except -1:
-        """Raise where no call can be made."""
+        """Raise if no call can be made."""
         self.check_owner()
         if self.closed or self.protocol.operation == CLOSE:
             raise ClosedError("this collective is closed")
@@ -347,7 +347,7 @@ cdef class Driver(Served):
         return 0
 
     cdef int enter_call(self) except -1:
-        """Enter a call: raise in a forked child, or where another call is in progress."""
+        """Enter a call: raise in a forked child, or if another call is in progress."""
         self.check_owner()
         self.caller.guard.take()
         self.stalls.caller = PyThread_get_thread_ident()

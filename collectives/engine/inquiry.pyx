@@ -81,7 +81,7 @@ cdef class Inquiry:
     cdef void ask(self) noexcept nogil:
         """Ask all other ranks.
 
-        If answers to the last question are missing, nothing is asked, and the others are stale.
+        If answers to the last question are still missing, ask nothing; the others count as stale.
         """
         cdef int rank
         self.stale = self.asking > 0

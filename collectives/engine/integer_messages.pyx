@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Short lists of integers that one rank's engine sends another's.
+"""Short lists of integers, sent from one rank's engine to another's.
 
-From one rank to another they arrive in the order of sending. The thread that holds the lock of
-their collective calls these methods.
+Those of one sender arrive in the order of sending. The thread that calls these methods holds the
+collective's lock.
 """
 
 import array
@@ -40,7 +40,7 @@ cdef class IntegerMessages(CountedMessages):
 
     Args:
         comm: a communicator.
-        most: how many integers a message may have.
+        most: the largest number of integers in a message.
     """
 
     def __init__(self, Comm comm, int most):
@@ -61,7 +61,7 @@ cdef class IntegerMessages(CountedMessages):
         free(self.indices)
 
     cdef void send(self, int destination, long long[::1] integers) noexcept nogil:
-        """Send a list; what is sent after `end` is dropped, since no rank receives any more."""
+        """Send a list; after `end` drop it, because no rank receives any more."""
         cdef int length = <int>integers.shape[0]
         cdef int i
         if self.ending:
@@ -71,7 +71,7 @@ cdef class IntegerMessages(CountedMessages):
             return
         i = self._find_room()
         if i < 0:
-            # The receiver would wait for it for good: this rank cannot even leave.
+            # The receiver would wait for it forever, so this rank cannot even leave.
             self.error = MPI_ERR_INTERN
             return
         memcpy(self.spaces[i], &integers[0], length * sizeof(long long))

@@ -51,7 +51,7 @@ cdef class Messages(CountedMessages):
     cdef int made[3]
     cdef MessageList pools[3]
     cdef MessageList coming
-    # By `Room`, for messages that arrive where there is no more memory; how many of them are short.
+    # By `Room`, for messages that arrive when no memory is left; how many of them are short.
     cdef MessageList reserves[3]
     cdef int reserved
     # A message that is to be received next, if any, with its source and length.

@@ -30,7 +30,7 @@ from collectives.memory.allocation cimport LINE, resized, try_to_allocate, zeroe
 from collectives.memory.layout cimport HEADER, Layout
 
 cdef enum:
-    # Receives begun in one poll, so that messages of a fast rank do not delay those of others.
+    # The most receives begun in one poll, so that a fast rank's messages do not delay others'.
     MOST_AT_ONCE = 16
     # Requests that only receives may use.
     KEPT = 2
@@ -77,7 +77,7 @@ cdef class Messages(CountedMessages):
 
     Args:
         comm: a communicator that only these messages use.
-        layout: of the vectors.
+        layout: the vectors' layout.
         inside: whether long vectors are sent inside their messages too, the same on all ranks.
     """
 
@@ -103,10 +103,10 @@ cdef class Messages(CountedMessages):
         free(self.indices)
 
     cdef int _allocate_reserve(self) except -1:
-        """Allocate what messages are received with where there is no more memory.
+        """Allocate messages with which to receive when no memory is left.
 
-        Several of each rank may be on their way. A vector inside its message is used at once, so
-        one is enough of these.
+        Several short ones from each rank may be in transit. A vector inside its message is used at
+        once, so one of these is enough.
         """
         cdef Message *message
         cdef int i
@@ -137,7 +137,7 @@ cdef class Messages(CountedMessages):
         """Send and receive the blocks that follow messages; the MPI mutex is held."""
 
     cdef bint _receive(self) noexcept nogil:
-        """Begin to receive an incoming message; return whether one was; the MPI mutex is held."""
+        """Begin to receive a message; return whether one had come; the MPI mutex is held."""
         cdef MPI_Status status
         cdef Message *message
         cdef int found = 0
@@ -162,7 +162,7 @@ cdef class Messages(CountedMessages):
         return True
 
     cdef Message *_allocate_to_receive(self, Room room) noexcept nogil:
-        """Return memory for a message that arrives; NULL: there is none before another is used."""
+        """Return memory for a message that arrives; NULL: there is none until another is used."""
         cdef Message *message = self.allocate(room)
         if message == NULL:
             message = self.reserves[<int>room].first
@@ -217,7 +217,7 @@ cdef class Messages(CountedMessages):
         return each == message
 
     cdef Message *allocate(self, Room room) noexcept nogil:
-        """Return a message with memory of this kind; NULL and an error without memory."""
+        """Return a message with memory of this kind; NULL, and set an error, if there is none."""
         cdef Message *message = self.pools[<int>room].first
         cdef Py_ssize_t size = self.bytes[<int>room]
         if message != NULL:
@@ -248,9 +248,9 @@ cdef class Messages(CountedMessages):
             self.recycle(message)
 
     cdef bint _has_room(self, bint receiving) noexcept nogil:
-        """Return whether another message can be in flight; an error without memory.
+        """Return whether another message can be in flight; set an error if memory is missing.
 
-        One that is received always can be, once another has been.
+        A message to receive finds room at the latest once others have been received.
         """
         cdef int room
         cdef void *requests
@@ -282,7 +282,7 @@ cdef class Messages(CountedMessages):
     cdef bint post(self, Message *message, int destination) noexcept nogil:
         """Begin to send a message, which is one more use of it; the caller keeps its own.
 
-        Return False, with an error, where there is no memory: then nothing is sent.
+        Return False, and set an error, if there is no memory: then nothing is sent.
         """
         cdef int lines = <int>(self.bytes[<int>message.room] // LINE)
         if not self._has_room(False):

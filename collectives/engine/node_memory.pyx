@@ -13,7 +13,7 @@ cdef class NodeMemory:
 
     Attributes:
         in_use: whether this rank and others of its node use each other's memory.
-        missing: why this rank has none, if the system has no memory that others can map; or None.
+        missing: why this rank has no memory that others can map; None if it has.
     """
 
     def __init__(self, int rank, int size):

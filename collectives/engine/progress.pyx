@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The progress thread, which advances the collectives that no caller drives.
 
-It knows of a collective only its lock, `progress()`, and when it wants to be polled.
+All that it knows of a collective is its lock, `progress()`, and when to poll it.
 """
 
 import threading
@@ -113,7 +113,7 @@ cdef class Engine:
             self.count = kept
             pthread_mutex_unlock(&self.lock)
         self.collectives.remove(collective)
-        # Another thread may have added one by now; what it adds later is served by a new thread.
+        # Another thread may have added a collective by now; one added later gets a new thread.
         if self.count == 0 and self.thread is not None:
             thread, self.thread = self.thread, None
             self.stop.asked = True

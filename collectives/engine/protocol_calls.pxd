@@ -4,11 +4,13 @@ from collectives.engine.counted_messages cimport CountedMessages
 from collectives.memory.layout cimport UserVector
 
 cdef enum:
-    # The application's call is complete; nothing that this rank has begun is pending, in close()
-    # and in pause(); all messages have arrived.
+    # The application's call is complete;
     ANSWERED = OTHER_GOALS
+    # nothing that this rank has begun is pending, in close(),
     QUIET
+    # and in pause();
     PAUSED
+    # all messages have arrived.
     DRAINED
     FURTHER_GOALS
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Calls that a separate protocol executes by messages, besides operations of all ranks."""
+"""Calls that a method's own protocol executes by messages, and operations of all ranks."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
@@ -20,7 +20,7 @@ from collectives.topology import activation_peers
 
 
 cdef class ProtocolCalls(NativeCollective):
-    """One rank of a method whose calls such a protocol executes, driven by a subclass.
+    """One rank of a method with a protocol for its calls; a subclass drives that protocol.
 
     Args:
         control, data, like, others: see `Driver`.

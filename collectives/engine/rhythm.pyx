@@ -11,9 +11,9 @@ cdef enum:
 cdef class Rhythm:
     """When to poll for the next version, computed from the times of the last ones.
 
-    Around the time at which the next version is due the idle engine polls often, before that
-    rarely, and the less often the longer none has arrived. Versions that follow each other closely
-    are mostly driven by this rank's own calls, which frequent polls would disturb.
+    The idle engine polls rarely before the next version is due, often around that time, and then
+    less and less often until one arrives. Versions in quick succession are mostly driven by this
+    rank's own calls, which frequent polls would disturb.
     """
     cdef void beat(self, long long time) noexcept nogil:
         """Note that a version began at this time."""

@@ -15,7 +15,7 @@ cdef class StallReporter:
     # Identifies the collective, the same on all ranks; which thread called last.
     cdef long long identity
     cdef unsigned long caller
-    # The application is in close(). What all ranks do by several operations; NONE: by just one.
+    # The application is in close(). What it does by several operations of all ranks; NONE: by one.
     cdef bint closing
     cdef int purpose
     # What each missing rank did at the last report.

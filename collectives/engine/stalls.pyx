@@ -37,7 +37,7 @@ cdef long long ANSWERING = 3000000000
 
 log = logging.getLogger("collectives")
 
-# What a rank does that cannot arrive because it waits for others.
+# What a rank does that waits for others elsewhere.
 ELSEWHERE = "in join() of another collective"
 
 # The collective in whose join() a thread of this process waits, and which thread; 0: none.
@@ -49,7 +49,7 @@ cdef class StallReporter:
     """Reports the ranks that a collective's callers wait for, and answers the questions of others.
 
     Args:
-        control: a communicator of the collective, to end the job of.
+        control: a communicator of the collective's, used to end the job.
         inquiry: asks and answers.
         identity: identifies the collective, the same on all ranks.
         stall, abort: seconds without progress after which a caller reports the missing ranks, or
@@ -91,8 +91,8 @@ cdef class StallReporter:
     cdef int look(self, Served collective, Waiting *waiting, long long time) except -1:
         """Ask and report who is missing, look for circles, and end the job at its limit.
 
-        In close() and join(), where it is normal that others still compute, the report has level
-        INFO; it is a warning only if those have made no call for as long again.
+        In close() and join(), while others may well be computing, the first report has level INFO;
+        a warning follows if they have made no call for as long again.
         """
         cdef long long waited = time - waiting.progressed
         cdef bint stalls = self.stall and waited >= self.stall and not waiting.warned
@@ -122,7 +122,7 @@ cdef class StallReporter:
     cdef void ask(self, Served collective) noexcept nogil:
         """Ask all ranks how far they are.
 
-        Not once all ranks leave: questions have been counted then, and no rank waits for another.
+        Once all ranks leave, ask nothing: questions have been counted, and no rank waits.
         """
         pthread_mutex_lock(&collective.lock)
         if self.protocol.stage != LEAVING and not collective.closed:
@@ -169,9 +169,9 @@ cdef class StallReporter:
         )
 
     cdef int _look_for_circle(self, Served collective) except -1:
-        """Raise where a rank waits for this one's join() of a collective, as this one does for it.
+        """Raise if this rank waits for one that waits for it, in join() of another collective.
 
-        Only where one thread of each makes the calls of both, so that neither can proceed.
+        Only if one thread of each rank calls both collectives, so that neither can proceed.
         """
         cdef int rank
         cdef Driver other
@@ -205,7 +205,7 @@ cdef class StallReporter:
         return driver._waits_in_call()
 
     cdef _why_missing(self, Served collective, int rank):
-        """Return what a rank does instead of what this one waits for; None if it does that."""
+        """Return what a rank does instead of arriving where this one waits; None if it is there."""
         cdef long long *answer = &self.inquiry.answers[rank * ANSWER]
         completed = f"({calls_in_words(answer[0])} completed)"
         elsewhere = f"{ELSEWHERE if answer[4] else 'still computing'} {completed}"

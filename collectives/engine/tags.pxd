@@ -14,34 +14,34 @@
 #
 # One exchange uses up to PHASES tags, from its first one on: a phase of recursive doubling each, or
 # the parts, means and weights of slices. Within an exchange two ranks exchange the segments of a
-# phase in the same order, so these need no tags of their own. Hence exchanges with different first
-# tags are never confused, and neither are those that no two ranks have in common, nor those that
-# all ranks that have two of them in common execute in the same order, one after the other.
+# phase in the same order, so these need no tags of their own. Hence two exchanges are never
+# confused if their first tags differ, if no two ranks are in both, or if all ranks that are in both
+# execute them in the same order, one after the other.
 #
 # data, operations: all ranks execute them in the same order. A rank completes an operation only
 #   once it has received all of its messages, so the messages of at most two are in transit between
 #   two ranks: one whose last messages the other has yet to receive, and the next. Two tags do.
 # data, versions: every rank executes them in order. Ranks of one group are at most one version
-#   apart when they meet, but a rank may be as far ahead of one that it meets later as the number of
-#   versions within which every rank has met every other (`topology.propagation_bound`), and has
-#   sent messages to it in none of those between. Four times the bound, plus a margin, is more than
-#   what two ranks can be apart in both directions together. With groups of one rank nothing is sent.
+#   apart when they meet, but a rank may be ahead of one that it meets later, by as many versions as
+#   it takes until every rank has met every other (`topology.propagation_bound`); in the versions
+#   between it sends that rank nothing. Four times the bound, plus a margin, is more than two ranks
+#   can be apart in both directions together. With groups of one rank nothing is sent.
 # messages, groups: a rank's groups are averaged one after the other. Two ranks with several groups
-#   in common average them in the same order: then even one tag would do. The window tells groups
-#   apart that failures have left incomplete.
+#   in common average them in the same order: then even one tag would do. The window distinguishes
+#   groups that failures have left incomplete.
 
 from collectives.exchange.doubling cimport PHASES
 
 cdef enum:
-    # Of `control`: all messages of the tree.
+    # On `control`: all messages of the tree.
     TREE_TAG = 0
-    # Of `data`: a question and its answer; then operations, in turns, and versions.
+    # On `data`: a question and its answer; then operations, in turns, and versions.
     QUESTION_TAG = 0
     ANSWER_TAG = 1
     FIRST_OPERATION_TAG = 2
     OPERATIONS = 2
     FIRST_VERSION_TAG = FIRST_OPERATION_TAG + OPERATIONS * PHASES
-    # Of `messages`: those of the protocol; blocks of a vector that follow one; groups.
+    # On `messages`: those of the protocol; blocks of a vector that follow one; groups.
     MESSAGE_TAG = 0
     BLOCK_TAG = 1
     FIRST_GROUP_TAG = 1

@@ -8,23 +8,23 @@ cdef struct Transfer:
     # and the weight in the message's header.
     int peer
     double weight
-    # Where it is: a whole vector, or a few blocks in turns; the memory is that of `space`, or not
-    # the transfer's (NULL).
+    # Where it is: a whole vector, or a few blocks in turns. `space` owns the memory; NULL: the
+    # transfer does not.
     char *memory
     bint in_turns
     Message *space
-    # Whether all blocks are at its one place, as their contents do not matter.
+    # Whether all blocks are in the same place, because their contents do not matter.
     bint folded
     # How many blocks may be sent, are begun, are complete, and are no longer needed; each block's
     # request.
     int ready, begun, complete, used
     MPI_Request *requests
-    # Of an incoming one: whether a step uses its blocks; whether none ever will.
+    # Of an incoming transfer: whether a step uses its blocks; whether none ever will.
     bint claimed, dropped
-    # Of one that is sent back from the memory of an incoming one: that one.
+    # Of a transfer that is sent back from an incoming one's memory: the incoming one.
     Transfer *back
     Transfer *next
-    # Of an outgoing one: the next transfer of the same blocks, to another rank.
+    # Of an outgoing transfer: the next one of the same blocks, to another rank.
     Transfer *sibling
 
 cdef struct TransferList:
@@ -33,14 +33,14 @@ cdef struct TransferList:
 
 cdef class Transfers(Messages):
     cdef readonly Blocks blocks
-    # Vectors that are not in use yet may be received now; more than one of a source at a time.
+    # Vectors may be received before they are used; more than one from a source at a time.
     cdef bint takes_ahead, takes_all
     # There is no more memory: see `abandon`.
     cdef bint abandoned
-    # A block of what is dropped, and one of zeros.
+    # A block into which dropped vectors are received, and one of zeros.
     cdef char *discarded
     cdef char *zeros
-    # Those not in use, and their number.
+    # Transfers not in use, and their number.
     cdef Transfer *idle
     cdef int spare
     cdef TransferList incoming, outgoing

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Vectors that follow messages from one rank to another, in blocks.
 
-Blocks are sent from the vector itself and received where they are used: a receive is posted once
-there is memory for the block, which takes none before that. Where a vector is used at once a few
-blocks at a time have memory, else all. A short vector is inside its message, and looks like one
-whose blocks have all arrived. The blocks of vectors that no step will use are received into the
-same memory, which is there from the start, so that their senders complete.
+Blocks are sent from the vector itself, and received where they are used: a receive is posted once
+the block has memory. If a step is using the vector, only a few blocks have memory at a time, else
+all. A short vector is inside its message, and is treated like one whose blocks have all arrived.
+The blocks of vectors that no step will use are received into one block, allocated at the start, so
+that their senders complete.
 """
 
 from libc.stdlib cimport free
@@ -28,7 +28,7 @@ from collectives.memory.blocks cimport Blocks
 from collectives.memory.layout cimport Layout
 
 cdef enum:
-    # Bytes of a block; how many blocks have memory at a time where they are used at once.
+    # Bytes of a block; how many blocks of a vector have memory at a time while a step uses it.
     BLOCK = 1048576
     DEPTH = 4
 
@@ -81,14 +81,14 @@ cdef class Transfers(Messages):
     cdef Transfer *send(self, int destination, char *memory) noexcept nogil:
         """Begin to send a vector after its message; its blocks are sent once they are `ready`.
 
-        Only where `has_spare`.
+        Only if `has_spare`.
         """
         cdef Transfer *transfer = self._new_transfer(&self.outgoing, destination)
         transfer.memory = memory
         return transfer
 
     cdef Transfer *expect(self, Message *message) noexcept nogil:
-        """Begin to receive the vector in, or after, a message; only where `has_spare`."""
+        """Begin to receive the vector in, or after, a message; only if `has_spare`."""
         cdef Transfer *transfer = self._new_transfer(&self.incoming, message.source)
         transfer.weight = weight_in(message)[0]
         if message.room == WHOLE:
@@ -130,9 +130,9 @@ cdef class Transfers(Messages):
         return transfer.memory + self.blocks.begin(block)
 
     cdef void abandon(self) noexcept nogil:
-        """Receive without memory: drop what has none yet, and begin to drop what comes.
+        """Continue without memory: drop incoming vectors that have none yet, and later ones.
 
-        Vectors that have memory arrive, and so do those being sent at their receivers.
+        Vectors that have memory still arrive, and those being sent still reach their receivers.
         """
         cdef Transfer *transfer = self.incoming.first
         self.abandoned = True
@@ -141,15 +141,15 @@ cdef class Transfers(Messages):
             transfer = transfer.next
 
     cdef void send_zeros(self, Transfer *transfer) noexcept nogil:
-        """Send zeros in place of a vector that will not be."""
+        """Send zeros in place of a vector that will never be ready."""
         transfer.memory = self.zeros
         transfer.folded = True
         transfer.back = NULL
 
     cdef bint has_spare(self, bint receiving) noexcept nogil:
-        """Return whether another vector can be sent, or received; an error without memory.
+        """Return whether another vector can be sent, or received; set an error without memory.
 
-        As many are kept for receiving as messages are.
+        `reserved` transfers are kept for receiving, as many as short messages.
         """
         return (self.spare > self.reserved or self._add_spare()
                 or receiving and self.spare > 0)
@@ -265,7 +265,7 @@ cdef class Transfers(Messages):
         return True
 
     cdef bint _is_next(self, TransferList *among, Transfer *transfer) noexcept nogil:
-        """Return whether all earlier vectors with its rank are begun; complete, if dropped."""
+        """Return whether all earlier vectors of the same rank are begun; dropped ones, complete."""
         cdef Transfer *each = among.first
         while each != transfer:
             if each.peer == transfer.peer and self.blocks.count > (

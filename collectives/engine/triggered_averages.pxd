@@ -8,7 +8,7 @@ from collectives.protocols.triggered_average cimport (
 )
 
 cdef enum:
-    # What the application requests, besides CALL: a call, if that averages nothing.
+    # What the application requests, besides CALL: a call, but only if it averages nothing.
     PASS_BY = OTHER_WISHES
 
 cdef class TriggerTree(ControlTree):

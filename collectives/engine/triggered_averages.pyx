@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Averages over all ranks that any rank starts, and for which ranks wait in their next call."""
+"""Averages over all ranks that any rank may start; the others take part in their next call."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
@@ -35,7 +35,7 @@ cdef class TriggeredPort(EnginePort):
     """Moves the vectors of these averages."""
 
     cdef void begin_average(self, long long number) noexcept nogil:
-        """Begin in shared memory where all ranks share it.
+        """Begin in shared memory if all ranks share it.
 
         A vector that does not count is not read there, and the mean overwrites it.
         """
@@ -124,14 +124,14 @@ cdef class TriggeredAverages(NativeCollective):
         return self.protocol.calls
 
     def call(self, vector, weight, Handover handover=None):
-        """Make a call, which is an average over all ranks where one has been started."""
+        """Make a call, which is an average over all ranks if one has been started."""
         return self.caller.carry_out(
             self, CALL, vector, PyBUF_WRITABLE, weight, 0, handover).result
 
     def pass_by(self, weight):
         """Make a call that averages nothing, for which no vector is needed, and return the `Call`.
 
-        Return None where the call would average; then it has not been made.
+        Return None if the call would average; then it has not been made.
         """
         cdef Call call = self.caller.carry_out(self, PASS_BY, None, NO_VECTOR, weight)
         return call if self.deciding.alone else None

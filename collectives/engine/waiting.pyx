@@ -33,8 +33,8 @@ cdef class Waiter:
     cdef int wait(self, Served collective, int goal) except -1 nogil:
         """Drive the collective until the goal is reached; the lock is held on entry and exit.
 
-        Between polls it yields where ranks outnumber cores, and the longer it has waited, the
-        longer it sleeps. About ten times a second it looks for signals, stalls and failed devices.
+        Between polls it yields if ranks outnumber cores, and sleeps longer the longer it has
+        waited. About ten times a second it looks for signals, stalls and failed devices.
         """
         cdef Waiting waiting
         cdef long long progress_count, busy
@@ -109,9 +109,9 @@ cdef class Waiter:
 
 
 cdef int give_up(Served collective, int goal) except -1 nogil:
-    """Raise why waiting for this goal is in vain.
+    """Raise the error because of which this goal will never be reached.
 
-    Getting the GIL may take long: the progress thread drives in the meantime.
+    Getting the GIL may take long: the progress thread drives the collective meanwhile.
     """
     collective.waiting_callers -= 1
     pthread_mutex_unlock(&collective.lock)
@@ -143,6 +143,6 @@ cdef int wait_for(Served collective, Handover handover) except -1 nogil:
 
 
 cdef void serve_others(Served collective) noexcept nogil:
-    """Where there is no progress thread, advance the process's other collectives too."""
+    """If there is no progress thread, advance the process's other collectives too."""
     if collective.no_progress_thread:
         serve_all_once()
