@@ -1,7 +1,7 @@
 """Operations of all ranks, as one of them sees them: agreement, averages, failures and closing.
 
 A synchronous operation first agrees on the operation of all ranks; data moves only after that.
-Subclasses define what ranks do outside these operations; that must be complete before one begins.
+Subclasses define what ranks do outside these operations; it must be complete before one begins.
 
 Source: WAGMA-SGD, section III-A and Algorithm 2, has the periodic synchronization only; agreement,
 the other operations, failures and closing go beyond the paper.
@@ -53,21 +53,21 @@ class AllRanksProtocol:
 
     While `stage` is AGREEING the driver gathers ``(operation, version)`` from every rank; while
     it is REDUCING it averages over all ranks, except in LOAD, in which each rank replaces its own
-    vectors, and MEET, in which no data moves. Where a bit of `due_on()` is set and that dimension
-    of the control tree can carry another message, it calls `send_on`, which sends one by the port.
+    vectors, and MEET, in which no data moves. For each bit of `due_on()`, once that dimension of
+    the control tree can carry another message, it calls `send_on`, which sends one by the port.
 
     Attributes:
         version: the version of the application's next call, where there are versions; ranks agree
             on it in every operation.
-        base: what to add to that for the number that users see.
+        base: the number of a version for users, minus the version.
         calls: how many calls the application has completed: calls that an exception ended are not
             counted, nor versions that a rank takes part in without a call after it has joined.
         ops: synchronous operations completed.
         operation, stage: the synchronous operation that this rank is in, and its stage.
         joined: whether the application makes no more calls, and this rank takes part in
             the others' operations until all have joined (JOIN, and FINISH for the end of it).
-        broken: whether an operation did not agree, after which only CLOSE may follow.
-        failed: the first rank of whose failure this one has heard; −1: none.
+        broken: whether ranks have disagreed on an operation; then only CLOSE may follow.
+        failed: the rank of whose failure this one heard first; −1: none.
         fin_at: the version before which all ranks leave, once all are closing; else −1.
     """
 
@@ -96,7 +96,7 @@ class AllRanksProtocol:
     # Messages due on the control tree
 
     def due_on(self):
-        """Return the dimensions on which a message is due, a bit of each."""
+        """Return the dimensions on which a message is due, one bit for each."""
         return self.notice_due | self.fin_due
 
     def send_on(self, dimension):
@@ -111,7 +111,7 @@ class AllRanksProtocol:
     # What subclasses do outside the operations
 
     def run(self):
-        """Do what has become possible, since an operation has reached its next stage."""
+        """Do what has become possible because an operation has reached its next stage."""
 
     def is_drained(self):
         """Return whether everything before this rank's next operation is complete."""
@@ -158,12 +158,12 @@ class AllRanksProtocol:
     def agreed(self, records, size, differ=False):
         """Handle the agreement; `records` holds each rank's (operation, version).
 
-        Operations also `differ` where ranks load different versions.
+        Operations also `differ` if ranks load different versions, or have different purposes.
 
         If all are the same the operation begins. Ranks that have joined take part in any average of
         the others, unless they had made more calls; once all have joined, all finish. If all close,
         every version that has been started is executed, FIN is sent, and nothing is forwarded any
-        more. Otherwise ranks that are not closing are broken, and those that are enter CLOSE again.
+        more. Otherwise closing ranks enter CLOSE again, and the others are `broken`.
         """
         r: cython.int
         kind: cython.int
@@ -214,7 +214,7 @@ class AllRanksProtocol:
             self.drain(at)
 
     def drain(self, version):
-        """Complete everything before `version`, as a joined rank may have to, and begin."""
+        """Begin once everything before `version` is complete; a joined rank may be behind."""
         self.version = version
         self.stage = DRAINING
         self.expect(version)

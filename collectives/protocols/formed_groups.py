@@ -2,8 +2,8 @@
 """Groups formed by any rule: the record of a group, and the port of protocols that form groups.
 
 A protocol decides which ranks average together, in which order, and when a call returns; its driver
-executes that, over MPI, in a test or in simulated time. Ranks send each other short lists of
-integers, which arrive in the order in which they were sent, for each pair of ranks.
+executes this over MPI, in a test or in simulated time. Ranks send each other short lists of
+integers; those of one sender arrive in the order in which they were sent.
 """
 
 import array
@@ -26,9 +26,9 @@ class Group:
     Args:
         number: identifies the group; 0 or more, and increasing over a rank's groups.
         members: the ranks, each once.
-        weights: of the members, in their order; 0 for one that only gets the mean. None: all are
+        weights: the members', in their order; 0 for one that only gets the mean. None: all are
             equal.
-        room: how many members `add` and `read` can fill in, if more than given.
+        room: how many members `add` and `read` may give the group, if more than `members` has.
 
     Attributes:
         number: as given.
@@ -43,7 +43,7 @@ class Group:
     def __init__(self, number=0, members=(), weights=None, room=0):
         members = [checked_rank(member, number) for member in members]
         weights = checked_weights(number, members, weights)
-        # No members are allowed only where they can be added later.
+        # A group may be empty only if members can be added later.
         if not members and room < 1:
             raise ValueError(f"group {number} has no members")
         self.room = max(len(members), room)
@@ -82,7 +82,7 @@ class Group:
         return -1
 
     def write(self, integers, first):
-        """Write the group as integers from index `first` on; return the index after the last."""
+        """Write the group as integers, from index `first`; return the index after the last."""
         i: cython.int
         integers[first] = self.number
         integers[first + 1] = self.size
@@ -98,7 +98,7 @@ class Group:
         return first
 
     def read(self, integers, first):
-        """Read a group from integers, from index `first` on; return the index after the last."""
+        """Read a group from integers, from index `first`; return the index after the last."""
         i: cython.int
         self.number = integers[first]
         self.size = integers[first + 1]
@@ -182,9 +182,9 @@ class GroupPort:
     def reduce(self, group):
         """Average with the other members of a group that includes this rank.
 
-        In a call the rank contributes the application's vector, which the mean overwrites.
-        Otherwise it contributes its model, if the protocol is `passive`, and nothing if not. The
-        record may be changed afterwards.
+        In a call the rank contributes the application's vector, which the mean overwrites. Outside
+        calls it contributes its model if the protocol is `passive`, else nothing. The record may be
+        changed afterwards.
         """
         raise NotImplementedError
 
@@ -207,12 +207,12 @@ class GroupProtocol:
         calls: how many calls of the application have returned.
         calling: whether the application is in a call, which ends with `GroupPort.return_model`.
         leaving: whether the application makes no more calls; messages are still answered.
-        sync_every: calls from one average of a rank to its next; others return at once. Set
-            before `begin`, to the same on all ranks.
+        sync_every: number of a rank's calls from one average to the next; the calls between return
+            at once. Set before `begin`, the same on all ranks.
         passive: whether this rank averages its model while its application computes. The change
-            that the application makes meanwhile is added to it in its next call. This takes memory
-            for two vectors.
-        due: the time from which on `passed` is an event even without another one.
+            that the application makes meanwhile is added to the model in the next call. This takes
+            memory for two vectors.
+        due: the time from which `passed` is an event by itself.
     """
 
     def __init__(self, port, rank, size):
@@ -239,7 +239,7 @@ class GroupProtocol:
         self.calling = True
 
     def skips(self):
-        """Return whether this call is between two averages of this rank; it returns then."""
+        """Return whether this call is between two averages of this rank; if so, end the call."""
         if self.averages():
             return False
         self.port.return_model()
@@ -276,7 +276,7 @@ class GroupProtocol:
         """Note that the application makes calls again."""
 
     def restart(self, calls):
-        """Set the number of calls of this rank to `calls`, as all ranks do, which have paused.
+        """Set this rank's number of calls, as all ranks do while they pause.
 
         No rank resumes before all have done so.
         """

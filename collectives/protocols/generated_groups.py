@@ -3,16 +3,16 @@
 
 A call sends a request to the generator, and executes the groups with its rank that the generator
 has formed, in their order: all of them up to that of its own request (random), or the oldest one
-(buffered, smart), which it may know already, so that it need not wait for an answer. The remaining
-ones are left to the next call. A group of one rank is a call without an average.
+(buffered, smart). If the rank knows that one already, it waits for no answer. The remaining groups
+are left to the next call. A group of one rank is a call without an average.
 
-A rank that pauses tells the controller, and until the controller has answered it takes part at
-once, outside a call and without weight, in the groups that it was put into.
+A rank that pauses tells the controller. Until the controller has answered, it takes part at once,
+outside a call and without weight, in the groups that it was put into.
 
 A rank whose next call takes much longer than usual (`Paces.patience`) is late: it may wait
-elsewhere for ranks that wait for it. It does the same then, and is put into no group until its next
-request. So does one that has not made a call yet, if a member of its group has waited as long by
-its own pace, and any rank that makes no call if a member has waited too long.
+elsewhere for ranks that wait for it. It then does as if it paused, and is put into no group until
+its next request. So does a rank that has not made a call yet, if a member of its group has waited
+that long by the member's own pace, and any rank outside a call if a member has waited too long.
 """
 
 import array
@@ -27,8 +27,8 @@ if not cython.compiled:  # else the .pxd declares them
 
 # The kinds of messages. To the controller: a request, with the rank's number of pauses; a pause,
 # with that and until when it lasts. From the controller: a group; that there is none; the answer to
-# a pause, after which no more groups follow. To members of a group: that a member waits for it, and
-# whether it has waited too long.
+# a pause, after which no more groups follow. To members of a group: that a member waits for them,
+# and whether for too long.
 REQUEST = 0
 PAUSE = 1
 GROUP = 2
@@ -36,7 +36,7 @@ NOBODY = 3
 PAUSED = 4
 AWAITED = 5
 
-# Until when a pause lasts: the rank has met all others, its next request, or for ever.
+# When a pause ends: once the rank has met all others, with its next request, or never.
 MEETING = 0
 REQUESTING = 1
 EVER = 2
@@ -56,8 +56,8 @@ class GeneratedGroupProtocol(GroupProtocol):
 
     Args:
         port, rank, size: see `GroupProtocol`.
-        generator: the `GroupGenerator`, which the controller uses; on other ranks one like it.
-        controller: the rank whose generator is used.
+        generator: a `GroupGenerator`, with the same arguments on all ranks.
+        controller: the rank whose generator forms the groups.
 
     Attributes:
         alone: how many calls averaged with no other rank, because there was none for a group.
@@ -104,7 +104,7 @@ class GeneratedGroupProtocol(GroupProtocol):
             self.let_go(REQUESTING)
 
     def wait_on(self):
-        """Wait as long as this rank is patient."""
+        """Set `due` to the end of this rank's patience."""
         if self.size > 1:
             self.due = self.now + self.paces.patience(0, 0)
 
@@ -182,9 +182,9 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.go_on()
 
     def let_go(self, until):
-        """Take part at once in the groups that this rank was put into, and in none from then on.
+        """Take part at once in the groups that this rank was put into, and then in none.
 
-        Until it has met all others, its next request, or for ever.
+        `until`: MEETING, REQUESTING or EVER.
         """
         self.unanswered += 1
         self.send(self.controller, PAUSE, until)
@@ -194,10 +194,9 @@ class GeneratedGroupProtocol(GroupProtocol):
         self.remind(LAST, True)
 
     def remind(self, number, too_long):
-        """Tell the members of the group being averaged that they are awaited, and if for too long.
+        """Tell the members of the group being averaged that this rank waits, and if for too long.
 
-        Only if its number is below `number`. A member may itself be in an earlier group, and wait
-        there.
+        Only if the group's number is below `number`. A member may itself wait in an earlier group.
         """
         i: cython.int
         if not self.port.under_way(self.record) or self.record.number >= number:
@@ -248,7 +247,7 @@ class GeneratedGroupProtocol(GroupProtocol):
                 self.end_call()
 
     def end_call(self):
-        """Return from the call, once the groups before have been averaged."""
+        """Return from the call, once the groups requested so far have been averaged."""
         self.waiting = False
         self.port.return_model()
 

@@ -3,21 +3,20 @@
 
 Groups are numbered, and each rank executes its groups in this order. So groups that share a rank
 run one after the other, others at the same time, and no deadlock can occur: the members of the
-oldest group wait for each other's requests only. The paper's lock vector, queue of pending groups
+oldest group wait only for each other's requests. The paper's lock vector, queue of pending groups
 and acknowledgements (section 4.1) are not needed.
-
 
 - Random: every request makes a group of the requester and others, drawn uniformly from the ranks
   that make calls, even if they are in groups already. (Section 4.1; Figure 7, Step 3.)
 - Buffered: a request gets the oldest group with its rank that the rank has not requested yet. If
   there is none, it makes a random one. (The group buffer of section 5.1, without global division.)
-- Smart: a request gets such a group as well. If there is none, all idle ranks are divided into
-  disjoint groups at once (the global division, section 5.1). A rank is idle if it has requested
-  all its groups, and the other members of the last one have as well. It is left out if it is behind
-  the requester by the threshold or more requests (C_thres, section 5.3). On several nodes there are
-  two divisions (Inter-Intra, section 5.2): first one rank of each node, its head, drawn anew,
-  averages in groups of these heads, and the others of a node in groups of their own; then all idle
-  ranks of a node, except those that are behind. So only heads average with ranks of other nodes.
+- Smart: as buffered, but if there is no group, all idle ranks are divided into disjoint groups at
+  once (the global division, section 5.1). A rank is idle if it has requested all its groups, and
+  the other members of the last one have requested that. It is left out if it is behind the
+  requester by the threshold or more requests (C_thres, section 5.3). On several nodes there are two
+  divisions (Inter-Intra, section 5.2): first one rank of each node, its head, drawn anew, averages
+  in groups of these heads, and the others of a node in groups of their own; then all idle ranks of
+  a node average, except those that are behind. So only heads average with ranks of other nodes.
 
 Requests are counted from the start, or from the last `restart`. Beyond the paper, a rank that waits
 for a group, pauses, or is late is credited with the requests of the fastest rank meanwhile:
@@ -25,10 +24,10 @@ otherwise a rank that has waited for a slow rank would itself count as slow, and
 grouped with the slow one.
 
 A division makes as few groups as possible of at most the group size, as equal as possible; with
-pairs and an odd number of ranks, one group has three. So no rank is left over, but for one: if a
-node has one rank in addition to its head, that rank is in a group by itself, and so makes a step
-without an average, as such ranks do in the static schedule (Figure 10). A requester without any
-possible partner gets the answer ALONE.
+pairs and an odd number of ranks, one group has three. So no rank is left over, with one exception:
+if a node has one rank in addition to its head, that rank is in a group by itself, and so makes a
+step without an average, as such ranks do in the static schedule (Figure 10). A requester without
+any possible partner gets the answer ALONE.
 
 Source: Luo et al., Heterogeneity-Aware Asynchronous Decentralized Training (Ripples), 2019.
 """
@@ -53,20 +52,20 @@ class GroupGenerator:
 
     Args:
         size: number of ranks.
-        group_size: number of ranks of a group, or the largest; 2 or more.
-        seed: of its random numbers.
+        group_size: number of ranks in a group, or the largest number; 2 or more.
+        seed: that of its random numbers.
         nodes: the node of each rank, numbered from 0; None: groups are random ones.
         threshold: C_thres, 1 or more.
-        absent: a rank that makes no requests; None for none.
-        buffered: whether a request for random groups gets a group made before, if there is one;
-            with nodes it does so anyway.
+        absent: a rank that makes no requests; None: there is none.
+        buffered: whether a request for a random group gets one made before, if there is any;
+            requests for smart groups always do.
 
     Attributes:
         groups: how many were formed; they are numbered from 0.
         formed: how many of these the last request formed.
         most: the largest number of members of a group.
-        room: the largest number of groups of a rank that it has not begun yet.
-        reuses: whether a request gets a group made before.
+        room: the largest number of groups that a rank has not begun yet.
+        reuses: whether a request gets a group made before, if there is one.
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class GroupGenerator:
         self.random = 1 + int.from_bytes(digest, "little") % 2147483646
         self.node = array.array("i", nodes or [0] * size)
         self.nodes = max(self.node) + 1
-        # Of random groups each rank in a call may have formed one with a rank: one that forms a
-        # group has no older ones, so that is the next that it waits for.
+        # Each rank may have formed one random group that a given rank has not begun: it waits for
+        # this group before it requests another.
         self.room = BUFFER if self.smart else size
         self.most = min(size, self.group_size)
         if self.smart:
@@ -90,8 +89,8 @@ class GroupGenerator:
             self.most = min(size, max(self.group_size + 1, largest))
         self.groups = 0
         self.back = 0
-        # Number of requests credited to each rank; the most of any rank; and that at the time up to
-        # which each rank has got its credit.
+        # The requests credited to each rank; the most of any rank; what the latter was when each
+        # rank was last credited.
         self.requests = array.array("q", [0]) * size
         self.most_requests = 0
         self.asked_at = array.array("q", [0]) * size
@@ -103,14 +102,14 @@ class GroupGenerator:
         self.filled = 0
         self.members = array.array("i", [0]) * (BUFFER * size)
         self.bounds = array.array("i", [0]) * (BUFFER * size + 1)
-        # Smart groups that some member has not requested have places: the group's number, −1 if the
-        # place is free, and how many members have not requested it.
+        # A smart group has a place until all its members have requested it: the group's number (−1:
+        # the place is free), and how many members have not requested it.
         places = BUFFER * size if self.smart else 0
         self.number_at = array.array("q", [-1]) * places
         self.missing_at = array.array("i", [0]) * places
         self.free = array.array("i", range(places))
         self.free_count = places
-        # Of each rank: the places of the groups that it has not requested; the number of these
+        # For each rank: the places of the groups that it has not requested; the number of these
         # groups; the place and the number of the group that it requested last.
         self.buffer = array.array("i", [0]) * places
         self.untaken = array.array("i", [0]) * size
@@ -125,7 +124,7 @@ class GroupGenerator:
     # Events
 
     def request(self, rank, pauses):
-        """Handle a rank's request for a group, after so many pauses.
+        """Handle the request for a group of a rank that has paused `pauses` times.
 
         Returns:
             How many groups the request forms, whose members must be told; BUFFERED if the rank has
@@ -164,7 +163,7 @@ class GroupGenerator:
     def pause(self, rank, pauses, leaving):
         """Note that a rank pauses, for the n-th time, or leaves: no rank waits for its requests."""
         if pauses > self.back and pauses > self.away[rank]:
-            # While it pauses it may also let go of groups, as often as others wait for it.
+            # While it pauses, it may let go of groups whenever others wait; the first time counts.
             self.asked_at[rank] = self.most_requests
         self.away[rank] = pauses
         self.left[rank] = self.left[rank] or leaving
@@ -182,7 +181,7 @@ class GroupGenerator:
         self.taken_place[rank] = -1
 
     def restart(self):
-        """Count requests anew: all ranks, which have paused, continue at the same call."""
+        """Count requests anew: all ranks have paused, and continue at the same call."""
         i: cython.int
         self.most_requests = 0
         for i in range(self.size):
@@ -331,7 +330,7 @@ class GroupGenerator:
             begin += share
 
     def share(self, count):
-        """Return how many of `count` ranks, 2 or more, the next group gets: sizes differ by one."""
+        """Return the size of the next group of `count` ranks, 2 or more; sizes differ by one."""
         groups: cython.int = (count + self.group_size - 1) // self.group_size
         if 2 * groups > count:
             groups = count // 2

@@ -40,7 +40,7 @@ cdef class Groups:
         free(self.cycles)
 
     cdef int find(self, long long version) noexcept nogil:
-        """Fill `members` with this rank's group of the version; return its own place in it."""
+        """Fill `members` with this rank's group of the version; return the rank's index in it."""
         cdef int position = self._position(self.rank, version)
         self.count = self.of(self.rank, version, self.members)
         return position - self.chunk_begin[position]
@@ -61,7 +61,7 @@ cdef class Groups:
         return self.chunk_end[position] - first
 
     cdef int _position(self, int rank, long long version) noexcept nogil:
-        """Return the position of a rank in the version's arrangement."""
+        """Return the position of a rank in the version's permuted list of ranks."""
         cdef long long length = self.cycle_length[rank]
         return self.cycles[
             self.cycle_begin[rank]

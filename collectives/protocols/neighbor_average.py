@@ -31,7 +31,7 @@ class NeighborAverageProtocol(PeerProtocol):
     """
 
     def __init__(self, port, rank, size, sources, shares, own, destinations, global_clock):
-        # The number of the barrier's rounds, by dissemination; `ticks` has the messages of each.
+        # The number of rounds of the barrier (dissemination); `ticks` counts each one's messages.
         self.rounds = (size - 1).bit_length() if global_clock else 0
         before = [(rank - (1 << number)) % size for number in range(self.rounds)]
         PeerProtocol.__init__(self, port, rank, size, {*sources, *before})

@@ -8,12 +8,12 @@ import cython
 # How many of a rank's last times count.
 KEPT = 5
 
-# Where no time is known, and a time that never comes.
+# An unknown time, and one that never comes.
 UNKNOWN = -1
 NEVER = 2**62
 
-# For how many times of its usual time a rank is waited for, and how long at least: nanoseconds, by
-# which the operating system alone may delay a rank.
+# Others wait for a rank for PATIENCE times its usual time, and at least for LEAST nanoseconds: the
+# operating system alone may delay a rank that long.
 PATIENCE = 8
 LEAST = 10**9
 
@@ -54,7 +54,7 @@ class Paces:
         return self.medians[rank]
 
     def patience(self, rank, otherwise):
-        """Return for how long a rank is waited for, whose usual time is `otherwise` if unknown."""
+        """Return how long to wait for a rank; if its usual time is unknown, it is `otherwise`."""
         usual: cython.longlong = self.medians[rank]
         if usual == UNKNOWN:
             usual = otherwise

@@ -1,10 +1,10 @@
 # cython: boundscheck=False, wraparound=False
 """AD-PSGD's average of pairs: a rank and a random neighbor both get the mean of their models.
 
-The averages run in the background, and no call waits for one. A rank asks a neighbor; a neighbor
-that is free grants the average, with its model, and takes part in no other until it has received
-half of the difference, which it adds and the first rank subtracts. The applications' changes may
-come in between: they are added to either model, and none is lost.
+The averages run in the background, and no call waits for one. A rank asks a neighbor. If the
+neighbor is free, it grants the average by sending its model, and takes part in no other until it
+has received half of the difference, which it adds and the asking rank subtracts. Applications may
+add changes to both models in between, and none is lost.
 
 No deadlock can occur, on any graph: a rank that is asked while it asks another lets lower ranks
 wait and refuses higher ones. So each waiting rank waits for a higher one, or for one that has been
@@ -36,8 +36,8 @@ class PairwiseAverageProtocol(PeerProtocol):
 
     Args:
         port, rank, size: see `PeerProtocol`.
-        neighbors: the ranks that it may ask, which may ask it in turn.
-        seed: of the neighbors that it draws.
+        neighbors: the ranks that it may ask, and that may ask it.
+        seed: determines the neighbors that it draws.
 
     Attributes:
         state: FREE, ASKING or GRANTED.
@@ -128,5 +128,5 @@ class PairwiseAverageProtocol(PeerProtocol):
         return self.state == FREE and (self.attempts == 0 or self.paused)
 
     def waits_for(self, rank):
-        """Return whether `rank` is in a pair being averaged: leaving waits for it, no call does."""
+        """Return whether this rank is averaging with `rank`: only leaving waits for it, no call."""
         return self.state != FREE and rank == self.peer

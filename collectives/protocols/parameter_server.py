@@ -24,7 +24,7 @@ import cython
 
 from collectives.protocols.peers import PeerProtocol
 
-# The kinds of messages. LAST: a change that is sent outside a call, since its rank joins or
+# The kinds of messages. LAST: a change that is sent outside a call, because its rank joins or
 # synchronizes, or the server's answer to it.
 PUSH = 2
 PULL = 3
@@ -47,17 +47,17 @@ class ParameterServerProtocol(PeerProtocol):
         backups: b, of BACKUP.
 
     Attributes:
-        version: of the model that the application has received, or that the server holds: how many
-            rounds have ended (BSP, BACKUP), or how many changes were added to it (ASP, HETE).
+        version: that of the model that the application has received, or that the server holds: how
+            many rounds have ended (BSP, BACKUP), or how many changes were added to it (ASP, HETE).
         dropped: on the server, how many changes arrived too late.
-        lag: how many versions newer the model last received is than that of the change sent for it.
+        lag: version of the model last received, minus that of the model before.
     """
 
     def __init__(self, port, rank, size, mode, server, backups):
         PeerProtocol.__init__(self, port, rank, size, range(size) if rank == server else [])
         self.mode = MODES[mode]
         self.server = server
-        # How many changes a round does not wait for: none but in BACKUP.
+        # How many changes a round does not wait for; 0 except in BACKUP.
         self.backups = backups if mode == "backup" else 0
         # The weight of a change, which BACKUP and HETE modify.
         self.share = 1 / size
@@ -87,7 +87,7 @@ class ParameterServerProtocol(PeerProtocol):
 
     def received(self, source, kind, number, weight):
         if kind == PUSH:
-            # A rank that calls after it was away has met all others: they will call as well.
+            # A rank that calls after being away has met all others: they will call as well.
             self.came_back = max(self.came_back, self.away[source])
             self.absorb(source, number)
         elif kind == LAST:
@@ -198,7 +198,7 @@ class ParameterServerProtocol(PeerProtocol):
             self.proceed()
 
     def waits_for(self, rank):
-        """Return whether a call waits for a rank; a server's waits for the changes of a round."""
+        """Return whether a call waits for a rank; the server's waits for a round's changes."""
         if not self.calling:
             return False
         if self.rank == self.server:

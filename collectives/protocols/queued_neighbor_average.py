@@ -3,21 +3,21 @@
 
 Like D-PSGD's, x_{k+1} = Σ_j W_ij x_k^j + change, except for how far ranks may be apart:
 
-- standard: an iteration needs the update of the same iteration of every rank that it has an edge
-  from; W_ij = 1/n, where n counts these and its own.
+- standard: an iteration needs the update of the same iteration from every rank with an edge to this
+  one; W_ij = 1/n, where n counts these updates and the rank's own.
 - with b backup workers: it needs n − b of these, its own included; all that have arrived have equal
   weights. Later ones are dropped.
-- with a staleness of s: it needs an update no older than k − s of each of these ranks. The newest
-  update u that arrived from a rank since the last iteration has the weight Iter(u) − (k − s) + 1,
-  the rank's own s + 1; or, as a simple mean, all have equal weights.
-- both (of which the paper has only a row of Table 1; the rule is ours): it needs such updates of
+- with a staleness of s: it needs an update of iteration k − s or later from each of these ranks.
+  The newest update u that arrived from a rank since the last iteration has the weight
+  Iter(u) − (k − s) + 1, the rank's own s + 1; in a simple mean, all have equal weights.
+- both (the paper has only a row of Table 1 on this; the rule is ours): it needs such updates from
   n − b ranks.
 
-A rank enters an iteration with a token of each rank that it has an edge to, and gives one to each
-that it has an edge from, so none is more than `max_gap` iterations ahead of a rank that averages
-its model. The number of backup workers is each rank's own. A rank that holds many tokens of all is
-behind, and skips iterations. Alternatively, by notify-ack, an update is sent once all have used the
-one before.
+A rank needs a token from each rank that it has an edge to before it enters an iteration, and gives
+one to each rank with an edge to it. So none is more than `max_gap` iterations ahead of a rank that
+averages its model. Ranks may have different numbers of backup workers. A rank that holds many
+tokens from each of these ranks is behind, and skips iterations. Alternatively, with notify-ack, a
+rank sends an update once all receivers have used the one before.
 
 Source: Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS 2019, Figures 4 and 7 to
 9, sections 5 and 6; notify-ack: Kadav and Kruus, ASAP, 2016, in its section 3.3.
@@ -41,21 +41,22 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
 
     Args:
         port, rank, size: see `PeerProtocol`.
-        sources: the ranks whose updates this one averages; `destinations`: those that average its.
-        max_gap: how many iterations it may be ahead of the latter, at least 1; None: no tokens.
-        backup: how many of the updates may be missing, fewer than there are with its own.
+        sources: the ranks whose updates this one averages.
+        destinations: those that average this one's updates.
+        max_gap: how many iterations it may be ahead of these, at least 1; None: no tokens.
+        backup: how many updates may be missing, less than their number with the rank's own.
         staleness: s; None: updates are of the iteration that they are used in.
         mean: "weighted": newer updates count more, with staleness; "simple": all alike.
-        max_skip: by how many iterations a rank that skips advances at most; 0: by one only.
-        skip_trigger: it skips if it is behind all destinations by more than so many iterations.
+        max_skip: the largest number of iterations by which a call advances; 0: one.
+        skip_trigger: it skips if it is behind all destinations by more than this many iterations.
         mode: "standard", or "notify-ack": without tokens, backups and staleness.
         order: "parallel": an update is the model before the change that its rank computes
             meanwhile; "serial": with that change.
-        slots: of how many iterations updates are kept; None: of as many as can be in flight.
+        slots: the number of iterations whose updates are kept; None: as many as can be in flight.
 
     Attributes:
-        dropped: updates that arrived, and were not used.
-        withheld: updates that were not sent, because their receiver was past using them.
+        dropped: updates that arrived, but were not used.
+        withheld: updates that were not sent, because their receiver was past them.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
             # Without tokens a rank is ahead by no more than a path has edges (Theorem 1).
             slots = max_gap + 1 if self.tokens else size
         self.slots = 1 if self.bounded else slots
-        # Of each rank awaited: whether it is a source, a destination; of a source, whether an
+        # For each rank awaited: whether it is a source, a destination. For a source: whether an
         # update is queued, by its iteration modulo the slots; the iteration of its newest update;
         # whether the model last returned includes one.
         self.is_source = array.array("i", [peer in sources for peer in self.awaited])
@@ -101,8 +102,8 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         self.queued = array.array("i", [0]) * (count * self.slots)
         self.newest = array.array("q", [0]) * count
         self.used = array.array("i", [0]) * count
-        # Of a destination: the iteration that it has entered, and the last one whose updates it has
-        # used, as far as this rank knows.
+        # For a destination: the iteration that it has entered, and the last one whose updates it
+        # has used, as far as this rank knows.
         self.entered = array.array("q", [0]) * count
         self.acknowledged = array.array("q", [0]) * count
         self.sent = False
@@ -260,9 +261,9 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
     def next_iteration(self):
         """Return the iteration to enter: the next one, or a later one if this rank is a straggler.
 
-        It is not past that of any destination, so that none needs an update that is skipped. Before
-        that iteration the rank averages once more, if the updates for this have arrived: it does
-        not wait for ranks that may be waiting for its tokens (the paper's does).
+        It is not past that of any destination, so that none needs an update that is skipped. If it
+        is a later one, the rank first averages in the iteration before, whose updates have arrived:
+        it does not wait for ranks that may be waiting for its tokens (the paper's does).
         """
         i: cython.int
         following: cython.longlong = self.calls + 1
@@ -332,7 +333,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         return self.calling and i >= 0 and (self.lacks_update(i) or self.lacks_answer(i))
 
     def look_for_missing(self):
-        """Set `missing`; with backups only if too few other updates have arrived or can."""
+        """Set `missing`; with backups only if too few other updates have arrived or can arrive."""
         i: cython.int
         first: cython.int = -1
         count: cython.int = 1

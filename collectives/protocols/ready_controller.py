@@ -5,15 +5,15 @@ Its parts are the paper's (Figure 6), except the broadcaster, which is in the ra
 
 - the signal queue: ready ranks, oldest first;
 - the group history: the members of the last T groups;
-- the group filter: it takes the first P' of the queue, but where the graph of ranks that have
-  averaged together would stay disconnected it puts a rank of another part into the group
+- the group filter: it takes the first P' of the queue, but if the graph of ranks that have averaged
+  together would stay disconnected, it puts a rank of another part into the group
   (`PartialReduceController.choose`);
 - the weight generator: all members have equal weights, or weights by the age of their models
   (`weigh`, `weigh_each`).
 
 Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce,
-SIGMOD 2021, sections 3.3 and 4. For how long the filter waits for a rank of another part, and that
-late ranks count as absent, goes beyond the paper.
+SIGMOD 2021, sections 3.3 and 4. How long the filter waits for a rank of another part, and that late
+ranks count as absent, go beyond the paper.
 """
 
 import array
@@ -84,9 +84,9 @@ def weigh(iterations, count, alpha, nearest, weights):
 
 
 def weigh_each(iterations, count, alpha, weights):
-    """Fill in the weights of models by their iterations, of which each model has its own.
+    """Fill in the weights of models by their iterations, each model for itself.
 
-    They are proportional to α^(k−1), with the k of `weigh`, also where models have the same k.
+    They are proportional to α^(k−1), with the k of `weigh`, even if models have the same k.
     """
     i: cython.int
     newest: cython.longlong = iterations[0]
@@ -101,7 +101,7 @@ def weigh_each(iterations, count, alpha, weights):
 
 
 def weights_of(iterations, alpha, nearest, each, weights):
-    """Call `weigh` or `weigh_each` from Python, with equally many iterations and weights."""
+    """Call `weigh` or `weigh_each` from Python; iterations and weights have the same length."""
     if each:
         weigh_each(iterations, len(weights), alpha, weights)
         return 0
@@ -113,16 +113,16 @@ class PartialReduceController:
 
     It knows how long each rank usually takes from a group to its next signal. A rank that takes
     much longer (`Paces.patience`) is late: if a group lacks members, it counts as absent until its
-    next signal. So does one that has not signalled yet, by the slowest of the others.
+    next signal. A rank that has not signalled yet is compared with the slowest of the others.
 
     Args:
         size: N.
-        group_size: P', from 2 on; fewer average where fewer are present.
-        history: T, from `shortest_history` on.
+        group_size: P', at least 2; if fewer ranks are present, these average.
+        history: T, at least `shortest_history`.
         dynamic: whether weights depend on the models' ages; else all are equal.
         alpha: α of dynamic weights, from 0 to less than 1.
         nearest: see `weigh`. each: whether dynamic weights are those of `weigh_each` instead.
-        absent: a rank that is never ready; None for none.
+        absent: a rank that is never ready; None: there is none.
 
     Attributes:
         formed: how many groups of several ranks were formed; alone: of one rank.
@@ -132,7 +132,7 @@ class PartialReduceController:
         released: groups that were smaller than possible when a rank had waited too long.
         absences: how often ranks were late.
         now: the time, in nanoseconds, to be set before other events.
-        due: from when on `form` may form a group without another event.
+        due: the time from which `form` may form a group without another event.
         group: the group formed last. newest: its newest iteration. initial: the initial model's
             share in it.
     """
@@ -155,8 +155,8 @@ class PartialReduceController:
         self.pauses = array.array("q", [0]) * size
         self.over = 0
         self.left = array.array("i", (rank == absent for rank in range(size)))
-        # Which ranks are late. When each was last in a group, or at first, and its usual time from
-        # there to its signal.
+        # Which ranks are late. When each was last in a group, or began, and its usual time from
+        # then to its signal.
         self.late = array.array("i", [0]) * size
         self.since = array.array("q", [0]) * size
         self.paces = Paces(size)
@@ -174,10 +174,10 @@ class PartialReduceController:
         self.parents = array.array("i", [0]) * size
         self.linked = array.array("i", [0]) * size
         self.home = -1
-        # Until so many groups have been formed it certainly has one component only.
+        # The number of formed groups up to which it certainly has only one component.
         self.connected_until = -1
         self.frozen = False
-        # Until when a group is held, and from how many groups on one may be held again.
+        # The time until which a group is held; the number of groups from which one may be again.
         self.held_until = 0
         self.holds_from = 0
         # The ranks chosen, their iterations and weights.
@@ -226,7 +226,7 @@ class PartialReduceController:
             self.since[rank] = self.now
 
     def withdraw(self, rank, iteration, pauses, leaves):
-        """Handle a pause or leaving; return whether the rank was ready, and is a group of one."""
+        """Handle a pause or leaving; if the rank was ready, make it a group of one: return True."""
         self.pauses[rank] = pauses
         self.left[rank] = self.left[rank] or leaves
         self.paused_at = max(self.paused_at, iteration)
@@ -272,9 +272,9 @@ class PartialReduceController:
         return min(count, self.group_size)
 
     def drop_late(self, all_others):
-        """Note which ranks are late, or that all are that are not ready; return if any was.
+        """Note which ranks are late, or all that are not ready (`all_others`); return if any is.
 
-        Set `due` to when the next rank will be.
+        Set `due` to the time at which the next rank will be late.
         """
         rank: cython.int
         any_late: cython.bint = False
@@ -318,11 +318,11 @@ class PartialReduceController:
     # The group filter
 
     def choose(self, count):
-        """Set which of the first `count` of the queue is `dropped`, and who is `added` instead.
+        """Set which of the first `count` ranks in the queue is `dropped`, and which is `added`.
 
         A group of the first ranks must not leave the graph of the last T groups disconnected. If it
-        would, a ready rank of another component is added. Return False where none is ready, but one
-        is worth waiting for.
+        would, a ready rank of another component is added. Return False if none is ready, but one is
+        worth waiting for.
         """
         i: cython.int
         component: cython.int
@@ -344,7 +344,7 @@ class PartialReduceController:
             component = self.component_of(self.queue[i])
             if component >= 0 and component != self.home:
                 self.added = i
-                # A rank that is alone of its component stays, to average with the added one.
+                # The only rank of its component stays, to average with the added one.
                 if members == 1 and self.component_of(self.queue[self.dropped]) == self.home:
                     self.dropped -= 1
                 return True
@@ -353,8 +353,8 @@ class PartialReduceController:
     def is_worth_waiting(self, count):
         """Return whether to hold the group for a rank of another component.
 
-        Only if one is expected within half of the shortest usual time of its members, for that time
-        at most, and for one in T groups.
+        Only if one is expected within half of the members' shortest usual time. A group is held for
+        that usual time at most, and then none of the next T groups.
         """
         i: cython.int
         rank: cython.int
@@ -383,7 +383,7 @@ class PartialReduceController:
     def is_frozen(self):
         """Return whether several components of the graph each contain a group of the last T.
 
-        Absent ranks are not in the graph, and a group of which one rank is left does not count.
+        Absent ranks are not in the graph, and a group with one remaining rank does not count.
         """
         rank: cython.int
         age: cython.int

@@ -2,8 +2,8 @@
 """Partial Reduce: the ranks that are ready first average, in groups of P' ranks.
 
 A call sends a ready signal, with the rank's iteration number, to one rank's controller
-(`ready_controller`), and waits for the group that this forms. The members learn the group, their
-weights, and the newest member's iteration number, which becomes that of all.
+(`ready_controller`), and waits for the group that it forms. The members learn the group, their
+weights, and the newest member's iteration number, which all of them take over.
 
 Source: Miao et al., Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce,
 SIGMOD 2021, Algorithm 2 and section 3.3.3.
@@ -38,9 +38,10 @@ class ReadyGroupProtocol(GroupProtocol):
 
     Attributes:
         controller: as given.
-        iteration: of this rank's model: one more in each call, then that of its group's newest.
-        initial_share: the initial model's in the mean of this call's group, where dynamic weights
-            give it one; initial_total: the sum over all groups.
+        iteration: that of this rank's model: one more in each call, then that of its group's
+            newest model.
+        initial_share: the initial model's share in the mean of this call's group, if dynamic
+            weights give it one; initial_total: the sum over all groups.
         fresh: to be set, while the application is in no call, once all ranks have the same model.
     """
 

@@ -20,7 +20,7 @@ class Schedule:
         done: whether no step is left.
         peer: the place of the member that the current step exchanges with.
         sends: whether the step sends the partial sum to it.
-        receives: NOTHING; ADD what it sends to the partial sum; or TAKE that as the sum.
+        receives: NOTHING; or the peer's numbers, to ADD to the partial sum, or to TAKE as the sum.
         phase: number of the step, the same on both sides.
     """
 

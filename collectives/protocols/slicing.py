@@ -1,8 +1,8 @@
 """The allreduce of a long vector, as a reduce-scatter and an allgather.
 
-The vector is processed in blocks, of which each member owns one slice: the others send it theirs
-(reduce-scatter), it averages them, and sends the mean to all (allgather). So every number is sent
-once to its owner and once back, in groups of any size, and is rounded once.
+The vector is processed in blocks. Each member owns one slice of a block: the others send it that
+slice of their vectors (reduce-scatter), and it sends the mean to all (allgather). So every number
+is sent once to its owner and once back, in groups of any size, and is rounded once.
 """
 
 import cython
@@ -18,7 +18,7 @@ LONGEST_SHARED = 128 * 1024
 SHORTEST_ON_DEVICE = 256 * 1024
 # Shorter vectors are averaged by recursive doubling.
 SHORTEST_VECTOR = 512 * 1024
-# Blocks of a long vector are at most this part of it, because members hold some in memory.
+# A block has at most LONGEST_BLOCK bytes, or 1/BLOCKS of a longer vector's: members hold several.
 BLOCKS = 8
 LONGEST_BLOCK = 1024 * 1024
 
@@ -36,7 +36,7 @@ class Slicing:
         self.lay_out(length, size, 0)
 
     def lay_out(self, length, size, shortest):
-        """Likewise, in blocks of at least `shortest` bytes, for a device."""
+        """Lay out a vector as `begin` does, in blocks of at least `shortest` bytes for a device."""
         longest: cython.Py_ssize_t = max(LONGEST_BLOCK, length // BLOCKS)
         self.length = length
         self.size = size
@@ -49,7 +49,7 @@ class Slicing:
         return min(self.length, (block + 1) * self.block)
 
     def bound(self, block, member):
-        """Return where the slice of a member begins in a block, and the one before it ends."""
+        """Return where a member's slice of a block begins, and the previous member's ends."""
         low: cython.Py_ssize_t = block * self.block
         high: cython.Py_ssize_t = self.end(block)
         share: cython.Py_ssize_t = (high - low + self.size - 1) // self.size
@@ -63,9 +63,9 @@ def suits(length, size):
 
 
 def shared_block(length, size, on_device):
-    """Return the bytes of a block in shared memory, all of which one member averages.
+    """Return the bytes of a block in shared memory, which one member averages whole.
 
-    Every member gets one block, or several; none where a block would not be worth the claim.
+    There is at least one block for every member, unless blocks would be too short to be worth it.
     `on_device` is the longest block on a device, or 0 in the host's memory.
     """
     shortest: cython.Py_ssize_t = min(SHORTEST_ON_DEVICE, on_device) if on_device else SHORTEST
@@ -75,5 +75,5 @@ def shared_block(length, size, on_device):
 
 
 def most_shared_blocks(length, size):
-    """Return how many such blocks there are at most, for groups of no more than `size` members."""
+    """Return the largest number of such blocks, for groups of at most `size` members."""
     return max(size, length // LONGEST_SHARED) + 1

@@ -34,7 +34,7 @@ class StaticGroupProtocol(GroupProtocol):
 
     Args:
         port, rank, size: see `GroupProtocol`.
-        groups: this rank's group in each iteration of a period, sorted; () where it is in none.
+        groups: this rank's group in each iteration of a period, sorted; () if it is in none.
 
     Attributes:
         alone: how many calls were in no group: there was none in the schedule, or all others were
@@ -125,7 +125,7 @@ class StaticGroupProtocol(GroupProtocol):
         return False
 
     def iteration(self):
-        """Return the number of this call's average among the rank's."""
+        """Return the number of this rank's averages before this call."""
         return self.calls // self.sync_every
 
     def phase(self, iteration):
@@ -172,7 +172,7 @@ class StaticGroupProtocol(GroupProtocol):
         return self.left[rank] == 0 and self.away[rank] <= self.back
 
     def begin_group(self, phase, iteration):
-        """Send the group of the members that have arrived to these."""
+        """Form the group of the members that have arrived, and send it to them."""
         i: cython.int
         member: cython.int
         end: cython.int

@@ -1,9 +1,9 @@
 # cython: boundscheck=False, wraparound=False
 """Averages over all ranks that any rank may start: local SGD with ranks of unequal speed.
 
-A call ends a step of its rank. The first rank that has made τ of them since the last average starts
-the next one, and tells all others along the control tree; each takes part in its next call. So a
-rank is waited for until the end of its current step, not of its τ-th step.
+A call ends a step of its rank. The first rank that has made τ calls since the last average starts
+the next one, and tells all others along the control tree; each takes part in its next call. So they
+wait for a rank until the end of its current step, not of its τ-th step.
 
 Source: local SGD (Stich, ICLR 2019); averages that the fastest rank starts, of ranks that have done
 unequal work, are WP-SGD's setting (Cheng et al., Algorithm 5).
@@ -23,8 +23,8 @@ if not cython.compiled:  # else the .pxd declares them
 class TriggeredAverageProtocol(AllRanksProtocol):
     """The state of one rank: `call` returns whether its application has to average now.
 
-    It then enters SYNC. Versions number the averages; their activations do not use the
-    number of operations before. An activation that arrives after its average has no effect.
+    If so, the rank enters SYNC. Averages are numbered as versions; their activations do not use the
+    number of operations. An activation that arrives after its average has no effect.
 
     Args:
         dimensions: see `AllRanksProtocol`.
@@ -56,9 +56,9 @@ class TriggeredAverageProtocol(AllRanksProtocol):
     def activate(self, version, dimension):
         """Note an average that was started, and forward its activation.
 
-        It arrived on this dimension (−1: this rank started it). It is forwarded on every higher
-        dimension that has not carried it yet. One of an older average is dropped, since all ranks
-        take part in each.
+        The activation arrived on this dimension (−1: this rank started the average), and is
+        forwarded on every higher dimension that has not carried it yet. That of an older average is
+        dropped, since all ranks take part in each.
         """
         j: cython.int
         if self.fin_at >= 0 or version < self.started:
@@ -97,7 +97,7 @@ class TriggeredAverageProtocol(AllRanksProtocol):
 
 
 class HeldContribution(ContributionProtocol):
-    """A rank's contribution to these averages: the vector that its application waits with.
+    """A rank's contribution to these averages: the vector with which its application waits.
 
     A rank that has joined lends its vector to the others' next average, and its vector becomes
     that average's mean; after that its weight is 0 until all have joined.
@@ -189,7 +189,7 @@ class TriggeredRankProtocol(RankProtocol):
         self.port.returns(False)
 
     def passes_by(self):
-        """Return whether a call averages nothing, so that it needs no vector; else none is made."""
+        """Return whether a call averages nothing: then it needs no vector, else it is not made."""
         self.alone = not self.triggering.averages()
         self.done = True
         return self.alone

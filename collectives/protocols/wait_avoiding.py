@@ -49,13 +49,13 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     replace one that is still due on its dimension, since a message covers every lower version.
     `AllRanksProtocol` has the operations, and sends the messages that are due.
 
-    Of a rank that `shares` its vectors they are opened when `vectors` becomes SHARED, and taken
-    back before anything is reported that the application does. Meanwhile `next` is unchanged.
+    If a rank `shares` its vectors, they are opened when `vectors` becomes SHARED, and taken back
+    before any event of the application is reported. Meanwhile `next` is unchanged.
 
     Attributes:
         version: see `AllRanksProtocol`; `next`: the next version to be executed here.
-        base: what to add to a version for the number that users see, which determines groups and
-            synchronizations; versions themselves only grow, even where a LOAD goes back.
+        base: the number of a version for users, minus the version. That number determines groups
+            and synchronizations; versions themselves only grow, even if a LOAD goes back.
         started, started_ops: the highest version known to have been started, and after how many
             operations that was.
         sent, sent_ops: the highest version sent on each dimension, and its number of operations.
@@ -63,10 +63,10 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         shares: whether they are shared while the application computes.
         timely: whether the vector of the application's last call is in that call's version.
         waiting: whether the application waits for the running version to finish.
-        size: of how many ranks one is drawn for each version, which alone may start it; 0: any
-            rank may start any version.
-        freed: after how many operations versions are free, so that any rank may start them: a rank
-            is already in the next operation, and may be the one that is drawn; −1: none are.
+        size: the number of ranks, of which one is drawn for each version and alone may start it;
+            0: any rank may start any version.
+        freed: the number of operations after which any rank may start versions, because the rank
+            drawn may be in the next operation already; −1: there is none.
         source: the newest version whose result may be used; −1: none.
     """
 
@@ -242,8 +242,8 @@ class WaitAvoidingProtocol(AllRanksProtocol):
     def free(self, ops, dimension):
         """Free the versions after so many operations, as a message on this dimension says.
 
-        (−1: because this rank is in the next operation itself.) It is forwarded as an activation
-        is. Late messages about fewer operations are dropped: all ranks have been in those.
+        (−1: because this rank itself is in the next operation.) The message is forwarded as an
+        activation is. One about fewer operations is late and dropped: all ranks have been in those.
         """
         j: cython.int
         if self.fin_at >= 0 or ops < self.freed:
@@ -265,7 +265,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
             self.start(version)
 
     def published(self):
-        """Hand the vectors of a timely call that has published to its version, and run that."""
+        """Hand the vectors of a timely call, which has published, to its version, and run it."""
         self.waiting = True
         self.vectors = IDLE
         self.start_awaited()
