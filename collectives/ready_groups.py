@@ -254,7 +254,7 @@ def dynamic_weights(
 
 
 def checked_group_size(group_size: int | None, size: int) -> int:
-    """Return the group size for so many ranks, as given or by default, or raise."""
+    """Return the group size for `size` ranks, as given or by default, or raise."""
     if group_size is None:
         return min(USUAL_GROUP_SIZE, size)
     return checked_integer("group_size", group_size, 2, size if size > 1 else None)

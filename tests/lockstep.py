@@ -1,9 +1,9 @@
 """A pytest plugin that keeps the ranks of an MPI job together, test by test.
 
-After each phase of each test every rank tells the others how it fared. A failure anywhere is a
-failure everywhere, so the ranks go on in step, and rank 0, the only one that prints, reports it
-with its traceback. Where ranks cannot meet (one waits for a message that will not come) the job
-is aborted, after each rank that can has printed where it is.
+After each phase of each test every rank sends the others its outcome. A failure on one rank fails
+the test on all, so the ranks continue in step, and rank 0, the only one that prints, reports it
+with its traceback. If ranks cannot meet (one waits for a message that will not come), each rank
+that still runs prints where it is, and the job is aborted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pytest
 
 SIZES = (4, 1, 3, 8)  # the numbers of ranks that the suite runs with
 DEFAULT_SIZES = (4,)
-# Seconds that a failed rank waits for the others to come and hear of it.
+# Seconds that a rank whose test failed waits for the others.
 GRACE = float(os.environ.get("LOCKSTEP_GRACE", "5"))
-PATIENCE = 120.0  # seconds that any other does, where the test has no time limit of its own
-PRINTING = 1.0  # seconds between a rank's last words and the abort, for the others' words
+PATIENCE = 120.0  # seconds that other ranks wait, unless the test has a time limit of its own
+PRINTING = 1.0  # seconds between a rank's last message and the abort, for those of the others
 
 
 def check_ranks(item) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ def check_ranks(item) -> tuple[int, ...]:
 
 
 def may_run_with(size, text) -> bool:
-    """Return whether tests of a module with this text may run with so many ranks."""
+    """Return whether tests of a module with this text may run with this number of ranks."""
     declared = re.findall(r"\branks\(([^)]*)\)", text)
     elsewhere = {str(other) for other in SIZES if other != size}
     return size in DEFAULT_SIZES or not all(
@@ -49,9 +49,9 @@ def may_run_with(size, text) -> bool:
 
 
 def transports(item, names) -> tuple[str, ...]:
-    """Return the transports that an MPI test runs with in this job, of those it is meant for.
+    """Return which of an MPI test's transports it runs with in this job.
 
-    A test of several numbers of ranks runs with every transport with four of them. One rank has
+    A test for several numbers of ranks runs with every transport only with four ranks. One rank has
     nobody to share its memory with.
     """
     from mpi4py import MPI
@@ -88,9 +88,10 @@ class Lockstep:
             self._config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115
 
     def pytest_ignore_collect(self, collection_path):
-        """Do not import what has no test of so many ranks: all of them would, and that takes long.
+        """Skip modules without a test for this number of ranks: importing them takes long.
 
-        What declares numbers of ranks otherwise than one by one, or wrong ones, is imported.
+        A module that declares numbers of ranks in another way than one by one, or wrong ones, is
+        imported.
         """
         size = self._comm.size
         if size not in SIZES or collection_path.suffix != ".py":
@@ -181,7 +182,7 @@ class Lockstep:
     # Meeting
 
     def _meet(self, where, message, patience, last_words=""):
-        """Return every rank's message, by rank; abort where the ranks do not come together."""
+        """Return every rank's message, by rank; abort if the ranks do not come together."""
         everyones = {self._rank: message}
         missing = self._missing = [r for r in range(self._comm.size) if r != self._rank]
         sends = [self._comm.isend((where, message), rank) for rank in missing]
@@ -221,7 +222,7 @@ class Lockstep:
 
 
 def stacks() -> str:
-    """Return where all threads are, below pytest's own frames; not a watchdog that asks."""
+    """Return the stacks of all threads, below pytest's own frames, but not a calling watchdog's."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     asking = threading.current_thread()
     lines = []
@@ -235,9 +236,9 @@ def stacks() -> str:
 
 
 class OthersFailure:
-    """What a report shows of a failure elsewhere.
+    """What a report shows of another rank's failure.
 
-    Not a mere string: pytest's summary repeats a string, and under CI all of it.
+    It is no string, because pytest's summary would repeat that, under CI all of it.
     """
 
     def __init__(self, text):
@@ -251,7 +252,7 @@ class OthersFailure:
 
 
 def merge(report, rank, everyones):
-    """Make one rank's report tell what happened on all ranks."""
+    """Add to one rank's report what happened on all ranks."""
     ranks_of = {}
     for other, (outcome, _) in everyones.items():
         ranks_of.setdefault(outcome, []).append(other)

@@ -36,11 +36,11 @@ class TreePort:
         raise NotImplementedError
 
     def send_activation(self, dimension, version, ops):
-        """Tell a neighbor that a version has been started, after so many operations."""
+        """Tell a neighbor that a version has been started, after `ops` operations."""
         raise NotImplementedError
 
     def send_free(self, dimension, ops):
-        """Tell a neighbor that any rank may start versions after so many operations."""
+        """Tell a neighbor that any rank may start versions after `ops` operations."""
         raise NotImplementedError
 
     def send_fin(self, dimension):

@@ -240,7 +240,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         return called if called >= self.next and called > self.started else -1
 
     def free(self, ops, dimension):
-        """Free the versions after so many operations, as a message on this dimension says.
+        """Free the versions after `ops` operations, as a message on this dimension says.
 
         (−1: because this rank itself is in the next operation.) The message is forwarded as an
         activation is. One about fewer operations is late and dropped: all ranks have been in those.

@@ -1,8 +1,8 @@
 """The methods that a job can train by, each declared in a module of its own as its `METHOD`.
 
-`METHODS` maps their names on the command line to them, `REFERENCES` those of torch's own methods,
-for comparisons. `DEFAULT` is the name of the method that is used if none is given. Other packages
-declare methods by entry points of the group "wagma.methods", each of which is a `Method`.
+`METHODS` maps names on the command line to methods, `REFERENCES` to torch's own methods, for
+comparisons. `DEFAULT` names the method that is used if none is given. Other packages declare
+methods by entry points of the group "wagma.methods", each of which is a `Method`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def example(name: str) -> str | None:
     """Return how an option is written on the command line, None if no method has it.
 
     Args:
-        name: the option's, without its value.
+        name: the option's name, without a value.
     """
     for method in METHODS.values():
         option = method.option(name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # they load numpy
 
 
 def gap(text: str) -> int | str | None:
-    """Convert a positive number of iterations, auto or none."""
+    """Convert "auto", "none", or a positive number of iterations."""
     if text.lower() in ("auto", "none"):
         return "auto" if text.lower() == "auto" else None
     try:
@@ -27,13 +27,13 @@ def gap(text: str) -> int | str | None:
 
 
 def backups(text: str) -> int | tuple[int, ...]:
-    """Convert a number of backups, or each rank's: "1" or "0+1+1+2"."""
+    """Convert the number of backups of all ranks, "1", or that of each rank, "0+1+1+2"."""
     counts = tuple(map(whole(0), text.split("+")))
     return counts if len(counts) > 1 else counts[0]
 
 
 def no_such_setting(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Return the conflict of the options with each other, the graph or the number of ranks."""
+    """Return why the options conflict with each other, the graph or the number of ranks."""
     try:
         resolved(options, ranks)
     except ValueError as error:
@@ -68,8 +68,8 @@ SETTINGS = (
     ),
     Option(
         "backup",
-        "neighbors' models that an average may omit: of all ranks, or each rank's, such as 0+1+1+2 "
-        "for four",
+        "number of neighbors' models that an average may omit: one for all ranks, or one for each, "
+        "such as 0+1+1+2 for four",
         0,
         convert=backups,
         metavar="B|B0+B1+…",
@@ -96,8 +96,8 @@ SETTINGS = (
     ),
     Option(
         "skip_trigger",
-        "a rank has fallen behind if it is more iterations than this behind all that average its "
-        "model",
+        "a rank has fallen behind if it is more than this many iterations behind all that average "
+        "its model",
         1,
         convert=whole(0),
         metavar="N",
@@ -118,7 +118,7 @@ SETTINGS = (
 )
 METHOD = Method(
     "hop",
-    "models with the neighbors in a graph, of which some may be late or several steps behind",
+    "models with the neighbors in a graph, some of which may be late or several steps behind",
     optimizer="wagma.optim.Hop",
     simulated="wagma.simulation.peers.hop",
     options=(

@@ -1,6 +1,6 @@
 """How a training method is declared, for the command line, its checks and the documentation.
 
-Importing it, or a method's module, loads neither torch nor MPI nor numpy, for a fast --help.
+Importing this module, or a method's, loads neither torch nor MPI nor numpy, for a fast --help.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Option:
         help: its description, without the default.
         default: its value if it is not given.
         choices: its allowed values; () if others are allowed.
-        convert: converts text to its value, or raises `argparse.ArgumentTypeError`.
+        convert: converts text to a value, or raises `argparse.ArgumentTypeError`.
         metavar: the placeholder of its value in --help, if it has no choices.
-        otherwise: the default in words, if the value does not tell.
+        otherwise: the default in words, if its value does not say enough.
         simulated: whether the simulated method takes it as well.
         problem: returns why a value is invalid for a number of ranks, None if it is valid.
     """
@@ -130,7 +130,7 @@ class Method:
         seeded: whether the optimizer's class takes the job's seed.
         conflict: returns why options that are valid alone are invalid together, for a number of
             ranks; None if they are valid.
-        inert: returns why an option, though valid, has no effect with the others; None if all have.
+        inert: returns why a valid option has no effect with the others; None if all have one.
     """
 
     name: str
@@ -177,7 +177,7 @@ class Method:
         return {option.name: values.get(option.name, option.default) for option in self.options}
 
     def problem(self, options: Mapping[str, Any], ranks: int) -> str | None:
-        """Return why a job of so many `ranks` cannot have these `options`; None: it can."""
+        """Return why a job of this number of `ranks` cannot have these `options`; None: it can."""
         found = (option.problem(options[option.name], ranks) for option in self.options)
         return next(filter(None, found), None) or self.conflict(options, ranks)
 
@@ -218,7 +218,7 @@ class Method:
         return self._simulate_free(seconds, options, None).wall
 
     def bound_of_steps(self, seconds: np.ndarray, options: Mapping[str, Any], limit: float) -> int:
-        """Return how many steps all ranks would make within `limit` seconds, as `bound` does.
+        """Return how many steps all ranks would make in `limit` seconds with free communication.
 
         Args:
             seconds, options: those of `bound`.

@@ -7,7 +7,7 @@ from wagma.methods.method import Method, Option
 
 
 def none_left(backups: int, ranks: int) -> str | None:
-    """Return why a round of a job of this size cannot omit so many ranks."""
+    """Return why a round cannot omit this many of a job's ranks; None: it can."""
     if backups >= ranks:
         return f"backups is {backups}, but must be less than the number of ranks, {ranks}"
     return None

@@ -11,7 +11,7 @@ from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, S
 
 
 def no_groups(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Return why there are no such groups in a job of so many ranks."""
+    """Return why a job with this number of ranks cannot form such groups; None: it can."""
     ranks -= options["controller_only"]
     if options["group_size"] is not None and options["group_size"] > ranks:
         return (

@@ -7,7 +7,7 @@ from wagma.methods.method import Method, Option
 
 
 def too_many(neighbors: int, ranks: int) -> str | None:
-    """Return why ranks of a job of this size cannot push to so many others."""
+    """Return why a rank cannot push to this many others in a job of this size; None: it can."""
     hops = max(1, (ranks - 1).bit_length())
     if neighbors > hops:
         return (

@@ -9,21 +9,21 @@ from wagma.methods.method import Option, on_or_off
 
 
 def larger_than_the_job(group_size: int | None, ranks: int) -> str | None:
-    """Return why a job of so many ranks has no groups of this size."""
+    """Return why a job with this number of ranks has no groups of this size; None: it has."""
     if group_size is not None and group_size > ranks:
         return f"group_size is {group_size}, more than the number of ranks, {ranks}"
     return None
 
 
 def outside_the_job(controller_rank: int, ranks: int) -> str | None:
-    """Return why a job of so many ranks has no such controller."""
+    """Return why a job with this number of ranks has no such controller; None: it has."""
     if controller_rank >= ranks:
         return f"controller_rank is {controller_rank}, but the last rank is {ranks - 1}"
     return None
 
 
 def nobody_left(controller_only: bool, ranks: int) -> str | None:
-    """Return why a job of so many ranks has none left to train beside the controller's."""
+    """Return why a job has no rank left to train beside the controller's; None: it has."""
     return "--controller-only leaves no rank to train" if controller_only and ranks == 1 else None
 
 
@@ -49,7 +49,7 @@ def graph_name(text: str) -> str:
 
 
 def no_such_graph(name: str | None, ranks: int) -> str | None:
-    """Return why so many ranks have no graph of this name."""
+    """Return why this number of ranks has no graph of this name; None: it has."""
     from collectives.graphs import edges_of
 
     try:
@@ -86,7 +86,7 @@ CONTROLLER_ONLY = Option(
 )
 SYNC_EVERY = Option(
     "sync_every",
-    "steps from one average of a rank to its next",
+    "number of a rank's steps from one average to the next",
     1,
     convert=whole(1),
     metavar="STEPS",

@@ -281,7 +281,7 @@ class Averaging(Wrapper):
         A rank that leaves the block takes part in the others' operations until all ranks have left
         it, so that no rank waits for it and its updates are not lost. Then all ranks have the same
         model and the same number of steps. For nested blocks of several optimizers this holds after
-        the outermost one; an optimizer cannot be used between the end of its block and that.
+        the outermost one; until then, an optimizer cannot be used once its own block has ended.
 
         Raises:
             RuntimeError: inside `averaged()`, or after its own `join` block inside another one.
@@ -474,7 +474,7 @@ class Averaging(Wrapper):
         self.complete()
 
     def _put_back(self, outstanding: Any) -> None:
-        """Restore the outstanding average that `_set_aside` returned; the model is restored."""
+        """Make the average that `_set_aside` returned outstanding again, in a restored model."""
 
     def _drop(self) -> None:
         """Complete the outstanding average, and leave the model unchanged."""

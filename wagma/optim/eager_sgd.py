@@ -57,7 +57,7 @@ class EagerSGD(GradientAveraging):
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
             model, comm: as for `Averaging`.
             trigger: "solo": an average begins when the first rank arrives. "majority": when a rank
-                arrives that is drawn for it, so half of the ranks have arrived on average.
+                drawn for it arrives; on average half of the ranks have arrived then.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
             **options: see `collectives.GroupOptions`.
 

@@ -166,7 +166,7 @@ def check_any_parameter(tensors: list[Tensor]) -> None:
 
 
 def check_no_aliases(tensors: list[Tensor]) -> None:
-    """Raise for distinct tensors that share memory: as parts of the vector they would not."""
+    """Raise for distinct tensors that share memory, which parts of the vector do not."""
     cluster: list[Tensor] = []
     end = 0  # a cluster: tensors whose address ranges overlap; they may still interleave
     for tensor in sorted(tensors, key=lambda tensor: tensor.value.data_ptr()):
@@ -278,9 +278,9 @@ def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
 class FlatModel:
     """A model whose averaged tensors are parts of one contiguous vector for each dtype.
 
-    Averaged are all floating-point parameters, including frozen ones (so that they can join the
-    optimizer later), and all floating-point buffers, such as BatchNorm's running statistics. Not
-    averaged are integer tensors, and buffers and frozen parameters with a non-finite value: an
+    All floating-point parameters are averaged, including frozen ones (so that they can join the
+    optimizer later), and all floating-point buffers, such as BatchNorm's running statistics.
+    Integer tensors are not, nor are buffers and frozen parameters with a non-finite value: an
     attention mask of -inf is a constant, and would make every average non-finite.
 
     Each tensor has a storage of its own, which is its part of the vector, so that saving or copying

@@ -55,10 +55,10 @@ class PartialReduce(PeerAveraging):
             optimizer, model, comm: as for `Averaging`.
             group_size: P', number of ranks in a group, at least 2; None: 3, or all if there are
                 fewer.
-            weights: "constant": all members of a group have the same weight. "dynamic": each
-                iteration has less the older it is, shared by the models of that iteration, so that
-                one old model may weigh more than each of several new ones. "dynamic-each": each
-                model has less the older it is.
+            weights: "constant": all members of a group have the same weight. "dynamic": the older
+                an iteration, the smaller its weight, which the models of that iteration share, so
+                that one old model may weigh more than each of several new ones. "dynamic-each": the
+                older a model, the smaller its weight.
             alpha: α of both, from 0 to less than 1: the smaller, the lower the weight of older
                 models.
             missing: of "dynamic": the model that gets the weight of iterations that no member has.
@@ -66,7 +66,7 @@ class PartialReduce(PeerAveraging):
                 each rank keeps a copy; `collective.initial_share` is its share.
             history: T, number of recent groups in which the controller checks which ranks have met;
                 None: enough.
-            sync_every: steps from one average of a rank to its next.
+            sync_every: number of a rank's steps from one average to the next.
             controller_rank: the rank whose engine forms groups.
             controller_only: whether that rank makes no steps. It takes part in the other collective
                 methods, without weight: let it `join()`. `collective.participates` tells which

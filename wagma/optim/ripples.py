@@ -62,7 +62,7 @@ class Ripples(PeerAveraging):
             group_size: ranks per group, at least 2; None: 3.
             threshold: C_thres of "smart": a rank that is this many steps behind is left out.
             ranks_per_node: of "smart" and "static"; None: as MPI reports.
-            sync_every: steps from one average of a rank to its next.
+            sync_every: number of a rank's steps from one average to the next.
             controller_rank: the rank whose engine generates groups.
             controller_only: whether that rank makes no steps, as in `PartialReduce`.
             seed: seed of the groups drawn.

@@ -39,8 +39,8 @@ class WAGMA(Averaging):
     always waited for. A closure computes its gradients with the average in the model, so it does
     not overlap. Change parameters only in `step` and its hooks: an in-place change elsewhere raises
     `RuntimeError`; a change of `.data` cannot be detected, and would be lost. `result` is usually
-    that of the previous step, and `results` has it unless it was complete before, and that of the
-    step itself if all ranks averaged.
+    the previous step's; `results` has it unless it was complete before, and the step's own result
+    if all ranks averaged.
 
     Example:
         >>> optimizer = WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model)

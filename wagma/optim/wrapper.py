@@ -10,7 +10,7 @@ import torch
 
 
 class Wrapper(torch.optim.Optimizer):
-    """The wrapped optimizer as seen through an object with another `step`.
+    """An object that stands for the wrapped optimizer, with another `step`.
 
     Parameter groups, state, defaults and hooks *are* the wrapped optimizer's, not copies, so
     learning-rate schedulers and checkpoints work with either object. Only this object makes steps,
@@ -21,8 +21,8 @@ class Wrapper(torch.optim.Optimizer):
         closed: whether the method has ended, so that the wrapped optimizer is free again.
     """
 
-    # With this GradScaler calls `step` even if it found infinite gradients, since ranks that count
-    # their steps must not skip one; it reports them in `found_inf` and `grad_scale`.
+    # This makes GradScaler call `step` even if it found infinite gradients, because ranks that
+    # count their steps must not skip one; it reports them in `found_inf` and `grad_scale`.
     _step_supports_amp_scaling = True
 
     closed = False
