@@ -340,7 +340,7 @@ class Collective(Described):
 
 
 def _end_job_if_alone(comm: MPI.Intracomm, error: BaseException) -> None:
-    """End the job where memory or MPI fails on this rank only, while others wait for it."""
+    """End the job if memory or MPI fails on this rank only, while others wait for it."""
     from mpi4py import MPI
 
     alone = isinstance(error, (MPI.Exception, MemoryError)) and not is_on_all_ranks(error)

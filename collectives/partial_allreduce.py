@@ -1,7 +1,7 @@
 """Partial collectives: the allreduce of eager-SGD, which does not wait for stragglers.
 
-Each rank has a send buffer, to which it adds its contributions, and a receive buffer, which holds
-what it has received. A version averages the send buffers of all ranks as they are when it begins,
+Each rank has a send buffer, to which it adds its contributions, and a receive buffer, to which it
+adds its results. A version averages the send buffers of all ranks as they are when it begins,
 whichever ranks have arrived. A call returns the newest average minus the receive buffer. So each
 contribution is in one call's result on every rank; that of a late rank is in the next version.
 
@@ -137,7 +137,7 @@ class PartialAllreduce(Described):
             self._copies.forget_initial()
 
     def _allocate(self, given: Any, zeros: Any) -> None:
-        """Allocate this rank's sums of what it sends and of what it receives."""
+        """Allocate this rank's send and receive buffers."""
         self._single = not isinstance(given, (list, tuple))
         self._send = [zeros] if self._single else zeros
         self._receive = [np.zeros_like(array) for array in self._send]

@@ -224,8 +224,8 @@ def dynamic_weights(
     Args:
         iterations: integers, one per model.
         alpha: α, from 0 to less than 1: the smaller, the lower the weight of old models.
-        each: whether the weights are those of "dynamic-each" instead: of each model α^(k−1),
-            divided by the sum of these.
+        each: whether the weights are those of "dynamic-each" instead: α^(k−1) for each model,
+            divided by their sum.
         missing: which model gets the weight of a k in between that no model has. "nearest": those
             whose k is nearest, of two the newer one. "initial": the initial model.
 

@@ -173,11 +173,11 @@ cdef class Driver(Served):
         return operation or (None if answer[3] else elsewhere)
 
     def _waits_in_call(self):
-        """Return what a call waits in, in words, and the ranks it waits for."""
+        """Return a description of what a call waits in, and the ranks that it waits for."""
         return f"call {self.calls_made()}", range(self.size)
 
     def _waits_in(self):
-        """Return what this rank's application waits in, in words, and the ranks it waits for."""
+        """Return a description of what the application waits in, and the ranks it waits for."""
         return self.stalls.waits_in(self)
 
     # Progress

@@ -35,7 +35,7 @@ cdef class Served:
         return False
 
     cdef int raise_failure(self, int goal) except -1:
-        """Raise the error because of which the goal will never be reached."""
+        """Raise the error that keeps the goal from being reached."""
         return 0
 
     cdef void begin_waiting(self) noexcept nogil:

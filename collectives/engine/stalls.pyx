@@ -37,7 +37,7 @@ cdef long long ANSWERING = 3000000000
 
 log = logging.getLogger("collectives")
 
-# What a rank does that waits for others elsewhere.
+# What a rank does if it waits for others elsewhere.
 ELSEWHERE = "in join() of another collective"
 
 # The collective in whose join() a thread of this process waits, and which thread; 0: none.
@@ -194,7 +194,7 @@ cdef class StallReporter:
         return 0
 
     cdef waits_in(self, Served collective):
-        """Return what this rank's application waits in, in words, and the ranks it waits for."""
+        """Return a description of what the application waits in, and the ranks it waits for."""
         cdef Driver driver = <Driver>collective
         if self.protocol.operation == CLOSE:
             return "close()", range(self.size)

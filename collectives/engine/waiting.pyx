@@ -109,7 +109,7 @@ cdef class Waiter:
 
 
 cdef int give_up(Served collective, int goal) except -1 nogil:
-    """Raise the error because of which this goal will never be reached.
+    """Raise the error that keeps this goal from being reached.
 
     Getting the GIL may take long: the progress thread drives the collective meanwhile.
     """

@@ -93,7 +93,7 @@ cdef class Segment:
     """Zeroed memory that other processes can map, freed when the last of them unmaps it.
 
     It has no name in any file system, so nothing is left behind however the processes end. Other
-    processes open it by the creator's process id and descriptor, and verify a token at its begin.
+    processes open it by the creator's process id and descriptor, and verify a token at its start.
 
     Args:
         size: bytes, of which the token takes the first `LINE`.

@@ -68,7 +68,7 @@ cdef struct Functions:
     int (*MemcpyDtoDAsync)(Address, Address, size_t, Handle) noexcept nogil
     int (*CtxGetCurrent)(Handle *) noexcept nogil
     int (*CtxSetCurrent)(Handle) noexcept nogil
-    # Likewise: see `check_for_ipc`.
+    # NULL if the driver lacks them: see `check_for_ipc`.
     int (*IpcGetMemHandle)(IpcHandle *, Address) noexcept nogil
     int (*IpcOpenMemHandle)(Address *, IpcHandle, unsigned) noexcept nogil
     int (*IpcCloseMemHandle)(Address) noexcept nogil

@@ -17,8 +17,8 @@ cdef class Mirror(Handover):
     cdef Py_ssize_t block
     cdef int blocks
     cdef long long first_point
-    # The byte up to which the vector is final, and that up to which it has been given back, which
-    # `returning` guards.
+    # The bytes up to which the vector is final, and up to which it has been given back; `returning`
+    # guards the second.
     cdef Py_ssize_t final, given_back
     cdef pthread_mutex_t returning
     # The thread that gives blocks back, woken when one is `due`, until it is `ending`.

@@ -57,7 +57,7 @@ class AllRanksProtocol:
     the control tree can carry another message, it calls `send_on`, which sends one by the port.
 
     Attributes:
-        version: the version of the application's next call, where there are versions; ranks agree
+        version: the version of the application's next call, if there are versions; ranks agree
             on it in every operation.
         base: the number of a version for users, minus the version.
         calls: how many calls the application has completed: calls that an exception ended are not

@@ -89,8 +89,8 @@ class GroupGenerator:
             self.most = min(size, max(self.group_size + 1, largest))
         self.groups = 0
         self.back = 0
-        # The requests credited to each rank; the most of any rank; what the latter was when each
-        # rank was last credited.
+        # The requests credited to each rank; the most of any rank; that maximum when each rank was
+        # last credited.
         self.requests = array.array("q", [0]) * size
         self.most_requests = 0
         self.asked_at = array.array("q", [0]) * size

@@ -128,7 +128,7 @@ class ReadyGroupProtocol(GroupProtocol):
                 self.form()
 
     def control(self, source, kind, iteration, pauses, fresh):
-        """Handle a rank's message to the controller, and send what follows from it."""
+        """Handle a rank's message to the controller, and send the answers."""
         if kind == READY:
             self.controller.signal(source, iteration, pauses, fresh)
         elif kind == OVERDUE:
