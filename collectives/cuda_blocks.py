@@ -14,7 +14,7 @@ VARIABLE = "WAGMA_CUDA_BLOCK"
 # Bytes of the shortest and longest block: by default, and those that the variable may set.
 SHORTEST, LONGEST = 1 << 20, 8 << 20
 LEAST, MOST = 1 << 16, 1 << 30
-# The least number of blocks longer than SHORTEST in a vector, so that members can share the work.
+# Blocks are longer than SHORTEST only if a vector has at least this many, for members to share.
 BLOCKS = 8
 
 

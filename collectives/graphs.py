@@ -265,9 +265,9 @@ def unevenness(edges: Edges, size: int) -> str | None:
 def spectral_gap(edges: Edges, size: int, *, self_loops: bool = True) -> float:
     """Return 1 − λ₂ of `uniform_matrix`: the larger, the faster information spreads.
 
-    λ₂ has the second largest real part of its eigenvalues. The paper defines it by absolute values,
-    but its figures are those by real parts, without self-loops; by absolute values the gap of every
-    bipartite graph without self-loops is 0.
+    λ₂ is the matrix's eigenvalue with the second largest real part. The paper defines it by
+    absolute values, but its figures are those by real parts, without self-loops; by absolute values
+    the gap of every bipartite graph without self-loops is 0.
 
     Raises:
         ValueError: a single rank.

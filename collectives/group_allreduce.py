@@ -53,8 +53,8 @@ class GroupAllreduce(Collective):
             rank that has closed, or whose vector is not finite, has weight 0.
         late: what a rank that others have overtaken contributes and receives. "paper": it
             contributes its vector x', and receives (W·m + w·x') / (W + w), where m, of weight W, is
-            the newest mean of its groups, and w is its own weight; means between are skipped if it
-            is several versions late, and m may be that of its last call once more. "conserving":
+            the newest mean of its groups, and w is its own weight; if it is several versions late,
+            it skips the means between, and m may be that of its last call once more. "conserving":
             the change of its vector since its last call is added to its snapshot, and the mean
             replaces the snapshot, so that no update is lost or counted twice. By default
             `DEFAULT_LATE`, "conserving".

@@ -47,7 +47,7 @@ def meet(comm, where: str, stall: float, abort: float) -> None:
 
 
 class _Meeting:
-    """A barrier in which ranks that have waited for long tell the reporting ranks of themselves.
+    """A barrier; ranks that have waited for long tell the reporting ranks that they have arrived.
 
     It sends on the application's communicator, because there is no other yet, but only if ranks
     wait for long, and with a tag that applications hardly use.

@@ -330,7 +330,7 @@ class GroupGenerator:
             begin += share
 
     def share(self, count):
-        """Return the size of the next group of `count` ranks, 2 or more; sizes differ by one."""
+        """Return the next group's size, of `count` ranks, 2 or more; sizes differ by 1 at most."""
         groups: cython.int = (count + self.group_size - 1) // self.group_size
         if 2 * groups > count:
             groups = count // 2
