@@ -66,7 +66,7 @@ cdef class FormedGroups(ProtocolCalls):
         # In host memory it has no pages before an average of short vectors or an exception uses it.
         self.group_vectors.allocate(SCRATCH, 1)
 
-    def __del__(self):
+    cdef void let_go(self) noexcept:
         if self.queue is not None:
             self.queue.let_go()
 

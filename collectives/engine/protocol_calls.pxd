@@ -26,6 +26,7 @@ cdef class ProtocolCalls(NativeCollective):
     # Messages of this call may still use the application's buffer once the call has ended.
     cdef bint lent
 
+    cdef void let_go(self) noexcept
     cdef int _before_call(self) except -1
     cdef UserVector _open(self, vector)
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil

@@ -37,7 +37,13 @@ cdef class ProtocolCalls(NativeCollective):
             EnginePort(self.exchange, self.vectors, contribution, self.rank, self.size),
             ControlTree(control, protocol))
 
+    def __del__(self):
+        self.let_go()
+
     # What subclasses override
+
+    cdef void let_go(self) noexcept:
+        """Free what protocols and their port keep as they refer to each other."""
 
     cdef int _before_call(self) except -1:
         """Raise if the application cannot make a call."""
