@@ -73,8 +73,8 @@ class NeighborAverage(PeerCollective):
             sources = [j for j in graphs.sources(edges, rank) if matrix[j, rank]]
             self._group = tuple(sorted([rank, *sources]))
             described = {"graph": sorted(edges), "mixing": matrix.tolist(), "clock": clock}
-            return described, lambda mailbox: neighbor_average.NeighborAverageProtocol(
-                mailbox,
+            return described, lambda port: neighbor_average.NeighborAverageProtocol(
+                port,
                 rank,
                 size,
                 sources,

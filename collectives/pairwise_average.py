@@ -72,8 +72,8 @@ class PairwiseAverage(PeerCollective):
                 described = {"graph": sorted(edges)}
             return described | {
                 "seed": int(seed)
-            }, lambda mailbox: pairwise_average.PairwiseAverageProtocol(
-                mailbox, rank, size, neighbors, int(seed)
+            }, lambda port: pairwise_average.PairwiseAverageProtocol(
+                port, rank, size, neighbors, int(seed)
             )
 
         super().__init__(comm, like, plan, **options)

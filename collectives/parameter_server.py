@@ -68,8 +68,8 @@ class ParameterServer(PeerCollective):
                 if not 0 <= value < comm.size:
                     raise ValueError(f"{name} is {value}, not between 0 and {comm.size - 1}")
             described = {"mode": mode, "backups": int(backups), "server": int(server)}
-            return described, lambda mailbox: parameter_server.ParameterServerProtocol(
-                mailbox, comm.rank, comm.size, mode, int(server), int(backups)
+            return described, lambda port: parameter_server.ParameterServerProtocol(
+                port, comm.rank, comm.size, mode, int(server), int(backups)
             )
 
         super().__init__(comm, like, plan, **options)

@@ -52,8 +52,8 @@ class PeerCollective(PlannedCollective):
         Args:
             comm, like: those of `GroupAllreduce`.
             plan: function that checks the method's arguments, and returns a dict of the settings
-                that must be the same on all ranks, and a function that makes the protocol from a
-                `Mailbox`.
+                that must be the same on all ranks, and a function that makes the protocol from its
+                `Port`.
             **options: see `CollectiveOptions`.
         """
         self._single = not isinstance(like, (list, tuple))
@@ -88,12 +88,8 @@ class PeerCollective(PlannedCollective):
         wider = self._wider(arrays)
         _check_finite("like", wider)
         mailbox = native.Mailbox(messages, wider, whole)
-        mailbox.attach(self._make_protocol(mailbox))
+        mailbox.attach(self._make_protocol(mailbox.deciding))
         return mailbox
-
-    def _let_go(self) -> None:
-        super()._let_go()
-        self.native.end_protocol()
 
     def __call__(self, vector: Vector, *, stream: Stream | None = None) -> Result:
         """Publish the application's changes to `vector`, and overwrite it by a model.
@@ -182,9 +178,9 @@ class PeerCollective(PlannedCollective):
         """
         mailbox, statistics = self.native.mailbox, super().statistics()
         return statistics._replace(
-            versions=mailbox.protocol.averagings,
-            passive=mailbox.protocol.passive,
-            nonfinite=mailbox.nonfinite,
+            versions=self._protocol.averagings,
+            passive=self._protocol.passive,
+            nonfinite=mailbox.deciding.nonfinite,
             bytes_sent=statistics.bytes_sent + mailbox.bytes_sent,
         )
 
@@ -224,7 +220,7 @@ class PeerCollective(PlannedCollective):
 
     @property
     def _protocol(self) -> Any:
-        return self.native.mailbox.protocol
+        return self.native.exchanging
 
     @property
     def version(self) -> int:

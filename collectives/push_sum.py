@@ -74,8 +74,8 @@ class PushSum(PeerCollective):
             else:
                 phases = [graphs.edges_of(graph, size)]
             described = {"graph": [sorted(edges) for edges in phases]}
-            return described, lambda mailbox: push_sum.PushSumProtocol(
-                mailbox,
+            return described, lambda port: push_sum.PushSumProtocol(
+                port,
                 rank,
                 size,
                 [graphs.destinations(edges, rank) for edges in phases],

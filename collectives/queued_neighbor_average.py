@@ -118,8 +118,8 @@ class QueuedNeighborAverage(PeerCollective):
             sources = graphs.sources(edges, comm.rank)
             destinations = graphs.destinations(edges, comm.rank)
             return {"graph": sorted(edges), **dataclasses.asdict(settings)}, (
-                lambda mailbox: queued_neighbor_average.QueuedNeighborAverageProtocol(
-                    mailbox,
+                lambda port: queued_neighbor_average.QueuedNeighborAverageProtocol(
+                    port,
                     comm.rank,
                     comm.size,
                     sources,

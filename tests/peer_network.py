@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from protocol_messages import load_source
 
 peers = load_source("peers")
+peer_rank = load_source("peer_rank", "peers")
 neighbor_average = load_source("neighbor_average", "peers")
 push_sum = load_source("push_sum", "peers")
 pairwise_average = load_source("pairwise_average", "peers")
@@ -94,11 +95,13 @@ class Choose(Exception):
     """A protocol draws a number below this one."""
 
 
-class Rank(peers.Port):
-    """One rank: the port of its protocol, and its application.
+class Rank(peer_rank.PeerRankPort):
+    """One rank: the port of what decides for it, which is done at once, and its application.
 
     Attributes:
-        model, got, change: X, what the application last got, and D.
+        driven: its `PeerRankProtocol`.
+        model, kept_apart, user: X, D and U.
+        got: what the application last got.
         position, stage: how far the program has come.
         published: the sum of all changes that are in models by now.
         taken: what the application got in the last event, None where it got nothing.
@@ -109,12 +112,13 @@ class Rank(peers.Port):
 
     def __init__(self, number: int, model):
         self.number = number
-        self.model = self.got = model
-        self.change = None
+        self.model = self.got = self.user = model
+        self.kept_apart = None
+        self.driven = peer_rank.PeerRankProtocol(self)
         self.kept: dict[int, tuple[Message, ...]] = {}
         self.written = None
         self.outbox: list[tuple[int, Message]] = []
-        self.epoch = self.position = self.meetings = 0
+        self.position = self.meetings = 0
         self.stage = Stage.COMPUTES
         self.published = 0 * model
         self.taken = None
@@ -124,6 +128,7 @@ class Rank(peers.Port):
 
     def attach(self, protocol):
         self.protocol = protocol
+        self.driven.attach(protocol)
         self.key = self._key()
 
     def copy(self) -> Rank:
@@ -135,7 +140,9 @@ class Rank(peers.Port):
         protocol = object.__new__(type(self.protocol))
         for name, value in vars(self.protocol).items():
             setattr(protocol, name, value[:] if isinstance(value, array.array) else value)
-        protocol.port = other
+        driven = other.driven = object.__new__(type(self.driven))
+        driven.__dict__.update(vars(self.driven), port=other, exchanging=protocol)
+        protocol.port = driven
         other.protocol = protocol
         other.taken = None
         return other
@@ -150,6 +157,10 @@ class Rank(peers.Port):
         kept = tuple((source, len(messages)) for source, messages in sorted(self.kept.items()))
         return self.position, self.stage, self.meetings, self.epoch, self.gave_up, kept, state
 
+    @property
+    def epoch(self):
+        return self.driven.epoch
+
     def done(self):
         """Note what the rank is in, after an event."""
         self.key = self._key()
@@ -163,10 +174,9 @@ class Rank(peers.Port):
         self.written = self.message(kind, number, self.epoch, weight, self.model)
 
     def write_change(self, kind, number):
-        change = 0 * self.model if self.change is None else self.change
-        self.written = self.message(kind, number, self.epoch, 0, change)
+        self.written = self.message(kind, number, self.epoch, 0, self.kept_apart)
         # It is in the server's hands now.
-        self.published = self.published + change
+        self.published = self.published + self.kept_apart
 
     def post(self, destination):
         require(destination != self.number, "nobody sends itself messages", self.number)
@@ -189,14 +199,48 @@ class Rank(peers.Port):
         self.model = factor * self.model
 
     def publish(self, scale):
-        if self.change is not None:
-            self.model = self.model + scale * self.change
-            self.published = self.published + self.change
-            self.change = None
+        self.model = self.model + scale * self.kept_apart
+        self.published = self.published + self.kept_apart
 
     def return_model(self, scale):
-        self.taken = self.got = scale * self.model
-        self.change = None
+        self.taken = self.got = self.user = scale * self.model
+        self.keep_model(scale)
+
+    def record(self, against_model):
+        self.kept_apart = self.user - (self.model if against_model else self.kept_apart)
+
+    def save(self):
+        self.kept_apart = self.model
+
+    def clear(self):
+        self.kept_apart = 0 * self.model
+
+    def replace(self):
+        self.published = self.published + (self.user - self.model)
+        self.model = self.user
+
+    def keep_model(self, scale):
+        if scale != 1:
+            self.kept_apart = scale * self.model
+
+    def load(self):
+        self.model = self.user
+        self.kept = {}
+
+    def adopt(self):
+        return False
+
+    def is_change_finite(self, against_model):
+        return True
+
+    def answers(self):
+        return False
+
+    # Its application
+
+    def change(self, change):
+        """Change U, in place of what it was after the application last got a model."""
+        self.user = self.got + change
 
     def _remove_from(self, source):
         first, *rest = self.kept.pop(source)
@@ -283,7 +327,7 @@ class World:
         message, *rest = self.channels.pop(pair)
         if rest:
             self.channels[pair] = tuple(rest)
-        if message.epoch < rank.epoch:
+        if not rank.driven.counts(message.kind, message.epoch):
             return
         if message.value is not None:
             rank.kept[source] = (*rank.kept.get(source, ()), message)
@@ -316,6 +360,8 @@ class World:
             self._meet_again(rank)
             rank.stage = Stage.SETTLES_AGAIN
         elif rank.stage == Stage.SETTLES_AGAIN:
+            if self.programs[rank.number][rank.position] == JOIN:
+                rank.driven.caught_up()
             self._meet(rank, Stage.MEETS_AGAIN)
         else:
             self._go_on(rank)
@@ -323,14 +369,14 @@ class World:
     def _begin(self, rank, action):
         if action == CALL:
             rank.stage = Stage.WAITS
-            rank.change = self.change(rank.number, rank.protocol.calls)
-            rank.protocol.call()
+            rank.change(self.change(rank.number, rank.protocol.calls))
+            rank.driven.call()
             self._return(rank)
         elif action == LEAVE:
             self._leave(rank)
         else:
             if action == JOIN:
-                rank.protocol.join()
+                rank.driven.join()
             else:
                 rank.protocol.pause()
             rank.stage = Stage.SETTLES
@@ -361,11 +407,8 @@ class World:
 
     def _go_on(self, rank):
         if self.programs[rank.number][rank.position] != MEET:
-            rank.model = rank.got = self.common(rank.meetings)
-            rank.change = None
-            rank.epoch += 1
-            rank.kept = {}
-            rank.protocol.restart(self._most_calls(rank.meetings))
+            rank.got = rank.user = self.common(rank.meetings)
+            rank.driven.restart(self._most_calls(rank.meetings))
         rank.protocol.resume()
         rank.stage = Stage.COMPUTES
         rank.position += 1
@@ -649,9 +692,9 @@ class Chosen(pairwise_average.PairwiseAverageProtocol):
     """Asks a neighbor that is chosen from outside."""
 
     def draw(self, count):
-        if self.port.choice is None:
+        if self.port.port.choice is None:
             raise Choose(count)
-        return self.port.choice
+        return self.port.port.choice
 
 
 def pairs(edges, programs, protocol_type=Chosen, seed=0) -> World:
@@ -660,7 +703,7 @@ def pairs(edges, programs, protocol_type=Chosen, seed=0) -> World:
     ranks = [PairRank(number, _distinct(number)) for number in range(size)]
     for number, rank in enumerate(ranks):
         neighbors = sorted(b for a, b in edges if a == number)
-        rank.attach(protocol_type(rank, number, size, neighbors, seed))
+        rank.attach(protocol_type(rank.driven, number, size, neighbors, seed))
     return World(ranks, programs, lambda rank, call: _distinct(rank + size), check_pairs)
 
 

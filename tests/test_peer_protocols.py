@@ -58,7 +58,7 @@ def world_of(make, programs, check=None, change=change, rank_type=Rank):
     size = len(programs)
     ranks = [rank_type(number, model) for number, model in enumerate(start(size))]
     for number, rank in enumerate(ranks):
-        rank.attach(make(rank, number, size))
+        rank.attach(make(rank.driven, number, size))
     return World(ranks, programs, change, check)
 
 
@@ -675,7 +675,8 @@ class NewestFirst(neighbor_average.NeighborAverageProtocol):
         for place, count in enumerate(self.messages):
             if self.calling and not count and sum(self.messages):
                 source = self.awaited[place]
-                self.port.kept[source] = (self.port.kept[next(iter(self.port.kept))][-1],)
+                kept = self.port.port.kept
+                kept[source] = (kept[next(iter(kept))][-1],)
                 self.messages[place] += 1
         super().advance()
 

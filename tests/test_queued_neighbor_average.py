@@ -123,7 +123,7 @@ def world_of(edges, programs, check=None, protocol=Protocol, change=change, **se
     ranks = [Averager(number, model) for number, model in enumerate(start(size))]
     for number, rank in enumerate(ranks):
         sources, destinations = graphs.sources(edges, number), graphs.destinations(edges, number)
-        rank.attach(protocol(rank, number, size, sources, destinations, **settings))
+        rank.attach(protocol(rank.driven, number, size, sources, destinations, **settings))
     return Iterations(ranks, programs, change, check)
 
 
@@ -392,7 +392,7 @@ def test_it_has_the_bits_of_d_psgd_on_a_regular_graph(make_edges, max_gap, stale
         shares = [matrix[source, number] for source in sources]
         rank.attach(
             neighbor_average.NeighborAverageProtocol(
-                rank, number, size, sources, shares, matrix[number, number],
+                rank.driven, number, size, sources, shares, matrix[number, number],
                 graphs.destinations(edges, number), False,
             )
         )  # fmt: skip
@@ -706,8 +706,8 @@ def test_nothing_counts_that_was_before_an_earlier_iteration_was_loaded(settings
     settings = {"max_gap": None if "mode" in settings else 3, **settings}
     world = run(world_of(graphs.ring(6), [(CALL,) * 8] * 6, **settings), random.Random(0))
     for rank in world.ranks:
-        rank.kept, rank.epoch, rank.position = {}, 1, 0
-        rank.protocol.restart(1)
+        rank.position = 0
+        rank.driven.restart(1)
     for rank in world.ranks:
         world._collect(rank)
     world.programs = [(STOP,)] + [(CALL,) * 30] * 5

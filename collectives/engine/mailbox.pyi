@@ -2,8 +2,9 @@ from typing import Any
 
 from mpi4py.MPI import Comm
 
-from collectives.protocols.peers import PeerProtocol, Port
+from collectives.protocols.peer_rank import PeerRankPort
+from collectives.protocols.peers import PeerProtocol
 
-class Mailbox(Port):
+class Mailbox(PeerRankPort):
     def __init__(self, comm: Comm, like: list[Any], whole: bool) -> None: ...
-    def attach(self, protocol: PeerProtocol) -> None: ...
+    def attach(self, exchanging: PeerProtocol) -> None: ...

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Vectors that ranks send each other while their applications compute.
 
-A `Mailbox` drives a protocol of `collectives.protocols.peers` over MPI: it is the port by which the
-protocol acts. The thread that holds the lock of its collective advances it.
+A `Mailbox` is the port of a `PeerRankProtocol`, which decides what it does over MPI. The thread that
+holds the lock of its collective advances it.
 
-A protocol learns of a long vector when the vector's message arrives, and the blocks follow later.
+The protocol learns of a long vector when the vector's message arrives, and the blocks follow later.
 Its actions are therefore recorded as steps. They are executed in order, block by block, as soon as
 possible: a step that writes a block of the model waits until that block has been sent.
 
@@ -41,11 +41,12 @@ from collectives.engine.peer_vectors cimport (
 from collectives.engine.transfers cimport Transfer, Transfers
 from collectives.memory.handover cimport UNKNOWN
 from collectives.memory.layout cimport HEADER, Layout
-from collectives.protocols.peers cimport LEAVE, PeerProtocol
+from collectives.protocols.peer_rank cimport PeerRankProtocol
+from collectives.protocols.peers cimport PeerProtocol
 
 
-cdef class Mailbox(Port):
-    """One rank's model, messages and protocol.
+cdef class Mailbox(PeerRankPort):
+    """One rank's model and messages.
 
     Args:
         comm: a communicator that only this mailbox uses.
@@ -54,10 +55,8 @@ cdef class Mailbox(Port):
             has no progress thread, what it has sent must arrive without its participation.
 
     Attributes:
-        protocol: the `PeerProtocol` that it drives, once `attach` was called.
+        deciding: the `PeerRankProtocol` whose port it is.
         progress_count: number of messages received; `bytes_sent`: bytes of vectors sent.
-        nonfinite: number of changes excluded because they were not finite, or were not known after
-            an interrupted call.
     """
 
     def __init__(self, Comm comm, like, bint whole):
@@ -65,20 +64,20 @@ cdef class Mailbox(Port):
                              [array.size for array in like], False)
         self.messages = Transfers(comm, self.layout, whole)
         self.vectors = PeerVectors(like, self.messages)
-        self.same = True
+        self.deciding = PeerRankProtocol(self)
 
     @property
     def vectors_kept(self):
         """The most vectors, besides the model and its change, that had memory at the same time."""
         return self.messages.made[<int>WHOLE]
 
-    def attach(self, PeerProtocol protocol):
-        """Set the protocol that this mailbox drives."""
-        self.protocol = protocol
+    def attach(self, PeerProtocol exchanging):
+        """Set the protocol whose port is `deciding`."""
+        self.deciding.attach(exchanging)
 
     cdef void begin(self) noexcept nogil:
         """Begin the protocol; all ranks have arrived."""
-        self.protocol.begin()
+        self.deciding.exchanging.begin()
         while self.advance():
             pass
 
@@ -86,13 +85,8 @@ cdef class Mailbox(Port):
 
     cdef bint progress(self) noexcept nogil:
         """Receive messages and execute steps; return whether work is in flight."""
-        cdef bint queues = self.protocol.queues
-        # While steps are pending, vectors that they do not use yet would only be in the way. But
-        # where steps may never use them (`queues`), the sender would wait with blocks of its own.
-        self.messages.takes_ahead = queues or self.vectors.first == NULL
-        # This rank makes no calls for now; ranks that wait for it must learn that, and proceed.
-        self.messages.takes_all = queues or self.protocol.paused and not (
-            self.protocol.joined and self.protocol.follows)
+        self.messages.takes_ahead = self.deciding.takes_ahead()
+        self.messages.takes_all = self.deciding.takes_all()
         if self.error() != 0 and not self.messages.abandoned:
             # First the steps, which refer to transfers.
             self.vectors.abandon()
@@ -113,7 +107,7 @@ cdef class Mailbox(Port):
         """Deliver the messages that have arrived to the protocol."""
         cdef Message *message
         while self.messages.has_spare(True):
-            message = self.messages.arrived(self.epoch)
+            message = self.messages.arrived(self.deciding.epoch)
             if message == NULL:
                 return
             self.progress_count += 1
@@ -124,8 +118,7 @@ cdef class Mailbox(Port):
         cdef long long number = header(message)[NUMBER]
         cdef double weight = weight_in(message)[0]
         cdef int source = message.source
-        # LEAVE counts in any epoch: a rank that leaves does not return.
-        cdef bint counts = header(message)[EPOCH] == self.epoch or kind == LEAVE
+        cdef bint counts = self.deciding.counts(kind, header(message)[EPOCH])
         cdef Transfer *transfer = NULL
         # Without memory the protocol hears no more: what it would use has been dropped.
         counts = counts and not (self.messages.ending or self.messages.abandoned)
@@ -135,9 +128,9 @@ cdef class Mailbox(Port):
         if message.room == SHORT:
             self.messages.recycle(message)
         if counts:
-            self.protocol.arrived(source, kind, number, weight)
+            self.deciding.exchanging.arrived(source, kind, number, weight)
 
-    # The port
+    # Messages
 
     cdef void write(self, int kind, long long number) noexcept nogil:
         self._write(kind, number, 0, NULL)
@@ -146,9 +139,6 @@ cdef class Mailbox(Port):
         self._write(kind, number, weight, self.vectors.model)
 
     cdef void write_change(self, int kind, long long number) noexcept nogil:
-        self._keep_apart()
-        if not self.changed:
-            self._note(ZERO, 1, NULL)
         self._write(kind, number, 0, self.vectors.change)
 
     cdef void _write(
@@ -183,7 +173,7 @@ cdef class Mailbox(Port):
     ) noexcept nogil:
         header(message)[KIND] = kind
         header(message)[NUMBER] = number
-        header(message)[EPOCH] = self.epoch
+        header(message)[EPOCH] = self.deciding.epoch
         header(message)[HOLDS] = holds
         weight_in(message)[0] = weight
 
@@ -205,7 +195,6 @@ cdef class Mailbox(Port):
 
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
         cdef Transfer *transfer = self.messages.claim(source)
-        self._keep_apart()
         self.vectors.add_use(MIX, transfer, keep, share)
         self._do_inside()
         return transfer.weight
@@ -213,9 +202,7 @@ cdef class Mailbox(Port):
     cdef void halve(self, int source, int kind, long long number) noexcept nogil:
         cdef Transfer *transfer = self.messages.claim(source)
         cdef Message *message = transfer.space
-        cdef Step *step
-        self._keep_apart()
-        step = self.vectors.add_use(HALVE, transfer, 1, 1)
+        cdef Step *step = self.vectors.add_use(HALVE, transfer, 1, 1)
         if step == NULL:
             return
         if self.messages.inside:
@@ -241,36 +228,47 @@ cdef class Mailbox(Port):
     cdef void drop(self, int source) noexcept nogil:
         self.messages.claim(source).dropped = True
 
+    # Vectors
+
+    cdef void record(self, bint against_model) noexcept nogil:
+        self.vectors.record(self.user, against_model)
+        self._do_inside()
+
+    cdef void save(self) noexcept nogil:
+        self._note(SAVE, 1, NULL)
+
+    cdef void clear(self) noexcept nogil:
+        self._note(ZERO, 1, NULL)
+
+    cdef void keep(self) noexcept nogil:
+        self._note(KEEP, 1, self.user)
+
     cdef void scale(self, double factor) noexcept nogil:
-        if factor != 1:
-            self._keep_apart()
-            self._note(SCALE, factor, NULL)
+        self._note(SCALE, factor, NULL)
 
     cdef void publish(self, double scale) noexcept nogil:
-        if self.unrecorded != NULL and self.against_model and scale == 1 and self.user != NULL:
-            self._note(PUBLISH, 1, self.user)  # as adding the change, without rounding
-            self.unrecorded = NULL
-        elif self.changed:
-            self._keep_apart()
-            self.vectors.publish(scale)
-            self._do_inside()
-        self.changed = False
+        self.vectors.publish(scale)
+        self._do_inside()
+
+    cdef void replace(self) noexcept nogil:
+        self._note(PUBLISH, 1, self.user)
 
     cdef void return_model(self, double scale) noexcept nogil:
-        self._keep_apart()
         self._note(RETURN, scale, self.user)
-        self.unreturned = self.user == NULL
-        self.same = scale == 1 and not self.unreturned
 
-    cdef void _keep_apart(self) noexcept nogil:
-        """Save what the application last got, or record its change, before the model changes."""
-        if self.unrecorded != NULL:
-            self.vectors.record(self.unrecorded, self.against_model)
-            self.unrecorded = NULL
-            self._do_inside()
-        elif self.same:
-            self._note(SAVE, 1, NULL)
-        self.same = False
+    cdef void keep_model(self, double scale) noexcept nogil:
+        self._note(RETURN, scale, NULL)
+
+    cdef void hold(self) noexcept nogil:
+        self.layout.copy(self.vectors.change_arrays, self.user)
+
+    cdef void load(self) noexcept nogil:
+        self.layout.copy(self.vectors.model_arrays, self.user)
+        self.messages.drop_all()
+
+    cdef bint adopt(self) noexcept nogil:
+        self.user = NULL
+        return self.vectors.forget_user()
 
     cdef void _note(self, What what, double share, char **user) noexcept nogil:
         """Record a step, to be executed after all others."""
@@ -282,77 +280,60 @@ cdef class Mailbox(Port):
         if self.messages.inside:
             self.vectors.run()
 
+    # What is known
+
+    cdef bint is_change_finite(self, bint against_model) noexcept nogil:
+        cdef char **got = (
+            self.vectors.model_arrays if against_model else self.vectors.change_arrays)
+        if self.vectors.arrives and self.finite != UNKNOWN:
+            return self.finite
+        return self.layout.finite_change(got, self.user, got)
+
+    cdef bint is_checked(self) noexcept nogil:
+        return self.vectors.handover.checked()
+
+    cdef bint knows_change(self, bint bounded) noexcept nogil:
+        self.finite = self.vectors.handover.finite
+        if self.finite == 1 and not (bounded and self.vectors.handover.bounded()):
+            self.finite = UNKNOWN
+        return self.finite != UNKNOWN
+
+    cdef bint is_here(self) noexcept nogil:
+        return self.vectors.handover.arrived()
+
+    cdef bint is_lost(self) noexcept nogil:
+        return self.vectors.handover.error != 0
+
+    cdef bint takes_whole(self) noexcept nogil:
+        return self.messages.inside
+
+    cdef bint is_pending(self) noexcept nogil:
+        return self.vectors.first != NULL
+
+    cdef bint answers(self) noexcept nogil:
+        return self.vectors.answers != 0
+
     cdef bint is_idle(self) noexcept nogil:
         """Return whether all recorded steps are executed, and all blocks are sent."""
         return self.vectors.first == NULL and self.messages.outgoing.first == NULL
-
-    cdef bint has_answered(self) noexcept nogil:
-        """Return whether the application's call is complete."""
-        return not self.protocol.calling and self.vectors.answers == 0
 
     cdef int error(self) noexcept nogil:
         return self.messages.error if self.messages.error != 0 else self.vectors.error
 
     # The application
 
-    cdef void begin_call(self, char **user, int finite=UNKNOWN) noexcept nogil:
-        """Begin the application's call with these arrays; see `record_change`."""
-        self.record_change(user, finite)
-        self.user = user
-        self.protocol.call()
-
-    cdef void record_change(self, char **user, int finite=UNKNOWN) noexcept nogil:
-        """Record the application's change, in place of what it last got.
-
-        `finite`: whether the change is; UNKNOWN: it is checked now, and the vector has arrived.
-        """
-        cdef char **got = self.vectors.model_arrays if self.same else self.vectors.change_arrays
-        if finite == UNKNOWN and not self.unreturned:
-            finite = self.layout.finite_change(got, user, got)
-        self.changed = finite == 1 and not self.unreturned
-        self.nonfinite += not self.changed
-        self.unrecorded = user if self.changed else NULL
-        self.against_model = self.same
-        self.same = self.got_there = False
-
-    cdef void publish_change(self, char **user) noexcept nogil:
-        """Add the application's change to the model; the application continues from its vector."""
-        self.record_change(user)
-        self.publish(1)
-        self._note(KEEP, 1, user)
-        self.unreturned = False
-
-    cdef void go_on_from(self, char **user) noexcept nogil:
-        """Note that the application holds these values, not quite those that it got."""
-        self.layout.copy(self.vectors.change_arrays, user)
-        self.same = False
-
-    cdef void forget_user(self) noexcept nogil:
-        """Stop using the application's buffer."""
-        if self.unrecorded != NULL:
-            self._keep_apart()
-        self.user = NULL
-        if self.vectors.forget_user():
-            self.unreturned = True
-            self.same = False
-
     cdef void read_model(self, char **user) noexcept nogil:
         """Copy the model to the application, as calls return it; all steps have been executed."""
         cdef int block
         for block in range(self.messages.blocks.count):
             self.messages.blocks.scale(
-                block, user, self.vectors.model_arrays, self.protocol.factor())
+                block, user, self.vectors.model_arrays, self.deciding.exchanging.factor())
 
     cdef void restart(self, char **model, long long calls) noexcept nogil:
-        """Restart from a new model, which the application holds, as all ranks do; see `is_idle`."""
-        self.layout.copy(self.vectors.model_arrays, model)
-        self.changed = False
-        self.unreturned = False
-        self.same = True
-        self.got_there = False
-        self.epoch += 1
-        self.messages.drop_all()
-        self.protocol.restart(calls)
+        """Restart from a new model, as all ranks do; see `is_idle`."""
+        self.user = model
+        self.deciding.restart(calls)
+        self.user = NULL
         while self.advance():
             pass
 

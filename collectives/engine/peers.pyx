@@ -22,7 +22,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from collectives.memory.handover cimport UNKNOWN, Handover
+from collectives.memory.handover cimport Handover
 from collectives.memory.layout cimport UserVector
 from collectives.protocols.all_ranks cimport JOIN
 from collectives.protocols.peers cimport PeerProtocol
@@ -43,18 +43,22 @@ cdef enum:
 
 
 cdef class PeerExchange(ProtocolCalls):
-    """One rank of a method whose calls a mailbox's protocol executes.
+    """One rank of a method in which ranks send each other vectors.
 
     Args:
         control, data, like, others: see `Driver`.
     """
 
     def attach(self, Mailbox mailbox):
-        """Serve this mailbox, and begin its protocol."""
+        """Serve this mailbox, and begin the protocol that it acts for."""
         # Nothing serves this collective yet, so the lock is not needed.
         mailbox.begin()
-        self.mailbox = mailbox
-        self.messages = mailbox.messages
+        self.mailbox, self.messages = mailbox, mailbox.messages
+        self.deciding, self.exchanging = mailbox.deciding, mailbox.deciding.exchanging
+
+    cdef void let_go(self) noexcept:
+        if self.deciding is not None:
+            self.deciding.port = self.exchanging.port = None
 
     # Progress
 
@@ -71,19 +75,19 @@ cdef class PeerExchange(ProtocolCalls):
             self.error = self.mailbox.error()
 
     cdef bint is_busy(self) noexcept nogil:
-        return ProtocolCalls.is_busy(self) or self.carries or not self.mailbox.has_answered()
+        return ProtocolCalls.is_busy(self) or self.carries or not self.deciding.has_answered()
 
     # What callers wait for, and how they report it
 
     cdef bint reached(self, int goal) noexcept nogil:
         if goal == ANSWERED:
-            return (not self.caller.awaits and self.mailbox.has_answered()
+            return (not self.caller.awaits and self.deciding.has_answered()
                     and self.mailbox.error() == 0)
         if goal == QUIET:
             # What a failed rank has left undone will not be done.
-            return self.protocol.failed >= 0 or self.mailbox.protocol.is_quiet()
+            return self.protocol.failed >= 0 or self.exchanging.is_quiet()
         if goal == PAUSED:
-            return self.mailbox.protocol.is_quiet() and self.mailbox.is_idle()
+            return self.exchanging.is_quiet() and self.mailbox.is_idle()
         if goal == CARRIED_OUT:
             return self.mailbox.vectors.first == NULL
         if goal == IDLE:
@@ -98,7 +102,7 @@ cdef class PeerExchange(ProtocolCalls):
     cdef bint misses(self, int goal) noexcept nogil:
         """Return whether a call waits for a missing rank; after join() also one made for others."""
         return ((goal == ANSWERED or goal == DONE and self.stalls.purpose == JOIN)
-                and self.mailbox.protocol.missing >= 0)
+                and self.exchanging.missing >= 0)
 
     cdef missing_error(self):
         """Return the error, and tell all ranks of it unless the missing rank has closed.
@@ -106,7 +110,7 @@ cdef class PeerExchange(ProtocolCalls):
         The others learn of a closed rank themselves, as this rank leaves too. In join() it could
         not leave, since that is an operation of all ranks.
         """
-        cdef PeerProtocol protocol = self.mailbox.protocol
+        cdef PeerProtocol protocol = self.exchanging
         text = (f"rank {self.rank} waits in call {protocol.calls} for rank {protocol.missing}, "
                 "which ")
         if protocol.left[protocol.index_of(protocol.missing)]:
@@ -122,42 +126,38 @@ cdef class PeerExchange(ProtocolCalls):
         return error
 
     cdef long long calls_made(self) noexcept nogil:
-        return self.mailbox.protocol.calls
+        return self.exchanging.calls
 
     def _waits_in_call(self):
         if self.caller.awaits:
             return f"call {self.calls_made()}, whose vector the device has not provided yet,", []
         awaited = [
             rank for rank in range(self.size)
-            if self.mailbox.protocol.waits_for(rank) or self.mailbox.messages.waits_for(rank)
+            if self.exchanging.waits_for(rank) or self.mailbox.messages.waits_for(rank)
         ]
         needed = "; ".join(
             f"{what} of {name_ranks(ranks)}"
-            for what, ranks in self.mailbox.protocol.needs().items() if ranks)
+            for what, ranks in self.exchanging.needs().items() if ranks)
         where = f"call {self.calls_made()}" + (f" ({needed})" if needed else "")
         return "close()" if self.stalls.closing else where, awaited
 
     cdef void describe_call(self, long long *answer) noexcept nogil:
         ProtocolCalls.describe_call(self, answer)
-        answer[3] = not self.mailbox.has_answered()  # a call that awaits its vector has not begun
+        answer[3] = not self.deciding.has_answered()  # a call that awaits its vector has not begun
 
     # Leaving
 
     cdef void announce_leaving(self) noexcept nogil:
         if self.mailbox.messages.abandoned:
-            self.mailbox.protocol.leaving = True
-        elif not self.mailbox.protocol.leaving:
-            self.mailbox.protocol.leave(self.protocol.failed >= 0)
+            self.exchanging.leaving = True
+        elif not self.exchanging.leaving:
+            self.exchanging.leave(self.protocol.failed >= 0)
 
     cdef void free_requests(self) noexcept nogil:
         ProtocolCalls.free_requests(self)
         self.mailbox.messages.free_type()
 
     # What Python calls
-
-    def end_protocol(self):
-        """Let the closed collective be freed with its last reference, not by a collector's run."""
-        self.mailbox.protocol.port = None
 
     def check(self, vector):
         """Raise, and tell all ranks, if this vector cannot be averaged here or now."""
@@ -176,7 +176,7 @@ cdef class PeerExchange(ProtocolCalls):
         pthread_mutex_unlock(&self.lock)
 
     def call_peers(self, vector, Handover handover=None):
-        """Make the next call of the mailbox's protocol, in place.
+        """Make the next call, in place.
 
         With a handover, whose vector has the model's layout, the call begins once the device has
         checked the vector. That of a call that has not begun is left in the handover.
@@ -189,11 +189,11 @@ cdef class PeerExchange(ProtocolCalls):
     cdef int _call_with(self, vector, Handover handover) except -1:
         """Make a call with a handover's vector, and give that back."""
         self.caller.awaited = self.mailbox.vectors.handover = handover
-        self.took = False
+        self.deciding.await_vector()
         try:
             self._use_protocol(AWAIT, vector)
         except:
-            if self.took:
+            if self.deciding.began:
                 give_back_interrupted(handover)
             raise
         try:
@@ -202,7 +202,7 @@ cdef class PeerExchange(ProtocolCalls):
         except CudaError as error:
             self.fail(f"CudaError: {error}")
             raise
-        self.mailbox.got_there = True
+        self.deciding.returned_checked()
         return 0
 
     def publish_change(self, vector):
@@ -218,7 +218,9 @@ cdef class PeerExchange(ProtocolCalls):
         cdef UserVector opened = UserVector(vector, self.mailbox.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.mailbox.go_on_from(opened.arrays)
+            self.mailbox.user = opened.arrays
+            self.deciding.go_on_from()
+            self.mailbox.user = NULL
             pthread_mutex_unlock(&self.lock)
 
     def join_peers(self, vector):
@@ -234,69 +236,49 @@ cdef class PeerExchange(ProtocolCalls):
         return UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
 
     cdef void begin_awaited(self) noexcept nogil:
-        """Begin the started call, once no pass over its whole vector waits for the last blocks."""
-        cdef int finite
-        if self.protocol.failed >= 0 or not self.caller.awaited.checked():
-            return
-        finite = self._is_change_finite()
-        if ((finite == UNKNOWN or self.mailbox.messages.inside)
-                and not self.caller.awaited.arrived()):
-            return
-        self.caller.awaits = False
-        if self.caller.awaited.error == 0:
-            self.took = self.mailbox.vectors.arrives = True
-            self.mailbox.begin_call(self.caller.awaited_arrays, finite)
-
-    cdef int _is_change_finite(self) noexcept nogil:
-        """Return whether the application's change is finite, as far as the device can tell."""
-        if (self.caller.awaited.finite == 1
-                and not (self.mailbox.got_there and self.caller.awaited.bounded())):
-            return UNKNOWN
-        return self.caller.awaited.finite
+        if self.protocol.failed < 0:
+            self.caller.awaits = not self.deciding.begin_awaited()
 
     cdef void _forget_user(self) noexcept nogil:
         """Have steps executed without the application's buffer, once its vector has arrived."""
         self.caller.awaits = False
-        while self.mailbox.vectors.arrives and not self.caller.awaited.arrived():
+        while (self.mailbox.vectors.arrives and self.deciding.began
+                and not self.mailbox.is_here()):
             self.port.yield_lock()
-        self.mailbox.forget_user()
+        self.deciding.interrupt()
         self.mailbox.vectors.arrives = False
 
     cdef int _do(self, int what, char **arrays, long long calls) except -1 nogil:
         if self.mailbox.error() != 0:
             give_up(self, ANSWERED)
+        self.mailbox.user = arrays
         if what == CALL or what == AWAIT:
             if what == CALL:
-                self.mailbox.begin_call(arrays)
+                self.deciding.call()
             else:
-                self.caller.awaited_arrays = arrays
-                self.caller.awaits = True
+                self.mailbox.vectors.arrives = self.caller.awaits = True
             self.waiter.wait(self, ANSWERED)
-            if what == CALL or self.took:
+            if what == CALL or self.deciding.began:
                 self.protocol.completed()
                 self.steps.timely += 1
         elif what == PUBLISH:
-            self.mailbox.publish_change(arrays)
+            self.deciding.publish_change()
             self.waiter.wait(self, ANSWERED)
         elif what == HAND_IN:
-            self.mailbox.record_change(arrays)
-            self.mailbox.protocol.hand_in()
+            self.deciding.hand_in()
             self.waiter.wait(self, ANSWERED)
         elif what == PAUSE:
-            self.mailbox.protocol.pause()
+            self.exchanging.pause()
             self.waiter.wait(self, PAUSED)
         elif what == RESUME:
-            self.mailbox.protocol.resume()
+            self.exchanging.resume()
         elif what == JOIN:
-            self.mailbox.record_change(arrays)
-            self.mailbox.protocol.join()
-            if not self.mailbox.protocol.follows:
+            if self.deciding.join():
                 self.waiter.wait(self, ANSWERED)
         elif what == CATCH_UP:
-            self.mailbox.protocol.catch_up(calls)
+            self.exchanging.catch_up(calls)
             self.waiter.wait(self, ANSWERED)
-            # Publish the change that no call for the others has included.
-            self.mailbox.publish(1)
+            self.deciding.caught_up()
             self.waiter.wait(self, IDLE)
         return 0
 

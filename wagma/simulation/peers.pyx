@@ -2,7 +2,7 @@
 """Simulates the methods whose ranks send each other vectors.
 
 It does what `collectives.engine.mailbox` does over MPI, at the times of the machine's model; all
-decisions are those of the protocols of `collectives.protocols.peers`.
+decisions are those of a `PeerProtocol` and of `collectives.protocols.peer_rank`.
 """
 
 from collections import deque
@@ -15,7 +15,8 @@ from collectives.protocols.push_sum import PushSumProtocol
 from collectives.protocols.queued_neighbor_average import QueuedNeighborAverageProtocol
 from collectives.queue_settings import QueueSettings
 
-from collectives.protocols.peers cimport PeerProtocol, Port
+from collectives.protocols.peer_rank cimport PeerRankPort, PeerRankProtocol
+from collectives.protocols.peers cimport PeerProtocol
 from wagma.simulation.core cimport Method, Simulation
 
 cdef enum:
@@ -26,16 +27,18 @@ cdef enum:
     SHORT = 64
 
 
-cdef class SimulatedPort(Port):
+cdef class SimulatedPort(PeerRankPort):
     """The actions of one rank's engine, and the time that they take.
 
     Scaling a vector, and adding one to another, each take one pass at the machine's memory
-    bandwidth; sending takes none. Later messages of the engine, and the return of the model to its
-    application, wait for these passes.
+    bandwidth; sending takes none, nor does recording a change, or saving what the application got.
+    Later messages of the engine, and the return of the model to its application, wait for these
+    passes.
     """
 
     cdef Simulation simulation
     cdef readonly PeerProtocol protocol
+    cdef PeerRankProtocol deciding
     cdef int rank, kind
     cdef long long number, nbytes, length, skipped
     cdef double weight, pass_time, staging_time
@@ -48,6 +51,7 @@ cdef class SimulatedPort(Port):
         self.staging_time = nbytes / <double>simulation.machine.staging
         self.coming, self.weights = {}, {}
         self.skipped = 0
+        self.deciding = PeerRankProtocol(self)
 
     cdef void take_time(self, int passes) noexcept nogil:
         """Keep the engine busy for this number of consecutive passes over a vector."""
@@ -91,11 +95,22 @@ cdef class SimulatedPort(Port):
         pass
 
     cdef void scale(self, double factor) noexcept nogil:
-        if factor != 1:
-            self.take_time(1)
+        self.take_time(1)
 
     cdef void publish(self, double scale) noexcept nogil:
         self.take_time(1)
+
+    cdef void replace(self) noexcept nogil:
+        self.take_time(1)
+
+    cdef void record(self, bint against_model) noexcept nogil:
+        pass
+
+    cdef void save(self) noexcept nogil:
+        pass
+
+    cdef bint is_change_finite(self, bint against_model) noexcept nogil:
+        return True
 
     cdef void return_model(self, double scale) noexcept nogil:
         """Return the model to the application once all passes are complete."""
@@ -129,7 +144,8 @@ cdef class PeerMethod(Method):
         cdef SimulatedPort port
         self.ports = [SimulatedPort(self.simulation, rank, self.nbytes) for rank in range(size)]
         for port in self.ports:
-            port.protocol = self.make(port, port.rank, size)
+            port.protocol = self.make(port.deciding, port.rank, size)
+            port.deciding.attach(port.protocol)
         for port in self.ports:
             port.protocol.begin()
         for rank in range(self.simulation.ranks, size):
@@ -148,7 +164,7 @@ cdef class PeerMethod(Method):
         cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
         cdef double weight
         if kind == STAGED:
-            port.protocol.call()
+            port.deciding.call()
         else:
             # An engine that polls finds earlier messages, too, and takes the oldest first.
             kind, number, weight = port.coming[a].popleft()
