@@ -17,7 +17,7 @@ from collections import deque
 import numpy as np
 from protocol_messages import contribution, load_source, rank_protocol
 
-source = load_source("formed_groups", "paces")
+source = load_source("formed_groups", "paces", "rank_port")
 group_rank = load_source("group_rank", "formed_groups", "contribution", "rank")
 paces = load_source("paces")
 Group = source.Group

@@ -1,4 +1,5 @@
 from collectives.protocols.paces cimport NEVER
+from collectives.protocols.rank_port cimport StepPort
 
 cdef int RECORD
 
@@ -16,7 +17,7 @@ cdef class Group:
     cdef int write(self, long long[::1] integers, int first) noexcept nogil
     cdef int read(self, long long[::1] integers, int first) noexcept nogil
 
-cdef class GroupPort:
+cdef class GroupPort(StepPort):
     cdef void send(self, int destination, long long[::1] integers) noexcept nogil
     cdef void reduce(self, Group group) noexcept nogil
     cdef bint under_way(self, Group group) noexcept nogil

@@ -11,6 +11,7 @@ import math
 
 import cython
 
+from collectives.protocols.rank_port import StepPort
 from collectives.settings import LARGEST_WEIGHT
 
 if not cython.compiled:  # else the .pxd declares it
@@ -167,7 +168,7 @@ def checked_weights(number, members, weights):
     return weights
 
 
-class GroupPort:
+class GroupPort(StepPort):
     """The actions of a protocol: its driver executes them after the event that it reports.
 
     A rank has one vector, so actions on it are executed one after the other, in the order in which

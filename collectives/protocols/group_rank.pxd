@@ -1,34 +1,23 @@
 from collectives.protocols.contribution cimport NOWHERE, RESULT, SCRATCH, SNAPSHOT, X, Vectors
 from collectives.protocols.formed_groups cimport Group, GroupPort, GroupProtocol
-from collectives.protocols.rank cimport CONTRIBUTE, END_AVERAGE, RETURN, WAIT
+from collectives.protocols.rank cimport CONTRIBUTE, END_AVERAGE, RETURN, WAIT, StepsProtocol
 
 cdef class GroupRankPort(GroupPort):
     cdef int requested(self) noexcept nogil
     cdef void finish(self) noexcept nogil
     cdef bint is_under_way(self) noexcept nogil
     cdef long long now(self) noexcept nogil
-    cdef void begin_pass(self, int step, bint moves) noexcept nogil
-    cdef bint end_pass(self, int step, bint moves) noexcept nogil
-    cdef bint is_here(self) noexcept nogil
     cdef bint knows_finite(self) noexcept nogil
     cdef bint is_in_place(self) noexcept nogil
-    cdef void begin_average(self, long long number) noexcept nogil
-    cdef bint is_exchanged(self) noexcept nogil
-    cdef double total_weight(self) noexcept nogil
     cdef void changed(self) noexcept nogil
-    cdef void executed(self, long long number) noexcept nogil
-    cdef void returns(self, bint in_group) noexcept nogil
-    cdef void adopt(self) noexcept nogil
-    cdef void redirect(self) noexcept nogil
 
-cdef class GroupRankProtocol:
+cdef class GroupRankProtocol(StepsProtocol):
     cdef Vectors vectors
     cdef GroupRankPort port
     cdef readonly GroupProtocol forming
     cdef Group record
     cdef readonly Group last
-    cdef readonly int passing
-    cdef readonly bint begun, done, in_call, present, kept, lent, moved, timely, changed
+    cdef readonly bint in_call, present, kept, lent, moved, timely, changed
     cdef readonly int source, target
     cdef readonly double weight, total
     cdef readonly long long nonfinite, averages, passive
@@ -36,12 +25,6 @@ cdef class GroupRankProtocol:
 
     cdef void attach(self, GroupRankPort port, GroupProtocol forming)
     cdef void begin(self) noexcept nogil
-    cdef int advance(self) noexcept nogil
-    cdef int next_step(self) noexcept nogil
-    cdef void take(self, int step) noexcept nogil
-    cdef bint moves(self, int step) noexcept nogil
-    cdef void read_or_write(self, int step) noexcept nogil
-    cdef void passed(self) noexcept nogil
     cdef void contribute(self) noexcept nogil
     cdef void end_average(self, double total, bint timely) noexcept nogil
     cdef void add_moved(self) noexcept nogil

@@ -14,6 +14,7 @@ since, the SNAPSHOT.
 import cython
 
 from collectives.protocols.formed_groups import Group, GroupPort
+from collectives.protocols.rank import StepsProtocol
 
 if not cython.compiled:  # else the .pxd declares them
     from collectives.protocols.contribution import NOWHERE, RESULT, SCRATCH, SNAPSHOT, X
@@ -21,9 +22,10 @@ if not cython.compiled:  # else the .pxd declares them
 
 
 class GroupRankPort(GroupPort):
-    """Executes the requested steps as well: over MPI, in simulated time, or in a test.
+    """Executes the requested steps as well.
 
-    Methods named as those of `RankPort` mean the same.
+    The first request's average is of the rank's `source`, or of X if that is `lent`. `adopt` copies
+    X to the `source`, and `redirect` stores the mean in the `target`.
     """
 
     # The requests, in their order
@@ -46,15 +48,6 @@ class GroupRankPort(GroupPort):
 
     # Steps
 
-    def begin_pass(self, step, moves):
-        raise NotImplementedError
-
-    def end_pass(self, step, moves):
-        raise NotImplementedError
-
-    def is_here(self):
-        raise NotImplementedError
-
     def knows_finite(self):
         """Return whether it is known if the application's vector is finite, without waiting."""
         raise NotImplementedError
@@ -66,40 +59,12 @@ class GroupRankPort(GroupPort):
         """
         raise NotImplementedError
 
-    def begin_average(self, number):
-        """Begin the first request's average: of the rank's `source`, or of X if that is `lent`."""
-        raise NotImplementedError
-
-    def is_exchanged(self):
-        raise NotImplementedError
-
-    def total_weight(self):
-        raise NotImplementedError
-
     def changed(self):
         """Note that the application's vector has changed: it may be finite or not."""
         raise NotImplementedError
 
-    def executed(self, number):
-        """Note that the first request's average has been executed."""
-        raise NotImplementedError
 
-    def returns(self, in_group):
-        """Give the application its vector back, unless an exception has; a mean may be in it."""
-        raise NotImplementedError
-
-    # What an exception interrupts
-
-    def adopt(self):
-        """Copy what the exchange has not yet read of X to its source, to stop using it."""
-        raise NotImplementedError
-
-    def redirect(self):
-        """Store the exchange's mean in the `target`, rather than in X."""
-        raise NotImplementedError
-
-
-class GroupRankProtocol:
+class GroupRankProtocol(StepsProtocol):
     """One rank of a method in which some rule forms groups.
 
     Args:
@@ -108,7 +73,6 @@ class GroupRankProtocol:
 
     Attributes:
         forming: its `GroupProtocol`.
-        begun, passing, done: as those of `RankProtocol`.
         in_call: whether the average that was last begun is one of the application's call.
         present: whether the call has the application's vector.
         kept: whether SCRATCH replaces that, since an exception has ended the call.
@@ -122,13 +86,12 @@ class GroupRankProtocol:
     """
 
     def __init__(self, vectors, size):
+        StepsProtocol.__init__(self)
+        self.done = True
         self.vectors = vectors
         self.port = None
         self.forming = None
         self.record = Group(room=size)
-        self.begun = False
-        self.passing = WAIT
-        self.done = True
         self.in_call = False
         self.present = False
         self.kept = False
@@ -150,7 +113,7 @@ class GroupRankProtocol:
 
     def attach(self, port, forming):
         """Execute by this `GroupRankPort` what this `GroupProtocol` requests of it."""
-        self.port = port
+        self.port = self.executing = port
         self.forming = forming
 
     def begin(self):
@@ -161,18 +124,7 @@ class GroupRankProtocol:
 
     # Steps
 
-    def advance(self):
-        """Take all steps that can be taken now; return how many."""
-        steps: cython.int = 0
-        step: cython.int = self.next_step()
-        while step != WAIT:
-            self.take(step)
-            steps += 1
-            step = self.next_step()
-        return steps
-
     def next_step(self):
-        """Return the next step that can be taken now, or WAIT; an exchange makes progress."""
         if self.passing != WAIT:
             return WAIT
         if self.begun:
@@ -185,7 +137,6 @@ class GroupRankProtocol:
         return step
 
     def take(self, step):
-        """Take a step, which `next_step` has returned."""
         if step == END_AVERAGE:
             self.begun = False
             self.end_average(self.port.total_weight(), self.gives)
@@ -194,21 +145,14 @@ class GroupRankProtocol:
             self.port.under_way(self.record)
             # The application may begin a call during the pass.
             self.in_call = self.forming.calling
-        moves: cython.bint = self.moves(step)
-        self.passing = step
-        self.port.begin_pass(step, moves)
-        self.read_or_write(step)
-        if self.port.end_pass(step, moves):
-            self.passed()
+        self.make_pass(step)
 
     def moves(self, step):
-        """Return whether a step's pass reads or writes vectors."""
         if step == RETURN:
             return self.forming.passive
         return self.record.size > 1 or (self.in_call and self.moved)
 
     def read_or_write(self, step):
-        """Change the vectors, as a step requires."""
         if step == RETURN:
             if self.forming.passive:
                 self.add_moved()
@@ -219,10 +163,7 @@ class GroupRankProtocol:
         if self.record.size > 1:
             self.contribute()
 
-    def passed(self):
-        """Go on from the end of a step's pass."""
-        step: cython.int = self.passing
-        self.passing = WAIT
+    def go_on(self, step):
         if step == RETURN:
             self.end_call()
         elif self.record.size > 1:

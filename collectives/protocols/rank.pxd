@@ -11,17 +11,31 @@ from collectives.protocols.all_ranks cimport (
     AllRanksProtocol,
 )
 from collectives.protocols.contribution cimport ContributionProtocol
-from collectives.protocols.rank_port cimport RankPort
+from collectives.protocols.rank_port cimport RankPort, StepPort
 
 cdef int WAIT, CONTRIBUTE, END_AVERAGE, ADOPT, REPLACE, END, RETURN
 
-cdef class RankProtocol:
+cdef class StepsProtocol:
+    cdef StepPort executing
+    cdef readonly bint begun
+    cdef readonly int passing
+    cdef public bint done
+
+    cdef int advance(self) noexcept nogil
+    cdef int next_step(self) noexcept nogil
+    cdef void take(self, int step) noexcept nogil
+    cdef void make_pass(self, int step) noexcept nogil
+    cdef bint moves(self, int step) noexcept nogil
+    cdef void read_or_write(self, int step) noexcept nogil
+    cdef void passed(self) noexcept nogil
+    cdef void go_on(self, int step) noexcept nogil
+
+cdef class RankProtocol(StepsProtocol):
     cdef RankPort port
     cdef AllRanksProtocol operations
     cdef ContributionProtocol contribution
-    cdef readonly bint begun, in_group
-    cdef public bint gathers, done
-    cdef readonly int passing
+    cdef readonly bint in_group
+    cdef public bint gathers
     cdef public int disagreed
     cdef public long long called, timely
     cdef readonly long long synchronizations
@@ -30,15 +44,7 @@ cdef class RankProtocol:
     cdef long long loading
 
     cdef void attach(self, RankPort port)
-    cdef int advance(self) noexcept nogil
-    cdef int next_step(self) noexcept nogil
     cdef bint may_contribute(self) noexcept nogil
-    cdef void take(self, int step) noexcept nogil
-    cdef void make_pass(self, int step) noexcept nogil
-    cdef bint moves(self, int step) noexcept nogil
-    cdef void read_or_write(self, int step) noexcept nogil
-    cdef void passed(self) noexcept nogil
-    cdef void go_on(self, int step) noexcept nogil
     cdef void enter(self, int operation) noexcept nogil
     cdef void agreed(
         self, long long *records, int size, long long loading, bint differ, bint failed

@@ -37,49 +37,21 @@ END = 5
 RETURN = 9
 
 
-class RankProtocol:
-    """One rank, in operations of all ranks; `VersionsProtocol` adds the versions.
-
-    Args:
-        operations, contribution: its `AllRanksProtocol` and its `ContributionProtocol`.
+class StepsProtocol:
+    """A rank that takes one step after the other; some of them read or write vectors in a pass.
 
     Attributes:
         begun: whether an exchange is pending, or complete and its mean not yet taken.
         passing: the step whose pass over vectors has not ended; WAIT: none.
-        gathers: whether the driver is to gather every rank's operation; it resets this.
         done: whether the application's call or operation is complete.
-        disagreed: the operation that has ended in a disagreement, if the application has not yet
-            been told; NONE: no such one.
-        called: the version of the application's last call or operation.
-        weight, in_group: the weight of the mean that this returned, and whether it is a group's.
-        data_ops: operations that have moved data; a repeated average counts again.
-        timely, synchronizations: counts of calls whose vector was in their version, and of averages
-            over all ranks that changed what ranks continue from.
     """
 
-    def __init__(self, operations, contribution):
-        self.port = None
-        self.operations = operations
-        self.contribution = contribution
+    def __init__(self):
+        # The `StepPort` that executes passes, as `port`.
+        self.executing = None
         self.begun = False
         self.passing = WAIT
-        self.gathers = False
         self.done = False
-        self.disagreed = NONE
-        self.called = 0
-        self.weight = 0
-        self.in_group = False
-        self.data_ops = 0
-        self.timely = 0
-        self.synchronizations = 0
-        # The number of the version that all ranks load.
-        self.loading = 0
-
-    def attach(self, port):
-        """Execute steps by this `RankPort`."""
-        self.port = port
-
-    # Steps
 
     def advance(self):
         """Take all steps that can be taken now; return how many."""
@@ -93,6 +65,80 @@ class RankProtocol:
 
     def next_step(self):
         """Return the next step that can be taken now, or WAIT; an exchange makes progress."""
+        raise NotImplementedError
+
+    def take(self, step):
+        """Take a step, which `next_step` has returned."""
+        raise NotImplementedError
+
+    def make_pass(self, step):
+        """Read or write vectors, by a pass that may take time, and go on from it."""
+        moves: cython.bint = self.moves(step)
+        self.passing = step
+        self.executing.begin_pass(step, moves)
+        self.read_or_write(step)
+        if self.executing.end_pass(step, moves):
+            self.passed()
+
+    def moves(self, step):
+        """Return whether a step's pass reads or writes vectors."""
+        raise NotImplementedError
+
+    def read_or_write(self, step):
+        """Change the vectors, as a step requires."""
+        raise NotImplementedError
+
+    def passed(self):
+        """Go on from the end of a step's pass."""
+        step: cython.int = self.passing
+        self.passing = WAIT
+        self.go_on(step)
+
+    def go_on(self, step):
+        """Do what follows the pass of this step."""
+        raise NotImplementedError
+
+
+class RankProtocol(StepsProtocol):
+    """One rank, in operations of all ranks; `VersionsProtocol` adds the versions.
+
+    Args:
+        operations, contribution: its `AllRanksProtocol` and its `ContributionProtocol`.
+
+    Attributes:
+        gathers: whether the driver is to gather every rank's operation; it resets this.
+        disagreed: the operation that has ended in a disagreement, if the application has not yet
+            been told; NONE: no such one.
+        called: the version of the application's last call or operation.
+        weight, in_group: the weight of the mean that this returned, and whether it is a group's.
+        data_ops: operations that have moved data; a repeated average counts again.
+        timely, synchronizations: counts of calls whose vector was in their version, and of averages
+            over all ranks that changed what ranks continue from.
+    """
+
+    def __init__(self, operations, contribution):
+        StepsProtocol.__init__(self)
+        self.port = None
+        self.operations = operations
+        self.contribution = contribution
+        self.gathers = False
+        self.disagreed = NONE
+        self.called = 0
+        self.weight = 0
+        self.in_group = False
+        self.data_ops = 0
+        self.timely = 0
+        self.synchronizations = 0
+        # The number of the version that all ranks load.
+        self.loading = 0
+
+    def attach(self, port):
+        """Execute steps by this `RankPort`."""
+        self.port = self.executing = port
+
+    # Steps
+
+    def next_step(self):
         if self.passing != WAIT or self.operations.stage != REDUCING:
             return WAIT
         if self.operations.operation == LOAD:
@@ -112,7 +158,6 @@ class RankProtocol:
         )
 
     def take(self, step):
-        """Take a step, which `next_step` has returned."""
         if step == END_AVERAGE:
             self.end_average()
         elif step == END:
@@ -120,21 +165,10 @@ class RankProtocol:
         else:
             self.make_pass(step)
 
-    def make_pass(self, step):
-        """Read or write vectors, by a pass that may take time, and go on from it."""
-        moves: cython.bint = self.moves(step)
-        self.passing = step
-        self.port.begin_pass(step, moves)
-        self.read_or_write(step)
-        if self.port.end_pass(step, moves):
-            self.passed()
-
     def moves(self, step):
-        """Return whether a step's pass reads or writes vectors."""
         return step != ADOPT or self.operations.operation != AVERAGE
 
     def read_or_write(self, step):
-        """Have the contribution change the vectors, as a step requires."""
         if step == CONTRIBUTE:
             self.contribution.begin_average()
         elif step == REPLACE:
@@ -144,14 +178,7 @@ class RankProtocol:
                 self.port.remember()
             self.contribution.end_average()
 
-    def passed(self):
-        """Go on from the end of a step's pass."""
-        step: cython.int = self.passing
-        self.passing = WAIT
-        self.go_on(step)
-
     def go_on(self, step):
-        """Do what follows the pass of this step."""
         if step == CONTRIBUTE:
             self.begin_average()
         else:

@@ -2,12 +2,8 @@
 """What executes the steps of a rank: see `rank`."""
 
 
-class RankPort:
-    """Executes a rank's steps: over MPI, in simulated time, or in a test.
-
-    An exchange averages what the rank's `ContributionProtocol` names, and stores the mean where
-    that says.
-    """
+class StepPort:
+    """Executes a rank's steps: over MPI, in simulated time, or in a test."""
 
     # Passes over vectors
 
@@ -26,18 +22,10 @@ class RankPort:
         """Return whether the application's whole vector can be read; it may come from a device."""
         raise NotImplementedError
 
-    def knows_change(self):
-        """Return whether it is known if the vector's change is finite, without waiting."""
-        raise NotImplementedError
-
-    def remember(self):
-        """Note that all ranks hold the mean from now on: compressed vectors are relative to it."""
-        raise NotImplementedError
-
     # Exchanges
 
     def begin_average(self, number):
-        """Begin the average over all ranks, which has this number among exchanges."""
+        """Begin the average over all ranks, or in a group, of this number among exchanges."""
         raise NotImplementedError
 
     def is_exchanged(self):
@@ -48,16 +36,8 @@ class RankPort:
         """Return the weight of the mean of the last exchange."""
         raise NotImplementedError
 
-    def number_from(self, first, shift):
-        """Number exchanges from here on: `first` is the next version's, `shift` leads to users'."""
-        raise NotImplementedError
-
-    def adopt(self):
-        """Copy what the exchange has not yet read of the application's vector, to stop using it."""
-        raise NotImplementedError
-
-    def redirect(self):
-        """Store the exchange's mean where the contribution says now, not in the application's."""
+    def executed(self, number):
+        """Note that the version or group of this number has been executed for this rank."""
         raise NotImplementedError
 
     # The application
@@ -66,14 +46,44 @@ class RankPort:
         """Give the application its vector back; its call was a version of a group, or of all."""
         raise NotImplementedError
 
+    # What an exception interrupts
+
+    def adopt(self):
+        """Copy what the exchange has not yet read of the application's vector, to stop using it."""
+        raise NotImplementedError
+
+    def redirect(self):
+        """Store the exchange's mean where that is now to go, not in the application's."""
+        raise NotImplementedError
+
+
+class RankPort(StepPort):
+    """Executes the steps of operations of all ranks, and of versions.
+
+    An exchange averages what the rank's `ContributionProtocol` names, and stores the mean where
+    that says.
+    """
+
+    # Passes over vectors
+
+    def knows_change(self):
+        """Return whether it is known if the vector's change is finite, without waiting."""
+        raise NotImplementedError
+
+    def remember(self):
+        """Note that all ranks hold the mean from now on: compressed vectors are relative to it."""
+        raise NotImplementedError
+
+    # Exchanges
+
+    def number_from(self, first, shift):
+        """Number exchanges from here on: `first` is the next version's, `shift` leads to users'."""
+        raise NotImplementedError
+
     # Versions
 
     def begin_version(self, version, number):
         """Begin the exchange of a version in its group, which has this number among exchanges."""
-        raise NotImplementedError
-
-    def executed(self, version):
-        """Note that a version has been executed for this rank."""
         raise NotImplementedError
 
     def find_group(self, version):
