@@ -16,6 +16,8 @@ from collectives.protocols.rank cimport RankProtocol
 
 cdef class Driver(Served):
     cdef readonly int pid
+    # Of the control tree.
+    cdef int dimensions
     # What decides: the rank's steps, operations of all ranks, what the rank contributes.
     cdef RankProtocol steps
     cdef AllRanksProtocol protocol
@@ -40,7 +42,8 @@ cdef class Driver(Served):
     cdef bint busy
     cdef unsigned int polls
 
-    cdef int drive(self, RankProtocol steps, EnginePort port, ControlTree tree) except -1
+    cdef int drive(
+        self, RankProtocol steps, EnginePort port, ControlTree tree, weighing=*) except -1
     cdef void advance(self) noexcept nogil
     cdef bint is_busy(self) noexcept nogil
     cdef void exchange_control_messages(self) noexcept nogil

@@ -35,6 +35,7 @@ from collectives.protocols.rank cimport RankProtocol
 
 from collectives.errors import ClosedError, CollectiveError, RankFailedError
 from collectives.process import check_owner
+from collectives.topology import activation_peers
 
 cdef extern from "Python.h" nogil:
     unsigned long PyThread_get_thread_ident()
@@ -78,6 +79,7 @@ cdef class Driver(Served):
                  make_space=None, bint by_messages=True):
         self.pid = getpid()
         self.rank, self.size = control.Get_rank(), control.Get_size()
+        self.dimensions = len(activation_peers(self.rank, self.size))
         self.layout = Layout(
             [array.dtype.name for array in like], [array.size for array in like], single,
             make_space)
@@ -91,9 +93,12 @@ cdef class Driver(Served):
             control, Inquiry(data), identity=identity, stall=stall, abort=abort)
         self.stalls.caller = PyThread_get_thread_ident()  # until another thread calls
 
-    cdef int drive(self, RankProtocol steps, EnginePort port, ControlTree tree) except -1:
+    cdef int drive(self, RankProtocol steps, EnginePort port, ControlTree tree,
+                   weighing=None) except -1:
         """Execute a protocol's steps by this port, and send control messages along this tree."""
         self.steps, self.protocol, self.contribution = steps, steps.operations, steps.contribution
+        if weighing is not None:
+            self.contribution.weigh_by(weighing[0], weighing[1], weighing[2])
         self.port, self.tree = port, tree
         port.lock = &self.lock
         steps.attach(port)

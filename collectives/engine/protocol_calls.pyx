@@ -16,8 +16,6 @@ from collectives.protocols.all_ranks cimport AllRanksProtocol
 from collectives.protocols.contribution cimport ContributionProtocol
 from collectives.protocols.rank cimport RankProtocol
 
-from collectives.topology import activation_peers
-
 
 cdef class ProtocolCalls(NativeCollective):
     """One rank of a method with a protocol for its calls; a subclass drives that protocol.
@@ -30,7 +28,7 @@ cdef class ProtocolCalls(NativeCollective):
         cdef AllRanksProtocol protocol
         cdef ContributionProtocol contribution
         NativeCollective.__init__(self, control, data, like, **others)
-        protocol = AllRanksProtocol(len(activation_peers(self.rank, self.size)))
+        protocol = AllRanksProtocol(self.dimensions)
         contribution = ContributionProtocol(self.vectors, protocol)
         self.drive(
             RankProtocol(protocol, contribution),

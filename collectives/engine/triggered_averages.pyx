@@ -18,8 +18,6 @@ from collectives.protocols.triggered_average cimport (
     TriggeredRankProtocol,
 )
 
-from collectives.topology import activation_peers
-
 
 cdef class TriggerTree(ControlTree):
     """The control tree with activations, of averages over all ranks."""
@@ -69,16 +67,14 @@ cdef class TriggeredAverages(NativeCollective):
         cdef TriggeredPort port
         cdef TriggeredAverageProtocol triggering
         NativeCollective.__init__(self, control, data, like, **others)
-        triggering = TriggeredAverageProtocol(
-            len(activation_peers(self.rank, self.size)), sync_period)
+        triggering = TriggeredAverageProtocol(self.dimensions, sync_period)
         tree = TriggerTree(control, triggering)
         tree.triggering = triggering
         self.held = HeldContribution(self.vectors, triggering)
-        self.held.weigh_by(weighing[0], weighing[1], weighing[2])
         port = TriggeredPort(
             self.exchange, self.vectors, self.held, self.rank, self.size)
         self.deciding = TriggeredRankProtocol(triggering, self.held)
-        self.drive(self.deciding, port, tree)
+        self.drive(self.deciding, port, tree, weighing)
         if sharing:
             self.node.share(self.exchange, False, True)
 

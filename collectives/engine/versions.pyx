@@ -25,7 +25,7 @@ from collectives.protocols.versions cimport VersionsProtocol
 from collectives.protocols.wait_avoiding cimport RUNNING, WaitAvoidingProtocol, drawn
 
 from collectives.protocols.late_rules import late_rule
-from collectives.topology import activation_peers, propagation_bound
+from collectives.topology import propagation_bound
 
 cdef enum:
     OPENED = OTHER_GOALS
@@ -53,8 +53,7 @@ cdef class GroupVersions(NativeCollective):
         cdef int window
         NativeCollective.__init__(self, control, data, like, **others)
         self.groups = Groups(self.rank, self.size, group_size, fixed)
-        dimensions = len(activation_peers(self.rank, self.size))
-        self.versions = WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
+        self.versions = WaitAvoidingProtocol(self.dimensions, group_size, sync_period, passive)
         if drawing_seed is not None:
             self.versions.draw(self.rank, self.size, drawing_seed)
         window = 1
@@ -63,13 +62,12 @@ cdef class GroupVersions(NativeCollective):
         tree = ActivationTree(control, self.versions)
         tree.versions = self.versions
         self.publishing = SnapshotProtocol(self.vectors, self.versions, late_rule(late))
-        self.publishing.weigh_by(weighing[0], weighing[1], weighing[2])
         self.versions_port = VersionsPort(
             self.exchange, self.vectors, self.publishing, self.rank, self.size,
             groups=self.groups, window=window, rhythm=self.rhythm)
         self.versions_port.waiting_callers = &self.waiting_callers
         self.version_steps = VersionsProtocol(self.versions, self.publishing)
-        self.drive(self.version_steps, self.versions_port, tree)
+        self.drive(self.version_steps, self.versions_port, tree, weighing)
         self._allocate_vectors(sharing)
         if initial is None:
             initial = like[0] if self.layout.single else like
