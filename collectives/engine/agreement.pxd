@@ -32,4 +32,3 @@ cdef class Agreement:
     cdef bint is_over(self) noexcept nogil
     cdef calls_made(self)
     cdef difference(self)
-    cdef void _check(self, int rc) noexcept nogil

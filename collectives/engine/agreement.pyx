@@ -9,13 +9,13 @@ from mpi4py.libmpi cimport (
     MPI_LONG_LONG,
     MPI_REQUEST_NULL,
     MPI_STATUS_IGNORE,
-    MPI_SUCCESS,
     MPI_Iallgather,
     MPI_Test,
 )
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.inquiry cimport Inquiry
+from collectives.exchange.return_codes cimport check
 from collectives.memory.allocation cimport zeroed
 from collectives.protocols.all_ranks cimport CLOSE, LEAVING, LOAD, NONE
 from collectives.protocols.rank cimport RankProtocol
@@ -60,8 +60,9 @@ cdef class Agreement:
     cdef void begin(self, int purpose, long long calls) noexcept nogil:
         """Begin to gather what each rank has entered, for what purpose, after how many calls."""
         self._record(self.record, purpose, calls)
-        self._check(MPI_Iallgather(self.record, RECORD, MPI_LONG_LONG, self.records, RECORD,
-                                   MPI_LONG_LONG, self.comm, &self.request))
+        check(&self.error, MPI_Iallgather(
+            self.record, RECORD, MPI_LONG_LONG, self.records, RECORD, MPI_LONG_LONG, self.comm,
+            &self.request))
 
     cdef bint look(self, int purpose, long long calls) noexcept nogil:
         """Return whether all ranks have just agreed, or begun to leave.
@@ -69,7 +70,7 @@ cdef class Agreement:
         Once all leave, they gather how many questions each has asked, and none asks any more.
         """
         cdef int done
-        self._check(MPI_Test(&self.request, &done, MPI_STATUS_IGNORE))
+        check(&self.error, MPI_Test(&self.request, &done, MPI_STATUS_IGNORE))
         if not done:
             return False
         if self.counting:
@@ -129,7 +130,3 @@ cdef class Agreement:
             f"rank {self.rank} waits in {operation_in_words(*mine)}, "
             f"which needs all ranks to make the same calls, but {others}"
         )
-
-    cdef void _check(self, int rc) noexcept nogil:
-        if rc != MPI_SUCCESS:
-            self.error = rc

@@ -28,4 +28,3 @@ cdef class ControlTree(TreePort):
     cdef void fail(self, int rank, const char *text) noexcept nogil
     cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil
     cdef void _send(self, int k, long long number, long long detail) noexcept nogil
-    cdef void _check(self, int rc) noexcept nogil

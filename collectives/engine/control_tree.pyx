@@ -10,7 +10,6 @@ from mpi4py.libmpi cimport (
     MPI_REQUEST_NULL,
     MPI_STATUS_IGNORE,
     MPI_STATUSES_IGNORE,
-    MPI_SUCCESS,
     MPI_UNDEFINED,
     MPI_Isend,
     MPI_Recv_init,
@@ -22,6 +21,7 @@ from mpi4py.libmpi cimport (
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.tags cimport TREE_TAG
+from collectives.exchange.return_codes cimport check
 from collectives.protocols.all_ranks cimport AllRanksProtocol, TreePort
 
 from collectives.topology import activation_peers
@@ -57,9 +57,10 @@ cdef class ControlTree(TreePort):
         """Post the receives, once all ranks have reached this point; the MPI mutex is held."""
         cdef int k
         for k in range(self.protocol.dimensions):
-            self._check(MPI_Recv_init(self.received[k], MESSAGE, MPI_LONG_LONG, self.source[k],
-                                      TREE_TAG, self.comm, &self.receives[k]))
-            self._check(MPI_Start(&self.receives[k]))
+            check(&self.error, MPI_Recv_init(
+                self.received[k], MESSAGE, MPI_LONG_LONG, self.source[k], TREE_TAG, self.comm,
+                &self.receives[k]))
+            check(&self.error, MPI_Start(&self.receives[k]))
 
     cdef void free(self) noexcept nogil:
         """Free the receives; the MPI mutex is held."""
@@ -74,7 +75,7 @@ cdef class ControlTree(TreePort):
         cdef int i, k
         if self.protocol.dimensions == 0:
             return
-        self._check(MPI_Testsome(
+        check(&self.error, MPI_Testsome(
             self.protocol.dimensions, self.receives, &count, indices, MPI_STATUSES_IGNORE))
         if count == MPI_UNDEFINED:
             return
@@ -89,7 +90,7 @@ cdef class ControlTree(TreePort):
                 self.protocol.notice(<int>self.received[k][1], k)
             else:
                 self._deliver(k, self.received[k][0], self.received[k][1])
-            self._check(MPI_Start(&self.receives[k]))
+            check(&self.error, MPI_Start(&self.receives[k]))
 
     cdef void send_due(self) noexcept nogil:
         """Send the messages that are due, one at a time on each dimension.
@@ -101,7 +102,7 @@ cdef class ControlTree(TreePort):
             return
         for k in range(self.protocol.dimensions):
             while self.protocol.due_on() >> k & 1:
-                self._check(MPI_Test(&self.sends[k], &done, MPI_STATUS_IGNORE))
+                check(&self.error, MPI_Test(&self.sends[k], &done, MPI_STATUS_IGNORE))
                 if not done:
                     break
                 self.protocol.send_on(k)
@@ -111,7 +112,7 @@ cdef class ControlTree(TreePort):
         cdef int k, done
         cdef bint all = True
         for k in range(self.protocol.dimensions):
-            self._check(MPI_Test(&self.sends[k], &done, MPI_STATUS_IGNORE))
+            check(&self.error, MPI_Test(&self.sends[k], &done, MPI_STATUS_IGNORE))
             all = all and done
         return all
 
@@ -135,10 +136,6 @@ cdef class ControlTree(TreePort):
         self.sent[k][1] = detail
         if number == FAILED:
             memcpy(&self.sent[k][2], self.failure, TEXT)
-        self._check(MPI_Isend(
+        check(&self.error, MPI_Isend(
             self.sent[k], MESSAGE if number == FAILED else 2, MPI_LONG_LONG, self.destination[k],
             TREE_TAG, self.comm, &self.sends[k]))
-
-    cdef void _check(self, int rc) noexcept nogil:
-        if rc != MPI_SUCCESS:
-            self.error = rc

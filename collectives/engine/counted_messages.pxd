@@ -17,4 +17,3 @@ cdef class CountedMessages:
 
     cdef void end(self) noexcept nogil
     cdef bint is_over(self) noexcept nogil
-    cdef void _check(self, int rc) noexcept nogil

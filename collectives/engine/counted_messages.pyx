@@ -6,13 +6,13 @@ from mpi4py.libmpi cimport (
     MPI_LONG_LONG,
     MPI_REQUEST_NULL,
     MPI_STATUS_IGNORE,
-    MPI_SUCCESS,
     MPI_Ialltoall,
     MPI_Test,
 )
 from mpi4py.MPI cimport Comm
 
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.exchange.return_codes cimport check
 from collectives.memory.allocation cimport zeroed
 
 
@@ -40,8 +40,8 @@ cdef class CountedMessages:
         """Send nothing more; begin to gather how many messages each rank sent here; collective."""
         self.ending = True
         pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Ialltoall(self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG,
-                                  self.comm, &self.gather))
+        check(&self.error, MPI_Ialltoall(
+            self.posted, 1, MPI_LONG_LONG, self.expected, 1, MPI_LONG_LONG, self.comm, &self.gather))
         pthread_mutex_unlock(&mpi_mutex)
 
     cdef bint is_over(self) noexcept nogil:
@@ -49,14 +49,10 @@ cdef class CountedMessages:
         cdef long long sent = 0
         cdef int rank, done = 0
         pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
+        check(&self.error, MPI_Test(&self.gather, &done, MPI_STATUS_IGNORE))
         pthread_mutex_unlock(&mpi_mutex)
         if not done:
             return False
         for rank in range(self.size):
             sent += self.expected[rank]
         return self.received == sent
-
-    cdef void _check(self, int rc) noexcept nogil:
-        if rc != MPI_SUCCESS:
-            self.error = rc

@@ -25,4 +25,3 @@ cdef class Inquiry:
     cdef void reply_to_asker(self) noexcept nogil
     cdef void ask(self) noexcept nogil
     cdef bint quiet(self) noexcept nogil
-    cdef void _check(self, int rc) noexcept nogil

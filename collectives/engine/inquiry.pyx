@@ -11,7 +11,6 @@ from mpi4py.libmpi cimport (
     MPI_LONG_LONG,
     MPI_REQUEST_NULL,
     MPI_STATUS_IGNORE,
-    MPI_SUCCESS,
     MPI_Iprobe,
     MPI_Irecv,
     MPI_Isend,
@@ -22,6 +21,7 @@ from mpi4py.libmpi cimport (
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.tags cimport ANSWER_TAG, QUESTION_TAG
+from collectives.exchange.return_codes cimport check
 from collectives.memory.allocation cimport zeroed
 
 
@@ -54,29 +54,30 @@ cdef class Inquiry:
         cdef int asked = 0
         if self.reply == MPI_REQUEST_NULL:
             # Not a receive from any source: while one is posted, all other messages are slower.
-            self._check(MPI_Iprobe(MPI_ANY_SOURCE, QUESTION_TAG, self.comm, &asked, &status))
+            check(&self.error, MPI_Iprobe(MPI_ANY_SOURCE, QUESTION_TAG, self.comm, &asked, &status))
             if asked:
                 self.asker = status.MPI_SOURCE
-                self._check(MPI_Recv(&question, 1, MPI_LONG_LONG, self.asker, QUESTION_TAG,
-                                     self.comm, MPI_STATUS_IGNORE))
+                check(&self.error, MPI_Recv(
+                    &question, 1, MPI_LONG_LONG, self.asker, QUESTION_TAG, self.comm,
+                    MPI_STATUS_IGNORE))
                 self.received += 1
         else:
-            self._check(MPI_Test(&self.reply, &done, MPI_STATUS_IGNORE))
+            check(&self.error, MPI_Test(&self.reply, &done, MPI_STATUS_IGNORE))
         if self.asking:
             self.asking = 0
             for rank in range(self.size):
                 if rank != self.rank:
-                    self._check(MPI_Test(&self.sends[rank], &done, MPI_STATUS_IGNORE))
+                    check(&self.error, MPI_Test(&self.sends[rank], &done, MPI_STATUS_IGNORE))
                     self.asking += not done
-                    self._check(MPI_Test(&self.receives[rank], &done, MPI_STATUS_IGNORE))
+                    check(&self.error, MPI_Test(&self.receives[rank], &done, MPI_STATUS_IGNORE))
                     self.answered[rank] = done
                     self.asking += not done
         return asked
 
     cdef void reply_to_asker(self) noexcept nogil:
         """Send the `answer` to the rank whose question has been received."""
-        self._check(MPI_Isend(self.answer, ANSWER, MPI_LONG_LONG, self.asker, ANSWER_TAG,
-                              self.comm, &self.reply))
+        check(&self.error, MPI_Isend(
+            self.answer, ANSWER, MPI_LONG_LONG, self.asker, ANSWER_TAG, self.comm, &self.reply))
 
     cdef void ask(self) noexcept nogil:
         """Ask all other ranks.
@@ -92,15 +93,12 @@ cdef class Inquiry:
             self.answered[rank] = False
             if rank != self.rank:
                 self.asking += 2
-                self._check(MPI_Irecv(&self.answers[rank * ANSWER], ANSWER, MPI_LONG_LONG, rank,
-                                      ANSWER_TAG, self.comm, &self.receives[rank]))
-                self._check(MPI_Isend(&self.asked, 1, MPI_LONG_LONG, rank, QUESTION_TAG, self.comm,
-                                      &self.sends[rank]))
+                check(&self.error, MPI_Irecv(
+                    &self.answers[rank * ANSWER], ANSWER, MPI_LONG_LONG, rank, ANSWER_TAG,
+                    self.comm, &self.receives[rank]))
+                check(&self.error, MPI_Isend(
+                    &self.asked, 1, MPI_LONG_LONG, rank, QUESTION_TAG, self.comm, &self.sends[rank]))
 
     cdef bint quiet(self) noexcept nogil:
         """Return whether no question or answer of this rank is pending."""
         return self.asking == 0 and self.reply == MPI_REQUEST_NULL
-
-    cdef void _check(self, int rc) noexcept nogil:
-        if rc != MPI_SUCCESS:
-            self.error = rc

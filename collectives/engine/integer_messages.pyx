@@ -32,6 +32,7 @@ from mpi4py.MPI cimport Comm
 from collectives.engine.counted_messages cimport CountedMessages
 from collectives.engine.tags cimport MESSAGE_TAG
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.exchange.return_codes cimport check
 from collectives.memory.allocation cimport resized, zeroed
 
 
@@ -76,8 +77,9 @@ cdef class IntegerMessages(CountedMessages):
             return
         memcpy(self.spaces[i], &integers[0], length * sizeof(long long))
         pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Isend(self.spaces[i], length, MPI_LONG_LONG, destination, MESSAGE_TAG,
-                              self.comm, &self.sends[i]))
+        check(&self.error, MPI_Isend(
+            self.spaces[i], length, MPI_LONG_LONG, destination, MESSAGE_TAG, self.comm,
+            &self.sends[i]))
         pthread_mutex_unlock(&mpi_mutex)
         self.under_way += 1
         self.posted[destination] += 1
@@ -119,16 +121,16 @@ cdef class IntegerMessages(CountedMessages):
         cdef int found = 0, done = 0
         pthread_mutex_lock(&mpi_mutex)
         if not self.receiving:
-            self._check(MPI_Improbe(
+            check(&self.error, MPI_Improbe(
                 MPI_ANY_SOURCE, MESSAGE_TAG, self.comm, &found, &arriving, &self.status))
             if found:
                 self.source = self.status.MPI_SOURCE
-                self._check(MPI_Get_count(&self.status, MPI_LONG_LONG, &self.length))
-                self._check(MPI_Imrecv(
+                check(&self.error, MPI_Get_count(&self.status, MPI_LONG_LONG, &self.length))
+                check(&self.error, MPI_Imrecv(
                     &self.integers[0], self.length, MPI_LONG_LONG, &arriving, &self.receive))
                 self.receiving = True
         if self.receiving:
-            self._check(MPI_Test(&self.receive, &done, MPI_STATUS_IGNORE))
+            check(&self.error, MPI_Test(&self.receive, &done, MPI_STATUS_IGNORE))
         self.receiving = self.receiving and not done
         pthread_mutex_unlock(&mpi_mutex)
         self.received += done
@@ -140,7 +142,7 @@ cdef class IntegerMessages(CountedMessages):
         if self.under_way == 0:
             return
         pthread_mutex_lock(&mpi_mutex)
-        self._check(MPI_Testsome(
+        check(&self.error, MPI_Testsome(
             self.room, self.sends, &done, self.indices, MPI_STATUSES_IGNORE))
         pthread_mutex_unlock(&mpi_mutex)
         if done != MPI_UNDEFINED:

@@ -26,6 +26,7 @@ from mpi4py.MPI cimport Comm
 from collectives.engine.counted_messages cimport CountedMessages
 from collectives.engine.tags cimport MESSAGE_TAG
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.exchange.return_codes cimport check
 from collectives.memory.allocation cimport LINE, resized, try_to_allocate, zeroed
 from collectives.memory.layout cimport HEADER, Layout
 
@@ -87,8 +88,8 @@ cdef class Messages(CountedMessages):
         self.inside = inside or layout.size - HEADER <= LONGEST_INSIDE
         self.bytes[<int>SHORT] = HEADER
         self.bytes[<int>WHOLE] = layout.size
-        self._check(MPI_Type_contiguous(LINE, MPI_BYTE, &self.line))
-        self._check(MPI_Type_commit(&self.line))
+        check(&self.error, MPI_Type_contiguous(LINE, MPI_BYTE, &self.line))
+        check(&self.error, MPI_Type_commit(&self.line))
         self.arriving = MPI_MESSAGE_NULL
         self._allocate_reserve()
 
@@ -142,12 +143,12 @@ cdef class Messages(CountedMessages):
         cdef Message *message
         cdef int found = 0
         if self.arriving == MPI_MESSAGE_NULL:
-            self._check(MPI_Improbe(
+            check(&self.error, MPI_Improbe(
                 MPI_ANY_SOURCE, MESSAGE_TAG, self.comm, &found, &self.arriving, &status))
             if not found:
                 return False
             self.source = status.MPI_SOURCE
-            self._check(MPI_Get_count(&status, self.line, &self.lines))
+            check(&self.error, MPI_Get_count(&status, self.line, &self.lines))
         if not self._has_room(True):
             return False
         message = self._allocate_to_receive(WHOLE if self.lines > 1 else SHORT)
@@ -157,8 +158,8 @@ cdef class Messages(CountedMessages):
         message.source = self.source
         message.complete = False
         append(&self.coming, message)
-        self._check(MPI_Imrecv(message.memory, self.lines, self.line, &self.arriving,
-                               &self.requests[self.count - 1]))
+        check(&self.error, MPI_Imrecv(
+            message.memory, self.lines, self.line, &self.arriving, &self.requests[self.count - 1]))
         return True
 
     cdef Message *_allocate_to_receive(self, Room room) noexcept nogil:
@@ -176,7 +177,7 @@ cdef class Messages(CountedMessages):
         cdef Message *message
         if self.count == 0:
             return
-        self._check(MPI_Testsome(
+        check(&self.error, MPI_Testsome(
             self.count, self.requests, &done, self.indices, MPI_STATUSES_IGNORE))
         if done == MPI_UNDEFINED or done == 0:
             return
@@ -290,8 +291,9 @@ cdef class Messages(CountedMessages):
         message.uses += 1
         pthread_mutex_lock(&mpi_mutex)
         self._add_request(message)
-        self._check(MPI_Isend(message.memory, lines, self.line, destination, MESSAGE_TAG, self.comm,
-                              &self.requests[self.count - 1]))
+        check(&self.error, MPI_Isend(
+            message.memory, lines, self.line, destination, MESSAGE_TAG, self.comm,
+            &self.requests[self.count - 1]))
         pthread_mutex_unlock(&mpi_mutex)
         self.posted[destination] += 1
         return True
@@ -307,4 +309,4 @@ cdef class Messages(CountedMessages):
 
     cdef void free_type(self) noexcept nogil:
         """Free the MPI datatype, once all messages are complete; the MPI mutex is held."""
-        self._check(MPI_Type_free(&self.line))
+        check(&self.error, MPI_Type_free(&self.line))

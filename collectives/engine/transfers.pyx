@@ -23,6 +23,7 @@ from mpi4py.MPI cimport Comm
 from collectives.engine.messages cimport TURNS, WHOLE, Message, Messages, weight_in
 from collectives.engine.tags cimport BLOCK_TAG
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
+from collectives.exchange.return_codes cimport check
 from collectives.memory.allocation cimport allocate, zeroed
 from collectives.memory.blocks cimport Blocks
 from collectives.memory.layout cimport Layout
@@ -203,7 +204,7 @@ cdef class Transfers(Messages):
         cdef int block
         if transfer.begun < transfer.ready and self._is_next(&self.outgoing, transfer):
             for block in range(transfer.begun, transfer.ready):
-                self._check(MPI_Isend(
+                check(&self.error, MPI_Isend(
                     self.place(transfer, block), <int>self.blocks.size(block), MPI_BYTE,
                     transfer.peer, BLOCK_TAG, self.comm, &transfer.requests[block]))
             transfer.begun = transfer.ready
@@ -228,7 +229,7 @@ cdef class Transfers(Messages):
             if transfer.in_turns or transfer.folded:
                 end = min(end, transfer.used + DEPTH)
             for block in range(transfer.begun, end):
-                self._check(MPI_Irecv(
+                check(&self.error, MPI_Irecv(
                     self.place(transfer, block), <int>self.blocks.size(block), MPI_BYTE,
                     transfer.peer, BLOCK_TAG, self.comm, &transfer.requests[block]))
             transfer.begun = end
@@ -278,7 +279,7 @@ cdef class Transfers(Messages):
         """Test which blocks are complete, in order."""
         cdef int done = 1
         while transfer.complete < transfer.begun:
-            self._check(MPI_Test(
+            check(&self.error, MPI_Test(
                 &transfer.requests[transfer.complete], &done, MPI_STATUS_IGNORE))
             if not done:
                 return

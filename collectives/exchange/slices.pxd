@@ -76,4 +76,3 @@ cdef class Slices:
     cdef void _send(
         self, const char *source, Py_ssize_t count, int member, int tag,
         MPI_Request *request) noexcept nogil
-    cdef void _check(self, int rc) noexcept nogil

@@ -13,7 +13,6 @@ from libc.string cimport memset
 from mpi4py.libmpi cimport (
     MPI_BYTE,
     MPI_REQUEST_NULL,
-    MPI_SUCCESS,
     MPI_Irecv,
     MPI_Isend,
 )
@@ -23,6 +22,7 @@ from collectives.memory.allocation cimport LINE, Memory, allocate, round_up, zer
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
+from collectives.exchange.return_codes cimport check
 from collectives.memory.layout cimport HEADER
 from collectives.protocols.slicing cimport BLOCKS, LONGEST, LONGEST_BLOCK, Slicing
 
@@ -308,8 +308,9 @@ cdef class Slices:
         if self.failed and tag > 0:
             to = self.spare.address
         if count > 0:
-            self._check(MPI_Irecv(to, <int>count, MPI_BYTE, self.reduction.members[member],
-                                  self.reduction.tag + tag, self.comm, request))
+            check(&self.reduction.error, MPI_Irecv(
+                to, <int>count, MPI_BYTE, self.reduction.members[member], self.reduction.tag + tag,
+                self.comm, request))
 
     cdef void _send(
         self, const char *source, Py_ssize_t count, int member, int tag, MPI_Request *request
@@ -319,10 +320,7 @@ cdef class Slices:
         if self.failed and tag > 0:
             source = self.spare.address
         if count > 0:
-            self._check(MPI_Isend(source, <int>count, MPI_BYTE, self.reduction.members[member],
-                                  self.reduction.tag + tag, self.comm, request))
+            check(&self.reduction.error, MPI_Isend(
+                source, <int>count, MPI_BYTE, self.reduction.members[member],
+                self.reduction.tag + tag, self.comm, request))
             self.reduction.bytes_sent += count
-
-    cdef void _check(self, int rc) noexcept nogil:
-        if rc != MPI_SUCCESS:
-            self.reduction.error = rc
