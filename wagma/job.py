@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +41,6 @@ OURS = (f"{ROOT}/wagma/", f"{ROOT}/collectives/")  # in the source tree or insta
 CAUSED = "The above exception was the direct cause of the following exception:"
 DURING = "During handling of the above exception, another exception occurred:"
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-COUNT_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class UsageError(Exception):
@@ -56,22 +55,22 @@ def launcher_rank() -> int:
     """Return this process's rank without MPI, from its launcher's variables; else 0."""
     torch = ("RANK",) if "LOCAL_RANK" in os.environ else ()
     at_work = "TORCHELASTIC_RUN_ID" in os.environ  # by torchrun, which `srun` may have started
-    variables = (*torch, *RANK_VARIABLES) if at_work else (*RANK_VARIABLES, *torch)
-    return first_number(variables) or 0
-
-
-def first_number(variables: Iterable[str]) -> int | None:
-    """Return the first of these environment variables that is a whole number, else None."""
-    values = (os.environ.get(variable, "") for variable in variables)
-    return next((int(value) for value in values if value.isdigit()), None)
+    for variable in (*torch, *RANK_VARIABLES) if at_work else (*RANK_VARIABLES, *torch):
+        rank = os.environ.get(variable, "")
+        if rank.isdigit():
+            return int(rank)
+    return 0
 
 
 def announce(what: str) -> None:
-    """Print on rank 0 that the job starts, at once: loading MPI and torch takes seconds."""
-    count = first_number(COUNT_VARIABLES) or 1
+    """Print on rank 0 that the job starts, before MPI and torch are loaded, which takes seconds."""
+    if launcher_rank() > 0:
+        return
+    from collectives.agreement import launched_tasks  # not at the top: it loads numpy
+
+    count, _ = launched_tasks()
     where = f" on {count} ranks" if count > 1 else ""
-    if launcher_rank() == 0:
-        print(f"wagma {what}: starting{where}, loading MPI and torch", flush=True)
+    print(f"wagma {what}: starting{where}, loading MPI and torch", flush=True)
 
 
 def let_rank_0_speak() -> None:
