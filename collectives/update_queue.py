@@ -32,8 +32,11 @@ class UpdateQueue:
     an update older than the iteration asked for is discarded, like late ones with backup workers.
 
     Several threads may use it at the same time. Updates are stored by reference: for an array on a
-    CUDA device the receiver's stream has to wait for the sender's. The class is for programs of
-    your own; `QueuedNeighborAverage` stores its updates in the engine's memory, by the same rules.
+    CUDA device the receiver's stream has to wait for the sender's.
+
+    The class is for programs of your own. `QueuedNeighborAverage` follows the same rules without
+    it: updates arrive while Python computes, so the engine queues them, in memory that it allocates
+    once.
 
     Args:
         max_gap: number of iterations that a sender may be ahead, at least 1; None: any number.
@@ -45,7 +48,6 @@ class UpdateQueue:
         gap = 0 if max_gap is None else checked_integer("max_gap", max_gap, 1)
         self._rotates = max_gap is not None
         # Lists of (number, Update), numbered in the order of their arrival.
-
         self._queues: list[list[tuple[int, Update]]] = [[] for _ in range(gap + 1)]
         self._changed = threading.Condition()
         self._count = 0
