@@ -133,6 +133,6 @@ def test_the_command_line_has_gaps_backups_and_means_of_each_kind():
     resolved = HOP.resolved(HOP.given(["backup=0+1+1+0", "staleness=4"]))
     assert HOP.problem(resolved, 4) is None
     assert "not one for each of 8 ranks" in HOP.problem(resolved, 8)
-    assert HOP.inert(resolved, 4) is None
+    assert HOP.check(resolved, 4) is None
     resolved["max_gap"] = 5
-    assert HOP.inert(resolved, 4).startswith("staleness 4 never makes a rank wait")
+    assert HOP.check(resolved, 4).startswith("staleness 4 never makes a rank wait")

@@ -158,10 +158,7 @@ def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Setting
     """
     method, options = named(label), settings.compared[label]
     known = {name: options[name] for name in method.simulated_options}
-    problem = method.problem(options | known, ranks)
-    if problem:
-        raise ValueError(problem)
-    inert = method.inert(options | known, ranks)
+    inert = method.check(options, ranks)
     if inert:
         log.warning("%s, %s: %s", label, counted(ranks, "rank"), inert)
     return Settings(

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
 from wagma.methods.shared import GRAPH
-
-if TYPE_CHECKING:  # they load numpy
-    from collectives.graphs import Edges
-    from collectives.queue_settings import QueueSettings
 
 
 def gap(text: str) -> int | str | None:
@@ -32,29 +28,14 @@ def backups(text: str) -> int | tuple[int, ...]:
     return counts if len(counts) > 1 else counts[0]
 
 
-def no_such_setting(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Return why the options conflict with each other, the graph or the number of ranks."""
-    try:
-        resolved(options, ranks)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def inert(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Return which valid option has no effect, and why."""
-    settings, edges = resolved(options, ranks)
-    return settings.inert(edges, ranks)
-
-
-def resolved(options: Mapping[str, Any], ranks: int) -> tuple[QueueSettings, Edges]:
-    """Return the collective's settings, checked, and its graph; raise ValueError on a conflict."""
+def check(options: Mapping[str, Any], ranks: int) -> str | None:
+    """Check the collective's settings and its graph; return why one has no effect."""
     from collectives.graphs import edges_of  # not at the top: they load numpy
     from collectives.queue_settings import QueueSettings
 
     edges = edges_of(options["graph"], ranks)
-    chosen = {option.name: options[option.name] for option in SETTINGS}
-    return QueueSettings(**chosen).checked(edges, ranks), edges
+    chosen = QueueSettings(**{option.name: options[option.name] for option in SETTINGS})
+    return chosen.checked(edges, ranks).inert(edges, ranks)
 
 
 SETTINGS = (
@@ -126,6 +107,5 @@ METHOD = Method(
         *SETTINGS,
     ),
     color="#44AA99",
-    conflict=no_such_setting,
-    inert=inert,
+    combination=check,
 )

@@ -35,7 +35,7 @@ def never(value: Any, ranks: int) -> str | None:
 
 
 def any_options(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Accept any combination."""
+    """Accept any combination, of which all have an effect."""
     return None
 
 
@@ -128,9 +128,8 @@ class Method:
         options: its options.
         color: the color of its curves in plots.
         seeded: whether the optimizer's class takes the job's seed.
-        conflict: returns why options that are valid alone are invalid together, for a number of
-            ranks; None if they are valid.
-        inert: returns why a valid option has no effect with the others; None if all have one.
+        combination: checks options that are valid alone, for a number of ranks: raises ValueError
+            if they are invalid together, and returns why one has no effect, None if all have.
     """
 
     name: str
@@ -140,8 +139,7 @@ class Method:
     options: tuple[Option, ...] = ()
     color: str = "#999999"
     seeded: bool = False
-    conflict: Callable[[Mapping[str, Any], int], str | None] = any_options
-    inert: Callable[[Mapping[str, Any], int], str | None] = any_options
+    combination: Callable[[Mapping[str, Any], int], str | None] = any_options
 
     def option(self, name: str) -> Option | None:
         """Return its option of this name, None if it has none."""
@@ -176,10 +174,25 @@ class Method:
         """Return all its options: `values` of some by name, and the defaults of the others."""
         return {option.name: values.get(option.name, option.default) for option in self.options}
 
+    def check(self, options: Mapping[str, Any], ranks: int) -> str | None:
+        """Return why one of these `options` has no effect; None: all have.
+
+        Raises:
+            ValueError: a job of so many `ranks` cannot have them.
+        """
+        for option in self.options:
+            problem = option.problem(options[option.name], ranks)
+            if problem:
+                raise ValueError(problem)
+        return self.combination(options, ranks)
+
     def problem(self, options: Mapping[str, Any], ranks: int) -> str | None:
-        """Return why a job of this number of `ranks` cannot have these `options`; None: it can."""
-        found = (option.problem(options[option.name], ranks) for option in self.options)
-        return next(filter(None, found), None) or self.conflict(options, ranks)
+        """Return why a job of so many `ranks` cannot have these `options`; None: it can."""
+        try:
+            self.check(options, ranks)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def idle_rank(self, options: Mapping[str, Any]) -> int | None:
         """Return the rank that makes no steps with these `options`; None: all make some."""

@@ -10,24 +10,23 @@ from wagma.methods.method import Method, Option
 from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, SYNC_EVERY, TRANSPORT
 
 
-def no_groups(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Return why a job with this number of ranks cannot form such groups; None: it can."""
+def check(options: Mapping[str, Any], ranks: int) -> None:
+    """Raise ValueError if there are no such groups in a job of so many ranks."""
     ranks -= options["controller_only"]
     if options["group_size"] is not None and options["group_size"] > ranks:
-        return (
+        raise ValueError(
             f"group_size is {options['group_size']}, more than the number of ranks that train, "
             f"{ranks}"
         )
     group_size = min(options["group_size"] or 3, ranks)
     if group_size < 2 and ranks > 1:
-        return "group_size is 1, but at least 2 ranks are needed to average"
+        raise ValueError("group_size is 1, but at least 2 ranks are needed to average")
     least = -(-(ranks - 1) // max(group_size - 1, 1))
     if options["history"] is not None and options["history"] < least:
-        return (
+        raise ValueError(
             f"history is {options['history']}, but at least {least} groups are needed to connect "
             "all ranks"
         )
-    return None
 
 
 METHOD = Method(
@@ -76,5 +75,5 @@ METHOD = Method(
         TRANSPORT,
     ),
     color="#661100",
-    conflict=no_groups,
+    combination=check,
 )

@@ -10,11 +10,10 @@ from wagma.methods.method import Method, Option
 from wagma.methods.shared import CONTROLLER_ONLY, CONTROLLER_RANK, GROUP_SIZE, SYNC_EVERY, TRANSPORT
 
 
-def no_controller(options: Mapping[str, Any], ranks: int) -> str | None:
-    """Return why no controller is needed with these options."""
+def check(options: Mapping[str, Any], ranks: int) -> None:
+    """Raise ValueError if no controller is needed with these options, but one is given."""
     if options["controller_only"] and options["groups"] == "static":
-        return "--controller-only is given, but groups=static needs no controller"
-    return None
+        raise ValueError("--controller-only is given, but groups=static needs no controller")
 
 
 METHOD = Method(
@@ -53,5 +52,5 @@ METHOD = Method(
     ),
     color="#117733",
     seeded=True,
-    conflict=no_controller,
+    combination=check,
 )
