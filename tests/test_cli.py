@@ -341,14 +341,14 @@ def settings_of(*words):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_s_options_have_their_defaults_and_no_others_are_there(name):
     settings = settings_of("train", "--algorithm", name)
-    assert settings.algorithm == name
-    assert settings.options == {each.name: each.default for each in METHODS[name].options}
+    assert settings.algorithm.label == name
+    assert settings.algorithm.options == {each.name: each.default for each in METHODS[name].options}
     assert not any(hasattr(settings, option.name) for option in SHARED)
 
 
 def test_an_option_of_the_method_comes_before_the_one_for_all():
     words = ("--algorithm", "wagma:sync-period=5:late=paper:overlap", "--sync-period", "20")
-    options = settings_of("train", *words, "--group-size", "2").options
+    options = settings_of("train", *words, "--group-size", "2").algorithm.options
     given = {"sync_period": 5, "late": "paper", "overlap": True, "group_size": 2}
     assert options == METHODS["wagma"].resolved({}) | given
 

@@ -15,8 +15,8 @@ from collectives.agreement import counted
 from wagma import plots, progress
 from wagma.info import versions
 from wagma.job import FAILED, OK, Signals, UsageError, from_rank_0
-from wagma.methods import named
-from wagma.runs import make_directory, write_json
+from wagma.methods import Choice
+from wagma.runs import make_directory, recorded, write_json
 from wagma.tasks import contract
 from wagma.train import Trainer, fair_threads, make_run, outcome_in_words
 
@@ -38,7 +38,7 @@ def compare(
     affect all of them.
 
     Args:
-        settings: The command line's; `compared` holds each algorithm's own options by its label.
+        settings: The command line's; `algorithms` has the choices to compare.
         task: The task to train.
         directory: For the runs' directories, ``comparison.json`` and ``comparison.png``.
         comm: The ranks that train together.
@@ -47,16 +47,16 @@ def compare(
     Raises:
         UsageError: An algorithm's options are invalid for the number of ranks.
     """
-    for label in settings.compared:
-        try_to_make(settings_of(settings, label, settings.seed), label, comm)
-    warm_up(settings_of(settings, next(iter(settings.compared)), settings.seed), task, comm)
-    summaries: dict[str, list[dict]] = {label: [] for label in settings.compared}
+    for choice in settings.algorithms:
+        try_to_make(choice, settings, comm)
+    warm_up(settings_of(settings, settings.algorithms[0], settings.seed), task, comm)
+    summaries: dict[str, list[dict]] = {each.label: [] for each in settings.algorithms}
     terminal = progress.terminal() if comm.rank == 0 else None
     status, lost = OK, False
     for seed in range(settings.seed, settings.seed + settings.seeds):
-        for label in settings.compared:
+        for choice in settings.algorithms:
+            label, own = choice.label, settings_of(settings, choice, seed)
             run = make_directory(directory / f"seed-{seed}", directory_name(label), comm)
-            own = settings_of(settings, label, seed)
             length = settings.steps, settings.seconds
             shown = progress.Bar(*length, terminal) if terminal else progress.Silent()
             try:
@@ -82,15 +82,14 @@ def compare(
     return FAILED if lost and status == OK else status
 
 
-def try_to_make(settings: argparse.Namespace, label: str, comm: MPI.Comm) -> None:
-    """Raise UsageError if the algorithm's settings are invalid; collective."""
+def try_to_make(choice: Choice, settings: argparse.Namespace, comm: MPI.Comm) -> None:
+    """Raise UsageError if the algorithm's options are invalid; collective."""
     model = torch.nn.Linear(1, 1, device=settings.device)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
-        method = named(settings.algorithm)
-        method.make(sgd, model, comm, settings.options, settings.seed).close()
+        choice.method.make(sgd, model, comm, choice.options, settings.seed).close()
     except (TypeError, ValueError) as error:
-        raise UsageError(f"argument --algorithms: {label}: {error}") from error
+        raise UsageError(f"argument --algorithms: {choice.label}: {error}") from error
 
 
 def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
@@ -103,11 +102,10 @@ def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -
     trainer.optimizer.close()
 
 
-def settings_of(settings: argparse.Namespace, label: str, seed: int) -> argparse.Namespace:
+def settings_of(settings: argparse.Namespace, choice: Choice, seed: int) -> argparse.Namespace:
     """Return the settings of `wagma train` for one run."""
-    given = vars(settings) | {"seed": seed}
-    given |= {"algorithm": label, "options": settings.compared[label]}
-    for name in ("algorithms", "compared", "seeds", "target"):
+    given = vars(settings) | {"seed": seed, "algorithm": choice}
+    for name in ("algorithms", "seeds", "target"):
         del given[name]
     return argparse.Namespace(**given)
 
@@ -127,7 +125,7 @@ def report(
     first = next(iter(summaries.values()))
     results = {label: figures(of, first, settings.target) for label, of in summaries.items()}
     record = {
-        "settings": vars(settings),
+        "settings": recorded(settings),
         "ranks": ranks,
         "versions": versions(),
         "results": results,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -10,7 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,6 +73,15 @@ def default_names() -> Iterator[str]:
     first = "_".join(filter(None, parts))
     yield first
     yield from (f"{first}-{number}" for number in itertools.count(2))
+
+
+def recorded(settings: argparse.Namespace) -> dict[str, Any]:
+    """Return the command line's settings by name, the chosen methods by label, for a record."""
+    if "algorithm" in settings:
+        choice = settings.algorithm
+        return vars(settings) | {"algorithm": choice.label, "options": choice.options}
+    compared = {each.label: each.options for each in settings.algorithms}
+    return vars(settings) | {"algorithms": list(compared), "compared": compared}
 
 
 def write_json(path: Path, value: dict) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 from collectives.agreement import counted
 from wagma import plots
 from wagma.job import OK, Interrupted, Signals, UsageError, complain
-from wagma.methods import named
-from wagma.runs import new_directory, write_json
+from wagma.methods import Choice
+from wagma.runs import new_directory, recorded, write_json
 from wagma.simulation import MACHINES, Machine, Result, Settings, simulate, steps
 
 NAME = 19  # characters of the table's column of names, if none is longer
@@ -37,7 +37,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
     machine = machine_of(settings)
     trace = read_trace(settings)
     directory = new_directory(settings.runs_dir, settings.name)
-    results: dict[str, list[Result]] = {name: [] for name in settings.algorithms}
+    results: dict[str, list[Result]] = {each.label: [] for each in settings.algorithms}
     error = None
     job, network = job_in_words(settings), machine_in_words(settings, machine)
     print(f"# {job}\n# {network}\n{header(name_width(settings))}", flush=True)
@@ -50,7 +50,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
     except UsageError as caught:
         error = caught
     record = {
-        "settings": vars(settings),
+        "settings": recorded(settings),
         "machine": dataclasses.asdict(machine),
         "results": {name: [in_json(each) for each in of] for name, of in results.items()},
     }
@@ -73,10 +73,10 @@ def simulate_all(
     first = None
     try:
         step_times = step_times_of(settings, trace, ranks)
-        for name in settings.algorithms:
-            began = time.perf_counter()
-            chosen = settings_of(settings, name, ranks)
-            result = simulate(named(name), step_times, machine, chosen, settings.seconds)
+        for choice in settings.algorithms:
+            began, name = time.perf_counter(), choice.label
+            chosen = settings_of(settings, choice, ranks)
+            result = simulate(choice.method, step_times, machine, chosen, settings.seconds)
             seconds = time.perf_counter() - began
             log.info("%s: %d events in %.1f s", name, result.events, seconds)
             first = first or result
@@ -150,22 +150,20 @@ def read_trace(settings: argparse.Namespace) -> np.ndarray | None:
         raise UsageError(f"argument --trace: {error}") from error
 
 
-def settings_of(settings: argparse.Namespace, label: str, ranks: int) -> Settings:
-    """Return a method's settings.
+def settings_of(settings: argparse.Namespace, choice: Choice, ranks: int) -> Settings:
+    """Return the settings of a method.
 
     Raises:
         ValueError: the method cannot have them on so many ranks.
     """
-    method, options = named(label), settings.compared[label]
-    known = {name: options[name] for name in method.simulated_options}
-    inert = method.check(options, ranks)
+    inert = choice.method.check(choice.options, ranks)
     if inert:
-        log.warning("%s, %s: %s", label, counted(ranks, "rank"), inert)
+        log.warning("%s, %s: %s", choice.label, counted(ranks, "rank"), inert)
     return Settings(
         settings.parameters * settings.itemsize,
         seed=settings.seed,
         dedicated_server=settings.dedicated_server,
-        **known,
+        **{name: choice.options[name] for name in choice.method.simulated_options},
     )
 
 
@@ -215,7 +213,7 @@ def or_default(value: float | None, default: float) -> float:
 
 def name_width(settings: argparse.Namespace) -> int:
     """Return the width of the column of names, in characters."""
-    return max(NAME, *(len(label) + 1 for label in settings.algorithms))
+    return max(NAME, *(len(each.label) + 1 for each in settings.algorithms))
 
 
 def header(width: int) -> str:

@@ -41,8 +41,7 @@ from wagma.job import (
     meet,
     together,
 )
-from wagma.methods import named
-from wagma.runs import JsonLines, Tally, summarize, write_json
+from wagma.runs import JsonLines, Tally, recorded, summarize, write_json
 from wagma.stopwatch import Stopwatch
 from wagma.tasks import contract, local
 
@@ -60,9 +59,9 @@ class Trainer:
 
     def __init__(self, settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
         self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
-        self.method = named(settings.algorithm)
+        self.method, self.options = settings.algorithm.method, settings.algorithm.options
         # A rank that makes no steps has no part of the data, but needs the same model.
-        idle = self.method.idle_rank(settings.options)
+        idle = self.method.idle_rank(self.options)
         self.some_idle, self.trains = idle is not None, idle != comm.rank
         self.trainers = comm.size - self.some_idle
         place = min(comm.rank - (self.some_idle and comm.rank > idle), self.trainers - 1)
@@ -79,7 +78,7 @@ class Trainer:
         self.stopwatch = Stopwatch(self.local)
         try:
             self.optimizer = self.method.make(
-                self.local, self.model, comm, settings.options, settings.seed
+                self.local, self.model, comm, self.options, settings.seed
             )
         except (TypeError, ValueError) as error:  # the model, or its optimizer, on all ranks
             raise UsageError(f"{task.name}: {error}") from error
@@ -96,7 +95,7 @@ class Trainer:
         With a time limit, return the number of steps that they make within it. The steps of a rank
         that has too few, such as one that has skipped iterations, are repeated.
         """
-        options = self.settings.options | self.optimizer.settings
+        options = self.options | self.optimizer.settings
         if limit is None:
             made = [np.resize(each, self.settings.steps) for each in seconds]
             return self.method.bound(np.array(made), options)
@@ -282,7 +281,7 @@ def train(
     status, summary = make_run(settings, task, run, comm, signals, shown)
     if summary:
         print(
-            f"{outcome_in_words(settings.algorithm, summary)}\n"
+            f"{outcome_in_words(settings.algorithm.label, summary)}\n"
             f"metrics, model and configuration are in {run}",
             flush=True,
         )
@@ -370,8 +369,8 @@ def make_run(
     if finished and lost_since and not settings.allow_nan:
         if comm.rank == 0:
             complain(
-                f"error: {settings.algorithm}: since step {lost_since} the loss of no rank is "
-                "finite: use a lower --lr, or --allow-nan"
+                f"error: {settings.algorithm.label}: since step {lost_since} the loss of no rank "
+                "is finite: use a lower --lr, or --allow-nan"
             )
         return FAILED, summary
     return OK, summary
@@ -427,7 +426,7 @@ def log_beginning(trainer: Trainer) -> None:
         *(devices.name_of(trainer.device), threads, trainer.task.name),
     )
     settings = [f", {name}: {value}" for name, value in trainer.optimizer.settings.items()]
-    log.info("algorithm: %s%s", trainer.settings.algorithm, "".join(settings))
+    log.info("algorithm: %s%s", trainer.settings.algorithm.label, "".join(settings))
 
 
 def log_end(tally: Tally, ranks: int) -> None:
@@ -465,7 +464,7 @@ def configuration(
 ) -> dict:
     """Return everything that a run depends on, with the defaults resolved."""
     return {
-        **vars(settings),
+        **recorded(settings),
         "name": run.name,
         "ranks": size,
         **placed,

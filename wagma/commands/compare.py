@@ -84,13 +84,8 @@ def add_comparison_options(group) -> None:
 
 
 def check(settings: argparse.Namespace) -> list[str]:
-    """Refuse options that no algorithm takes, and return the modules that are needed.
-
-    Sets `settings.compared`: each algorithm's options with their defaults, by its label.
-    """
-    methods = settings.algorithms
-    resolve(settings, methods, "none of the algorithms takes it")
-    settings.algorithms = [each.label for each in methods]
+    """Refuse options that no algorithm takes, and return the modules that are needed."""
+    settings.algorithms = resolve(settings, settings.algorithms, "none of the algorithms takes it")
     check_length(settings)
     if settings.evaluate_every is None and settings.evaluate_every_seconds is None:
         if settings.seconds is None:

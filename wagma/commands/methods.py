@@ -6,10 +6,10 @@ import argparse
 import itertools
 import textwrap
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from wagma.arguments import one_of, separated
-from wagma.methods import Method
+from wagma.methods import Choice, Method
 from wagma.methods.method import on_or_off
 from wagma.methods.shared import SHARED
 
@@ -18,31 +18,23 @@ RENAMED = {"eager-sgd-solo": "eager-sgd", "eager-sgd-majority": "eager-sgd:trigg
 WIDTH = 59  # characters of help next to a method's name
 
 
-class Chosen(NamedTuple):
-    """A method selected on the command line: its label there, and the options given with it."""
-
-    label: str
-    method: Method
-    given: dict[str, Any]
-
-
-def chosen(methods: Mapping[str, Method]) -> Callable[[str], Chosen]:
+def chosen(methods: Mapping[str, Method]) -> Callable[[str], Choice]:
     """Return a converter of "NAME:option=value:option" for these methods."""
 
-    def convert(text: str) -> Chosen:
+    def convert(text: str) -> Choice:
         name, *words = text.split(":")
         if name in RENAMED:
             raise argparse.ArgumentTypeError(f"no algorithm {name}: write {RENAMED[name]}")
         method = methods[one_of(methods)(name)]
         try:
-            return Chosen(text, method, method.given(words))
+            return Choice(text, method, method.given(words))
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
     return convert
 
 
-def all_chosen(methods: Mapping[str, Method]) -> Callable[[str], list[Chosen]]:
+def all_chosen(methods: Mapping[str, Method]) -> Callable[[str], list[Choice]]:
     """Return a converter of several such texts, separated by commas, none of them twice."""
     return lambda text: [chosen(methods)(label) for label in separated(str)(text)]
 
@@ -61,8 +53,10 @@ def add_shared_options(group, simulated: bool = False) -> None:
         group.add_argument(option.flag, help=option.help_with_default, **words)
 
 
-def resolve(settings: argparse.Namespace, methods: Collection[Chosen], refusal: str) -> None:
-    """Set `settings.compared`: each method's options, by its label.
+def resolve(
+    settings: argparse.Namespace, choices: Collection[Choice], refusal: str
+) -> list[Choice]:
+    """Return the choices with all options: their own, the shared ones, and the defaults.
 
     The shared options are removed from the settings. If none of the methods takes one that was
     given, it is refused with the message ``refusal``.
@@ -74,9 +68,9 @@ def resolve(settings: argparse.Namespace, methods: Collection[Chosen], refusal: 
             delattr(settings, option.name)
             if value is not None:
                 common[option.name] = value
-                if not any(each.method.option(option.name) for each in methods):
+                if not any(each.method.option(option.name) for each in choices):
                     settings.parser.error(f"argument {option.flag}: {refusal}")
-    settings.compared = {each.label: each.method.resolved(common | each.given) for each in methods}
+    return [each.resolved(common) for each in choices]
 
 
 def listed(methods: Mapping[str, Method], simulated: bool = False) -> str:

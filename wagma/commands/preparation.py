@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from wagma import job, logs
-from wagma.methods import named
 from wagma.tasks import local
 
 
@@ -36,11 +35,11 @@ def prepare(settings: argparse.Namespace, comm):
 
 def check_ranks(settings: argparse.Namespace, size: int) -> None:
     """Raise UsageError for options that are invalid for so many ranks."""
-    compared = getattr(settings, "compared", None) or {settings.algorithm: settings.options}
-    for label, options in compared.items():
-        problem = named(label).problem(options, size)
+    several = "algorithms" in settings
+    for choice in settings.algorithms if several else [settings.algorithm]:
+        problem = choice.method.problem(choice.options, size)
         if problem:
-            raise job.UsageError(f"algorithm {label}: {problem}")
+            raise job.UsageError(f"algorithm {choice.label}: {problem}")
     for rank in settings.slow_rank:
         if rank >= size:
             raise job.UsageError(f"argument --slow-rank: no rank {rank} in a job of {ranks(size)}")

@@ -166,11 +166,11 @@ def add_step_time_options(group) -> None:
 
 def check(settings: argparse.Namespace) -> list[str]:
     """Refuse options that conflict, or that are invalid for all of the numbers of ranks."""
-    parser, methods = settings.parser, settings.algorithms
-    resolve(settings, methods, "none of the algorithms takes it")
-    if settings.dedicated_server and not any(each.method.name == SERVER for each in methods):
+    parser = settings.parser
+    choices = resolve(settings, settings.algorithms, "none of the algorithms takes it")
+    settings.algorithms = choices
+    if settings.dedicated_server and not any(each.method.name == SERVER for each in choices):
         parser.error(f"argument --dedicated-server: {SERVER} is not among the algorithms")
-    settings.algorithms = [each.label for each in methods]
     resolve_length(settings, DEFAULT_STEPS)
     drawn = "--trace" if settings.trace else f"--step-times {settings.step_times}"
     if settings.step_time_ms is not None and drawn in ("--trace", "--step-times long-tailed"):

@@ -83,11 +83,9 @@ def add(commands) -> None:
 
 def check(settings: argparse.Namespace) -> list[str]:
     """Refuse options that conflict, and return the modules that training needs."""
-    algorithm = settings.algorithm
-    resolve(settings, [algorithm], f"not allowed with argument --algorithm {algorithm.label}")
-    settings.algorithm = algorithm.label
-    (settings.options,) = settings.compared.values()
-    del settings.compared
+    choice = settings.algorithm
+    refusal = f"not allowed with argument --algorithm {choice.label}"
+    (settings.algorithm,) = resolve(settings, [choice], refusal)
     check_length(settings)
     return check_task(settings)
 

@@ -26,9 +26,9 @@ from wagma.methods import (
     sgp,
     wagma,
 )
-from wagma.methods.method import Method, Option
+from wagma.methods.method import Choice, Method, Option
 
-__all__ = ["DEFAULT", "METHODS", "REFERENCES", "Method", "Option", "example", "named"]
+__all__ = ["DEFAULT", "METHODS", "REFERENCES", "Choice", "Method", "Option", "example", "named"]
 
 DEFAULT = "wagma"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wagma.optim.interfaces import AveragingOptimizer
     from wagma.simulation import Result
 
-__all__ = ["Method", "Option", "load", "on_or_off"]
+__all__ = ["Choice", "Method", "Option", "load", "on_or_off"]
 
 
 def on_or_off(text: str) -> bool:
@@ -250,6 +250,25 @@ class Method:
     def simulated_options(self) -> list[str]:
         """The names of the options that its simulation has."""
         return [option.name for option in self.options if option.simulated]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method with options, as the command line chooses it.
+
+    Attributes:
+        label: the text that chose it: the method's name, and after colons its options.
+        method: the method.
+        options: the values by name: those in the label, or all once it is `resolved`.
+    """
+
+    label: str
+    method: Method
+    options: dict[str, Any]
+
+    def resolved(self, common: Mapping[str, Any]) -> Choice:
+        """Return it with all options: its own, else those in `common`, else the defaults."""
+        return replace(self, options=self.method.resolved({**common, **self.options}))
 
 
 def load(name: str) -> Any:
