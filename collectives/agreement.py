@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from mpi4py import MPI
 
 __all__ = [
     "by_value",
@@ -21,7 +25,7 @@ TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 TORCH_COUNT = "WORLD_SIZE"
 
 
-def raise_collectively(comm, error: Exception | None) -> None:
+def raise_collectively(comm: MPI.Comm, error: Exception | None) -> None:
     """Raise the same error on every rank if any rank has one; collective.
 
     It has the type of the error on the lowest such rank, and lists all errors with their ranks.
@@ -57,8 +61,8 @@ def _portable(error: Exception | None) -> Exception | None:
 
 
 def by_value(values: Iterable[Hashable]) -> dict[Hashable, list[int]]:
-    """Return a dict from each value to the ranks that have it; values are in rank order."""
-    ranks = {}
+    """Return the ranks of each value, given the values by rank."""
+    ranks: dict[Hashable, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
     return ranks
@@ -71,7 +75,7 @@ def list_values(ranks: dict[Hashable, list[int]]) -> str:
 
 def name_ranks(ranks: list[int]) -> str:
     """Return "rank 3", or "ranks 0-3, 7" for sorted ranks."""
-    runs = []
+    runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:
             runs[-1][1] = rank

@@ -26,7 +26,7 @@ WRITTEN = 1024  # number of bytes after these that each rank's kernel writes on 
 VARIABLE = "WAGMA_CUDA_IPC"
 
 
-def why_not(comm: MPI.Intracomm, device: int | None = None) -> str | None:
+def why_not(comm: MPI.Comm, device: int | None = None) -> str | None:
     """Return why these ranks cannot use each other's device memory; None if they can; collective.
 
     Each rank maps the memory of all others, compares its content, and has a kernel write to it, as
@@ -64,7 +64,7 @@ def why_not(comm: MPI.Intracomm, device: int | None = None) -> str | None:
     return error
 
 
-def _compare(comm: MPI.Intracomm, device: int, handles: list[bytes]) -> str | None:
+def _compare(comm: MPI.Comm, device: int, handles: list[bytes]) -> str | None:
     from collectives.memory import device_memory
 
     for rank, handle in enumerate(handles):
@@ -81,7 +81,7 @@ def _compare(comm: MPI.Intracomm, device: int, handles: list[bytes]) -> str | No
 
 
 def _check_written(
-    comm: MPI.Intracomm, device: int, exported: device_memory.ExportedMemory | None
+    comm: MPI.Comm, device: int, exported: device_memory.ExportedMemory | None
 ) -> str | None:
     from collectives.memory import device_memory
 

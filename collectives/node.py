@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
 from collectives import cuda_ipc
 from collectives.agreement import name_ranks
 from collectives.errors import CudaError
+
+if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
+    from mpi4py import MPI
 
 __all__ = ["Node"]
 
@@ -20,7 +24,7 @@ class Node:
         elsewhere: a text that says which ranks are on one node; None if all are on one.
     """
 
-    def __init__(self, comm):
+    def __init__(self, comm: MPI.Intracomm):
         from mpi4py import MPI
 
         self._comm = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
@@ -32,7 +36,7 @@ class Node:
             here = name_ranks(self.ranks)
             self.elsewhere = f"of the {comm.size} ranks, only {here} are on one node"
 
-    def share(self, native) -> str | None:
+    def share(self, native: Any) -> str | None:
         """Let a collective's ranks of this node share memory; return why not, or None; collective.
 
         Args:
@@ -61,6 +65,6 @@ class Node:
         """
         return cuda_ipc.why_not(self._comm, device)
 
-    def free(self):
+    def free(self) -> None:
         """Free the node's communicator; collective."""
         self._comm.Free()

@@ -113,7 +113,7 @@ class QueueSettings:
         """
         if self.staleness is None or self.max_gap is None or size == 1:
             return None
-        assert is_integer(self.max_gap)  # checked
+        assert isinstance(self.max_gap, int)  # checked
         ahead = self.staleness + (1 if self.order == "serial" else 2)
         if self.max_gap >= ahead:  # spares a search of paths, which takes long for many ranks
             return None

@@ -12,7 +12,9 @@ from typing import Any
 class Once(argparse.Action):
     """Collect (key, value) pairs in a dictionary, in which no key may repeat."""
 
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         key, value = values
         collected = dict(getattr(namespace, self.dest))
         if key in collected:
@@ -69,10 +71,10 @@ def slow_rank(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(message) from error
 
 
-def separated(convert: Callable[[str], Any]) -> Callable[[str], list]:
+def separated(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Return a converter of values separated by commas, none of them twice."""
 
-    def convert_all(text: str) -> list:
+    def convert_all(text: str) -> list[Any]:
         values = [convert(part.strip()) for part in text.split(",")]
         if len(set(values)) < len(values):
             raise argparse.ArgumentTypeError(f"repeats a value: {text!r}")

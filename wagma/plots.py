@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -260,7 +260,7 @@ def behind(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def draw_simulation(directory: Path, results: dict[str, Sequence[Result]], title: str) -> None:
+def draw_simulation(directory: Path, results: Mapping[str, Sequence[Result]], title: str) -> None:
     """Write ``simulation.png``: throughput, idle share, and the staleness.
 
     Curves against the number of ranks; bars if all results are of one number. Throughput is divided

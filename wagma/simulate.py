@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import time
+from typing import Any
 
 import numpy as np
 
@@ -248,7 +249,7 @@ def staleness(result: Result) -> tuple[float, int, int]:
     )
 
 
-def in_json(result: Result) -> dict:
+def in_json(result: Result) -> dict[str, Any]:
     """Return a result for JSON, with its per-rank arrays summed or averaged."""
     return {
         "ranks": result.ranks,
