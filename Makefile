@@ -128,7 +128,11 @@ clean:
 	find collectives wagma tests benchmarks \( -name '*.so' -o -name __pycache__ \) \
 		-prune -exec rm -rf {} + 2>/dev/null || true
 
+# What Cython has made of the same sources for .venv is not made again for another MPI.
 $(VENV)/built: $(VENV)/installed $(SOURCES)
+	@if [ $(TREE) != . ] && [ ! -d $(TREE)/build/cython ] && [ -d build/cython ] && \
+		$(MAKE) -q --no-print-directory VENV=.venv TREE=. READY= .venv/built; then \
+		mkdir -p $(TREE)/build && cp -r build/cython $(TREE)/build; fi
 	@cd $(TREE) && '$(CURDIR)/$(RUN)' setup.py --quiet build_ext --inplace
 	@touch $@
 

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import re
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from collectives.memory.allocation import fail_after
 
 pytestmark = pytest.mark.mpi
 
-INSIDE, IN_BLOCKS, IN_TURNS = 10, 70_000, 800_000  # float64s: how peers send so many
+INSIDE, IN_BLOCKS, IN_TURNS = 10, 70_000, 550_000  # float64s: how peers send so many
 ON_DEVICES = 5000  # several blocks of the tests'
 CALLS = 6
 OUT_OF_MEMORY = "can share|CUDA_ERROR_OUT_OF_MEMORY"
@@ -225,8 +226,10 @@ def test_every_allocation_of_a_constructor_may_fail(comm, kind, once):
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("length", [INSIDE, IN_BLOCKS, IN_TURNS])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [*product(KINDS, (INSIDE, IN_BLOCKS)), *product(PEERS, (IN_TURNS,))],
+)
 def test_every_allocation_of_calls_may_fail(comm, kind, length):
     vector = np.zeros(length)
     check_all_calls(comm, KINDS[kind], vector)
