@@ -1,10 +1,9 @@
 """Ranks that share memory, word by word: every load and swap of a word is a step, in any order.
 
-The words are those of `collectives.protocols.claims`, changed by its source, and each rank decides
-by the source of `collectives.protocols.versions`; the exchange, `collectives.exchange.shared`, is
-modelled here in the same order of steps. Whoever is to make the next step is chosen from outside.
-Vectors are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises
-a `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
+Each rank decides by the sources of `collectives.protocols.versions` and `shared_exchange`, and its
+words change by that of `claims`. Whoever is to make the next step is chosen from outside. Vectors
+are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises a
+`Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
 have read of each other's words (as in C), whether or not the run happens to mix them up.
 
 ``python -m tests.claims_model SEED`` replays the random run of a seed, step by step; the message of
@@ -142,6 +141,7 @@ versions_in_steps = in_steps(
     owners=("self", "self.port", "RankProtocol"),
     bases=("all_ranks", "wait_avoiding"),
 )
+shared_exchange = in_steps("claims", "shared_exchange", owners=("self", "self.claims"))
 
 
 @cache
@@ -164,6 +164,16 @@ def claims_in_steps(edit=None):
         def swap(self, rank, place, old, new):
             yield STEP
             return self.world.swap(self.rank, rank, place, old, new)
+
+        def gather(self, number, members, size):
+            found = yield from super().gather(number, members, size)
+            if found == claims.OVER:
+                self.world.met.add("over")
+            return found
+
+        def end(self, number, first, block, *fate):
+            self.world.exchanges[number, first].ended.add(block)
+            return (yield from super().end(number, first, block, *fate))
 
     return ClaimsProtocol
 
@@ -224,7 +234,8 @@ class World:
         self,
         scenario,
         claims_type=None,
-        rank_type=None,
+        exchange_type=None,
+        blocks_type=None,
         protocol_type=None,
         publishing_type=None,
         driven_type=None,
@@ -232,6 +243,8 @@ class World:
         self.scenario = scenario
         size = self.size = scenario.world_size
         self.claims_type = claims_type or claims_in_steps()
+        self.exchange_type = exchange_type or shared_exchange.SharedExchangeProtocol
+        self.blocks_type = blocks_type or SharedBlocks
         self.protocol_type = protocol_type or protocols.WaitAvoidingProtocol
         self.publishing_type = publishing_type or snapshots.SnapshotProtocol
         self.driven_type = driven_type or versions_in_steps.VersionsProtocol
@@ -252,7 +265,7 @@ class World:
         self.total = [0] * scenario.length
         self.ranks = []
         for rank in range(size):
-            self.ranks.append((rank_type or Rank)(self, rank))
+            self.ranks.append(Rank(self, rank))
         for rank in self.ranks:
             rank.advance(None)
 
@@ -495,11 +508,11 @@ class Port:
 
     @at_once
     def number_from(self, first, shift):
-        self.rank.oldest, self.rank.shift = first, shift
+        self.rank.shared.oldest, self.rank.shift = first, shift
 
-    @at_once
     def adopt(self):
-        self.rank.adopt()
+        if self.rank.exchange == "memory":
+            yield from self.rank.shared.adopt()
 
     @at_once
     def redirect(self):
@@ -525,12 +538,12 @@ class Port:
         return True
 
     def open(self, number):
-        self.rank.describe()
-        yield from self.rank.claims.set(self.rank.me, number, claims.OPEN)
+        self.rank.blocks.describe()
+        yield from self.rank.shared.open(number)
 
     def close(self):
-        self.rank.kept = yield from self.rank.close()
-        return self.rank.number
+        self.rank.kept = yield from self.rank.shared.close()
+        return self.rank.shared.number
 
     @at_once
     def has_begun(self):
@@ -547,26 +560,187 @@ class Port:
         return self.rank.look("replaced")
 
     def reached(self):
-        return (yield from self.rank.claims.number(self.rank.me))
+        return (yield from self.rank.shared.reached())
 
     @at_once
     def resume(self):
         self.rank.exchange = "memory"
 
-    @at_once
     def needs_messages(self, number):
-        """Only a rank alone is not among ranks that share memory."""
-        return len(self.rank.shuffle.members(self.rank.me, number + self.rank.shift)) == 1
+        return (yield from self.rank.shared.needs_messages(number))
 
     @at_once
     def leaves_to_others(self):
         return False
 
     def help(self, number):
-        helped = yield from self.rank.help(self.rank.me, number)
+        helped = yield from self.rank.shared.help(self.rank.me, number)
         if helped:
             self.rank.world.met.add("helped while computing")
         return helped
+
+
+class SharedBlocks:
+    """The blocks of a rank's exchanges: the port of its `SharedExchangeProtocol`.
+
+    Attributes:
+        taken_over: whether the snapshot has taken the place of the application's vector.
+    """
+
+    def __init__(self, rank):
+        self.rank = rank
+        self.world, self.me = rank.world, rank.me
+        self.ahead = rank.world.scenario.ahead
+        self.taken_over = False
+
+    def describe(self):
+        """Say in this rank's part what an exchange does with its vectors."""
+        publishing = self.rank.publishing
+        self.set_path(False, True)
+        in_place = contribution.SNAPSHOT in (publishing.target, publishing.copy)
+        self.rank.put("in_place", in_place)
+        self.rank.put("saves", publishing.saved == contribution.RESULT)
+        self.rank.put("replaced", False)
+        self.rank.put("weight", publishing.weight)
+        self.rank.put("weight_after", publishing.weight_after())
+
+    def set_path(self, ringed, takes):
+        self.rank.put("ringed", ringed)
+        self.rank.put("takes", takes)
+
+    def find_group(self, rank, number, members):
+        """Fill in the members; only a rank alone is not among ranks that share memory."""
+        if rank != self.me:
+            self.world.met.add("an earlier one")
+        group = self.rank.shuffle.members(rank, number + self.rank.shift)
+        members[: len(group)] = group
+        return len(group) if len(group) > 1 else 0
+
+    def blocks(self, size):
+        return len(self.elements(size))
+
+    def elements(self, size):
+        """Return the elements of each block."""
+        length = self.rank.length
+        block = max(1, length // size)
+        return [range(low, min(low + block, length)) for low in range(0, length, block)]
+
+    def own_elements(self, block):
+        return self.elements(self.rank.shared.own_size)[block]
+
+    def begun(self):
+        return 0
+
+    def over(self, ticket):
+        return True
+
+    # The application's blocks
+
+    def has_block(self, block):
+        return True
+
+    def contribute_block(self, block):
+        rank, elements = self.rank, self.own_elements(block)
+        if rank.get("ringed"):
+            self.world.met.add("a ring")
+            if block >= self.ahead:
+                self.world.met.add("a slot again")
+        for i in elements:
+            value = rank.read("snapshot", i) if self.taken_over else rank.x[i]
+            self.world.write(self.me, self.source(self.me, block, i, elements), value)
+        return 0
+
+    def return_block(self, block):
+        rank, elements = self.rank, self.own_elements(block)
+        for i in elements:
+            mean = self.world.read(self.me, self.target(self.me, block, i, elements))
+            if self.taken_over:
+                rank.write("snapshot", i, mean)
+            else:
+                rank.x[i] = mean
+
+    def keep_arrays(self):
+        if not self.taken_over:
+            self.world.met.add("taken over")
+            self.rank.vectors.copy(contribution.SNAPSHOT, contribution.X)
+            self.taken_over = True
+
+    # Where blocks are
+
+    def source(self, member, block, i, elements):
+        """Return where a member's element of a block is that it contributes."""
+        place = shared_exchange.source_of(self.of(member, "ringed"))
+        return self.at(member, place, block, i, elements)
+
+    def target(self, member, block, i, elements):
+        """Return where a member gets the mean of an element."""
+        place = shared_exchange.target_of(
+            *(self.of(member, field) for field in ("ringed", "in_place", "takes"))
+        )
+        return self.at(member, place, block, i, elements)
+
+    def at(self, member, place, block, i, elements):
+        if place == shared_exchange.NOWHERE:
+            return None
+        if place == shared_exchange.RING:
+            return self.in_ring(member, block, i, elements)
+        return member, "snapshot" if place == shared_exchange.SNAPSHOT else "result", i
+
+    def in_ring(self, member, block, i, elements):
+        return member, "ring", block % self.ahead, i - elements.start
+
+    def of(self, member, field):
+        """Read a field of a member's part."""
+        return self.world.read(self.me, (member, field))
+
+    # Averages
+
+    def weigh(self, members, size):
+        averaging = self.rank.shared.averaging
+        newest = (averaging.first + averaging.count - 1) % self.ahead
+        number, block = averaging.numbers[newest], averaging.blocks[newest]
+        members = members[:size]
+        self.ghost = self.rank.check_averaging(number, members, block)
+        self.weights = [self.of(member, "weight") for member in members]
+        begun = [self.ghost.weights[member] for member in members]
+        details = self.me, "averages", number, "of", members, "with", self.weights, "not", begun
+        require(self.weights == begun, Invariant.CONTRIBUTED, *details)
+        return sum(self.weights)
+
+    def average(self, block, members, size):
+        world, ghost = self.world, self.ghost
+        elements, members = self.elements(size)[block], members[:size]
+        for i in elements:
+            places = [self.source(member, block, i, elements) for member in members]
+            values = [world.read(self.me, place) for place in places]
+            begun = [ghost.begun[member][i] for member in members]
+            require(values == begun, Invariant.CONTRIBUTED, members, i, values, begun)
+            mean = ghost.means[i] = mean_of(values, self.weights)
+            for member, value in zip(members, values):
+                if self.of(member, "saves"):
+                    world.write(self.me, (member, "result", i), value)
+                target = self.target(member, block, i, elements)
+                if target is not None:
+                    world.write(self.me, target, mean)
+        return 0
+
+    # The end of an exchange
+
+    def total_weight(self):
+        self.world.met.add("a fate unknown")
+        return self.rank.get("total")
+
+    def end_part(self, rank, total):
+        self.world.write(self.me, (rank, "total"), total)
+        return self.of(rank, "in_place")
+
+    def replace(self, rank):
+        self.world.write(self.me, (rank, "weight"), self.of(rank, "weight_after"))
+        self.world.write(self.me, (rank, "replaced"), True)
+        self.world.write(self.me, (rank, "saves"), False)
+
+    def progressed(self):
+        self.rank.progress_count += 1
 
 
 class Rank:
@@ -584,7 +758,15 @@ class Rank:
         )
         self.protocol.share(True)
         self.protocol.attach(self)
-        self.claims = world.claims_type(world, me)
+        places = range(shared_exchange.FIRST_BLOCK + scenario.ahead)
+        self.shared = world.exchange_type(
+            world.claims_type(world, me),
+            me,
+            scenario.ahead,
+            [[0] * world.size for _ in places],
+        )
+        self.blocks = world.blocks_type(self)
+        self.shared.attach(self.blocks)
         self.everyone = list(range(world.size))
         self.shuffle = shuffle(world.size, scenario.group_size)
         # The application
@@ -604,14 +786,8 @@ class Rank:
         self.members = []
         self.exchange = None
         self.progress_count = 0
-        # Its part
-        self.number = self.oldest = self.shift = 0
-        self.operation = self.given = self.user = self.taken_over = False
-        self.first = self.own_size = 0
-        self.own_blocks = self.published_blocks = self.returned = 0
-        self.missing_first = 0
+        self.shift = 0
         # What is known from outside
-        self.holding = False
         self.base = list(self.x)
         self.expected = list(self.x)
         self.executed = []
@@ -625,8 +801,9 @@ class Rank:
         self.publishing.count_once()
         self.driven = world.driven_type(self.protocol, self.publishing)
         self.driven.attach(Port(self))
-        fields = "in_place", "saves", "replaced", "ringed", "weight", "weight_after", "total"
-        for field in fields:
+        for field in ("in_place", "saves", "replaced", "ringed", "takes"):
+            self.put(field, False)
+        for field in ("weight", "weight_after", "total"):
             self.put(field, 0)
         self.generator = self.live()
 
@@ -663,7 +840,7 @@ class Rank:
         """Freeze, unless others may wait for this rank; or only its application computes on."""
         if self.me in self.world.scenario.stopped:
             self.stopped = True
-        elif self.driven.opened and not self.holding:
+        elif self.driven.opened and self.shared.averaging.count == 0:
             self.frozen = self.world.part(self.me)[1] in (claims.OPEN, claims.TAKEN)
 
     @property
@@ -681,14 +858,18 @@ class Rank:
         while generator is not None and generator.gi_frame is not None:
             state.append(generator.gi_frame.f_lasti)
             for name, value in generator.gi_frame.f_locals.items():
-                if isinstance(value, int):
+                if isinstance(value, int) and name != "slot":  # any of the queue will do
                     state.append(value == counts[name] if name in counts else value)
             generator = generator.gi_yieldfrom
         uncounted = "looked_at", "progress_count", "timely", "synchronizations"
-        for holder in (self, self.protocol, self.publishing, self.driven):
+        for holder in (self, self.protocol, self.publishing, self.driven, self.shared, self.blocks):
             for name, value in vars(holder).items():
                 if isinstance(value, int) and (name not in uncounted or holder is self.protocol):
                     state.append(value)
+        averaging = self.shared.averaging
+        for k in range(averaging.first, averaging.first + averaging.count):
+            k %= self.shared.ahead
+            state += averaging.numbers[k], averaging.blocks[k], averaging.totals[k]
         return tuple(state)
 
     def standing(self):
@@ -858,16 +1039,8 @@ class Rank:
         self.members = self.group(version)
         publishing = self.publishing
         if len(self.members) > 1:
-            self.exchange = "memory"
-            self.describe()
-            yield from self.begin(
-                number,
-                False,
-                self.members,
-                publishing.direct,
-                publishing.lent,
-                publishing.bypasses_snapshot(),
-            )
+            ringed = publishing.bypasses_snapshot()
+            yield from self.begin(number, False, self.members, publishing.direct, ringed)
         else:
             self.exchange = "alone"
             self.execute_alone(version)
@@ -891,7 +1064,10 @@ class Rank:
 
     def exchange_progress(self):
         if self.exchange == "memory":
-            return (yield from self.progress_in_memory())
+            over = yield from self.shared.progress()
+            if over:
+                self.exchange_weight = self.get("total")
+            return over
         if self.exchange == "average":
             return len(self.world.averages[self.protocol.ops]) == self.world.size
         return True
@@ -904,10 +1080,20 @@ class Rank:
             self.world.averages.setdefault(ops, {})[self.me] = self.vectors.values(given)
             self.world.changes += 1
             return
-        self.exchange = "memory"
-        self.describe()
         gets = publishing.copy == contribution.X
-        yield from self.begin(number, True, self.everyone, gets, publishing.lent, False)
+        yield from self.begin(number, True, self.everyone, gets, False)
+
+    def begin(self, number, together, members, receives, ringed):
+        """Begin an exchange in memory."""
+        given = self.publishing.lent
+        if given:
+            self.world.met.add("flowing")
+        self.exchange = "memory"
+        self.blocks.taken_over = False
+        self.blocks.describe()
+        yield from self.shared.begin(
+            number, together, members, len(members), given, receives, ringed
+        )
 
     def begin_call(self):
         yield from self.driven.call()
@@ -948,222 +1134,11 @@ class Rank:
         gets = publishing.copy == contribution.X and publishing.total != 0
         if gets:
             self.base = list(self.x)
-        ghost = self.world.ghost(self.me, self.number)
+        ghost = self.world.ghost(self.me, self.shared.number)
         weighs = publishing.total == ghost.weight
         require(weighs, Invariant.RESULT, self.me, "has a wrong weight")
         returned = not gets or self.x == ghost.means
         require(returned, Invariant.RESULT, f"{self.me} of an operation:", self.x, ghost.means)
-
-    # This rank's part, as `Shared` has it
-
-    def describe(self):
-        publishing = self.publishing
-        in_place = contribution.SNAPSHOT in (publishing.target, publishing.copy)
-        self.put("in_place", in_place)
-        self.put("saves", publishing.saved == contribution.RESULT)
-        self.put("replaced", False)
-        self.put("weight", publishing.weight)
-        self.put("weight_after", publishing.weight_after())
-
-    def close(self):
-        word = yield from self.claims.close(self.me)
-        self.number = claims.number_of(word)
-        self.operation = self.given = self.user = False
-        return claims.state_of(word) == claims.KEPT
-
-    def begin(self, number, operation, members, user, given, ringed):
-        self.put("ringed", ringed)
-        self.taken_over = False
-        self.number = number
-        self.operation = operation
-        self.first, self.own_size = members[0], len(members)
-        self.user = user
-        self.given = given
-        self.published_blocks = self.returned = 0
-        self.own_blocks = len(self.blocks(self.own_size))
-        state = claims.FLOWING if given else claims.KEPT
-        if given:
-            self.world.met.add("flowing")
-        yield from self.claims.set(self.me, number, state)
-
-    def progress_in_memory(self):
-        while (yield from self.publish_block()):
-            self.progress_count += 1
-        for _ in range(self.world.scenario.ahead):
-            if (yield from self.claims.number(self.me)) != self.number:
-                break
-            if not (yield from self.advance_exchange()):
-                break
-            self.progress_count += 1
-        while (yield from self.return_block()):
-            self.progress_count += 1
-        reached = yield from self.claims.number(self.me)
-        if reached == self.number or (self.user and self.returned < self.own_blocks):
-            return False
-        self.exchange_weight = self.get("total")
-        return True
-
-    def advance_exchange(self):
-        if not self.operation:
-            return (yield from self.help(self.me, self.number))
-        found = yield from self.claims.gather(self.number, self.everyone, self.world.size)
-        if found != claims.GATHERED:
-            return False
-        return (yield from self.average_block(self.number, self.everyone))
-
-    def publish_block(self):
-        if not self.given or self.published_blocks == self.own_blocks:
-            return False
-        near = yield from self.near()
-        if self.published_blocks >= near + self.world.scenario.ahead:
-            return False
-        self.write_block()
-        self.published_blocks += 1
-        yield from self.claims.publish(self.me, self.number, self.published_blocks)
-        return True
-
-    def near(self):
-        if self.get("ringed"):
-            return self.returned
-        return (yield from self.claims.handed_out(self.number, self.first))
-
-    def write_block(self):
-        block = self.published_blocks
-        elements = self.blocks(self.own_size)[block]
-        if self.get("ringed"):
-            self.world.met.add("a ring")
-            if block >= self.world.scenario.ahead:
-                self.world.met.add("a slot again")
-        for i in elements:
-            value = self.read("snapshot", i) if self.taken_over else self.x[i]
-            self.world.write(self.me, self.source(self.me, block, i, elements), value)
-
-    def source(self, member, block, i, elements):
-        """Return where a member's element of a block is that it contributes."""
-        if self.world.read(self.me, (member, "ringed")):
-            return self.in_ring(member, block, i, elements)
-        return member, "snapshot", i
-
-    def target(self, member, block, i, elements):
-        """Return where a member gets the mean of an element."""
-        if self.world.read(self.me, (member, "ringed")):
-            return self.in_ring(member, block, i, elements)
-        in_place = self.world.read(self.me, (member, "in_place"))
-        return member, "snapshot" if in_place else "result", i
-
-    def in_ring(self, member, block, i, elements):
-        return member, "ring", block % self.world.scenario.ahead, i - elements.start
-
-    def adopt(self):
-        """The application's arrays are not to be used any longer."""
-        if not self.given:
-            self.user = False
-        elif self.get("ringed") and not self.taken_over:
-            self.world.met.add("taken over")
-            self.vectors.copy(contribution.SNAPSHOT, contribution.X)
-            self.taken_over = True
-
-    def return_block(self):
-        if not self.user or self.returned == self.own_blocks:
-            return False
-        fate = yield from self.claims.fate(self.number, self.first, self.returned)
-        if fate == claims.UNKNOWN:
-            self.world.met.add("a fate unknown")
-            fate = claims.AVERAGED if self.get("total") > 0 else claims.EMPTY
-        if fate == claims.PENDING:
-            return False
-        if fate == claims.AVERAGED:
-            elements = self.blocks(self.own_size)[self.returned]
-            for i in elements:
-                mean = self.world.read(self.me, self.target(self.me, self.returned, i, elements))
-                if self.taken_over:
-                    self.write("snapshot", i, mean)
-                else:
-                    self.x[i] = mean
-        self.returned += 1
-        return True
-
-    def help(self, rank, number):
-        """Take an exchange, or one that it waits for, on by one block."""
-        for _ in range(64):
-            members = self.shuffle.members(rank, number + self.shift)
-            if len(members) == 1:
-                return False
-            found = yield from self.claims.gather(number, members, len(members))
-            if found == claims.GATHERED:
-                return (yield from self.average_block(number, members))
-            if found != claims.MISSING:
-                self.world.met.add("over")
-                return False
-            rank = self.claims.missing
-            earlier = yield from self.claims.number(rank)
-            closed = (yield from self.claims.state(rank)) == claims.CLOSED
-            if closed or not self.may_help(earlier, number):
-                return False
-            self.world.met.add("an earlier one")
-            number = earlier
-        return False
-
-    def may_help(self, earlier, number):
-        return self.oldest <= earlier < number
-
-    def blocks(self, size):
-        """Return the elements of each block."""
-        block = max(1, self.length // size)
-        return [range(low, min(low + block, self.length)) for low in range(0, self.length, block)]
-
-    def average_block(self, number, members):
-        size = len(members)
-        blocks = self.blocks(size)
-        ready = yield from self.claims.published(number, members, size, len(blocks))
-        block = yield from self.claims.claim(number, members[0], ready)
-        if block < 0:
-            return False
-        self.holding = True
-        ghost = self.check_averaging(number, members, block)
-        weights = [self.world.read(self.me, (member, "weight")) for member in members]
-        require(
-            weights == [ghost.weights[member] for member in members],
-            Invariant.CONTRIBUTED,
-            f"{self.me} averages {number} of {members} with {weights}, not {ghost.weights}",
-        )
-        total = sum(weights)
-        if total > 0:
-            self.average(block, blocks[block], members, weights, ghost)
-        fate = claims.AVERAGED if total > 0 else claims.EMPTY
-        ghost.ended.add(block)
-        last = yield from self.claims.end(number, members[0], block, len(blocks), fate)
-        if last:
-            yield from self.end_and_release(number, members, total)
-        self.holding = False
-        return True
-
-    def average(self, block, elements, members, weights, ghost):
-        world = self.world
-        for i in elements:
-            places = [self.source(member, block, i, elements) for member in members]
-            values = [world.read(self.me, place) for place in places]
-            begun = [ghost.begun[member][i] for member in members]
-            require(values == begun, Invariant.CONTRIBUTED, members, i, values, begun)
-            mean = ghost.means[i] = mean_of(values, weights)
-            for member, value in zip(members, values):
-                if world.read(self.me, (member, "saves")):
-                    world.write(self.me, (member, "result", i), value)
-                world.write(self.me, self.target(member, block, i, elements), mean)
-
-    def end_and_release(self, number, members, total):
-        self.finish_exchange(members, total)
-        yield from self.claims.release(number, members, len(members))
-
-    def finish_exchange(self, members, total):
-        world = self.world
-        for member in members:
-            world.write(self.me, (member, "total"), total)
-            if world.read(self.me, (member, "in_place")) and total > 0:
-                after = world.read(self.me, (member, "weight_after"))
-                world.write(self.me, (member, "weight"), after)
-                world.write(self.me, (member, "replaced"), True)
-                world.write(self.me, (member, "saves"), False)
 
     # Memory
 
@@ -1185,8 +1160,12 @@ class Rank:
 
     # What must hold
 
+    def is_together(self, number):
+        """Return whether an exchange is that of an operation, which all enter."""
+        return self.shared.together and number == self.shared.number
+
     def members_of(self, number):
-        if self.operation and number == self.number:
+        if self.is_together(number):
             return self.everyone
         return self.shuffle.members(self.me, number + self.shift)
 
@@ -1197,7 +1176,7 @@ class Rank:
         values = self.x if flowing else self.world.vector(self.me, "snapshot")
         ghost.begun[self.me] = list(values)
         ghost.weights[self.me] = self.world.data[self.me, "weight"]
-        if not (self.operation and number == self.number):
+        if not self.is_together(number):
             version = number - self.data_ops
             started = self.world.started.get(version)
             require(started is not None, Invariant.IN_ORDER, "nobody has started", version)
@@ -1236,7 +1215,7 @@ class Rank:
                 ghost.weight == 0 or vector(self.me, "result") == ghost.means
             )
         require(arrived, Invariant.RESULT, f"{self.me}'s vectors after {number}: {ghost.means}")
-        if not (self.operation and number == self.number):
+        if not self.is_together(number):
             version = number - self.data_ops
             self.check_executed(version)
             self.results[version] = ghost.means, ghost.weight, ghost.members
@@ -1453,7 +1432,8 @@ def run_seed(seed, scenarios=random_scenario, watch=None, **types):
 
 # What `World` may be given variants of.
 KINDS = {
-    Rank: "rank_type",
+    SharedBlocks: "blocks_type",
+    shared_exchange.SharedExchangeProtocol: "exchange_type",
     snapshots.SnapshotProtocol: "publishing_type",
     protocols.WaitAvoidingProtocol: "protocol_type",
     versions_in_steps.VersionsProtocol: "driven_type",

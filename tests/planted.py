@@ -132,13 +132,13 @@ OF_MODULES = {
     },
     "shared": {
         "a part that is begun before its vectors are there": Bug(
-            Replace("Shared.begin", "self.layout.space.begun()", "0"), UNTOLD
+            Return("SharedBlocks.begun", "0"), UNTOLD
         ),
         "a block that is published before it is there": Bug(
-            Replace("Shared._take_block", "self.layout.space.begun()", "0"), UNTOLD
+            Replace("SharedBlocks.contribute_block", "self.layout.space.begun()", "0"), UNTOLD
         ),
         "a block that ends before it is averaged": Bug(
-            Replace("Shared._average_block", "self.layout.space.begun()", "0"), UNTOLD
+            Replace("SharedBlocks.average", "self.layout.space.begun()", "0"), UNTOLD
         ),
     },
     "shared_memory": {

@@ -11,11 +11,12 @@ from claims_model import (
     INTERRUPTED,
     PUBLISH,
     Invariant,
-    Rank,
     Scenario,
     Script,
+    SharedBlocks,
     World,
     all_ranks,
+    at_once,
     claims,
     contribution,
     explore,
@@ -24,6 +25,7 @@ from claims_model import (
     protocols,
     random_scenario,
     run_seed,
+    shared_exchange,
     snapshots,
     types_of,
     versions_in_steps,
@@ -32,6 +34,7 @@ from claims_model import (
 from edits import Begin, Decide, Disregard, Replace
 from protocol_messages import Violation, run_again
 
+SharedExchangeProtocol = shared_exchange.SharedExchangeProtocol
 SnapshotProtocol = snapshots.SnapshotProtocol
 WaitAvoidingProtocol = protocols.WaitAvoidingProtocol
 CLOSE = all_ranks.CLOSE
@@ -101,11 +104,11 @@ def test_the_first_interleavings_with_one_preemption_keep_every_invariant(scenar
     assert explore(scenario, most=2500, switches=1) == 2500
 
 
-class OpensAsItWas(Rank):
+class OpensAsItWas(SharedBlocks):
     """A part is opened as the last exchange left it described."""
 
     def describe(self):
-        if not self.driven.opened or self.get("total") == 0:
+        if not self.rank.driven.opened or self.rank.get("total") == 0:
             super().describe()
 
 
@@ -118,57 +121,51 @@ class LooksTwice(versions_in_steps.VersionsProtocol):
         return started and (yield from self.port.help((yield from self.port.reached())))
 
 
-class HelpsWhatIsOver(Rank):
+class HelpsWhatIsOver(SharedExchangeProtocol):
     """What came before the last operation is helped on as a version."""
 
+    @at_once
     def may_help(self, earlier, number):
         return earlier < number
 
 
-class PublishesTooEarly(Rank):
+class PublishesTooEarly(SharedExchangeProtocol):
     """A block is said to be published before it is."""
 
-    def publish_block(self):
-        handed_out = yield from self.claims.handed_out(self.number, self.first)
-        near = handed_out + self.world.scenario.ahead
-        if not self.given or self.published_blocks >= min(near, self.own_blocks):
-            return False
-        yield from self.claims.publish(self.me, self.number, self.published_blocks + 1)
-        for i in self.blocks(self.own_size)[self.published_blocks]:
-            self.write("snapshot", i, self.x[i])
-        self.published_blocks += 1
-        return True
+    def contribute_block(self):
+        yield from self.claims.publish(self.rank, self.number, self.copied + 1)
+        yield from super().contribute_block()
 
 
-class FillsItsRing(Rank):
+class FillsItsRing(SharedExchangeProtocol):
     """As many blocks are published as if the ring had room for all."""
 
     def near(self):
         return (yield from self.claims.handed_out(self.number, self.first))
 
 
-class ReusesOneTooEarly(Rank):
+class ReusesOneTooEarly(SharedExchangeProtocol):
     """A block is published in the place of one that has not been returned."""
 
     def near(self):
         near = yield from super().near()
-        return near + 1 if self.get("ringed") else near
+        return near + 1 if self.ringed else near
 
 
-class AveragesItsOwnRing(Rank):
+class AveragesItsOwnRing(SharedBlocks):
     """The ring of a member is not told from one's own."""
 
     def in_ring(self, member, *place):
         return super().in_ring(self.me, *place)
 
 
-class ForgetsWhatItGot(Rank):
+class ForgetsWhatItGot(SharedBlocks):
     """What an interrupted call has got so far is not kept."""
 
-    def adopt(self):
-        x, self.x = self.x, self.given_x
-        super().adopt()
-        self.x = x
+    def keep_arrays(self):
+        x, self.rank.x = self.rank.x, self.rank.given_x
+        super().keep_arrays()
+        self.rank.x = x
 
 
 class KeepsItsWeight(SnapshotProtocol):
@@ -225,12 +222,12 @@ class StaysOut(SnapshotProtocol):
         self.snapshot_weight = 0
 
 
-class ReleasesBeforeTheEnd(Rank):
+class ReleasesBeforeTheEnd(SharedExchangeProtocol):
     """Members are released before they are told the weight."""
 
-    def end_and_release(self, number, members, total):
-        yield from self.claims.release(number, members, len(members))
-        self.finish_exchange(members, total)
+    def finish(self, number, members, size, total):
+        yield from self.claims.release(number, members, size)
+        yield from self.tell_total(members, size, total)
 
 
 class ForgetsWhatWasExecuted(WaitAvoidingProtocol):

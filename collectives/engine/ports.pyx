@@ -212,8 +212,8 @@ cdef class VersionsPort(EnginePort):
 
     cdef void number_from(self, long long first, long long shift) noexcept nogil:
         if self.exchange.shared is not None:
-            self.exchange.shared.oldest = first
-            self.exchange.shared.shift = shift
+            self.exchange.shared.steps.oldest = first
+            self.exchange.shared.blocks.shift = shift
 
     cdef int kept_in(self) noexcept nogil:
         return SNAPSHOT if self.publishing.bypasses_snapshot() else EnginePort.kept_in(self)
@@ -241,29 +241,29 @@ cdef class VersionsPort(EnginePort):
 
     cdef void open(self, long long number) noexcept nogil:
         self.describe()
-        self.exchange.shared.open(number)
+        self.exchange.shared.steps.open(number)
 
     cdef long long close(self) noexcept nogil:
-        self.kept = self.exchange.shared.close()
-        return self.exchange.shared.number
+        self.kept = self.exchange.shared.steps.close()
+        return self.exchange.shared.steps.number
 
     cdef bint has_begun(self) noexcept nogil:
         return self.kept
 
     cdef double closed_weight(self) noexcept nogil:
-        return self.exchange.shared.parts[self.rank].total
+        return self.exchange.shared.part.total
 
     cdef bint replaced(self) noexcept nogil:
-        return self.exchange.shared.parts[self.rank].replaced
+        return self.exchange.shared.part.replaced
 
     cdef long long reached(self) noexcept nogil:
-        return self.exchange.shared.reached()
+        return self.exchange.shared.steps.reached()
 
     cdef void resume(self) noexcept nogil:
         self.exchange.resume_in_memory()
 
     cdef bint needs_messages(self, long long number) noexcept nogil:
-        return self.exchange.shared.needs_messages(number)
+        return self.exchange.shared.steps.needs_messages(number)
 
     cdef bint leaves_to_others(self) noexcept nogil:
         """On devices only a caller helps.
@@ -274,8 +274,8 @@ cdef class VersionsPort(EnginePort):
         return self.space.deferred and self.waiting_callers[0] == 0
 
     cdef bint help(self, long long number) noexcept nogil:
-        return self.exchange.shared.help(self.rank, number)
+        return self.exchange.shared.steps.help(self.rank, number)
 
     cdef bint awaits_device(self) noexcept nogil:
         """Return whether other ranks wait for blocks that a device still averages for this one."""
-        return self.exchange.shared is not None and self.exchange.shared.count_averaging > 0
+        return self.exchange.shared is not None and self.exchange.shared.steps.averaging.count > 0

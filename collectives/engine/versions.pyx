@@ -112,7 +112,7 @@ cdef class GroupVersions(NativeCollective):
     cdef void advance(self) noexcept nogil:
         NativeCollective.advance(self)
         if self.exchange.shared is not None:
-            self.exchange.shared.end_blocks()
+            self.exchange.shared.steps.end_blocks()
 
     cdef bint is_busy(self) noexcept nogil:
         return NativeCollective.is_busy(self) or self._awaits_device()

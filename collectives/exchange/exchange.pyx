@@ -77,7 +77,7 @@ cdef class Exchange:
 
     cdef bint shares(self, const int *members, int size) noexcept nogil:
         """Return whether these ranks exchange their vectors in shared memory."""
-        return size > 1 and self.shared is not None and self.shared.joins(members, size)
+        return size > 1 and self.shared is not None and self.shared.blocks.joins(members, size)
 
     cdef void begin_in_memory(
         self, long long number, bint together, const int *members, int size,

@@ -1,0 +1,100 @@
+cimport cython
+
+from collectives.protocols.claims cimport (
+    AVERAGED,
+    CLOSED,
+    EMPTY,
+    FLOWING,
+    GATHERED,
+    KEPT,
+    MISSING,
+    OPEN,
+    PENDING,
+    UNKNOWN,
+    ClaimsProtocol,
+    number_of,
+    state_of,
+)
+
+cdef enum:
+    # Blocks ahead, in compiled code. With more, the first ones would have left the cache.
+    AHEAD = 8
+
+cdef int NOWHERE, SNAPSHOT, RESULT, RING
+cdef int DEEPEST, OWN, OTHER, FIRST_BLOCK
+
+cdef int source_of(bint ringed) noexcept nogil
+cdef int target_of(bint ringed, bint in_place, bint takes) noexcept nogil
+
+cdef class SharedExchangePort:
+    cdef int find_group(self, int rank, long long number, int *members) noexcept nogil
+    cdef Py_ssize_t blocks(self, int size) noexcept nogil
+    cdef void set_path(self, bint ringed, bint takes) noexcept nogil
+    cdef long long begun(self) noexcept nogil
+    cdef bint over(self, long long ticket) noexcept nogil
+    cdef bint has_block(self, Py_ssize_t block) noexcept nogil
+    cdef long long contribute_block(self, Py_ssize_t block) noexcept nogil
+    cdef void return_block(self, Py_ssize_t block) noexcept nogil
+    cdef void keep_arrays(self) noexcept nogil
+    cdef double weigh(self, const int *members, int size) noexcept nogil
+    cdef long long average(self, Py_ssize_t block, const int *members, int size) noexcept nogil
+    cdef double total_weight(self) noexcept nogil
+    cdef bint end_part(self, int rank, double total) noexcept nogil
+    cdef void replace(self, int rank) noexcept nogil
+    cdef void progressed(self) noexcept nogil
+
+@cython.final
+cdef class AveragedBlocks:
+    cdef long long numbers[AHEAD]
+    cdef long long tickets[AHEAD]
+    cdef Py_ssize_t blocks[AHEAD]
+    cdef Py_ssize_t of[AHEAD]
+    cdef double totals[AHEAD]
+    cdef int sizes[AHEAD]
+    cdef int first, count
+
+@cython.final
+cdef class SharedExchangeProtocol:
+    cdef SharedExchangePort port
+    cdef ClaimsProtocol claims
+    cdef AveragedBlocks averaging
+    # Of as many ranks as there are, `most`.
+    cdef int *members
+    cdef int most
+    cdef int rank, ahead, own_size, first
+    cdef long long oldest, number, entry_ticket
+    cdef bint together, given, receives, ringed
+    cdef Py_ssize_t own_blocks, copied, published, returned
+    cdef long long copies[AHEAD]
+    cdef unsigned long long entry
+
+    cdef void attach(self, SharedExchangePort port)
+    cdef int *place(self, int k) noexcept nogil
+    cdef void open(self, long long number) noexcept nogil
+    cdef bint close(self) noexcept nogil
+    cdef long long reached(self) noexcept nogil
+    cdef bint is_pending(self) noexcept nogil
+    cdef void begin(
+        self, long long number, bint together, const int *members, int size, bint given,
+        bint receives, bint ringed) noexcept nogil
+    cdef void enter(self) noexcept nogil
+    cdef bint progress(self) noexcept nogil
+    cdef bint advance(self) noexcept nogil
+    cdef bint contribute_next(self) noexcept nogil
+    cdef Py_ssize_t near(self) noexcept nogil
+    cdef void contribute_block(self) noexcept nogil
+    cdef void publish(self) noexcept nogil
+    cdef bint return_next(self) noexcept nogil
+    cdef void adopt(self) noexcept nogil
+    cdef bint needs_messages(self, long long number) noexcept nogil
+    cdef bint help(self, int rank, long long number) noexcept nogil
+    cdef bint may_help(self, long long earlier, long long number) noexcept nogil
+    cdef bint average_next(
+        self, long long number, const int *members, int size) noexcept nogil
+    cdef void end_blocks(self) noexcept nogil
+    cdef void end_block(
+        self, long long number, const int *members, int size, Py_ssize_t block,
+        Py_ssize_t blocks, double total) noexcept nogil
+    cdef void finish(
+        self, long long number, const int *members, int size, double total) noexcept nogil
+    cdef void tell_total(self, const int *members, int size, double total) noexcept nogil

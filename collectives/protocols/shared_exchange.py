@@ -1,0 +1,444 @@
+# cython: boundscheck=False, wraparound=False, cdivision=True
+"""One rank's exchanges in shared memory: what it publishes, averages and takes next.
+
+Members that have arrived average the vector block by block, directly from all contributions to the
+destination of each member's mean. The words of `claims` say which rank does what; here is decided
+in which order. A port (`SharedExchangePort`) makes the passes over blocks. They may complete later,
+as on a device, so that each has a ticket.
+"""
+
+import cython
+
+if not cython.compiled:  # else the .pxd declares them
+    from collectives.protocols.claims import (
+        AVERAGED,
+        CLOSED,
+        EMPTY,
+        FLOWING,
+        GATHERED,
+        KEPT,
+        MISSING,
+        OPEN,
+        PENDING,
+        UNKNOWN,
+        number_of,
+        state_of,
+    )
+
+# Where a member contributes a block, or receives its mean.
+NOWHERE = 0
+SNAPSHOT = 1
+RESULT = 2
+RING = 3
+
+# Longest chain of exchanges of which each waits for an earlier one.
+DEEPEST = 64
+
+# Places of members' ranks: those of this rank's own exchange, those of another one, and, from here
+# on, those of the blocks being averaged.
+OWN = 0
+OTHER = 1
+FIRST_BLOCK = 2
+
+
+def source_of(ringed):
+    """Return where a member contributes: in its ring if `ringed`, as its part says."""
+    return RING if ringed else SNAPSHOT
+
+
+def target_of(ringed, in_place, takes):
+    """Return where a member receives the mean, as its part says."""
+    if not takes:
+        return NOWHERE
+    if ringed:
+        return RING
+    return SNAPSHOT if in_place else RESULT
+
+
+class SharedExchangePort:
+    """Makes the passes over the vectors of a rank, and of those with which it shares memory."""
+
+    def find_group(self, rank, number, members):
+        """Fill in the members of a rank's exchange; return how many, 0 if some share no memory."""
+        raise NotImplementedError
+
+    def blocks(self, size):
+        """Return the number of blocks of an exchange of so many members."""
+        raise NotImplementedError
+
+    def set_path(self, ringed, takes):
+        """Note in this rank's part whether the ring has its blocks, and if it takes the mean."""
+        raise NotImplementedError
+
+    def begun(self):
+        """Return a ticket for all passes that this rank has begun."""
+        raise NotImplementedError
+
+    def over(self, ticket):
+        """Return whether the passes that a ticket is for are complete."""
+        raise NotImplementedError
+
+    def has_block(self, block):
+        """Return whether the application's block is here; it may come from a device."""
+        raise NotImplementedError
+
+    def contribute_block(self, block):
+        """Copy a block of the application's arrays to this rank's source; return the ticket."""
+        raise NotImplementedError
+
+    def return_block(self, block):
+        """Copy a block of the mean from this rank's target to the application's arrays."""
+        raise NotImplementedError
+
+    def keep_arrays(self):
+        """Use a copy in place of the application's arrays, from now on, if there is one."""
+        raise NotImplementedError
+
+    def weigh(self, members, size):
+        """Return the total weight of the members, of whose exchange this rank averages a block."""
+        raise NotImplementedError
+
+    def average(self, block, members, size):
+        """Average a block of the members weighed last to their targets; return the ticket."""
+        raise NotImplementedError
+
+    def total_weight(self):
+        """Return the weight of this rank's last mean."""
+        raise NotImplementedError
+
+    def end_part(self, rank, total):
+        """Tell a rank the weight of its mean; return whether that was averaged in place."""
+        raise NotImplementedError
+
+    def replace(self, rank):
+        """Note in a rank's part that a mean has replaced the snapshot, with the weight after it."""
+        raise NotImplementedError
+
+    def progressed(self):
+        """Count a step."""
+        raise NotImplementedError
+
+
+class AveragedBlocks:
+    """A queue of the blocks that a rank averages; they end in order.
+
+    Attributes:
+        numbers, sizes: of their exchanges, and how many members these have.
+        blocks, of: which blocks they are, and of how many.
+        totals: the members' weights.
+        tickets: of their passes.
+        first, count: the place of the first one, and how many there are.
+    """
+
+    def __init__(self, ahead):
+        self.first = 0
+        self.count = 0
+        if not cython.compiled:
+            self.numbers, self.sizes, self.blocks, self.of = ([0] * ahead for _ in range(4))
+            self.totals, self.tickets = [0] * ahead, [0] * ahead
+
+
+class SharedExchangeProtocol:
+    """A rank's part in its own exchanges, and its help with those of other ranks.
+
+    Args:
+        claims: the words, a `ClaimsProtocol`.
+        rank: this rank.
+        ahead: blocks that a rank publishes ahead of need, that it averages before it does anything
+            else, and that a ring holds.
+        members: places of ranks, `ahead` + FIRST_BLOCK of as many as there are ranks; compiled ones
+            are in memory whose address is set.
+
+    Attributes:
+        oldest: the number of the first version after the last operation.
+        number: the exchange that this rank is in; `together` if every member enters it.
+        given: whether the application's arrays are published block by block. receives: whether
+            they receive the mean. ringed: whether only the ring has their blocks.
+        own_size, first: its members, and the first of them.
+        own_blocks: its blocks; of them are `copied` from the application (with tickets `copies`),
+            `published`, and `returned` to the application.
+        entry: the state in which the part begins once the passes of `entry_ticket` are complete;
+            CLOSED: it has begun.
+    """
+
+    def __init__(self, claims, rank, ahead, members):
+        self.port = None
+        self.claims = claims
+        self.rank = rank
+        self.ahead = ahead
+        self.oldest = 0
+        self.number = 0
+        self.together = False
+        self.given = False
+        self.receives = False
+        self.ringed = False
+        self.first = 0
+        self.own_size = 0
+        self.own_blocks = 0
+        self.copied = 0
+        self.published = 0
+        self.returned = 0
+        self.entry = CLOSED
+        self.entry_ticket = 0
+        self.averaging = AveragedBlocks(ahead)
+        if not cython.compiled:
+            self.members = members
+            self.copies = [0] * ahead
+
+    def attach(self, port):
+        """Set what makes the passes."""
+        self.port = port
+
+    def place(self, k):
+        """Return a place of ranks."""
+        if cython.compiled:
+            return self.members + k * self.most
+        else:
+            return self.members[k]
+
+    # This rank's part
+
+    def open(self, number):
+        """Let any member begin this rank's next part, and those after it."""
+        self.claims.set(self.rank, number, OPEN)
+
+    def close(self):
+        """Close this rank's part to others; return whether it has begun, in exchange `number`."""
+        word: cython.ulonglong = self.claims.close(self.rank)
+        self.number = number_of(word)
+        self.together = False
+        self.given = False
+        self.receives = False
+        self.entry = CLOSED
+        self.copied = 0
+        self.published = 0
+        return state_of(word) == KEPT
+
+    def reached(self):
+        """Return the number of the exchange that this rank's part is opened for, or is in."""
+        return self.claims.number(self.rank)
+
+    def is_pending(self):
+        """Return whether the exchange that this rank is in is not over."""
+        return self.entry != CLOSED or self.reached() == self.number
+
+    def begin(self, number, together, members, size, given, receives, ringed):
+        """Begin this rank's part in an exchange.
+
+        If all members enter it `together`, no rank executes it for another. A part that is `ringed`
+        gives and receives, or has weight 0 and does neither.
+        """
+        i: cython.int
+        own: cython.p_int = self.place(OWN)
+        self.port.set_path(ringed, receives or not ringed)
+        self.number = number
+        self.together = together
+        for i in range(size):
+            own[i] = members[i]
+        self.own_size = size
+        self.first = members[0]
+        self.given = given
+        self.receives = receives
+        self.ringed = ringed
+        self.copied = 0
+        self.published = 0
+        self.returned = 0
+        self.own_blocks = self.port.blocks(size)
+        self.entry = FLOWING if given else KEPT
+        # Others may average the snapshot only once its passes are complete; the application's
+        # blocks are published one by one.
+        self.entry_ticket = self.port.begun()
+        self.enter()
+
+    def enter(self):
+        """Begin this rank's part if it is due and the passes over its vectors are complete."""
+        if self.entry != CLOSED and self.port.over(self.entry_ticket):
+            self.claims.set(self.rank, self.number, self.entry)
+            self.entry = CLOSED
+
+    def progress(self):
+        """Progress without blocking; return whether the mean is complete."""
+        self.enter()
+        if self.entry != CLOSED:
+            return False
+        self.publish()
+        while self.contribute_next():
+            self.port.progressed()
+        self.end_blocks()
+        for _ in range(self.ahead):
+            if self.reached() != self.number or not self.advance():
+                break
+            self.port.progressed()
+        while self.return_next():
+            self.port.progressed()
+        return self.reached() != self.number and not (
+            self.receives and self.returned < self.own_blocks
+        )
+
+    def advance(self):
+        """Average a block of the exchange that this rank is in; return whether there was one."""
+        if not self.together:
+            return self.help(self.rank, self.number)
+        if self.claims.gather(self.number, self.place(OWN), self.own_size) != GATHERED:
+            return False
+        return self.average_next(self.number, self.place(OWN), self.own_size)
+
+    def contribute_next(self):
+        """Copy the application's next block if it is needed soon; return whether it was."""
+        if not self.given or self.copied == self.own_blocks:
+            return False
+        near: cython.Py_ssize_t = self.near()
+        if self.copied >= near + self.ahead or not self.port.has_block(self.copied):
+            return False
+        self.contribute_block()
+        self.publish()
+        return True
+
+    def near(self):
+        """Return how many blocks are not in the way: others have begun to average them.
+
+        In the ring, they have been returned to the application.
+        """
+        if self.ringed:
+            return self.returned
+        return self.claims.handed_out(self.number, self.first)
+
+    def contribute_block(self):
+        # Among unpublished blocks, later ones have later tickets.
+        self.copies[self.copied % self.ahead] = self.port.contribute_block(self.copied)
+        self.copied += 1
+
+    def publish(self):
+        """Let others average the blocks whose copies are complete."""
+        before: cython.Py_ssize_t = self.published
+        while self.published < self.copied and self.port.over(
+            self.copies[self.published % self.ahead]
+        ):
+            self.published += 1
+        if self.published > before:
+            self.claims.publish(self.rank, self.number, self.published)
+
+    def return_next(self):
+        """Copy the next block of the mean to the application; return whether it was available."""
+        if not self.receives or self.returned == self.own_blocks:
+            return False
+        fate: cython.int = self.claims.fate(self.number, self.first, self.returned)
+        if fate == UNKNOWN:
+            fate = AVERAGED if self.port.total_weight() > 0 else EMPTY
+        if fate == PENDING or not self.port.has_block(self.returned):
+            return False
+        if fate == AVERAGED:
+            self.port.return_block(self.returned)
+        self.returned += 1
+        return True
+
+    def adopt(self):
+        """Publish the rest of the application's arrays and return nothing to them.
+
+        A ring has no room for that: other arrays take their place, or they stay in use.
+        """
+        if self.given and self.ringed:
+            self.port.keep_arrays()
+            return
+        while self.given and self.copied < self.own_blocks:
+            self.contribute_block()
+        self.publish()
+        self.given = False
+        self.receives = False
+
+    # Exchanges
+
+    def needs_messages(self, number):
+        """Return whether some members of this rank's group in an exchange do not share memory."""
+        return self.port.find_group(self.rank, number, self.place(OTHER)) == 0
+
+    def help(self, rank, number):
+        """Average a block of an exchange of a rank's group; return whether there was one.
+
+        If a member has yet to execute an earlier one, average a block of that instead.
+        """
+        members: cython.p_int = self.place(OTHER)
+        for _ in range(DEEPEST):
+            size: cython.int = self.port.find_group(rank, number, members)
+            if size == 0:
+                return False
+            state: cython.int = self.claims.gather(number, members, size)
+            if state == GATHERED:
+                return self.average_next(number, members, size)
+            if state != MISSING:
+                return False
+            rank = self.claims.missing
+            earlier: cython.longlong = self.claims.number(rank)
+            if self.claims.state(rank) == CLOSED or not self.may_help(earlier, number):
+                return False
+            number = earlier
+        return False
+
+    def may_help(self, earlier, number):
+        """Return whether an exchange for which another one waits is a version to help with.
+
+        Those before the last operation are complete, even if a rank's words lag.
+        """
+        return self.oldest <= earlier and earlier < number
+
+    def average_next(self, number, members, size):
+        """Average a block of an exchange whose members have all arrived, if one is available."""
+        if self.averaging.count == self.ahead:
+            return False
+        blocks: cython.Py_ssize_t = self.port.blocks(size)
+        ready: cython.longlong = self.claims.published(number, members, size, blocks)
+        block: cython.longlong = self.claims.claim(number, members[0], ready)
+        if block < 0:
+            return False
+        i: cython.int
+        slot: cython.int = (self.averaging.first + self.averaging.count) % self.ahead
+        kept: cython.p_int = self.place(FIRST_BLOCK + slot)
+        for i in range(size):
+            kept[i] = members[i]
+        self.averaging.count += 1
+        self.averaging.numbers[slot] = number
+        self.averaging.sizes[slot] = size
+        self.averaging.blocks[slot] = block
+        self.averaging.of[slot] = blocks
+        total: cython.double = self.port.weigh(members, size)
+        self.averaging.totals[slot] = total
+        if total > 0:
+            self.averaging.tickets[slot] = self.port.average(block, members, size)
+        else:
+            self.averaging.tickets[slot] = self.port.begun()
+        self.end_blocks()
+        return True
+
+    def end_blocks(self):
+        """Mark completed blocks as averaged, and finish each exchange whose last block this is."""
+        while self.averaging.count > 0:
+            slot: cython.int = self.averaging.first
+            if not self.port.over(self.averaging.tickets[slot]):
+                return
+            self.end_block(
+                self.averaging.numbers[slot],
+                self.place(FIRST_BLOCK + slot),
+                self.averaging.sizes[slot],
+                self.averaging.blocks[slot],
+                self.averaging.of[slot],
+                self.averaging.totals[slot],
+            )
+            self.averaging.first = (slot + 1) % self.ahead
+            self.averaging.count -= 1
+
+    def end_block(self, number, members, size, block, blocks, total):
+        fate: cython.int = AVERAGED if total > 0 else EMPTY
+        if self.claims.end(number, members[0], block, blocks, fate):
+            self.finish(number, members, size, total)
+
+    def finish(self, number, members, size, total):
+        """End an exchange all blocks of which are averaged, for all of its members."""
+        self.tell_total(members, size, total)
+        self.claims.release(number, members, size)
+
+    def tell_total(self, members, size, total):
+        """Update the members' parts, which they read once they are released."""
+        i: cython.int
+        for i in range(size):
+            if self.port.end_part(members[i], total) and total > 0:
+                self.port.replace(members[i])
