@@ -609,12 +609,12 @@ class SharedBlocks:
         self.rank.put("takes", takes)
 
     def find_group(self, rank, number, members):
-        """Fill in the members; only a rank alone is not among ranks that share memory."""
+        """Fill in the members, which all share memory, and return how many they are."""
         if rank != self.me:
             self.world.met.add("an earlier one")
         group = self.rank.shuffle.members(rank, number + self.rank.shift)
         members[: len(group)] = group
-        return len(group) if len(group) > 1 else 0
+        return len(group)
 
     def blocks(self, size):
         return len(self.elements(size))
