@@ -112,7 +112,7 @@ flags = mpi_flags()
 flags["extra_compile_args"].append(f"-I{mpi4py.get_include()}")
 engine = [
     extension(source, depends=[record(flags)], **flags)
-    for folder in ("collectives/exchange", "collectives/engine")
+    for folder in (*sorted(Path("collectives/exchange").glob("**/")), "collectives/engine")
     for source in sources(folder)
 ]
 

@@ -141,7 +141,7 @@ OF_MODULES = {
             Replace("SharedBlocks.average", "self.layout.space.begun()", "0"), UNTOLD
         ),
     },
-    "shared_memory": {
+    "memory": {
         "memory that is freed as long as others have mapped it": Bug(
             drop("SharedMemory.unmap", "self.mapped"),
             "device memory is freed that another process has mapped",
@@ -178,8 +178,8 @@ OF_MODULES = {
     },
 }
 PACKAGES = {
-    "shared": "exchange",
-    "shared_memory": "exchange",
+    "shared": "exchange/shared",
+    "memory": "exchange/shared",
     "ports": "engine",
     "formed_groups": "engine",
     "group_port": "engine",
@@ -242,7 +242,8 @@ def check_found(ended, module: str, bug: str):
 
 def load(module: str):
     """Take the copy for the module, before anything else has imported that."""
-    package = importlib.import_module(f"collectives.{PACKAGES.get(module, 'memory')}")
+    folder = PACKAGES.get(module, "memory")
+    package = importlib.import_module(f"collectives.{folder.replace('/', '.')}")
     name = f"{package.__name__}.{module}"
     spec = importlib.util.spec_from_file_location(name, os.environ[COPY])
     sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -61,7 +61,7 @@ for wait in ("nobody", "group"):
                 average(vector)
         average.synchronize(vector)
 """
-MODULES = ("shared", "shared_memory", "ports")
+MODULES = ("shared", "memory", "ports")
 CASES = planted.cases(MODULES)
 
 

@@ -1,11 +1,11 @@
 from collectives.exchange.exchange cimport Exchange
-from collectives.exchange.shared cimport Shared
+from collectives.exchange.shared.shared cimport Shared
 from collectives.protocols.groups cimport Groups
 
 cdef class NodeMemory:
     cdef int rank, size
-    # One for each exchange in shared memory.
-    cdef list exchanges
+    # Those in shared memory, and this rank's part in each, a `Shared`.
+    cdef list exchanges, parts
     # Why this rank has no memory that others can map, if it has none.
     cdef readonly str missing
     cdef readonly bint in_use

@@ -2,7 +2,7 @@
 """The memory that a collective shares with the ranks of its node."""
 
 from collectives.exchange.exchange cimport Exchange
-from collectives.exchange.shared cimport Shared
+from collectives.exchange.shared.shared cimport Shared
 from collectives.protocols.groups cimport Groups
 
 from collectives.errors import CudaError
@@ -18,41 +18,44 @@ cdef class NodeMemory:
 
     def __init__(self, int rank, int size):
         self.rank, self.size = rank, size
-        self.exchanges = []
+        self.exchanges, self.parts = [], []
 
     cdef Shared share(self, Exchange exchange, bint vectors, bint rings, Groups groups=None):
         """Allocate memory for this rank's part in exchanges; return None if there is none."""
+        cdef Shared shared
         try:
-            exchange.shared = Shared(
-                exchange.reduction, groups, self.rank, self.size, vectors, rings)
+            shared = Shared(exchange.reduction, groups, self.rank, self.size, vectors, rings)
         except (AttributeError, OSError, CudaError) as error:  # memfd_create is Linux's
             self.missing = f"rank {self.rank} has no memory to share: {error}"
             return None
-        self.exchanges.append(exchange.shared)
-        return exchange.shared
+        self.exchanges.append(exchange)
+        self.parts.append(shared)
+        return shared
 
     @property
     def handles(self):
         """The handles by which other ranks of the node map this one's memory."""
         cdef Shared shared
-        return [shared.memory.handle for shared in self.exchanges]
+        return [shared.memory.handle for shared in self.parts]
 
     def map(self, handles):
         """Map the memory of the node's ranks, given a dict from ranks to their handles."""
         cdef int i
         cdef Shared shared
-        for i, shared in enumerate(self.exchanges):
-            shared.map({rank: handle[i] for rank, handle in handles.items()})
+        for i, shared in enumerate(self.parts):
+            shared.memory.map({rank: handle[i] for rank, handle in handles.items()})
 
     def use(self):
         """Exchange vectors from now on in the memory that all ranks of the node have mapped."""
+        cdef Exchange exchange
         cdef Shared shared
-        for shared in self.exchanges:
-            shared.use()
+        for exchange, shared in zip(self.exchanges, self.parts):
+            shared.memory.close()
+            exchange.shared = shared
             self.in_use = True
 
     def unmap(self):
         """Unmap other ranks' memory on devices, once no rank uses this one's any more."""
         cdef Shared shared
-        for shared in self.exchanges:
+        for shared in self.parts:
             shared.memory.unmap()

@@ -30,7 +30,7 @@
 #   in common average them in the same order: then even one tag would do. The window distinguishes
 #   groups that failures have left incomplete.
 
-from collectives.exchange.doubling cimport PHASES
+from collectives.exchange.messages.doubling cimport PHASES
 
 cdef enum:
     # On `control`: all messages of the tree.

@@ -13,7 +13,7 @@ from collectives.engine.collective cimport NativeCollective
 from collectives.engine.calls cimport CALL, DONE, OTHER_GOALS, PUBLISH, Call, new_result
 from collectives.engine.ports cimport MOST_STALENESS, VersionsPort
 from collectives.engine.tags cimport versions_window
-from collectives.exchange.shared cimport Shared
+from collectives.exchange.shared.shared cimport Shared
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover

@@ -1,26 +1,20 @@
-from collectives.exchange.doubling cimport Doubling
-from collectives.exchange.shared cimport Shared
-from collectives.exchange.slices cimport Slices
+from collectives.exchange.messages.messages cimport Messages
 from collectives.exchange.reduction cimport Reduction
+from collectives.exchange.shared.shared cimport Shared
 
 cdef class Exchange:
     cdef Reduction reduction
-    cdef Doubling doubling
-    cdef Slices slices
+    cdef Messages messages
+    # None unless this rank and others use each other's memory.
     cdef Shared shared
-    cdef Py_ssize_t length
-    cdef bint sliced, in_memory
-    # The exchange begins once the application's vector has arrived from its device.
-    cdef bint coming
-    # The ticket of the passes that write the mean of a single member.
-    cdef long long written
+    # The transport of the pending exchange.
+    cdef void *running
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
         double weight, char *source, char **user, bint given, bint keeps,
         char **target, char **copy, char **saved
     ) noexcept nogil
-    cdef void _begin_whole(self) noexcept nogil
     cdef bint shares(self, const int *members, int size) noexcept nogil
     cdef void begin_in_memory(
         self, long long number, bint together, const int *members, int size,

@@ -19,9 +19,16 @@ from collectives.protocols.claims cimport (
 cdef enum:
     # Blocks ahead, in compiled code. With more, the first ones would have left the cache.
     AHEAD = 8
+    # Constants that the compiler knows.
+    NOWHERE = 0
+    SNAPSHOT
+    RESULT
+    RING
+    OWN = 0
+    OTHER
+    FIRST_BLOCK
 
-cdef int NOWHERE, SNAPSHOT, RESULT, RING
-cdef int DEEPEST, OWN, OTHER, FIRST_BLOCK
+cdef int DEEPEST
 
 cdef int source_of(bint ringed) noexcept nogil
 cdef int target_of(bint ringed, bint in_place, bint takes) noexcept nogil
@@ -70,6 +77,7 @@ cdef class SharedExchangeProtocol:
 
     cdef void attach(self, SharedExchangePort port)
     cdef int *place(self, int k) noexcept nogil
+    cdef Py_ssize_t slot(self, Py_ssize_t k) noexcept nogil
     cdef void open(self, long long number) noexcept nogil
     cdef bint close(self) noexcept nogil
     cdef long long reached(self) noexcept nogil

@@ -25,20 +25,15 @@ if not cython.compiled:  # else the .pxd declares them
         state_of,
     )
 
-# Where a member contributes a block, or receives its mean.
-NOWHERE = 0
-SNAPSHOT = 1
-RESULT = 2
-RING = 3
+    # Where a member contributes a block, or receives its mean.
+    NOWHERE, SNAPSHOT, RESULT, RING = range(4)
+
+    # Places of members' ranks: those of this rank's own exchange, those of another one, and, from
+    # here on, those of the blocks being averaged.
+    OWN, OTHER, FIRST_BLOCK = range(3)
 
 # Longest chain of exchanges of which each waits for an earlier one.
 DEEPEST = 64
-
-# Places of members' ranks: those of this rank's own exchange, those of another one, and, from here
-# on, those of the blocks being averaged.
-OWN = 0
-OTHER = 1
-FIRST_BLOCK = 2
 
 
 def source_of(ringed):
@@ -196,6 +191,13 @@ class SharedExchangeProtocol:
         else:
             return self.members[k]
 
+    def slot(self, k):
+        """Return where the `k`-th of blocks is, of which there are `ahead` at the most."""
+        if cython.compiled:
+            return k % AHEAD  # noqa: F821 (of the .pxd): faster than by a variable
+        else:
+            return k % self.ahead
+
     # This rank's part
 
     def open(self, number):
@@ -305,14 +307,14 @@ class SharedExchangeProtocol:
 
     def contribute_block(self):
         # Among unpublished blocks, later ones have later tickets.
-        self.copies[self.copied % self.ahead] = self.port.contribute_block(self.copied)
+        self.copies[self.slot(self.copied)] = self.port.contribute_block(self.copied)
         self.copied += 1
 
     def publish(self):
         """Let others average the blocks whose copies are complete."""
         before: cython.Py_ssize_t = self.published
         while self.published < self.copied and self.port.over(
-            self.copies[self.published % self.ahead]
+            self.copies[self.slot(self.published)]
         ):
             self.published += 1
         if self.published > before:
@@ -391,7 +393,7 @@ class SharedExchangeProtocol:
         if block < 0:
             return False
         i: cython.int
-        slot: cython.int = (self.averaging.first + self.averaging.count) % self.ahead
+        slot: cython.int = self.slot(self.averaging.first + self.averaging.count)
         kept: cython.p_int = self.place(FIRST_BLOCK + slot)
         for i in range(size):
             kept[i] = members[i]
@@ -423,7 +425,7 @@ class SharedExchangeProtocol:
                 self.averaging.of[slot],
                 self.averaging.totals[slot],
             )
-            self.averaging.first = (slot + 1) % self.ahead
+            self.averaging.first = self.slot(slot + 1)
             self.averaging.count -= 1
 
     def end_block(self, number, members, size, block, blocks, total):

@@ -10,7 +10,7 @@ from libc.stdlib cimport free
 
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
-from collectives.exchange.shared_memory cimport Part, SharedMemory
+from collectives.exchange.shared.memory cimport Part, SharedMemory
 from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport HEADER
 from collectives.protocols.claims cimport BLOCKS, ClaimsProtocol
@@ -48,7 +48,7 @@ cdef class SharedBlocks(SharedExchangePort):
         self.memory = memory
         self.parts = memory.parts
         self.groups = groups
-        self.rank, self.size = rank, size
+        self.rank = rank
         self.shares = <double *>zeroed(size, sizeof(double))
         self.vectors = <char **>zeroed(3 * size, sizeof(char *))
         if self.shares == NULL or self.vectors == NULL:
@@ -63,12 +63,9 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef bint joins(self, const int *members, int size) noexcept nogil:
         """Return whether these ranks can exchange their vectors in shared memory."""
         cdef int i
-        if not self.works:
-            return False
-        if not self.everywhere:
-            for i in range(size):
-                if self.parts[members[i]] == NULL:
-                    return False
+        for i in range(size):
+            if self.parts[members[i]] == NULL:
+                return False
         return True
 
     cdef int find_group(self, int rank, long long number, int *members) noexcept nogil:
@@ -80,15 +77,19 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef void begin(self, char **user, int size) noexcept nogil:
         """Set the application's arrays, and the number of members, of this rank's exchange."""
         self.user = user
-        self.own_block = self.bytes_of_block(size)
+        self._divide(size)
+        self.own_block = self.block
 
-    cdef Py_ssize_t bytes_of_block(self, int size) noexcept nogil:
-        """Return the bytes of a block for this number of members."""
-        return shared_block(self.length, size, self.layout.space.block)
+    cdef void _divide(self, int size) noexcept nogil:
+        """Divide the vector into blocks for this number of members."""
+        if size != self.divided:
+            self.divided = size
+            self.block = shared_block(self.length, size, self.layout.space.block)
+            self.count = (self.length + self.block - 1) // self.block
 
     cdef Py_ssize_t blocks(self, int size) noexcept nogil:
-        cdef Py_ssize_t block = self.bytes_of_block(size)
-        return (self.length + block - 1) // block
+        self._divide(size)
+        return self.count
 
     cdef char *_at(
         self, int rank, int place, Py_ssize_t block, Py_ssize_t bytes
@@ -173,16 +174,17 @@ cdef class SharedBlocks(SharedExchangePort):
 
     cdef long long average(self, Py_ssize_t block, const int *members, int size) noexcept nogil:
         cdef long long began = now()
-        cdef Py_ssize_t bytes = self.bytes_of_block(size)
-        cdef Py_ssize_t low = HEADER + block * bytes
+        cdef Py_ssize_t low
         cdef int k, taker = 0
+        self._divide(size)
+        low = HEADER + block * self.block
         for k in range(size):
-            self.sources[k] = self._source(members[k], block, bytes)
-            self.targets[k] = self._target(members[k], block, bytes)
+            self.sources[k] = self._source(members[k], block, self.block)
+            self.targets[k] = self._target(members[k], block, self.block)
         while taker < size and self.targets[taker] == NULL:
             taker += 1
         if taker < size:
-            self._average(low, min(low + bytes, self.layout.size), members, size, taker)
+            self._average(low, min(low + self.block, self.layout.size), members, size, taker)
         self.reduction.busy_ns += now() - began
         return self.layout.space.begun()
 
@@ -232,7 +234,7 @@ cdef class SharedBlocks(SharedExchangePort):
         self.reduction.progress_count += 1
 
 
-cdef class Shared:
+cdef class Shared(Transport):
     """This rank's part in its own exchanges on the node, and its help with those of other ranks.
 
     Args:
@@ -268,16 +270,6 @@ cdef class Shared:
     def __dealloc__(self):
         free(self.members)
 
-    def map(self, handles):
-        """Map the memory of the node's other ranks, given their handles by rank."""
-        self.memory.map(handles)
-        self.blocks.everywhere = len(handles) == self.blocks.size
-
-    def use(self):
-        """Share memory from now on: all ranks of the node have mapped all others'."""
-        self.memory.close()
-        self.blocks.works = True
-
     cdef void describe(
         self, bint in_place, bint saves, double weight, double weight_after
     ) noexcept nogil:
@@ -303,7 +295,6 @@ cdef class Shared:
         self.steps.begin(number, together, members, size, given, user != NULL, ringed)
 
     cdef bint progress(self) noexcept nogil:
-        """Progress without blocking; return whether the mean is complete."""
         if not self.steps.progress():
             return False
         self.blocks.reduction.weight = self.part.total
@@ -317,6 +308,6 @@ cdef class Shared:
         self.blocks.kept = kept
         self.steps.adopt()
 
-    cdef bint uses(self) noexcept nogil:
+    cdef bint uses(self, char **user) noexcept nogil:
         """Return whether a pending exchange still saves the snapshot in the result vector."""
         return self.part.saves and self.steps.is_pending()

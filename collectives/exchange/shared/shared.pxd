@@ -1,9 +1,13 @@
+cimport cython
+
 from collectives.exchange.reduction cimport Reduction
-from collectives.exchange.shared_memory cimport Part, SharedMemory
+from collectives.exchange.shared.memory cimport Part, SharedMemory
+from collectives.exchange.transport cimport Transport
 from collectives.memory.layout cimport Layout
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.shared_exchange cimport SharedExchangePort, SharedExchangeProtocol
 
+@cython.final
 cdef class SharedBlocks(SharedExchangePort):
     cdef Reduction reduction
     cdef Layout layout
@@ -11,10 +15,8 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef SharedMemory memory
     # By rank, NULL on other nodes.
     cdef Part **parts
-    cdef int rank, size
+    cdef int rank
     cdef Py_ssize_t length
-    # Whether memory is shared, and whether by all ranks.
-    cdef bint works, everywhere
     # What to add to a number for the version that users see.
     cdef long long shift
     # The application's arrays in this rank's exchange, those that `keep_arrays` takes in their
@@ -22,6 +24,9 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef char **user
     cdef char **kept
     cdef Py_ssize_t own_block
+    # The bytes and number of blocks for as many members as `divided` says.
+    cdef int divided
+    cdef Py_ssize_t block, count
     # Of the block that is averaged, by member.
     cdef double *shares
     cdef char **vectors
@@ -30,7 +35,7 @@ cdef class SharedBlocks(SharedExchangePort):
 
     cdef bint joins(self, const int *members, int size) noexcept nogil
     cdef void begin(self, char **user, int size) noexcept nogil
-    cdef Py_ssize_t bytes_of_block(self, int size) noexcept nogil
+    cdef void _divide(self, int size) noexcept nogil
     cdef char *_at(self, int rank, int place, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
@@ -40,7 +45,8 @@ cdef class SharedBlocks(SharedExchangePort):
         self, Py_ssize_t low, Py_ssize_t high, const int *members, int size, int taker
     ) noexcept nogil
 
-cdef class Shared:
+@cython.final
+cdef class Shared(Transport):
     cdef SharedMemory memory
     cdef SharedBlocks blocks
     cdef SharedExchangeProtocol steps
@@ -54,6 +60,3 @@ cdef class Shared:
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,
         bint given, bint ringed) noexcept nogil
-    cdef bint progress(self) noexcept nogil
-    cdef void adopt(self, char **kept) noexcept nogil
-    cdef bint uses(self) noexcept nogil
