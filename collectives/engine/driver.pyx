@@ -72,11 +72,12 @@ cdef class Driver(Served):
         identity, stall, abort: see `StallReporter`.
         make_space: see `Layout`.
         by_messages: see `Exchange`.
+        sharing: whether to average in memory that the ranks of a node share, if possible.
     """
 
     def __init__(self, Comm control, Comm data, like, *, identity, bint single,
                  bint oversubscribed, double stall, double abort, wire_dtype=None,
-                 make_space=None, bint by_messages=True):
+                 make_space=None, bint by_messages=True, bint sharing=False):
         self.pid = getpid()
         self.rank, self.size = control.Get_rank(), control.Get_size()
         self.dimensions = len(activation_peers(self.rank, self.size))
@@ -87,7 +88,7 @@ cdef class Driver(Served):
         self.reduction = self.exchange.reduction
         self.vectors = HostVectors(self.layout)
         self.vectors.allocate(SCRATCH, 1)
-        self.node = NodeMemory(self.rank, self.size)
+        self.node = NodeMemory(self.rank, self.size, sharing)
         self.waiter = Waiter(oversubscribed, self.layout.size >= LONG)
         self.stalls = StallReporter(
             control, Inquiry(data), identity=identity, stall=stall, abort=abort)
@@ -188,8 +189,7 @@ cdef class Driver(Served):
     # Progress
 
     cdef bint progress(self) noexcept nogil:
-        if self.layout.space.deferred:
-            self.layout.space.attach()
+        self.layout.space.attach()
         if self.size > 1:
             self.exchange_control_messages()
         elif self.protocol.stage == AGREEING:

@@ -46,11 +46,10 @@ cdef class FormedGroups(ProtocolCalls):
     Args:
         control, data, like, others: see `Driver`.
         groups: a communicator for groups' messages and exchanges only.
-        sharing: whether to average in memory shared by the ranks of a node, if possible.
     """
 
-    def __init__(self, Comm control, Comm data, like, *, Comm groups, bint sharing,
-                 bint by_messages=True, **others):
+    def __init__(self, Comm control, Comm data, like, *, Comm groups, bint by_messages=True,
+                 **others):
         ProtocolCalls.__init__(self, control, data, like, by_messages=by_messages, **others)
         self.group_exchange = Exchange(groups, self.layout, None, by_messages)
         self.group_reduction = self.group_exchange.reduction
@@ -59,10 +58,9 @@ cdef class FormedGroups(ProtocolCalls):
         self.queue = GroupsPort(groups, self.group_exchange, self.group_vectors, self.deciding,
                                 self.port, self.rhythm)
         self.messages = self.queue.messages
-        if sharing:
-            self.node.share(self.group_exchange, False, True)
-            if self.layout.space.deferred:  # averages over all ranks: see `EnginePort`
-                self.node.share(self.exchange, False, True)
+        self.node.share(self.group_exchange, False, True)
+        if self.layout.space.deferred:  # averages over all ranks: see `EnginePort`
+            self.node.share(self.exchange, False, True)
         # In host memory it has no pages before an average of short vectors or an exception uses it.
         self.group_vectors.allocate(SCRATCH, 1)
 

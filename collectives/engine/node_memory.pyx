@@ -11,18 +11,24 @@ from collectives.errors import CudaError
 cdef class NodeMemory:
     """This rank's memory that other ranks of the node map, one part for each exchange that uses it.
 
+    Args:
+        rank, size: this rank, and the number of ranks.
+        wanted: whether to share memory at all.
+
     Attributes:
         in_use: whether this rank and others of its node use each other's memory.
         missing: why this rank has no memory that others can map; None if it has.
     """
 
-    def __init__(self, int rank, int size):
-        self.rank, self.size = rank, size
+    def __init__(self, int rank, int size, bint wanted):
+        self.rank, self.size, self.wanted = rank, size, wanted
         self.exchanges, self.parts = [], []
 
     cdef Shared share(self, Exchange exchange, bint vectors, bint rings, Groups groups=None):
         """Allocate memory for this rank's part in exchanges; return None if there is none."""
         cdef Shared shared
+        if not self.wanted:
+            return None
         try:
             shared = Shared(exchange.reduction, groups, self.rank, self.size, vectors, rings)
         except (AttributeError, OSError, CudaError) as error:  # memfd_create is Linux's

@@ -58,11 +58,10 @@ cdef class TriggeredAverages(NativeCollective):
         control, data, like, others: see `Driver`.
         sync_period: τ, the number of calls after which a rank starts an average.
         weighing: the vectors' weights, as `settings.weighing` returns them.
-        sharing: whether to average in memory shared by the ranks of a node, if possible.
     """
 
     def __init__(self, Comm control, Comm data, like, *, long long sync_period, weighing,
-                 bint sharing, **others):
+                 **others):
         cdef TriggerTree tree
         cdef TriggeredPort port
         cdef TriggeredAverageProtocol triggering
@@ -75,8 +74,7 @@ cdef class TriggeredAverages(NativeCollective):
             self.exchange, self.vectors, self.held, self.rank, self.size)
         self.deciding = TriggeredRankProtocol(triggering, self.held)
         self.drive(self.deciding, port, tree, weighing)
-        if sharing:
-            self.node.share(self.exchange, False, True)
+        self.node.share(self.exchange, False, True)
 
     def compress_from_initial(self, like):
         """Send compressed vectors as differences from this initial one, which all ranks have."""

@@ -13,6 +13,6 @@ cdef class GroupVersions(NativeCollective):
     cdef VersionsPort versions_port
     cdef Groups groups
 
-    cdef int _allocate_vectors(self, bint sharing) except -1
+    cdef int _allocate_vectors(self) except -1
     cdef bint _awaits_device(self) noexcept nogil
     cdef int _drawn(self)

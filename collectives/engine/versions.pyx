@@ -41,13 +41,12 @@ cdef class GroupVersions(NativeCollective):
         late: the name of the late rule: see `late_rules`.
         weighing: the vectors' weights, as `settings.weighing` returns them.
         drawing_seed: seed for drawing the one rank that may start each version; None: any may.
-        sharing: whether to allocate memory that other ranks can map.
         initial: the vector that `like` is a copy of, if it is in other memory; None: `like`.
         others: the other arguments of `Driver`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
-                 bint passive, late, weighing, drawing_seed, bint sharing, initial=None, **others):
+                 bint passive, late, weighing, drawing_seed, initial=None, **others):
         cdef UserVector opened
         cdef ActivationTree tree
         cdef int window
@@ -68,7 +67,7 @@ cdef class GroupVersions(NativeCollective):
         self.versions_port.waiting_callers = &self.waiting_callers
         self.version_steps = VersionsProtocol(self.versions, self.publishing)
         self.drive(self.version_steps, self.versions_port, tree, weighing)
-        self._allocate_vectors(sharing)
+        self._allocate_vectors()
         if initial is None:
             initial = like[0] if self.layout.single else like
         opened = UserVector(initial, self.layout, 0)
@@ -76,15 +75,14 @@ cdef class GroupVersions(NativeCollective):
         self.publishing.replace()
         self.publishing.count_once()
 
-    cdef int _allocate_vectors(self, bint sharing) except -1:
-        """Allocate snapshot and result vector as one, which other ranks can map if `sharing`."""
-        cdef Shared shared = None
+    cdef int _allocate_vectors(self) except -1:
+        """Allocate snapshot and result vector as one, which other ranks can map if they share it.
+        """
         cdef char *snapshot
-        if sharing:
-            # On devices all averages are in shared memory: see `EnginePort`.
-            shared = self.node.share(
-                self.exchange, True, not self.versions.passive or self.layout.space.deferred,
-                self.groups)
+        # On devices all averages are in shared memory: see `EnginePort`.
+        cdef Shared shared = self.node.share(
+            self.exchange, True, not self.versions.passive or self.layout.space.deferred,
+            self.groups)
         if shared is None:
             snapshot = self.vectors.allocate(SNAPSHOT, 2)
         else:
