@@ -22,6 +22,9 @@ from wagma_build import find_mpicc
 ARITHMETIC = ["-ffp-contract=off", "-fno-trapping-math"]
 # Without debugging information, of generated code, compilation takes a fifth less time.
 OPTIONS = ["-O3", "-g0", *ARITHMETIC, "-pthread"]
+# Cython's, for all modules. What it has translated already it translates again only after `make
+# clean`, or where a module itself has changed.
+DIRECTIVES = {"language_level": 3, "boundscheck": False, "wraparound": False}
 
 
 def mpi_flags():
@@ -123,14 +126,25 @@ if os.environ.get("WAGMA_EXTENSIONS") == "later":
     extensions = []
 quiet = "--quiet" in sys.argv
 progress = Progress(len(extensions) if quiet else 0)
-setup(
-    ext_modules=cythonize(
+
+
+def cythonized(extensions, **directives):
+    """Return the extensions with their modules as C."""
+    return cythonize(
         extensions,
         build_dir="build/cython",
         nthreads=cores,
         quiet=quiet,
+        compiler_directives=DIRECTIVES | directives,
         shared_utility_qualified_name=UTILITIES if extensions else None,
-    ),
+    )
+
+
+# Python's divide as Python does, since it is their source that tests run.
+python = [each for each in extensions if each.sources[0].endswith(".py")]
+native = [each for each in extensions if each not in python]
+setup(
+    ext_modules=[*cythonized(native, cdivision=True), *cythonized(python)],
     cmdclass={"build_ext": CountedBuild} if quiet else {},
     options={"build_ext": {"parallel": cores}},
 )

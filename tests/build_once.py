@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent  # one for all trees of links
 MEMORY = ROOT / "collectives" / "memory"
+# Those of setup.py for modules that are not Python's.
+DIRECTIVES = ("-X", "boundscheck=False,wraparound=False,cdivision=True")
 
 
 def build_once(kind: str, name: str, content: str, build: Callable[[Path], None]) -> str:
@@ -65,7 +67,7 @@ def build_cython(kind: str, source: str, path: str, *options: str) -> str:
         if beside.exists():
             shutil.copy(beside, module.parent)
         generated = target.with_suffix(".c")
-        translate = [sys.executable, "-m", "cython", "-3", "-I", ROOT, "-o", generated]
+        translate = [sys.executable, "-m", "cython", "-3", *DIRECTIVES, "-I", ROOT, "-o", generated]
         subprocess.run([*translate, module], check=True)
         folders = [MEMORY, MEMORY.parent / "protocols"]
         headers = [f"-I{sysconfig.get_paths()['include']}", *(f"-I{folder}" for folder in folders)]
@@ -73,5 +75,5 @@ def build_cython(kind: str, source: str, path: str, *options: str) -> str:
         subprocess.run([*compile_it, generated, "-o", target], check=True)
 
     # One for all Pythons that load it, such as those of other machines.
-    content = repr([source, declared, options, sysconfig.get_config_var("EXT_SUFFIX")])
+    content = repr([source, declared, options, DIRECTIVES, sysconfig.get_config_var("EXT_SUFFIX")])
     return build_once(kind, Path(path).with_suffix(".so").name, content, build)

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """Compiled ranks that share memory, whose ports are Python objects: see test_shared_exchange.py."""
 
 from libc.stdlib cimport calloc, free

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """A compiled rank whose port, vectors and tree are Python objects: see test_rank.py."""
 
 from libc.stdlib cimport free, malloc

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The tree along which activations reach all ranks: the control tree, with versions."""
 
 from collectives.engine.control_tree cimport ControlTree

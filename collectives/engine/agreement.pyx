@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Agreement on the operation that all ranks enter, and on its end when they leave.
 
 The MPI mutex is held in every call that calls MPI.

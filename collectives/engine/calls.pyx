@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """An application's calls: begin, test, wait, complete.
 
 Only one call is in progress at a time. A non-blocking call that was not waited for is completed by

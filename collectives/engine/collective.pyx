@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The driver's methods for Python: operations of all ranks, failures and closing."""
 
 from cpython.buffer cimport PyBUF_WRITABLE

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The control tree: short messages from each rank to all, along the dimensions of a butterfly.
 
 It carries failures and the end of messages (FIN); subclasses add others.

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Messages between ranks that are counted, so that each rank knows when all have arrived."""
 
 from libc.stdlib cimport free

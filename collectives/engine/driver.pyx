@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """One rank of a collective over MPI: it executes what the rank's protocol decides.
 
 It consists of parts: a port moves vectors, a tree carries control messages, an agreement gathers

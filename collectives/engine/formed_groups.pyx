@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Calls of methods whose groups a protocol forms: what callers wait for, and what Python calls."""
 
 from cpython.buffer cimport PyBUF_WRITABLE

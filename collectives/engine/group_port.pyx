@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The port of formed groups: it moves one rank's vectors as `GroupRankProtocol` decides."""
 
 from libc.stdlib cimport free

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The steps that a protocol that forms groups requests of its rank, and its messages."""
 
 from libc.stdlib cimport free

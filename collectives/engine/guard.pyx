@@ -1,4 +1,3 @@
-# cython: language_level=3
 """A guard that admits one call of a collective at a time."""
 
 

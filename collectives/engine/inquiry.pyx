@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Inquiries: a rank that has waited for long asks all others which calls they have made.
 
 Engines answer, so a computing rank is distinguished from a stopped one. The MPI mutex is held in

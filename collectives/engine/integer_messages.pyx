@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Short lists of integers, sent from one rank's engine to another's.
 
 Those of one sender arrive in the order of sending. The thread that calls these methods holds the

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The MPI that the extensions are linked with, which need not be mpi4py's."""
 
 cdef extern from "mpi.h":

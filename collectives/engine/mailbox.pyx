@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Vectors that ranks send each other while their applications compute.
 
 A `Mailbox` is the port of a `PeerRankProtocol`, which decides what it does over MPI. The thread that

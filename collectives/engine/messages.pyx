@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Messages from one rank to another: a header, followed by a vector if that is short."""
 
 from libc.stdlib cimport free

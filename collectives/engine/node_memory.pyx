@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The memory that a collective shares with the ranks of its node."""
 
 from collectives.exchange.exchange cimport Exchange

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """A rank's model and change, and the steps that are executed on them.
 
 The steps are executed in order on each block, one after the other while it is in cache, as far as

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Exchanges between peers: calls in which ranks send vectors to each other."""
 
 from cpython.buffer cimport PyBUF_WRITABLE

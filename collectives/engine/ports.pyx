@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The engine's ports: they move one rank's vectors as its `RankProtocol` decides.
 
 The thread that holds the collective's lock calls them. MPI is called by the exchanges only, which

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The progress thread, which advances the collectives that no caller drives.
 
 All that it knows of a collective is its lock, `progress()`, and when to poll it.

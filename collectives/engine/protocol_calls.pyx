@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Calls that a method's own protocol executes by messages, and operations of all ranks."""
 
 from cpython.buffer cimport PyBUF_WRITABLE

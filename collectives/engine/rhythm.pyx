@@ -1,4 +1,3 @@
-# cython: language_level=3, cdivision=True
 """When the idle engine polls for work: often around the time at which the next version is due."""
 
 cdef enum:

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """What the progress thread, waiting callers and their calls ask of a collective."""
 
 from collectives.engine.rhythm cimport Rhythm

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Stalls: the reports of a rank that has waited for long, and its answers to others.
 
 The engine answers while its rank computes, so a computing rank is distinguished from a stopped one.

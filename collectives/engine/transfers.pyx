@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Vectors that follow messages from one rank to another, in blocks.
 
 Blocks are sent from the vector itself, and received where they are used: a receive is posted once

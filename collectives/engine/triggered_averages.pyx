@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Averages over all ranks that any rank may start; the others take part in their next call."""
 
 from cpython.buffer cimport PyBUF_WRITABLE

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Wait-avoiding group averages: versions that any rank starts, and all ranks execute.
 
 A rank that is computing takes part with its snapshot, by its progress thread or in the memory shared

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Waiting: the caller drives its collective itself, and lets others run meanwhile."""
 
 from cpython.exc cimport PyErr_CheckSignals

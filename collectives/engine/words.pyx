@@ -1,4 +1,3 @@
-# cython: language_level=3
 """Calls and operations of all ranks, in words."""
 
 from collectives.protocols.all_ranks cimport (

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """A pending allreduce: the mean of its members' vectors, by one of the transports."""
 
 from mpi4py.MPI cimport Comm

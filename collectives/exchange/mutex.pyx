@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The mutex around the engine's MPI calls."""
 
 pthread_mutex_init(&mpi_mutex, NULL)

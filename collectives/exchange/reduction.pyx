@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The sources and destinations of one allreduce, and its passes over memory."""
 
 from libc.stdlib cimport free

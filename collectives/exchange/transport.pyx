@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """What carries out averages among ranks: the interface of `messages` and `shared`."""
 
 

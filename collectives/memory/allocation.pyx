@@ -1,4 +1,3 @@
-# cython: language_level=3, cdivision=True
 """Memory for vectors: private to this process, or shared with other processes of its node."""
 
 import os

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The blocks in which a vector is sent, and processed while in cache."""
 
 from libc.stdlib cimport free

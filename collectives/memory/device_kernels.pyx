@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The kernels of kernels.cu on a device: compiled for it, loaded, and launched."""
 
 from libc.string cimport memset

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Memory of a device, private or shared with other processes of the node.
 
 Sharing uses CUDA's interprocess communication (IPC). The device does not order the work of two

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """A queue of a device's passes over vectors in its memory, with tickets for their completion."""
 
 from collectives.exchange.clock cimport now

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Vectors in a device's memory: passes are kernels and copies in the device's queue."""
 
 from collectives.memory.allocation cimport Memory

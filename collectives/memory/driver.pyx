@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The CUDA driver: loaded when a vector on a device is first used, and not needed before.
 
 WAGMA_CUDA_LIBRARY names another library than libcuda.so.1.

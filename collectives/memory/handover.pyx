@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Hands a vector on a device over to the engine and back to the application.
 
 Either the host averages a copy in pinned memory (`Mirror`), or the device averages the vector

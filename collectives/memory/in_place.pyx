@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Vectors that the device averages in place."""
 
 from collectives.memory.device_queue cimport DeviceQueue

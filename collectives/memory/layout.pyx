@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The layout of a vector: one or several arrays, the application's or in the engine's memory.
 
 In the engine's memory a vector is contiguous: a header, then the arrays, each at a multiple of 64

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Copies of a device's vectors in pinned host memory, which the host averages in their place."""
 
 import threading

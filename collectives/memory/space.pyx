@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The memory that holds vectors, and the passes over it: the interface, and the host's memory."""
 
 from libc.stdlib cimport free

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Tells which points a stream has reached, without calling the driver.
 
 All functions of the driver, even queries, may block while another thread's launch waits for space

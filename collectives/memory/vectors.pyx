@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """A rank's vectors in one `Space`, by the names that `protocols.contribution` gives them."""
 
 from libc.stdlib cimport free

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """A rank's contributions to averages, and the results it gets.
 
 A rank has up to four vectors, which only the driver accesses: the application's X, while it is in a

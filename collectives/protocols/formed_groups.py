@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """Groups formed by any rule: the record of a group, and the port of protocols that form groups.
 
 A protocol decides which ranks average together, in which order, and when a call returns; its driver

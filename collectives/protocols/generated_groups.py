@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """Ripples' ranks, whose groups a group generator on one rank forms on request.
 
 A call sends a request to the generator, and executes the groups with its rank that the generator

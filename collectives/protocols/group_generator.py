@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """The group generator of Ripples: forms groups on the ranks' requests.
 
 Groups are numbered, and each rank executes its groups in this order. So groups that share a rank

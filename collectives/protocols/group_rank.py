@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """What one rank does next where a protocol forms groups: contributions, calls, and interruptions.
 
 A `GroupProtocol` decides which ranks average together, and requests averages and returns of its

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """`topology.Shuffle` on C arrays, so that the engine finds a version's group without the GIL."""
 
 from libc.stdlib cimport calloc, free

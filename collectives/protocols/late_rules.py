@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """The late rules: what ranks contribute and get, whether or not they called before their version.
 
 Each rule decides what a publication does to a rank's snapshot, where the mean of a version is

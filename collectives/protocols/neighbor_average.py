@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """D-PSGD's average of neighbors: x_{k+1} = Σ_j W_ij x_k^j + change.
 
 Every rank sends its model as soon as it is computed, while its application computes the change; a

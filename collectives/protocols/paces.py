@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """How long ranks usually take from one event to the next: medians of their last times."""
 
 import array

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """AD-PSGD's average of pairs: a rank and a random neighbor both get the mean of their models.
 
 The averages run in the background, and no call waits for one. A rank asks a neighbor. If the

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """The parameter server: one rank holds the model; all send it their changes and receive it.
 
 A change has weight 1/P, so that a round of all ranks is one step with their mean. The modes:

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """What one rank does with its model and its application's changes, where ranks send vectors.
 
 A `PeerProtocol` decides what ranks send each other, and when a call publishes, mixes and returns.

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """The base class of methods in which ranks send vectors to each other.
 
 Each rank has a model X, which its application changes between two calls and receives in each. A

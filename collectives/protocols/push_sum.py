@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """Push-sum, the average on directed graphs of stochastic gradient push (SGP).
 
 Each rank has a numerator X and a weight w. A call divides both among the rank itself and the ranks

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """Hop's average of neighbors, with queues of updates and of tokens, for ranks of unequal speed.
 
 Like D-PSGD's, x_{k+1} = Σ_j W_ij x_k^j + change, except for how far ranks may be apart:

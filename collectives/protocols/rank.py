@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """What one rank does next: operations of all ranks, and what interrupts them; see also `versions`.
 
 `AllRanksProtocol` and its subclasses decide what has to happen, a `ContributionProtocol` what the

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """What executes the steps of a rank: see `rank`."""
 
 

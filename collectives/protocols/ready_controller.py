@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """Partial Reduce's controller: which ranks average next, and the weight of each model.
 
 Its parts are the paper's (Figure 6), except the broadcaster, which is in the ranks' protocol:

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """Partial Reduce: the ranks that are ready first average, in groups of P' ranks.
 
 A call sends a ready signal, with the rank's iteration number, to one rank's controller

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """Protocols in Python, for tests and experiments: they run in the same drivers as compiled ones.
 
 A driver reports an event to such a protocol with the GIL held, so its rank's engine waits for the

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True
 """One rank's exchanges in shared memory: what it publishes, averages and takes next.
 
 Members that have arrived average the vector block by block, directly from all contributions to the

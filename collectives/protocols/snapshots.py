@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """A rank's snapshot: what it contributes to versions, also while its application computes.
 
 What late ranks contribute and get is for a `LateRule` to decide: see `late_rules`.

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """Ripples' ranks with a static schedule, which fixes the groups but not their time.
 
 In its t-th call a rank averages with its group of iteration t. The group's first member, its

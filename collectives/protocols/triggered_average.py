@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """Averages over all ranks that any rank may start: local SGD with ranks of unequal speed.
 
 A call ends a step of its rank. The first rank that has made τ calls since the last average starts

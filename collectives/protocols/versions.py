@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False
 """What one rank does next in a wait-avoiding collective: versions, and calls of the application.
 
 Source: WAGMA-SGD, section III-A and Algorithm 2; what interrupts a call goes beyond the paper.

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """Passes over memory, and the kernels that make them on devices, for tests to call.
 
 Addresses are integers.

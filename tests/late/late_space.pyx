@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The host's memory with passes that are deferred, as on a device, in one queue for all vectors.
 
 One is made with each question whether a ticket is over. Passes that return something, and those that

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Ranks in simulated time: an event heap, their applications, and a LogGP network between them.
 
 Events of equal time happen in the order in which they were caused: a simulation is a function of

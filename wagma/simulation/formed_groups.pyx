@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Simulates methods in which a controller or a schedule forms groups.
 
 It does what `collectives.engine.formed_groups` does over MPI, at the times of the machine's model;

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Simulates the methods whose ranks send each other vectors.
 
 It does what `collectives.engine.mailbox` does over MPI, at the times of the machine's model; all

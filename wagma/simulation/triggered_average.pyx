@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Simulates local SGD whose averages the fastest rank starts, with the engine's protocol."""
 
 import numpy as np

@@ -1,4 +1,3 @@
-# cython: language_level=3
 """The vectors of simulated ranks."""
 
 from collectives.protocols.contribution cimport Vectors

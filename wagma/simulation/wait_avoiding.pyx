@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
 
 Where the engine reacts to messages and completed exchanges, this driver reacts at the times that the

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The inner loops of WP-SGD: steps on single rows of a CSR matrix, each O(non-zeros of its row).
 
 They are in Cython, like all native code of this package: numba would be one more dependency, and

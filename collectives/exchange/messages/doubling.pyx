@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """An allreduce by recursive doubling, for vectors too short for slices.
 
 The vector is averaged block by block, so that a block stays in cache through all phases of the

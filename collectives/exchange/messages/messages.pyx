@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Averages by messages, by the fastest algorithm."""
 
 from mpi4py.MPI cimport Comm

@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """An allreduce by reduce-scatter and allgather, for long vectors.
 
 The messages of one block are sent while another is averaged. At most `DEPTH` blocks are in flight,

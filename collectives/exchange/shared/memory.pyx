@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Memory shared by all ranks of a node: words, parts and vectors.
 
 Each rank's words, which synchronize exchanges, and its `Part` are in host memory. So are vectors,

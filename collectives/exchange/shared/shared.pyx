@@ -1,4 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """An allreduce among ranks of one node, in shared memory, by blocks.
 
 Which rank averages which block is decided in `protocols.shared_exchange`; here are the addresses,
