@@ -5,13 +5,12 @@ the same order, and get the same answers.
 """
 
 import functools
-import importlib.util
 import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from build_once import build_cython
+from compiled import built, of_python
 from protocol_messages import (
     all_ranks,
     contribution,
@@ -98,15 +97,14 @@ class SourceRank:
         self.driven.interrupted(ended)
 
 
-@functools.cache
 def compiled_rank():
     """Return CompiledRank, built where that has not been done."""
-    path = f"collectives/protocols/{SOURCE.name}"  # it depends on what is declared there
-    built = build_cython("rank", SOURCE.read_text(), path, "-O0")
-    spec = importlib.util.spec_from_file_location("compiled_rank", built)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.CompiledRank
+    ports = (
+        of_python(("all_ranks", "TreePort")),
+        of_python(("contribution", "Vectors")),
+        of_python(("rank_port", "StepPort"), ("rank_port", "RankPort")),
+    )
+    return built("compiled_rank", "\n".join([*ports, SOURCE.read_text()])).CompiledRank
 
 
 class Life:
