@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import random
-from collections import Counter
 from fractions import Fraction
 
 import pytest
-from compiled import built, of_python, to_python
+from late_peer import Bench
 from peer_network import (
     CALL,
     LEAVE,
@@ -154,259 +151,6 @@ def explore_interruptions(driven):
         assert explore(Interrupted(ranks, programs, expected)) > 50
 
 
-# One rank, whose actions are executed later
-
-
-class Poison:
-    """What is not finite: nothing is to be computed with it."""
-
-    def used(self, *_):
-        raise AssertionError("what is not finite is used")
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = used
-
-
-class One(peers.PeerProtocol):
-    """Does what the test says."""
-
-    def __init__(self, port):
-        super().__init__(port, 0, 2, [])
-
-    def call(self):
-        self.calling = True
-
-
-class Bench(peer_rank.PeerRankPort):
-    """A rank and its application, beside what it must have: X, and what the application got.
-
-    Attributes:
-        model, apart, user: X, D and U.
-        pending: the actions that are not executed yet, in order.
-        right, got: what X is to be once they are; what the application last got, None where it
-            lacks that.
-        change: that of the call under way, until it is published; None where it does not count.
-        waits: what the application waits for.
-    """
-
-    def __init__(self, driven, seed):
-        self.random = random.Random(seed)
-        self.model = self.user = self.right = self.got = Fraction(5)
-        self.apart = None
-        self.pending = []
-        self.change = self.waits = self.returned = None
-        self.published, self.excluded = True, 0
-        self.driven = driven(self)
-        self.protocol = One(self.driven)
-        self.driven.attach(self.protocol)
-
-    def draw(self):
-        return Fraction(self.random.randrange(1, 1000), 7)
-
-    # Actions
-
-    def execute(self):
-        what, *details = self.pending.pop(0)
-        getattr(self, f"_{what}")(*details)
-
-    def __getattribute__(self, name):
-        """Have the actions on vectors executed later."""
-        if name not in ("record", "save", "clear", "keep", "replace", "publish", "scale",
-                        "keep_model", "return_model"):  # fmt: skip
-            return super().__getattribute__(name)
-        return lambda *details: self.pending.append((name, *details))
-
-    def _record(self, against_model):
-        self.apart = self.user - (self.model if against_model else self.apart)
-
-    def _save(self):
-        self.apart = self.model
-
-    def _clear(self):
-        self.apart = Fraction(0)
-
-    def _keep(self):
-        self.apart = self.user
-
-    def _replace(self):
-        self.model = self.user
-
-    def _publish(self, scale):
-        self.model += scale * self.apart
-
-    def _scale(self, factor):
-        self.model *= factor
-
-    def _mix(self, keep, share, value):
-        self.model = keep * self.model + share * value
-
-    def _keep_model(self, scale):
-        if scale != 1:
-            self.apart = scale * self.model
-
-    def _return_model(self, scale):
-        self._keep_model(scale)
-        self.user = scale * self.model
-
-    def _send(self, value):
-        assert self.apart == value, "the change that is sent"
-
-    def mix(self, source, keep, share):
-        self.pending.append(("mix", keep, share, self.value))
-        return 0
-
-    def halve(self, source, kind, number):
-        self.mix(source, Fraction(1, 2), Fraction(1, 2))
-
-    def write_change(self, kind, number):
-        self.pending.append(("send", self.sent))
-
-    def hold(self):
-        assert not self.pending
-        self.apart = self.user
-
-    def load(self):
-        assert not self.pending
-        self.model = self.user
-
-    def adopt(self):
-        """As the engine does: it records a change out of turn, as nothing pending affects that."""
-        misses = False
-        for i, (what, *details) in enumerate(self.pending):
-            if what == "record":
-                self._record(*details)
-            elif what == "replace":
-                self.apart = self.user - self.model
-                self.pending[i] = "publish", 1
-            elif what == "return_model":
-                self.pending[i] = "keep_model", *details
-            misses |= what in ("keep", "return_model")
-        self.pending = [each for each in self.pending if each[0] not in ("record", "keep")]
-        return misses
-
-    # What is known
-
-    def is_change_finite(self, against_model):
-        base = self.model if against_model else self.apart
-        assert base == self.got, "the change is of what the application got"
-        return not isinstance(self.user, Poison)
-
-    def is_pending(self):
-        return bool(self.pending)
-
-    def answers(self):
-        used = {"record", "save", "keep", "keep_model", "return_model"}
-        return any(what in used for what, *_ in self.pending)
-
-    # What happens
-
-    def live(self, events=60):
-        for _ in range(events):
-            happening = self.random.choice(list(self.events()))
-            happening()
-        while self.pending:
-            self.execute()
-        assert self.model == self.right
-        assert self.driven.nonfinite == self.excluded
-
-    def events(self):
-        yield self.mixes
-        yield self.halves
-        yield self.scales
-        if self.pending:
-            yield from [self.execute] * 3
-        if self.protocol.calling:
-            yield from [self.returns if self.published else self.publishes] * 2
-            if not self.published:
-                yield self.sends
-        if self.waits:
-            yield self.interrupted
-            if self.driven.has_answered():
-                yield self.ends
-        elif self.driven.has_answered():
-            yield from [self.calls] * 3
-            yield self.publishes_alone
-            if not self.pending:
-                yield self.restarts
-                if self.got is not None:
-                    yield self.goes_on
-
-    def changes(self, poisoned):
-        """The application changes its vector: note what counts of that."""
-        self.user = Poison() if poisoned else self.user + self.draw()
-        known = self.got is not None and not poisoned
-        self.change = self.user - self.got if known else None
-        self.excluded += not known
-
-    def calls(self):
-        self.changes(self.random.random() < 0.1)
-        self.waits, self.published = "call", False
-        self.driven.call()
-
-    def publishes(self):
-        scale = self.random.choice((1, 1, Fraction(1, 2)))
-        self.right += 0 if self.change is None else scale * self.change
-        self.published = True
-        self.driven.publish(scale)
-
-    def sends(self):
-        self.sent = Fraction(0) if self.change is None else self.change
-        self.published = True
-        self.driven.write_change(2, 0)
-
-    def returns(self):
-        scale = self.random.choice((1, 1, Fraction(1, 3)))
-        self.protocol.calling = False
-        self.returned = self.got = scale * self.right if self.waits else None
-        self.driven.return_model(scale)
-
-    def mixes(self):
-        keep, share = self.random.choice(((1, 1), (Fraction(1, 2), Fraction(1, 2)), (0, 1)))
-        self.value = self.draw()
-        self.right = keep * self.right + share * self.value
-        self.driven.mix(1, keep, share)
-
-    def halves(self):
-        self.value = self.draw()
-        self.right = (self.right + self.value) / 2
-        self.driven.halve(1, 2, 0)
-
-    def scales(self):
-        factor = self.random.choice((1, Fraction(2, 3)))
-        self.right *= factor
-        self.driven.scale(factor)
-
-    def publishes_alone(self):
-        self.changes(False)
-        self.right += self.change or 0
-        self.waits, self.returned = "publish", self.user
-        self.driven.publish_change()
-        self.got = self.user
-
-    def ends(self):
-        assert self.user == self.returned, "what the application gets"
-        self.waits = None
-        self.driven.interrupt()
-
-    def interrupted(self):
-        """The application goes on with its vector, which is to stay as it is."""
-        if self.answers() and any(what in ("keep", "return_model") for what, *_ in self.pending):
-            self.got = None
-        self.waits = None
-        self.driven.interrupt()
-        if self.protocol.calling:
-            self.got = None
-        if self.got is None:
-            self.user = self.draw() + 1000
-
-    def goes_on(self):
-        self.user = self.got = self.user + Fraction(1, 10**6)
-        self.driven.go_on_from()
-
-    def restarts(self):
-        self.user = self.got = self.right = self.draw()
-        self.driven.restart(3)
-
-
 def live(driven):
     for seed in range(300):
         Bench(driven, seed).live()
@@ -520,15 +264,6 @@ class NotRecorded(peer_rank.PeerRankProtocol):
         self.port.adopt()
 
 
-class StillThere(peer_rank.PeerRankProtocol):
-    """Returns from the call that an exception has ended."""
-
-    def interrupt(self):
-        present = self.present
-        super().interrupt()
-        self.present = present
-
-
 class Counted(peer_rank.PeerRankProtocol):
     """Counts what the application changes after an interrupted call."""
 
@@ -537,39 +272,12 @@ class Counted(peer_rank.PeerRankProtocol):
         self.unreturned = False
 
 
-class CountedAtOnce(peer_rank.PeerRankProtocol):
-    """Counts that too where the model was about to be returned."""
-
-    def interrupt(self):
-        unreturned = self.unreturned
-        super().interrupt()
-        self.unreturned = unreturned
-
-
-class NeverCounted(peer_rank.PeerRankProtocol):
-    """Excludes what the application changes after it has published outside of any call."""
-
-    def publish_change(self):
-        unreturned = self.unreturned
-        super().publish_change()
-        self.unreturned = unreturned
-
-
 class CountsAll(peer_rank.PeerRankProtocol):
     """Counts what is not finite."""
 
     def take_change(self):
         super().take_change()
         self.changed = self.unrecorded = not self.unreturned
-
-
-class PublishedTwice(peer_rank.PeerRankProtocol):
-    """Publishes a change again where no call has included it since."""
-
-    def publish(self, scale):
-        changed = self.changed
-        super().publish(scale)
-        self.changed = changed
 
 
 class ReplacedAlways(peer_rank.PeerRankProtocol):
@@ -601,42 +309,6 @@ class ScaledIsSame(peer_rank.PeerRankProtocol):
     def return_model(self, scale):
         super().return_model(scale)
         self.same = not self.unreturned
-
-
-class RoundedIsSame(peer_rank.PeerRankProtocol):
-    """Takes what the application has rounded for the model."""
-
-    def go_on_from(self):
-        same = self.same
-        super().go_on_from()
-        self.same = same
-
-
-class OldChange(peer_rank.PeerRankProtocol):
-    """Keeps what the application had got before all restarted."""
-
-    def restart(self, calls):
-        same = self.same
-        super().restart(calls)
-        self.same = same
-
-
-class LostAtRestart(peer_rank.PeerRankProtocol):
-    """Excludes the first change after a restart."""
-
-    def restart(self, calls):
-        unreturned = self.unreturned
-        super().restart(calls)
-        self.unreturned = unreturned
-
-
-class BoundedForEver(peer_rank.PeerRankProtocol):
-    """Takes what the device has checked once for what the application has got since."""
-
-    def take_change(self):
-        bounded = self.bounded
-        super().take_change()
-        self.bounded = bounded
 
 
 class BeginsBlindly(peer_rank.PeerRankProtocol):
@@ -680,9 +352,38 @@ class LostInJoin(peer_rank.PeerRankProtocol):
         pass
 
 
-WRONG = [
-    wrong for wrong in peer_rank.PeerRankProtocol.__subclasses__() if wrong.__module__ == __name__
-]
+def unchanged(doc, method, attribute):
+    """Return a wrong variant that leaves an attribute as it was before a method."""
+
+    def wrong(self, *details):
+        before = getattr(self, attribute)
+        answer = getattr(peer_rank.PeerRankProtocol, method)(self, *details)
+        setattr(self, attribute, before)
+        return answer
+
+    name = f"{method}_leaves_{attribute}"
+    return type(name, (peer_rank.PeerRankProtocol,), {"__doc__": doc, method: wrong})
+
+
+WRONG = (
+    *peer_rank.PeerRankProtocol.__subclasses__(),
+    unchanged("Returns from the call that an exception has ended.", "interrupt", "present"),
+    unchanged("Counts what follows a call interrupted as it returned.", "interrupt", "unreturned"),
+    unchanged(
+        "Excludes the change after one published outside of calls.",
+        "publish_change",
+        "unreturned",
+    ),
+    unchanged("Publishes a change a second time.", "publish", "changed"),
+    unchanged("Takes what the application has rounded for the model.", "go_on_from", "same"),
+    unchanged("Keeps what the application had got before all restarted.", "restart", "same"),
+    unchanged("Excludes the first change after a restart.", "restart", "unreturned"),
+    unchanged(
+        "Takes what a device has checked once for what is got since.",
+        "take_change",
+        "bounded",
+    ),
+)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -690,124 +391,3 @@ def test_a_wrong_rank_is_caught(wrong):
     with pytest.raises(AssertionError):
         for check in CHECKS:
             check(wrong)
-
-
-# A compiled rank and its source
-
-DECIDED = (
-    *("call", "await_vector", "begin_awaited", "publish_change", "hand_in", "join", "caught_up"),
-    *("go_on_from", "returned_checked", "restart", "interrupt"),
-    *("counts", "takes_ahead", "takes_all", "has_answered"),
-)
-TOLD = "begin", "arrived", "leave", "pause", "resume", "catch_up"
-COMPILED = f"""# cython: language_level=3
-from collectives.protocols.peers cimport PeerProtocol
-from collectives.protocols.peer_rank cimport PeerRankProtocol
-{of_python(("peers", "Port"), ("peer_rank", "PeerRankPort"))}
-cdef class CompiledRank:
-    cdef readonly PeerRankProtocol driven
-    cdef readonly PeerProtocol exchanging
-    def __init__(self, port, make):
-        self.driven = PeerRankProtocol(PythonPeerRankPort(port))
-        self.exchanging = make(self.driven, 1, 3)
-        self.driven.attach(self.exchanging)
-{to_python("peer_rank", "PeerRankProtocol", "driven", *DECIDED)}
-{to_python("peers", "PeerProtocol", "exchanging", *TOLD)}
-"""
-
-
-class SourceRank:
-    """One rank of the protocols' sources, with the methods of a compiled one."""
-
-    def __init__(self, port, make):
-        self.driven = peer_rank.PeerRankProtocol(port)
-        self.exchanging = make(self.driven, 1, 3)
-        self.driven.attach(self.exchanging)
-        for names, protocol in (DECIDED, self.driven), (TOLD, self.exchanging):
-            for name in names:
-                setattr(self, name, getattr(protocol, name))
-
-
-class Recorder:
-    """A rank's port, which notes its actions, and answers by chance."""
-
-    def __init__(self, seed):
-        self.random, self.actions = random.Random(seed), []
-
-    def __getattr__(self, action):
-        if action.startswith("__"):
-            raise AttributeError(action)
-
-        def execute(*details):
-            answer = self.random.choice((0.5, 1.0) if action == "mix" else (True, False))
-            self.actions.append((action, *details, answer))
-            return answer
-
-        return execute
-
-
-def protocols_of(averages, pushes, server):
-    """Return what makes rank 1 of 3, for each kind of protocol, of the modules of these."""
-    everybody = [[0, 2]] * 2
-    return (
-        lambda *rank: averages.NeighborAverageProtocol(*rank, [0, 2], [0.25] * 2, 0.5, [0], False),
-        lambda *rank: pushes.PushSumProtocol(*rank, everybody, everybody, 1),
-        lambda *rank: server.ParameterServerProtocol(*rank, "backup", 1, 1),
-        lambda *rank: server.ParameterServerProtocol(*rank, "asp", 0, 0),
-    )
-
-
-def life(kind, seed, make, is_client):
-    """Return the actions in a rank's life, whose events a seed draws, and what it becomes.
-
-    `is_client`: whether rank 0, a server, sends it nothing but answers.
-    """
-    port, drawn = Recorder(seed), random.Random(seed)
-    rank = kind(port, make)
-    driven, exchanging = rank.driven, rank.exchanging
-    rank.begin()
-    for _ in range(80):
-        noted = [rank.has_answered(), rank.takes_ahead(), rank.takes_all()]
-        noted.append(rank.counts(drawn.choice((peers.LEAVE, 2)), drawn.randrange(3)))
-        port.actions.append(noted)
-        event = drawn.choice(("act", "act", "message", "message", "message", "interrupt", "all"))
-        if event == "message" and not is_client:
-            what = drawn.choice((peers.LEAVE, peers.AWAY, *[2] * 10))
-            rank.arrived(drawn.choice((0, 2)), what, drawn.randrange(9), drawn.choice((0.5, 1.0)))
-        elif event == "message" and exchanging.calling:
-            rank.arrived(0, parameter_server.PULL, drawn.randrange(9), 0.0)
-        elif event == "interrupt":
-            rank.interrupt()
-        elif event == "all":
-            what = drawn.choice(("pause", "resume", "restart", "join", "caught_up", "catch_up"))
-            counted = what in ("restart", "catch_up")
-            getattr(rank, what)(*[exchanging.calls + drawn.randrange(2)][:counted])
-        elif event == "act" and not exchanging.calling:
-            calls = ("call",) * 4 + ("await_vector", "begin_awaited", "returned_checked")
-            getattr(rank, drawn.choice((*calls, "publish_change", "hand_in", "go_on_from")))()
-    names = (
-        "present",
-        "same",
-        "changed",
-        "unrecorded",
-        "unreturned",
-        "bounded",
-        "began",
-        "nonfinite",
-    )
-    return port.actions, [getattr(driven, name) for name in names], exchanging.calls
-
-
-def test_a_compiled_rank_has_the_same_actions_executed_as_its_source():
-    compiled = built("compiled_peer_rank", COMPILED).CompiledRank
-    names = "neighbor_average", "push_sum", "parameter_server"
-    modules = [importlib.import_module(f"collectives.protocols.{name}") for name in names]
-    sources = protocols_of(neighbor_average, push_sum, parameter_server)
-    happened = Counter()
-    kinds = enumerate(zip(sources, protocols_of(*modules)))
-    for (number, (source, make)), seed in itertools.product(kinds, range(75)):
-        actions, *end = life(SourceRank, seed, source, number == 3)
-        assert (actions, *end) == life(compiled, seed, make, number == 3), (number, seed)
-        happened.update(action[0] for action in actions if isinstance(action, tuple))
-    asked = {name for name in vars(peer_rank.PeerRankPort) if not name.startswith("_")}
-    assert asked - set(happened) == set()
