@@ -138,7 +138,7 @@ def in_steps(*names, edit=None, owners=("self",), bases=()):
 
 versions_in_steps = in_steps(
     *("rank_port", "rank", "versions"),
-    owners=("self", "self.port", "RankProtocol"),
+    owners=("self", "self.port", "self.executing", "RankProtocol"),
     bases=("all_ranks", "wait_avoiding"),
 )
 shared_exchange = in_steps("claims", "shared_exchange", owners=("self", "self.claims"))
