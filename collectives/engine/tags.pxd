@@ -32,6 +32,8 @@
 
 from collectives.exchange.messages.doubling cimport PHASES
 
+cimport cython
+
 cdef enum:
     # On `control`: all messages of the tree.
     TREE_TAG = 0
@@ -55,10 +57,12 @@ cdef inline int versions_window(int bound) noexcept nogil:
     """Return how many versions have different tags, if ranks are at most `bound` versions apart."""
     return 4 * bound + 4
 
+@cython.cdivision(False)  # tags are not negative, even if a version that is loaded is
 cdef inline int version_tag(long long version, int window) noexcept nogil:
     """Return the first tag of a version's exchange."""
     return FIRST_VERSION_TAG + <int>(version % window) * PHASES
 
+@cython.cdivision(False)  # neither if a user's protocol has negative numbers
 cdef inline int group_tag(long long number) noexcept nogil:
     """Return the first tag of the exchange of a group with this number."""
     return FIRST_GROUP_TAG + <int>(number % GROUPS) * PHASES
