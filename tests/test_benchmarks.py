@@ -155,6 +155,7 @@ def test_latency_measures_what_it_says(mpirun, tmp_path):
     assert compare(*2 * [tmp_path / "latency-2.json"]).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_result_is_drawn_without_measuring(result, tmp_path):
     pytest.importorskip("matplotlib")
     sizes = [{"bytes": 1 << shift, "microseconds": {"MPI_Allreduce": 1}} for shift in (10, 20)]

@@ -14,6 +14,8 @@ from collectives.errors import CudaError
 from collectives.memory import nvrtc
 from collectives.memory.space import CODES
 
+pytestmark = pytest.mark.slow  # NVRTC compiles for seconds
+
 HERE = Path(__file__).parent
 MEMORY = HERE.parent / "collectives" / "memory"
 PASSES = ("combine", "mean", "add_change", "all_finite", "finite_change", "all_bounded")

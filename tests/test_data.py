@@ -67,6 +67,7 @@ def test_label_sorted_shards_have_few_digits():
         assert set(LABELS[shard]) == {2 * rank, 2 * rank + 1}
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(size=SIZES, alpha=st.sampled_from([0.001, 0.1, 1000]), seed=st.integers(0, 2**40))
 def test_dirichlet_shards_share_out_the_training_set_and_leave_nobody_without(size, alpha, seed):

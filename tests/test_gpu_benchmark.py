@@ -157,6 +157,7 @@ def test_devices_that_average_are_measured(mpirun, tmp_path, part):
         assert taken >= 1 and taken == pytest.approx(contents["figures"][2]["value"])
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so(mpirun, tmp_path):
     """And what else is missing, before anything is measured."""
     command = [BENCHMARKS / "gpu.py", "--all", "--results", tmp_path, "--most-ranks", "2"]

@@ -268,7 +268,9 @@ CHECKS = (
 )
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    "check", [*CHECKS[:-1], pytest.param(explore_interruptions, marks=pytest.mark.slow)]
+)
 def test_a_rank_does_what_it_must(check):
     check(group_rank.GroupRankProtocol)
 

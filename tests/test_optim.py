@@ -447,6 +447,7 @@ def test_parameters_without_a_gradient_stay():
         assert optimizer.collective.version == 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.parametrize(
     ("when", "overlap"),

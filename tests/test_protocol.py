@@ -46,6 +46,7 @@ def test_random_runs_keep_every_invariant(block):
         run_seed(seed)
 
 
+@pytest.mark.slow
 def test_random_runs_of_drawn_starts_keep_every_invariant():
     """Each version is started by the rank that is drawn for it, unless one is in an operation."""
     seeds = range(SEEDS_PER_BLOCK)
@@ -53,6 +54,7 @@ def test_random_runs_of_drawn_starts_keep_every_invariant():
     assert {"timely", "late", "passive", "freed", "joined", "closed early"} < met
 
 
+@pytest.mark.slow
 def test_no_update_is_lost_where_vectors_have_weights_of_their_own_or_by_work():
     """The sum of all weighted snapshots changes by what is published alone, and never by a mean."""
     met = set().union(*(run_seed(seed, random_weighted_scenario).met for seed in range(200)))
@@ -79,6 +81,7 @@ def test_the_compiled_protocol_draws_the_same():
             assert wait_avoiding.drawn(seed, version, 7) == expected
 
 
+@pytest.mark.slow
 def test_random_runs_meet_all_that_can_happen():
     met = set().union(*(run_seed(seed).met for seed in range(60)))
     assert met == {
@@ -134,6 +137,7 @@ def scenarios(draw):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(scenarios(), st.lists(st.integers(0, 40), min_size=80, max_size=300))
 def test_chosen_runs_keep_every_invariant(scenario, choices):

@@ -662,6 +662,7 @@ def test_ranks_that_have_joined_follow_the_recurrence_without_changes(mode, orde
     NEAR([rank.got for rank in ended.ranks], models)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @each_graph
 def test_all_join_from_anywhere_with_every_setting(make_edges, seed):
@@ -717,6 +718,7 @@ def test_nothing_counts_that_was_before_an_earlier_iteration_was_loaded(settings
     assert again[1] == again[5] == 1 + near
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size, program, settings",
     (

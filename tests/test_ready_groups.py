@@ -308,6 +308,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("programs", "group_size", "history"), PROGRAMS.values(), ids=PROGRAMS)
 def test_everybody_comes_to_an_end_in_every_order(programs, group_size, history):
     assert ReadyWorld(programs, settings(group_size, history)).explore() > 10

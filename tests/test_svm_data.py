@@ -165,7 +165,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         files.read(tmp_path / "gone")
 
 
-@pytest.mark.parametrize(("count", "tested"), [(8000, 1000), (100, 20), (5, 1)])
+@pytest.mark.parametrize(
+    ("count", "tested"), [pytest.param(8000, 1000, marks=pytest.mark.slow), (100, 20), (5, 1)]
+)
 def test_a_thousand_random_samples_or_a_fifth_are_held_out(count, tested):
     samples = generate(count, 2 * count, 3, seed=0)
     train, test = files.split(samples, seed=1)

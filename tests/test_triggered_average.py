@@ -312,6 +312,7 @@ def test_all_orders_of_small_cases(calls, by_work):
     assert explore(calls, 2, by_work) > 50
 
 
+@pytest.mark.slow
 def test_drawn_orders_of_larger_cases():
     averages = [run_seed(seed) for seed in range(300)]
     assert sum(averages) > 300 and 0 in averages

@@ -214,12 +214,14 @@ def unbalanced():
     return {name: np.mean([points(name, seed) for seed in SEEDS], axis=0) for name in METHODS}
 
 
+@pytest.mark.slow
 def test_by_samples_methods_are_in_the_paper_s_order_once_they_are_near(unbalanced):
     then = {name: points[2 * 9 - 1, 1] for name, points in unbalanced.items()}
     order = ["minibatch", "delay-wp", "simuparallel", "wp", "sequential", "direct"]
     assert sorted(order, key=then.get) == order, then
 
 
+@pytest.mark.slow
 def test_by_time_methods_end_in_the_paper_s_order(unbalanced):
     end = unbalanced["wp"][-1, 0]
     order = ["delay-wp", "wp", "simuparallel", "minibatch"]
@@ -233,6 +235,7 @@ def at(points, seconds):
     return there[-1] if there.size else np.inf
 
 
+@pytest.mark.slow
 def test_on_the_way_the_fastest_node_alone_is_ahead_of_averages(unbalanced):
     """From far away what counts is the distance, which averages with nodes behind make longer."""
     way = {name: points[2 * 3 - 1, 1] for name, points in unbalanced.items()}
