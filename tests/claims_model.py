@@ -597,9 +597,8 @@ class SharedBlocks:
         """Say in this rank's part what an exchange does with its vectors."""
         publishing = self.rank.publishing
         self.set_path(False, True)
-        in_place = contribution.SNAPSHOT in (publishing.target, publishing.copy)
-        self.rank.put("in_place", in_place)
-        self.rank.put("saves", publishing.saved == contribution.RESULT)
+        self.rank.put("in_place", publishing.is_in_place())
+        self.rank.put("saves", publishing.saves_snapshot())
         self.rank.put("replaced", False)
         self.rank.put("weight", publishing.weight)
         self.rank.put("weight_after", publishing.weight_after())

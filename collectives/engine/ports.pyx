@@ -12,7 +12,7 @@ from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport zeroed
 from collectives.protocols.all_ranks cimport AVERAGE
-from collectives.protocols.contribution cimport NOWHERE, RESULT, SCRATCH, SNAPSHOT, X
+from collectives.protocols.contribution cimport NOWHERE, SCRATCH, SNAPSHOT, X
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -205,8 +205,7 @@ cdef class VersionsPort(EnginePort):
     cdef void describe(self) noexcept nogil:
         """Tell other ranks of the node where this rank's mean goes, and its vector's weight."""
         self.exchange.shared.describe(
-            self.publishing.target == SNAPSHOT or self.publishing.copy == SNAPSHOT,
-            self.publishing.saved == RESULT,
+            self.publishing.is_in_place(), self.publishing.saves_snapshot(),
             self.publishing.weight, self.publishing.weight_after())
 
     cdef void number_from(self, long long first, long long shift) noexcept nogil:

@@ -48,6 +48,8 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef void begin_call(self) noexcept nogil
     cdef void begin_version(self) noexcept nogil
     cdef bint bypasses_snapshot(self) noexcept nogil
+    cdef bint is_in_place(self) noexcept nogil
+    cdef bint saves_snapshot(self) noexcept nogil
     cdef void end_version(self, double total) noexcept nogil
     cdef void executed(self, double total, bint replaced) noexcept nogil
     cdef void mean_replaces(self) noexcept nogil

@@ -214,6 +214,14 @@ class SnapshotProtocol(ContributionProtocol):
         """
         return self.lent and self.calling and not self.versions.passive
 
+    def is_in_place(self):
+        """Return whether the exchange's mean replaces the snapshot."""
+        return self.target == SNAPSHOT or self.copy == SNAPSHOT
+
+    def saves_snapshot(self):
+        """Return whether the exchange leaves the old snapshot in the result vector."""
+        return self.saved == RESULT
+
     def own_target(self):
         return SCRATCH if self.source == SCRATCH else self.rule.stored_in()
 
