@@ -3,12 +3,8 @@
 from libc.stdlib cimport calloc, free
 
 from collectives.protocols.claims cimport BLOCKS, ClaimsProtocol
-from collectives.protocols.shared_exchange cimport (
-    AHEAD,
-    FIRST_BLOCK,
-    SharedExchangePort,
-    SharedExchangeProtocol,
-)
+from collectives.protocols.shared_exchange cimport AHEAD, FIRST_BLOCK, SharedExchangeProtocol
+from collectives.protocols.shared_exchange_port cimport SharedExchangePort
 
 
 cdef class PythonPort(SharedExchangePort):

@@ -16,6 +16,7 @@ from protocol_messages import load_source
 
 claims = load_source("claims")
 shared_exchange = load_source("shared_exchange", "claims")
+port = load_source("shared_exchange_port")
 
 SOURCE = Path(__file__).parent / "compiled_exchange.pyx"
 AHEAD = 8  # of compiled ranks
@@ -204,7 +205,7 @@ def test_compiled_ranks_do_what_those_of_the_source_do(block):
         assert source.actions == built.actions, f"seed {seed}"
         assert source.words.values() == built.words.values(), f"seed {seed}"
         actions.update(action[0] for action in source.actions)
-    verbs = vars(shared_exchange.SharedExchangePort).keys() - {"blocks"}
+    verbs = vars(port.SharedExchangePort).keys() - {"blocks"}
     assert {verb for verb in verbs if not verb.startswith("_") and actions[verb] < 20} == set()
 
 

@@ -5,7 +5,8 @@ from collectives.exchange.shared.memory cimport Part, SharedMemory
 from collectives.exchange.transport cimport Transport
 from collectives.memory.layout cimport Layout
 from collectives.protocols.groups cimport Groups
-from collectives.protocols.shared_exchange cimport SharedExchangePort, SharedExchangeProtocol
+from collectives.protocols.shared_exchange cimport SharedExchangeProtocol
+from collectives.protocols.shared_exchange_port cimport SharedExchangePort
 
 @cython.final
 cdef class SharedBlocks(SharedExchangePort):

@@ -20,7 +20,6 @@ from collectives.protocols.shared_exchange cimport (
     NOWHERE,
     RING,
     SNAPSHOT,
-    SharedExchangePort,
     SharedExchangeProtocol,
     source_of,
     target_of,

@@ -1,0 +1,65 @@
+"""What makes the passes of averages in shared memory: see `shared_exchange`."""
+
+
+class SharedExchangePort:
+    """Makes the passes over the vectors of a rank, and of those with which it shares memory."""
+
+    def find_group(self, rank, number, members):
+        """Fill in the members of a rank's exchange; return how many, 0 if some share no memory."""
+        raise NotImplementedError
+
+    def blocks(self, size):
+        """Return the number of blocks of an exchange of so many members."""
+        raise NotImplementedError
+
+    def set_path(self, ringed, takes):
+        """Note in this rank's part whether the ring has its blocks, and if it takes the mean."""
+        raise NotImplementedError
+
+    def begun(self):
+        """Return a ticket for all passes that this rank has begun."""
+        raise NotImplementedError
+
+    def over(self, ticket):
+        """Return whether the passes that a ticket is for are complete."""
+        raise NotImplementedError
+
+    def has_block(self, block):
+        """Return whether the application's block is here; it may come from a device."""
+        raise NotImplementedError
+
+    def contribute_block(self, block):
+        """Copy a block of the application's arrays to this rank's source; return the ticket."""
+        raise NotImplementedError
+
+    def return_block(self, block):
+        """Copy a block of the mean from this rank's target to the application's arrays."""
+        raise NotImplementedError
+
+    def keep_arrays(self):
+        """Use a copy in place of the application's arrays, from now on, if there is one."""
+        raise NotImplementedError
+
+    def weigh(self, members, size):
+        """Return the total weight of the members, of whose exchange this rank averages a block."""
+        raise NotImplementedError
+
+    def average(self, block, members, size):
+        """Average a block of the members weighed last to their targets; return the ticket."""
+        raise NotImplementedError
+
+    def total_weight(self):
+        """Return the weight of this rank's last mean."""
+        raise NotImplementedError
+
+    def end_part(self, rank, total):
+        """Tell a rank the weight of its mean; return whether that was averaged in place."""
+        raise NotImplementedError
+
+    def replace(self, rank):
+        """Note in a rank's part that a mean has replaced the snapshot, with the weight after it."""
+        raise NotImplementedError
+
+    def progressed(self):
+        """Count a step."""
+        raise NotImplementedError
