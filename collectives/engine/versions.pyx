@@ -207,11 +207,12 @@ cdef class GroupVersions(NativeCollective):
         cdef long long base = self.protocol.base
         if not self.version_steps.in_group:
             return NativeCollective.result(self)
-        members = [self.versions_port.members[k] for k in range(self.versions_port.count)]
+        group = tuple(sorted(
+            [self.versions_port.members[k] for k in range(self.versions_port.count)]))
         timely = self.versions.timely and self.publishing.finite
         return new_result(
-            (self.version_steps.called + base, timely, self.version_steps.source + base,
-             tuple(sorted(members)), self.version_steps.weight, False))
+            (self.version_steps.called + base, timely, self.version_steps.source + base, group,
+             self.version_steps.weight, False))
 
     cdef counts(self):
         cdef int staleness, last = 0
