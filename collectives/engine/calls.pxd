@@ -62,6 +62,10 @@ cdef class Caller:
                         long long version=*, Handover handover=*)
     cdef Call start(self, Served collective, int what, vector, int flags, weight,
                     long long version=*, Handover handover=*)
+    cdef int _enter(self, Served collective) except -1
+    cdef void _leave(self, long long began) noexcept
+    cdef Call _begin(self, Served collective, int what, vector, int flags, weight,
+                     long long version, Handover handover)
     cdef Call _open_call(self, Served collective, int what, vector, int flags, weight)
     cdef int _begin_with(self, Served collective, Call call, int what, long long version) except -1
     cdef int give(

@@ -92,24 +92,44 @@ cdef class Caller:
     cdef Call carry_out(self, Served collective, int what, vector, int flags, weight=None,
                         long long version=0, Handover handover=None):
         """Make a call or operation, and wait until it is complete."""
-        cdef Call call = self.start(collective, what, vector, flags, weight, version, handover)
-        self.complete(collective)
+        cdef Call call
+        cdef long long began = now()
+        self._enter(collective)
+        try:
+            call = self._begin(collective, what, vector, flags, weight, version, handover)
+            self._complete_pending(collective)
+        finally:
+            self._leave(began)
         return call
 
     cdef Call start(self, Served collective, int what, vector, int flags, weight,
                     long long version=0, Handover handover=None):
         """Start a call or operation; with a handover, it begins once the vector can be used."""
-        cdef Call call
+        cdef long long began = now()
+        self._enter(collective)
+        try:
+            return self._begin(collective, what, vector, flags, weight, version, handover)
+        finally:
+            self._leave(began)
+
+    cdef int _enter(self, Served collective) except -1:
         (<Driver>collective).check_usable()
         (<Driver>collective).enter_call()
-        try:
-            if self.pending is not None:
-                self._complete_pending(collective)
-            call = self._open_call(collective, what, vector, flags, weight)
-            call.handover = handover
-            self._begin_with(collective, call, what, version)
-        finally:
-            self.guard.taken = False
+        return 0
+
+    cdef void _leave(self, long long began) noexcept:
+        self.guard.taken = False
+        self.calls_ns += now() - began
+
+    cdef Call _begin(self, Served collective, int what, vector, int flags, weight,
+                     long long version, Handover handover):
+        """Begin a call or operation, after the one that was started before."""
+        cdef Call call
+        if self.pending is not None:
+            self._complete_pending(collective)
+        call = self._open_call(collective, what, vector, flags, weight)
+        call.handover = handover
+        self._begin_with(collective, call, what, version)
         return call
 
     cdef Call _open_call(self, Served collective, int what, vector, int flags, weight):
@@ -132,7 +152,7 @@ cdef class Caller:
         return call
 
     cdef int _begin_with(self, Served collective, Call call, int what, long long version) except -1:
-        cdef long long began = now()
+        cdef Driver driver = <Driver>collective
         if call.handover is not None:
             self.awaited = call.handover
             self.awaited_arrays = call.vector.arrays
@@ -141,14 +161,14 @@ cdef class Caller:
         try:
             with nogil:
                 self.waiter.wait_until(collective, CAUGHT_UP)
-            if self.steps.disagreed != NONE:
-                # An interrupted operation has ended in a disagreement.
-                self.steps.disagreed = NONE
-                (<Driver>collective).check_usable()
-            with nogil:
+                if self.steps.disagreed != NONE:
+                    # An interrupted operation has ended in a disagreement.
+                    self.steps.disagreed = NONE
+                    with gil:
+                        driver.check_usable()
                 pthread_mutex_lock(&collective.lock)
                 try:
-                    (<Driver>collective).agreement.loading = version
+                    driver.agreement.loading = version
                     if call.handover is not None:
                         self.steps.done = False
                         self.awaits = True
@@ -163,8 +183,6 @@ cdef class Caller:
             with nogil:
                 self._abandon(collective)
             raise
-        finally:
-            self.calls_ns += now() - began
         self.pending = call
         return 0
 
@@ -191,13 +209,14 @@ cdef class Caller:
 
     cdef int complete(self, Served collective) except -1:
         """Wait for the call that was started, if there is one."""
+        cdef long long began = now()
         if self.pending is None:
             return 0
         (<Driver>collective).enter_call()
         try:
             self._complete_pending(collective)
         finally:
-            self.guard.taken = False
+            self._leave(began)
         return 0
 
     cdef bint test(self, Served collective) except -1:
@@ -217,7 +236,6 @@ cdef class Caller:
         return True
 
     cdef int _complete_pending(self, Served collective) except -1:
-        cdef long long began = now()
         cdef Call call = self.pending
         cdef bint withdrawn
         if call is None:
@@ -238,8 +256,6 @@ cdef class Caller:
             call.error = error if isinstance(error, CollectiveError) else CollectiveError(
                 f"the call was interrupted by {type(error).__name__}")
             raise
-        finally:
-            self.calls_ns += now() - began
         self.settle(collective, call)
         if call.error is not None:
             raise call.error
@@ -248,10 +264,11 @@ cdef class Caller:
     cdef int settle(self, Served collective, Call call) except -1:
         """Set the result or the error of a completed call."""
         cdef Driver driver = <Driver>collective
-        cdef bint withdrawn
+        cdef bint withdrawn = False
         self._forget(call)
-        with nogil:  # whoever has the lock may wait for the GIL, to call a protocol in Python
-            withdrawn = self._withdraw(collective)
+        if call.handover is not None:
+            with nogil:  # whoever has the lock may wait for the GIL, to call a protocol in Python
+                withdrawn = self._withdraw(collective)
         if withdrawn:  # a rank has failed, so the call does not begin
             call.handover.withdraw()
             call.error = driver.failure_error()
