@@ -65,8 +65,13 @@ cdef class PeerVectors:
         free(self.model_arrays)
 
     cdef Step *add(self, What what, double share, char **user) noexcept nogil:
-        """Add a step after all others, and return it; NULL and an error without memory."""
+        """Add a step after all others, and return it; NULL and an error without memory.
+
+        None follows one that had no memory: it would use what that has not written.
+        """
         cdef Step *step = self.idle
+        if self.error != 0:
+            return NULL
         if step != NULL:
             self.idle = step.next
         else:
