@@ -356,6 +356,9 @@ class MessageRank(peers.Port):
         if factor != 1:
             self.pass_through(1)
 
+    def look_ahead(self, momentum):
+        self.pass_through(3 if momentum else 1)
+
     def publish(self, scale):
         self.pass_through(1)
 

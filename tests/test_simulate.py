@@ -61,7 +61,8 @@ def test_a_staleness_without_effect_is_told_with_the_number_of_ranks(tmp_path, m
 def test_where_the_first_algorithm_makes_no_step_there_is_no_ratio():
     none, some = (
         SimpleNamespace(
-            ranks=4, wall=0.5, throughput=made, idle_share=0.25, staleness=np.zeros(1, int)
+            **{"ranks": 4, "wall": 0.5, "throughput": made, "idle_share": 0.25},
+            **{"left_out_share": 0.0, "staleness": np.zeros(1, int)},
         )
         for made in (0.0, 8.0)
     )

@@ -582,12 +582,32 @@ def test_local_sgd_waits_for_the_slowest_of_every_period(period):
     assert result.wall == pytest.approx(slowest_in_each_period(times, period))
 
 
+@pytest.mark.parametrize("count", (4, 5))
+def test_local_sgd_started_by_the_fastest_waits_for_steps_and_not_for_who_has_ended(count):
+    times = np.tile([1.0, 3.0], (count, 1))
+    result = simulate("local-sgd", times, FREE, Settings(1, sync_period=2, trigger="solo"))
+    assert (result.waited.tolist(), result.wall) == ([2, 0], 3 * count)
+    assert (result.made.tolist(), result.updates) == ([count, count], 3)
+
+
 @pytest.mark.parametrize("ranks", (1, 2, 3, 7, 16, 64))
 @pytest.mark.parametrize("period", (1, 4, 10))
 def test_wagma_waits_for_nobody_between_synchronizations(ranks, period):
     times = uneven(40, ranks, seed=ranks)
     result = simulate("wagma", times, FREE, Settings(1 << 22, sync_period=period))
     assert result.wall == pytest.approx(slowest_in_each_period(times, period))
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 3, 7, 16, 64))
+@pytest.mark.parametrize("group_size, groups", ((1, "changing"), (2, "fixed"), (None, "changing")))
+def test_wagma_at_its_own_pace_waits_for_nobody(ranks, group_size, groups):
+    """However slow some ranks are; averages take no time."""
+    times = steps.log_normal(200, ranks, 1.0, 0.5, ranks)
+    times[:, ::3] *= 5
+    of = Settings(8, group_size=min(group_size or ranks, ranks), groups=groups, pace="own")
+    result = simulate("wagma", times, FREE, of, 30.0)
+    alone = [int((column.cumsum() <= 30.0).sum()) for column in times.T]
+    assert result.made.tolist() == alone
 
 
 def test_wagma_that_waits_for_its_group_is_allreduce_where_that_is_everybody():
@@ -786,7 +806,14 @@ def messages_of(method, chosen, size):
             )
         alone = chosen.dedicated_server
         return parameter_server.ParameterServerProtocol(
-            port, rank, size, chosen.mode, size - 1 if alone else 0, chosen.backups + alone
+            port,
+            rank,
+            size,
+            chosen.mode,
+            size - 1 if alone else 0,
+            chosen.backups + alone,
+            chosen.max_age or size - alone,
+            *(0.9, 0.7),
         )
 
     return make
@@ -806,6 +833,8 @@ def test_methods_of_messages_decide_and_take_as_long_as_the_reference(machine, r
         graph=data.draw(st.sampled_from((None, "ring-based", f"hierarchical-{ranks}"))),
         neighbors=data.draw(st.integers(1, max(1, (ranks - 1).bit_length()))),
         backups=data.draw(st.integers(0, ranks - 1)),
+        max_age=data.draw(st.none() | st.integers(1, ranks)),
+        local_steps=1,
         seed=data.draw(st.integers(0, 9)),
         **own,
     )
@@ -864,14 +893,15 @@ def test_who_waits_for_whom_where_nothing_else_takes_time(ranks):
         ("parameter-server", "mode", "backup"): slowest,  # of no backups
         ("parameter-server", "mode", "asp"): own,
         ("parameter-server", "mode", "hete"): own,
+        ("parameter-server", "mode", "ringmaster"): own,
+        ("parameter-server", "mode", "async-local"): own,
     }
     for ((method, name, value), wall), alone in itertools.product(expected.items(), (False, True)):
         chosen = Settings(1 << 22, dedicated_server=alone, **{name: value})
         result = simulate(method, times, FREE, chosen)
         assert result.wall == pytest.approx(wall), (method, value)
-        assert result.waited.sum() == pytest.approx(
-            {"ad-psgd": 0, "asp": 0, "hete": 0}.get(value, result.waited.sum())
-        )
+        if value in ("asp", "hete", "ringmaster", "async-local"):
+            assert result.waited.sum() == pytest.approx(0)
 
 
 def hop_ends(times, near, gap=None, backup=0, staleness=0, order="parallel", acknowledged=False):
@@ -945,6 +975,16 @@ def test_hop_s_straggler_skips_and_the_others_go_at_their_own_pace():
     assert some.made.tolist() == [25, *7 * [100]]
     by_time = simulate("hop", times, FREE, Settings(8, max_gap=20, backup=1, max_skip=20), 50)
     assert by_time.made[0] == 2 and (by_time.reached[1:] >= 49).all()
+
+
+def test_a_rank_sends_an_update_after_its_local_steps():
+    times = np.array([[1.0, 4.0, 1.0]] * 12)
+    chosen = Settings(8, mode="async-local", local_steps=(4, 1, 4))
+    result = simulate("parameter-server", times, FREE, chosen, 12.0)
+    assert result.made.tolist() == [12, 3, 12] and result.waited.sum() == 0
+    assert result.messages == 2 * (3 + 3) + 1  # rank 2 has left
+    with pytest.raises(ValueError, match="local_steps has 3 numbers, but there are 2 ranks"):
+        simulate("parameter-server", times[:, :2], FREE, chosen)
 
 
 def test_a_round_does_not_wait_for_its_backups():
@@ -1106,7 +1146,10 @@ def test_a_group_must_fit_into_the_job(group_size):
         ({"groups": "none"}, "groups must be changing or fixed, not 'none'"),
         ({"wait": "everybody"}, "wait must be nobody or group, not 'everybody'"),
         ({"clock": "none"}, "clock must be neighbors or global, not 'none'"),
-        ({"mode": "sync"}, "mode must be bsp or backup or asp or hete, not 'sync'"),
+        (
+            {"mode": "sync"},
+            "mode must be bsp or backup or asp or hete or ringmaster or async-local, not 'sync'",
+        ),
         ({"neighbors": 0}, "neighbors must be an integer of at least 1, not '0'"),
         ({"backups": -1}, "backups must be an integer of at least 0, not '-1'"),
     ),

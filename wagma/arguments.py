@@ -52,6 +52,7 @@ def number(condition: str, holds: Callable[[float], bool]) -> Callable[[str], fl
 
 
 not_negative = number("of at least 0", lambda value: value >= 0)
+positive = number("above 0", lambda value: value > 0)
 
 
 def run_name(text: str) -> str:

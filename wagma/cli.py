@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 import wagma
-from wagma import job, logs
+from wagma import job, logs, mps
 from wagma.commands import compare, info, simulate, svm, train
 from wagma.parsing import EXIT_STATUSES, Parser
 
@@ -66,8 +66,7 @@ def give_streams_queues() -> None:
     collectives and torch have streams. Under MPS all processes of a device take their queues out of
     one pool, of which 32 for each of four are too many.
     """
-    of_mps = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-    if not os.path.exists(f"{of_mps}/control"):
+    if not mps.is_running():
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 

@@ -10,13 +10,14 @@ from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from mpi4py import MPI
 
 from wagma.job import Signals
 from wagma.tasks import contract
 
-if TYPE_CHECKING:
-    from wagma.train import Trainer
+if TYPE_CHECKING:  # importing MPI initializes it
+    from mpi4py import MPI
+
+    from wagma.trainer import Trainer
 
 State = dict[str, torch.Tensor]
 
@@ -45,6 +46,8 @@ def mean_over_ranks(state: State, comm: MPI.Comm, counts: bool = True) -> State:
 
     Tensors that are not floating-point are returned unchanged.
     """
+    from mpi4py import MPI
+
     floating = {name: value for name, value in state.items() if value.is_floating_point()}
     flat = torch.cat([value.detach().double().flatten() for value in floating.values()]).numpy()
     flat *= counts

@@ -35,13 +35,13 @@ def version(package: str) -> str:
     return NOT_INSTALLED
 
 
-def versions() -> dict[str, str]:
+def versions(mpi: bool = True) -> dict[str, str]:
     """Return the versions of all packages that a run may depend on, and of the MPI library."""
     return {
         "wagma": wagma.__version__,
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
-        "mpi": mpi_library(),
+        **({"mpi": mpi_library()} if mpi else {}),
     }
 
 

@@ -396,3 +396,6 @@ def run_alone(command: Callable, settings: object) -> int:
         if launcher_rank() == 0:
             complain(f"error: {error}")
         return USAGE
+    except Exception as error:
+        complain(f"failed:\n{traceback_of(error, getattr(settings, 'traceback', False))}")
+        return FAILED

@@ -283,7 +283,7 @@ def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None],
             of a time limit. It returns ``bound_s``, or with a limit the number of steps that ranks
             would make within it if averaging were free.
     """
-    seconds, limit = [tally.step_seconds for tally in tallies if tally.steps], tallies[0].limit
+    seconds, limit = [each.step_seconds for each in tallies if each.step_seconds], tallies[0].limit
     if limit == math.inf:
         wall_s = max(tally.elapsed_s for tally in tallies)
         bound_s = bound(seconds, None)
@@ -307,3 +307,25 @@ def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None],
         **put_together([tally.report for tally in tallies]),
         "seconds_of_rank": [tally.seconds for tally in tallies],
     }
+
+
+def tested_in_words(summary: dict[str, Any]) -> str:
+    """Return the test results of a summary."""
+    results = ", ".join(in_words(name, summary[name]) for name in summary["metrics"])
+    return f"test {results}" if results else "no test batches"
+
+
+def in_words(name: str, value: float) -> str:
+    """Return "accuracy 96.11%" or "loss 0.1234"."""
+    return f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
+
+
+def lost(since: list[int | None], steps: list[int]) -> int | None:
+    """Return the step since which no rank's loss was finite, None if one ended with a finite loss.
+
+    Args:
+        since: Every rank's, as in `Tally.lost_since`.
+        steps: The number of steps of every rank: those that made none do not count.
+    """
+    trained = [step for step, made in zip(since, steps) if made]
+    return None if not trained or None in trained else max(trained)

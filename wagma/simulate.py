@@ -96,11 +96,19 @@ def machine_of(settings: argparse.Namespace) -> Machine:
         raise UsageError(f"argument --set: {error}") from error
 
 
-def job_in_words(settings: argparse.Namespace) -> str:
-    """Return a description of the job: its steps, its model and the injected delays."""
+def job_in_words(settings: argparse.Namespace, trained: str = "") -> str:
+    """Return a description of the job: its steps, its model and the injected delays.
+
+    Args:
+        settings: the command line's.
+        trained: the name of the task that is trained; "": none is.
+    """
     kind = "recorded" if settings.trace else settings.step_times
-    parameters = "parameter" if settings.parameters == 1 else "parameters"
-    model = f"{settings.parameters:,} {parameters} of {counted(settings.itemsize, 'byte')}"
+    model = f"training {trained}"
+    if settings.parameters:
+        parameters = "parameter" if settings.parameters == 1 else "parameters"
+        size = f"{settings.parameters:,} {parameters} of {counted(settings.itemsize or 4, 'byte')}"
+        model = f"{model} as if it had {size}" if trained else size
     if settings.seconds is None:
         parts = [counted(settings.steps, f"{kind} step"), model]
     else:
@@ -163,6 +171,7 @@ def settings_of(settings: argparse.Namespace, choice: Choice, ranks: int) -> Set
     return Settings(
         settings.parameters * settings.itemsize,
         seed=settings.seed,
+        accumulate=getattr(settings, "accumulate", 1),
         dedicated_server=settings.dedicated_server,
         **{name: choice.options[name] for name in choice.method.simulated_options},
     )
@@ -176,9 +185,11 @@ def step_times_of(settings: argparse.Namespace, trace: np.ndarray | None, ranks:
     if settings.seconds is None:
         return first_steps(settings, trace, ranks, settings.steps)
     count = max(64, 0 if trace is None else len(trace))
+    limits = [each.options.get("compute_limit") for each in settings.algorithms]
+    limit = min(filter(None, limits), default=None)
     while True:
         made = first_steps(settings, trace, ranks, count)
-        total = made.sum(axis=0)
+        total = steps.begun_within(limit, made, getattr(settings, "accumulate", 1))[1].sum(axis=0)
         if (total >= settings.seconds).all():
             return made
         if not total.all():
@@ -231,6 +242,8 @@ def line(name: str, width: int, result: Result, first: Result) -> str:
     ratio = f"{result.throughput / first.throughput:.2f}" if first.throughput else "–"
     text = f"{result.ranks:7} {name:<{width}}{result.wall:10.2f}{result.throughput:11.2f}"
     text += f"{ratio:>7}{result.idle_share:7.1%}"
+    if result.left_out_share:
+        text += f"   {result.left_out_share:.1%} of the batches left out"
     if not result.staleness.any():
         return text  # there are no group averages
     mean, high, most = staleness(result)
@@ -261,6 +274,7 @@ def in_json(result: Result) -> dict[str, Any]:
         "waited_s": float(result.waited.sum()),
         "idle_share": result.idle_share,
         "timely_share": result.timely_share,
+        "left_out_share": result.left_out_share,
         "updates": result.updates,
         "staleness": result.staleness.tolist(),
         "events": result.events,

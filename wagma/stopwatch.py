@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -12,9 +13,18 @@ class Stopwatch:
 
     The local optimizer's own step counts as compute: hooks on it mark where averaging, which may
     also precede it, ends and begins.
+
+    Args:
+        local_optimizer: the rank's own.
+        clock: function that returns the time, in seconds.
     """
 
-    def __init__(self, local_optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        local_optimizer: torch.optim.Optimizer,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.clock = clock
         self.start()
         local_optimizer.register_step_pre_hook(lambda *_: self.averaged())
         local_optimizer.register_step_post_hook(lambda *_: self.computed())
@@ -22,7 +32,7 @@ class Stopwatch:
     def start(self) -> None:
         """Begin a step."""
         self.compute = self.delay = self.average = 0.0
-        self._last = time.perf_counter()
+        self._last = self.clock()
 
     def computed(self, waited: float = 0.0) -> None:
         """Count the time since the last call as this rank's own work, except `waited` seconds."""
@@ -42,5 +52,5 @@ class Stopwatch:
         self._lap()
 
     def _lap(self) -> float:
-        last, self._last = self._last, time.perf_counter()
+        last, self._last = self._last, self.clock()
         return self._last - last

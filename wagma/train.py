@@ -6,29 +6,24 @@ Importing it loads torch and MPI; the command line calls `train` on every rank.
 from __future__ import annotations
 
 import argparse
-import itertools
 import logging
 import math
 import os
 import signal
 import threading
-import time
-from array import array
-from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from mpi4py import MPI
 
 import collectives
 from collectives.agreement import counted
-from wagma import devices, imbalance, plots, progress
-from wagma.evaluation import Kept, State, copy_of, evaluate, evaluate_kept, mean_over_ranks
+from wagma import devices, plots, progress
+from wagma.evaluation import State, copy_of, evaluate, evaluate_kept, mean_over_ranks
 from wagma.info import versions
 from wagma.job import (
     FAILED,
@@ -39,11 +34,10 @@ from wagma.job import (
     complain,
     from_rank_0,
     meet,
-    together,
 )
-from wagma.runs import JsonLines, Tally, recorded, summarize, write_json
-from wagma.stopwatch import Stopwatch
+from wagma.runs import JsonLines, Tally, lost, recorded, summarize, tested_in_words, write_json
 from wagma.tasks import contract, local
+from wagma.trainer import Trainer
 
 if TYPE_CHECKING:
     from wagma.optim.interfaces import AveragingOptimizer
@@ -52,217 +46,6 @@ SILENCE = 20.0  # seconds that rank 0 waits for others to stop before it prints 
 ALMOST = 1 - 1e-9  # tolerance for rounding
 
 log = logging.getLogger(__name__)
-
-
-class Trainer:
-    """One rank's model, optimizer and data; its construction is collective."""
-
-    def __init__(self, settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
-        self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
-        self.method, self.options = settings.algorithm.method, settings.algorithm.options
-        # A rank that makes no steps has no part of the data, but needs the same model.
-        idle = self.method.idle_rank(self.options)
-        self.some_idle, self.trains = idle is not None, idle != comm.rank
-        self.trainers = comm.size - self.some_idle
-        place = min(comm.rank - (self.some_idle and comm.rank > idle), self.trainers - 1)
-        self.model, self.batches, self.test = together(
-            lambda: contract.prepare(
-                task, place, self.trainers, settings.batch_size, settings.seed
-            ),
-            comm,
-        )
-        self.device = devices.device_of(self.model)
-        if not self.trains:
-            self.test = ()
-        self.local, self.scheduler = together(self.make_local, comm)
-        self.stopwatch = Stopwatch(self.local)
-        try:
-            self.optimizer = self.method.make(
-                self.local, self.model, comm, self.options, settings.seed
-            )
-        except (TypeError, ValueError) as error:  # the model, or its optimizer, on all ranks
-            raise UsageError(f"{task.name}: {error}") from error
-        self.kept: list[Kept] = []
-
-    def make_local(self) -> tuple[torch.optim.Optimizer, Any]:
-        """Return this rank's local optimizer and its learning-rate scheduler."""
-        optimizer = local.make(self.settings, self.task, self.model)
-        return optimizer, local.make_scheduler(self.task, optimizer)
-
-    def bound(self, seconds: list[array], limit: float | None) -> float:
-        """Return the least wall time of ranks whose steps take this long.
-
-        With a time limit, return the number of steps that they make within it. The steps of a rank
-        that has too few, such as one that has skipped iterations, are repeated.
-        """
-        options = self.options | self.optimizer.settings
-        if limit is None:
-            made = [np.resize(each, self.settings.steps) for each in seconds]
-            return self.method.bound(np.array(made), options)
-        return self.method.bound_of_steps(lasting(seconds, limit), options, limit)
-
-    def steps(self) -> Iterator[dict]:
-        """Make all steps, and yield each one's metrics record once its average is complete.
-
-        The clock is stopped while a model is copied for evaluation.
-        """
-        self.started = time.perf_counter()
-        records = deque()
-        for step in itertools.count():
-            if not self.goes_on(step):
-                break
-            self.stopwatch.start()
-            batches = [next(self.batches) for _ in range(self.settings.accumulate)]
-            loss = self.compute_gradient(batches)
-            self.hold_up(step)
-            self.keep_by_time(step)
-            self.optimizer.step()
-            self.stopwatch.averaged()
-            if self.scheduler is not None:
-                self.scheduler.step()
-            record = {
-                "step": step,
-                "loss": loss,
-                "samples": sum(
-                    contract.samples(batch) or self.settings.batch_size for batch in batches
-                ),
-                "compute_s": self.stopwatch.compute,
-                "delay_s": self.stopwatch.delay,
-                "average_s": self.stopwatch.average,
-                "elapsed_s": self.elapsed,
-            }
-            records.append(record)
-            self.keep_by_steps(step + 1)
-            self.keep_by_time(step + 1)
-            for result in self.optimizer.results:
-                yield records.popleft() | outcome(result)
-        if records:
-            self.optimizer.complete()
-            self.stopwatch.averaged()
-            record["average_s"] = self.stopwatch.average
-            record["elapsed_s"] = self.elapsed
-            yield record | outcome(self.optimizer.result)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the first step began, without those in which a model was copied."""
-        return time.perf_counter() - self.started
-
-    def goes_on(self, steps: int) -> bool:
-        """Return whether this rank makes another step after this number of steps."""
-        if not self.trains:
-            return False
-        if self.settings.seconds is None:
-            return self.iteration(steps) < self.settings.steps
-        own = self.elapsed < self.settings.seconds
-        # torch's own methods cannot continue without a rank.
-        any_goes_on = getattr(self.optimizer, "any_goes_on", None)
-        return any_goes_on(own) if any_goes_on else own
-
-    def iteration(self, steps: int) -> int:
-        """Return this rank's iteration number after `steps`: higher if it has skipped some."""
-        return steps + getattr(self.optimizer.collective, "skipped", 0)
-
-    def until_all_end(self) -> AbstractContextManager:
-        """Return a block for the steps: `join` if ranks will make different numbers of steps."""
-        if self.settings.seconds is None and not self.some_idle:
-            return nullcontext()
-        return self.optimizer.join()
-
-    def keep_by_steps(self, steps: int) -> None:
-        """Keep the model after `steps`, once for each iteration to evaluate that has been passed.
-
-        The last iteration is not among these.
-        """
-        every = self.settings.evaluate_every
-        if every is None:
-            return
-        over = min(self.iteration(steps), self.settings.steps - 1) // every - len(self.kept)
-        if over > 0:
-            with self.clock_stopped() as elapsed:
-                self.kept += [Kept(steps, elapsed, copy_of(self.model))] * over
-
-    def keep_by_time(self, steps: int) -> None:
-        """Keep the model after `steps`, once for each time to evaluate it that has passed.
-
-        Called before a step's average, it keeps the model of that time; if the time fell within an
-        average, the model after it.
-        """
-        if self.settings.evaluate_every_seconds is None or self.next_time() > self.elapsed:
-            return
-        with self.clock_stopped() as elapsed:
-            state = copy_of(self.model)
-            while self.next_time() <= elapsed:
-                self.kept.append(Kept(steps, self.next_time(), state))
-
-    def next_time(self) -> float:
-        """Return the next time to evaluate the model before the end of the training."""
-        at = self.settings.evaluate_every_seconds * (len(self.kept) + 1)
-        return at if at < (self.settings.seconds or math.inf) * ALMOST else math.inf
-
-    @contextmanager
-    def clock_stopped(self) -> Iterator[float]:
-        """Stop the training's clock in the block; yield the elapsed time."""
-        elapsed = self.elapsed
-        yield elapsed
-        self.started += self.elapsed - elapsed
-        self.stopwatch.skip()
-
-    def compute_gradient(self, batches: list) -> float:
-        """Compute the mean gradient on these batches, and return the mean loss."""
-        self.optimizer.zero_grad()
-        # A method of torch may have wrapped the model in a module, and wait in the backward pass.
-        model = getattr(self.optimizer, "module", self.model)
-        backward = getattr(self.optimizer, "backward", torch.Tensor.backward)
-        total = 0.0
-        for batch in batches:
-            loss = self.task.loss(model, batch) / len(batches)
-            waited = backward(loss)
-            self.stopwatch.computed(waited or 0.0)
-            total += loss.detach()
-        devices.wait_for(self.device)  # else its computation would count as waiting for ranks
-        time.sleep(self.settings.step_time_ms / 1000)
-        self.stopwatch.computed()
-        return float(total)
-
-    def hold_up(self, step: int) -> None:
-        """Sleep for the time by which the injected imbalance delays this rank's step."""
-        settings = self.settings
-        compute = self.stopwatch.compute
-        drawn = imbalance.delay(
-            settings.imbalance, settings.seed, step, self.rank, self.size, compute
-        )
-        factor = settings.slow_rank.get(self.rank, 1.0)
-        slow = imbalance.slow_rank_delay(factor, compute)
-        seconds = drawn * settings.imbalance_scale + slow
-        if seconds > 0:
-            time.sleep(seconds)
-            self.stopwatch.delayed()
-
-
-def lasting(seconds: list[array], limit: float) -> np.ndarray:
-    """Return all ranks' steps, each rank's repeated until they take at least `limit`.
-
-    Args:
-        seconds: for each rank the seconds of its steps, not all 0.
-        limit: in seconds.
-
-    Returns:
-        float64 array of shape (ranks, steps).
-    """
-    count = max(len(each) * (1 + math.ceil(limit / sum(each))) for each in seconds)
-    return np.array([np.resize(each, count) for each in seconds])
-
-
-def outcome(result: Any) -> dict:
-    """Return the metrics' fields of a `Result`."""
-    return {
-        "version": result.version,
-        "timely": result.timely,
-        "source": result.source,
-        "synchronized": result.synchronized,
-        "group": list(result.group),
-    }
 
 
 def train(
@@ -345,6 +128,8 @@ def make_run(
                 f"argument --seconds: no step was completed within {settings.seconds:g} s"
             )
         state, measured = trained
+        if trainer.total is not None:  # ranks made different numbers of steps in the same time
+            tally.limit = comm.allreduce(tally.elapsed_s, MPI.MAX)
         evaluations = evaluate_kept(trainer, comm, signals)
         measured, tallies = comm.gather(measured), comm.gather(tally)
         if comm.rank == 0:
@@ -374,17 +159,6 @@ def make_run(
             )
         return FAILED, summary
     return OK, summary
-
-
-def lost(since: list[int | None], steps: list[int]) -> int | None:
-    """Return the step since which no rank's loss was finite, None if one ended with a finite loss.
-
-    Args:
-        since: Every rank's, as in `Tally.lost_since`.
-        steps: The number of steps of every rank: those that made none do not count.
-    """
-    trained = [step for step, made in zip(since, steps) if made]
-    return None if not trained or None in trained else max(trained)
 
 
 @contextmanager
@@ -490,18 +264,12 @@ def save(run: Path, state: State) -> None:
 
 def outcome_in_words(algorithm: str, summary: dict) -> str:
     """Return a line about a finished run."""
-    results = ", ".join(in_words(name, summary[name]) for name in summary["metrics"])
     return (
-        f"{'test ' + results if results else 'no test batches'}, "
+        f"{tested_in_words(summary)}, "
         f"wall time {summary['wall_s']:.2f} s, "
         f"{summary['samples_per_s']:,.0f} samples/s, "
         f"bound/wall {summary['bound_over_wall']:.2f}, algorithm {algorithm}"
     )
-
-
-def in_words(name: str, value: float) -> str:
-    """Return "accuracy 96.11%" or "loss 0.1234"."""
-    return f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
 
 
 def farewell(received: list[int], tally: Tally, run: Path) -> str:

@@ -16,7 +16,13 @@ from wagma.commands.options import (
     check_task,
 )
 from wagma.commands.preparation import prepare
-from wagma.commands.training import add_evaluation_options, add_training_options, check_length
+from wagma.commands.training import (
+    add_evaluation_options,
+    add_training_options,
+    check_length,
+    check_limits,
+    resolve_evaluations,
+)
 from wagma.methods import METHODS, REFERENCES
 from wagma.parsing import EXIT_STATUSES
 
@@ -67,6 +73,12 @@ def add_comparison_options(group) -> None:
         "wagma:late=paper:overlap; ratios are relative to the first (default: all except the "
         "outside references, allreduce first)",
     ).completer = completer(METHODS | REFERENCES, several=True)
+    add_repetition_options(group)
+
+
+def add_repetition_options(group) -> None:
+    """Add the options of the seeds, and of what is reported over them."""
+    add = group.add_argument
     add(
         "--seeds",
         type=whole(1),
@@ -86,12 +98,9 @@ def add_comparison_options(group) -> None:
 def check(settings: argparse.Namespace) -> list[str]:
     """Refuse options that no algorithm takes, and return the modules that are needed."""
     settings.algorithms = resolve(settings, settings.algorithms, "none of the algorithms takes it")
+    check_limits(settings, settings.algorithms)
     check_length(settings)
-    if settings.evaluate_every is None and settings.evaluate_every_seconds is None:
-        if settings.seconds is None:
-            settings.evaluate_every = max(1, settings.steps // EVALUATIONS)
-        else:
-            settings.evaluate_every_seconds = settings.seconds / EVALUATIONS
+    resolve_evaluations(settings, EVALUATIONS)
     return check_task(settings)
 
 

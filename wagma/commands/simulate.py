@@ -7,14 +7,27 @@ from pathlib import Path
 
 from wagma import job, logs
 from wagma.arguments import Once, assignment, not_negative, separated, whole
+from wagma.commands.compare import EVALUATIONS, add_repetition_options
 from wagma.commands.methods import add_shared_options, all_chosen, completer, listed, resolve
 from wagma.commands.options import (
     add_delay_options,
     add_log_level,
     add_run_options,
+    add_task_options,
+    check_task,
 )
 from wagma.commands.preparation import ranks
-from wagma.commands.training import add_length_options, resolve_length
+from wagma.commands.training import (
+    DEFAULT_STEPS as DEFAULT_TRAINING_STEPS,
+)
+from wagma.commands.training import (
+    add_evaluation_options,
+    add_learning_options,
+    add_length_options,
+    check_limits,
+    resolve_evaluations,
+    resolve_length,
+)
 from wagma.methods import METHODS
 from wagma.parsing import EXIT_STATUSES
 
@@ -22,7 +35,9 @@ from wagma.parsing import EXIT_STATUSES
 NAMES = sorted(METHODS, key=lambda name: name != "allreduce")
 SIMULATED = ",".join([*NAMES, "eager-sgd:trigger=majority"])
 SERVER = "parameter-server"
+PARAMETERS, ITEMSIZE = 25_559_081, 4  # those of ResNet-50 in single precision
 DEFAULT_STEPS = 100
+RANKS, TRAINED_RANKS = [4, 16, 64, 256, 1024], [8]
 # The names in `wagma.simulation`, which --help does not load.
 MACHINES = ("10gbe", "aries", "hdr")
 MACHINE_VALUES = (
@@ -43,6 +58,9 @@ examples:
   wagma simulate --ranks 4,16,64,256 --imbalance cloud
   wagma simulate --ranks 16,1024 --step-times long-tailed --sync-period 8
   wagma simulate --ranks 64 --trace runs/mine --machine 10gbe --set ranks_per_node=4
+  wagma simulate --train --ranks 8,64 --algorithms allreduce,wagma --imbalance cloud \\
+      --seeds 5 --target 0.9
+  wagma simulate --train --script my_task.py --ranks 16 --seconds 60 --slow-rank 3:4
 """
 
 
@@ -52,8 +70,9 @@ def add(commands) -> None:
         "simulate",
         help="predict throughput and waiting at other numbers of ranks",
         description="Run the methods' protocols in simulated time, on a machine described by "
-        "LogGP's parameters, and compare throughput, idle time and staleness. It runs in one "
-        "process, without MPI.",
+        "LogGP's parameters, and compare throughput, idle time and staleness; with --train also "
+        "train a model on the simulated ranks, and compare its accuracy over simulated time. It "
+        "runs in one process, without MPI.",
         epilog=f"algorithms:\n{listed(METHODS, simulated=True)}\n{SIMULATE_EXAMPLES}\n"
         f"{EXIT_STATUSES}",
     )
@@ -64,6 +83,7 @@ def add(commands) -> None:
     group = parser.add_argument_group("steps")
     add_step_time_options(group)
     add_delay_options(group)
+    add_trained_options(parser)
     add_run_options(parser.add_argument_group("output"))
     add_log_level(parser)
 
@@ -82,24 +102,22 @@ def add_simulation_options(group) -> None:
     add(
         "--ranks",
         type=separated(whole(1)),
-        default=[4, 16, 64, 256, 1024],
         metavar="N,…",
-        help="numbers of ranks (default: 4,16,64,256,1024)",
+        help="numbers of ranks (default: 4,16,64,256,1024; with --train 8)",
     )
     add_length_options(group, DEFAULT_STEPS)
     add(
         "--parameters",
         type=whole(1),
-        default=25_559_081,
         metavar="N",
-        help="number of the model's parameters (default: ResNet-50's, %(default)s)",
+        help=f"number of the model's parameters (default: ResNet-50's, {PARAMETERS}; with --train "
+        "those of the model that is trained)",
     )
     add(
         "--itemsize",
         type=whole(1),
-        default=4,
         metavar="BYTES",
-        help="bytes per parameter (default: %(default)s)",
+        help="bytes per parameter (default: 4)",
     )
     add(
         "--machine",
@@ -164,14 +182,68 @@ def add_step_time_options(group) -> None:
     )
 
 
+def add_trained_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of trainings, of which the first one turns them on."""
+    groups = [parser.add_argument_group(title) for title in ("training", "task of the training")]
+    training, task = groups
+    training.add_argument(
+        "--train",
+        action="store_true",
+        help="train a model on the simulated ranks, with the options below; each step takes the "
+        "time that the simulation gives it",
+    )
+    add_learning_options(training)
+    add_repetition_options(training)
+    add_evaluation_options(training, "twenty times")
+    training.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="compute the ranks' gradients one by one, as `wagma train` does: where runs of that "
+        "repeat bit for bit, the simulated one has the same bits (default: at once if possible, "
+        "which is faster and differs by rounding)",
+    )
+    add_task_options(task)
+    parser.set_defaults(
+        trained_options=[
+            action for group in groups for action in group._group_actions if action.dest != "train"
+        ]
+    )
+
+
+def check_trained(settings: argparse.Namespace) -> list[str]:
+    """Set the defaults of trainings, refuse what conflicts, return the modules that are needed."""
+    parser, actions = settings.parser, settings.trained_options
+    del settings.trained_options
+    if not settings.train:
+        limited = any(each.options.get("compute_limit") for each in settings.algorithms)
+        for action in actions:
+            if limited and action.dest == "accumulate":
+                continue
+            if getattr(settings, action.dest) != action.default:
+                parser.error(f"argument {action.option_strings[0]}: not allowed without --train")
+            delattr(settings, action.dest)
+        del settings.train
+        settings.parameters = settings.parameters or PARAMETERS
+        settings.itemsize = settings.itemsize or ITEMSIZE
+        return []
+    if settings.dedicated_server:
+        parser.error("argument --dedicated-server: not allowed with argument --train")
+    if settings.itemsize and not settings.parameters:
+        parser.error("argument --itemsize: with --train not allowed without argument --parameters")
+    resolve_evaluations(settings, EVALUATIONS)
+    return check_task(settings)
+
+
 def check(settings: argparse.Namespace) -> list[str]:
     """Refuse options that conflict, or that are invalid for all of the numbers of ranks."""
     parser = settings.parser
+    settings.ranks = settings.ranks or (TRAINED_RANKS if settings.train else RANKS)
     choices = resolve(settings, settings.algorithms, "none of the algorithms takes it")
     settings.algorithms = choices
+    check_limits(settings, choices)
     if settings.dedicated_server and not any(each.method.name == SERVER for each in choices):
         parser.error(f"argument --dedicated-server: {SERVER} is not among the algorithms")
-    resolve_length(settings, DEFAULT_STEPS)
+    resolve_length(settings, DEFAULT_TRAINING_STEPS if settings.train else DEFAULT_STEPS)
     drawn = "--trace" if settings.trace else f"--step-times {settings.step_times}"
     if settings.step_time_ms is not None and drawn in ("--trace", "--step-times long-tailed"):
         parser.error(f"argument --step-time: not allowed with argument {drawn}")
@@ -181,7 +253,7 @@ def check(settings: argparse.Namespace) -> list[str]:
         if rank >= max(settings.ranks):
             most = ranks(max(settings.ranks))
             parser.error(f"argument --slow-rank: no rank {rank} in a job of {most}")
-    return []
+    return check_trained(settings)
 
 
 def run(settings: argparse.Namespace, signals: job.Signals) -> int:
@@ -189,4 +261,8 @@ def run(settings: argparse.Namespace, signals: job.Signals) -> int:
     from wagma import simulate  # not at the top: --help needs no numpy
 
     logs.start(settings.log_level, 0)
-    return simulate.run(settings, signals)
+    if "train" not in settings:
+        return simulate.run(settings, signals)
+    from wagma import simulated_training
+
+    return simulated_training.run(settings, signals)

@@ -7,10 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from wagma import job
-from wagma.arguments import Once, not_negative, number, one_of, separated, whole
+from wagma.arguments import Once, not_negative, number, one_of, positive, separated, whole
 from wagma.commands.options import add_log_level, add_run_options
 from wagma.commands.simulate import MACHINES
-from wagma.commands.training import positive
 from wagma.parsing import EXIT_STATUSES
 from wagma.wpsgd.methods import (
     DEFAULT_PRESET,

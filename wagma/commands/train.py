@@ -15,7 +15,13 @@ from wagma.commands.options import (
     check_task,
 )
 from wagma.commands.preparation import prepare
-from wagma.commands.training import add_evaluation_options, add_training_options, check_length
+from wagma.commands.training import (
+    add_evaluation_options,
+    add_training_options,
+    check_length,
+    check_limits,
+    check_total,
+)
 from wagma.methods import DEFAULT, METHODS
 from wagma.parsing import EXIT_STATUSES
 
@@ -63,7 +69,7 @@ def add(commands) -> None:
     parser.set_defaults(parser=parser, command=run, check=check, run=job.run)
     add_task_options(parser.add_argument_group("task"))
     group = parser.add_argument_group("training")
-    add_training_options(group)
+    add_training_options(group, totals=True)
     add_device(group)
     add_evaluation_options(group, "only after the last step")
     group = parser.add_argument_group("averaging")
@@ -86,13 +92,18 @@ def check(settings: argparse.Namespace) -> list[str]:
     choice = settings.algorithm
     refusal = f"not allowed with argument --algorithm {choice.label}"
     (settings.algorithm,) = resolve(settings, [choice], refusal)
-    check_length(settings)
+    check_limits(settings, [settings.algorithm])
+    check_total(settings)
+    if settings.total_steps is None:
+        check_length(settings)
     return check_task(settings)
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     """Check the settings against the running job, and train."""
     task, directory = prepare(settings, comm)
+    if settings.total_steps is not None:
+        settings.steps = -(-settings.total_steps // comm.size)  # in the mean
     from wagma.train import train  # not at the top: it loads torch
 
     return train(settings, task, directory, comm, signals)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from wagma.arguments import not_negative, number, whole
+from wagma.arguments import not_negative, number, positive, whole
 from wagma.tasks import local
 
 DEFAULT_STEPS = 400
-positive = number("above 0", lambda value: value > 0)
 
 
-def add_training_options(group) -> None:
-    """Add the options of each rank's own training."""
+def add_training_options(group, totals: bool = False) -> None:
+    """Add the options of each rank's own training, maybe with those that end it by a total."""
+    length = add_length_options(group, DEFAULT_STEPS)
+    if totals:
+        add_total_options(length)
+    add_learning_options(group)
+    group.add_argument(
+        "--seed",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="seed of the initial model, the shards, the batches and the imbalance; with "
+        "wagma:wait=group the same seed gives the same model, bit for bit (default: %(default)s)",
+    )
+
+
+def add_learning_options(group) -> None:
+    """Add the options of a rank's batches, and of its own steps."""
     add = group.add_argument
-    add_length_options(group, DEFAULT_STEPS)
     add(
         "--batch-size",
         type=whole(1),
@@ -63,22 +77,59 @@ def add_training_options(group) -> None:
         metavar="N",
         help="batches per step, which uses their mean gradient (default: %(default)s)",
     )
-    add(
-        "--seed",
-        type=whole(0),
-        default=0,
+
+
+def add_total_options(length) -> None:
+    """Add the options that end a training by what all ranks have done together."""
+    why = "for ranks at their own pace (wagma:pace=own), of which fast ones make more steps"
+    length.add_argument(
+        "--total-steps",
+        type=whole(1),
         metavar="N",
-        help="seed of the initial model, the shards, the batches and the imbalance; with "
-        "wagma:wait=group the same seed gives the same model, bit for bit (default: %(default)s)",
+        help=f"train until all ranks together have made N steps, {why}",
+    )
+    length.add_argument(
+        "--total-samples",
+        type=whole(1),
+        metavar="N",
+        help="the same for the samples in these steps",
     )
 
 
-def add_length_options(group, default: int) -> None:
+def check_total(settings) -> None:
+    """Refuse a total with an algorithm whose ranks do not know it; make it a number of steps."""
+    flag = "--total-steps" if settings.total_steps else "--total-samples"
+    if settings.total_samples:
+        settings.total_steps = -(
+            -settings.total_samples // (settings.batch_size * settings.accumulate)
+        )
+    if settings.total_steps is None:
+        return
+    if settings.algorithm.options.get("pace") != "own":
+        settings.parser.error(
+            f"argument {flag}: not allowed with argument --algorithm {settings.algorithm.label}: "
+            "only ranks at their own pace (wagma:pace=own) know their total; --steps is each rank's"
+        )
+    refuse_evaluations_by_steps(settings, flag)
+
+
+def check_limits(settings, choices) -> None:
+    """Refuse limits within steps that have no batches to leave out."""
+    for each in choices:
+        if each.options.get("compute_limit") is not None and settings.accumulate == 1:
+            settings.parser.error(
+                f"argument --accumulate: {each.label} needs 2 or more batches per step, of which "
+                "it leaves out those that do not begin in time"
+            )
+
+
+def add_length_options(group, default: int):
     """Add the options that end a training, or a simulated one: a number of steps, or a time.
 
-    `resolve_length` sets the default.
+    `resolve_length` sets the default. Return their group.
     """
-    add = group.add_mutually_exclusive_group().add_argument
+    length = group.add_mutually_exclusive_group()
+    add = length.add_argument
     add(
         "--steps",
         type=whole(1),
@@ -92,6 +143,7 @@ def add_length_options(group, default: int) -> None:
         help="train for S seconds instead, in which fast ranks make more steps; needed to compare "
         "algorithms with a rank that is always slow",
     )
+    return length
 
 
 def resolve_length(settings, default: int) -> None:
@@ -119,13 +171,34 @@ def add_evaluation_options(group, default: str) -> None:
     )
 
 
+def resolve_evaluations(settings, count: int) -> None:
+    """Set when to evaluate, this number of times, unless the command line says when."""
+    check_evaluations(settings)
+    if settings.evaluate_every is None and settings.evaluate_every_seconds is None:
+        if settings.seconds is None:
+            settings.evaluate_every = max(1, settings.steps // count)
+        else:
+            settings.evaluate_every_seconds = settings.seconds / count
+
+
 def check_length(settings) -> None:
     """Refuse --evaluate-every with --seconds, and set the default length."""
     resolve_length(settings, DEFAULT_STEPS)
-    if settings.seconds is not None and settings.evaluate_every is not None:
+    check_evaluations(settings)
+
+
+def check_evaluations(settings) -> None:
+    """Refuse --evaluate-every with --seconds."""
+    if settings.seconds is not None:
+        refuse_evaluations_by_steps(settings, "--seconds")
+
+
+def refuse_evaluations_by_steps(settings, flag: str) -> None:
+    """Refuse --evaluate-every with an option by which ranks make different numbers of steps."""
+    if settings.evaluate_every is not None:
         settings.parser.error(
-            "argument --evaluate-every: not allowed with argument --seconds, as ranks make "
-            "different numbers of steps: use --evaluate-every-seconds"
+            f"argument --evaluate-every: not allowed with argument {flag}, as ranks make different "
+            "numbers of steps: use --evaluate-every-seconds"
         )
 
 

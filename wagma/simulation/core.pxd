@@ -18,6 +18,8 @@ cdef class Simulation:
     cdef readonly int ranks, engines, iterations
     cdef readonly object machine
     cdef readonly Method method
+    cdef readonly object applications
+    cdef bint absolute
     # Of each rank: the number of steps made, the iteration number, the time waited in calls, and
     # when the last call ended.
     cdef readonly object made, reached, waited, ended
@@ -27,7 +29,8 @@ cdef class Simulation:
     # When each engine's port, and each node's link, is free to send, and to receive.
     cdef double[::1] port_free, node_free, port_open, node_open
     cdef long long[::1] returned, iterations_of, done
-    cdef int[::1] steps
+    # The number of calls that each rank's application has made, and of steps begun.
+    cdef int[::1] steps, begun
     cdef readonly int[::1] node_of
     cdef unsigned char[::1] computing
     cdef int unfinished
@@ -42,6 +45,10 @@ cdef class Simulation:
         self, int source, int destination, long long nbytes, int kind, long long a=*, long long b=*)
     cpdef void returns(self, int rank, double delay=*, int iterations=*)
     cdef bint is_done(self, int rank) noexcept
+    cpdef void call(self, int rank)
+    cpdef void enter(self, int rank)
+    cpdef void compute(self, int rank)
+    cpdef void finish(self, int rank)
     cdef void _begin_step(self, int rank, double at)
     cdef void _take(self, Event *event)
     cdef void _receive(self, Event *event)

@@ -22,8 +22,10 @@ cdef enum:
     NOTICED
 
 cdef enum:
-    # The application of a rank has computed a step; methods' event kinds are 0 or more.
+    # The application of a rank has computed a step, or has its model back from a call; methods'
+    # event kinds are 0 or more.
     COMPUTED = -1
+    RETURNED = -2
     # Bytes up to which MPICH prefers recursive doubling.
     SHORT = 2048
     # Events between checks for signals, such as Ctrl-C's.
@@ -44,6 +46,10 @@ cdef class Simulation:
             steps takes before its call. A rank that skips iterations makes fewer steps.
         seconds: when the simulation ends; each rank's steps must take at least as long. None: when
             all applications have made all steps.
+        applications: what the ranks do between calls: `computed(rank)` and `returned(rank)` are
+            called when a step or a call has ended, and begin what is next by `compute`, `call` and
+            `finish`. None: a rank calls after each step, and computes after each call.
+        absolute: whether `step_times` are the times at which steps end, unless they begin later.
 
     Attributes:
         now: the simulated time, in seconds.
@@ -61,7 +67,8 @@ cdef class Simulation:
     Source of the network model: Alexandrov et al., LogGP, 1995, and for the rest `machine.Machine`.
     """
 
-    def __init__(self, Method method not None, machine, step_times, seconds=None):
+    def __init__(self, Method method not None, machine, step_times, seconds=None,
+                 applications=None, absolute=False):
         cdef int rank
         self.step_times = np.ascontiguousarray(step_times, dtype=np.float64)
         self.seconds = INFINITY if seconds is None else seconds
@@ -81,7 +88,7 @@ cdef class Simulation:
         self.machine = machine = machine.for_job(self.ranks, method.servers)
         self.node_of = machine.node_of(self.ranks, method.servers)
         self.node_free, self.node_open = np.zeros((2, self.node_of[self.engines - 1] + 1))
-        self.steps = np.zeros(self.ranks, dtype=np.intc)
+        self.steps, self.begun = np.zeros((2, self.ranks), dtype=np.intc)
         self.done = np.zeros(self.engines, dtype=np.int64)
         self.done[self.ranks:] = self.iterations
         # A server has no application that could compute.
@@ -92,11 +99,13 @@ cdef class Simulation:
         self.local_latency, self.local_byte_gap = machine.within
         self.response = machine.response
         self.unfinished = self.ranks
+        self.applications, self.absolute = applications, absolute
         self.method = method
         method.simulation = self
         method.begin()
-        for rank in range(self.ranks):
-            self._begin_step(rank, 0)
+        if applications is None:
+            for rank in range(self.ranks):
+                self._begin_step(rank, 0)
 
     def __dealloc__(self):
         free(self.heap)
@@ -133,10 +142,12 @@ cdef class Simulation:
         self.events += 1
         if self.events % SIGNALS == 0:
             PyErr_CheckSignals()
-        if event.kind == COMPUTED:
-            self.computing[event.rank] = False
-            self.called_at[event.rank] = self.now
-            self.method.arrives(event.rank)
+        if event.kind == COMPUTED and self.applications is None:
+            self.call(event.rank)
+        elif event.kind == COMPUTED:
+            self.applications.computed(event.rank)
+        elif event.kind == RETURNED:
+            self.applications.returned(event.rank)
         elif event.stage != HAPPENS:
             self._arrive(event)
         else:
@@ -241,14 +252,44 @@ cdef class Simulation:
             self.iterations_of[rank] = self.done[rank]
         # Until its next call; after its last step there is none.
         self.computing[rank] = True
-        if self.is_done(rank):
+        if self.applications is not None:
+            self._push(at, RETURNED, rank, 0, 0, HAPPENS)
+        elif self.is_done(rank):
             self.unfinished -= 1
         else:
             self._begin_step(rank, at)
 
     cdef bint is_done(self, int rank) noexcept:
-        """Return whether the application has made its last step."""
-        return self.done[rank] >= self.iterations
+        """Return whether the application has made its last step, after which it leaves."""
+        return self.applications is None and self.done[rank] >= self.iterations
+
+    # Calls by applications
+
+    cpdef void call(self, int rank):
+        """Call the method, for a rank's application; `returns` ends the call."""
+        self.enter(rank)
+        self.method.arrives(rank)
+
+    cpdef void enter(self, int rank):
+        """Note that a rank's application has begun to wait in a call, or for one."""
+        self.computing[rank] = False
+        self.called_at[rank] = self.now
+
+    cpdef void compute(self, int rank):
+        """Begin the next step of a rank, which ends with `computed`.
+
+        Raises:
+            IndexError: the rank has made all its steps.
+        """
+        if self.begun[rank] >= self.step_times.shape[0]:
+            if self.seconds < INFINITY:
+                return  # the sum of its steps was rounded: it ends only after the time
+            raise IndexError(f"rank {rank} has {self.step_times.shape[0]} steps, and begins more")
+        self._begin_step(rank, self.now)
+
+    cpdef void finish(self, int rank):
+        """Note that a rank's application has ended."""
+        self.unfinished -= 1
 
     cdef void _check(self, int rank, double delay, int kind):
         if not 0 <= rank < self.engines:
@@ -257,7 +298,10 @@ cdef class Simulation:
             raise ValueError(f"rank {rank}: delay {delay} and kind {kind} must be 0 or more")
 
     cdef void _begin_step(self, int rank, double at):
-        self._push(at + self.step_times[self.steps[rank], rank], COMPUTED, rank, 0, 0, HAPPENS)
+        cdef double time = self.step_times[self.begun[rank], rank]
+        self.begun[rank] += 1
+        at = max(at, time) if self.absolute else at + time
+        self._push(at, COMPUTED, rank, 0, 0, HAPPENS)
 
     # The heap
 

@@ -21,6 +21,7 @@ class Settings:
         nbytes: length of the model, and of its gradient, in bytes.
         doubling: whether group averages use recursive doubling for models of any length.
         seed: seed of the neighbors that AD-PSGD draws.
+        accumulate: batches of a step, of which allreduce's compute_limit may leave some out.
         dedicated_server: whether a parameter server is a process of its own on a further node; else
             rank 0, which trains as well, is the server.
         options: options of methods, as declared, such as group_size, sync_period or mode.
@@ -39,13 +40,14 @@ class Settings:
         *,
         doubling: bool = False,
         seed: int = 0,
+        accumulate: int = 1,
         dedicated_server: bool = False,
         **options: Any,
     ):
         if nbytes < 1:
             raise ValueError(f"nbytes must be 1 or more, not {nbytes}")
         self.nbytes, self.doubling, self.seed = nbytes, doubling, seed
-        self.dedicated_server = dedicated_server
+        self.accumulate, self.dedicated_server = accumulate, dedicated_server
         known = simulated_options()
         for name, value in options.items():
             if name not in known:
@@ -131,6 +133,7 @@ def wagma(settings: Settings, ranks: int) -> Method:
         settings.wait,
         settings.doubling,
         fixed=settings.groups == "fixed",
+        own_pace=settings.pace == "own",
         overlap=settings.overlap,
         late=settings.late or DEFAULT_LATE,
     )

@@ -14,13 +14,48 @@ import numpy as np
 
 from wagma import imbalance
 
-__all__ = ["constant", "delayed", "log_normal", "long_tailed", "read_trace", "recorded"]
+__all__ = ["check", "constant", "delayed", "log_normal", "long_tailed", "read_trace", "recorded"]
 
 # Habitat's episodes, as described in WAGMA-SGD's section V-D: 5,000 steps of 1.7 s to 43.5 s, "with
 # a median below 2 seconds". The median is our choice; the excess over the shortest is log-normal,
 # such that one in 5,000 reaches the longest, and is cut off there.
 SHORTEST, MEDIAN, LONGEST = 1.7, 1.9, 43.5
 LONGEST_QUANTILE = 3.54  # of the normal distribution, at 1 − 1/5000
+
+
+def begun_within(
+    limit: float | None, step_times: np.ndarray, parts: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many parts of each step begin within a limit, and how long the steps then take.
+
+    Args:
+        limit: in seconds from a step's beginning; None: all of them begin.
+        step_times: seconds of whole steps, a float64 array of shape (steps, ranks).
+        parts: number of equally long parts of a step.
+
+    Returns:
+        int64 and float64 arrays of the same shape. At least one part begins.
+    """
+    if limit is None:
+        return np.full(step_times.shape, parts), step_times
+    with np.errstate(divide="ignore"):  # a step that takes no time
+        begun = np.ceil(limit * parts / step_times).clip(1, parts).astype(np.int64)
+    return begun, np.where(begun < parts, step_times * begun / parts, step_times)
+
+
+def check(step_times: np.ndarray) -> None:
+    """Check that steps of simulated ranks can take these times.
+
+    Args:
+        step_times: seconds, a float64 array of shape (steps, ranks).
+
+    Raises:
+        ValueError: it has another shape, or they are not finite, negative, or all 0.
+    """
+    if step_times.ndim != 2 or not step_times.size:
+        raise ValueError(f"step_times must be of shape (steps, ranks), not {step_times.shape}")
+    if not np.all(np.isfinite(step_times) & (step_times >= 0)) or not step_times.any():
+        raise ValueError("step_times must be finite, 0 or more, and not all of them 0")
 
 
 def constant(steps: int, ranks: int, seconds: float) -> np.ndarray:

@@ -1,5 +1,7 @@
 """The vectors of simulated ranks."""
 
+from collectives.memory.allocation cimport Memory, resized
+from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.contribution cimport Vectors
 
 
@@ -17,3 +19,20 @@ cdef class NoVectors(Vectors):
 
     cdef void add_change(self, int to) noexcept nogil:
         pass
+
+
+cdef char *add_vector(HostVectors vectors, int vector) except NULL:
+    """Give a simulated rank memory for this vector; return where it begins."""
+    cdef Memory memory = new_memory(vectors.layout.size)
+    vectors.memories.append(memory)
+    vectors.place(vector, memory.address)
+    return memory.address
+
+
+cdef Memory new_memory(Py_ssize_t size):
+    """Return memory for a vector; on huge pages, those of many ranks would take far more."""
+    cdef Memory memory = Memory()
+    memory.address = <char *>resized(NULL, size)
+    if memory.address == NULL:
+        raise MemoryError(f"cannot allocate {size} bytes for the vectors of simulated ranks")
+    return memory

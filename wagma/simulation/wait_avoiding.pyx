@@ -1,7 +1,8 @@
 """WAGMA-SGD in simulated time: the engine's protocol, driven by events instead of MPI.
 
 Where the engine reacts to messages and completed exchanges, this driver reacts at the times that the
-machine's model gives; all decisions are those of `collectives.protocols.versions`.
+machine's model gives; all decisions are those of `collectives.protocols.versions`. Vectors have
+values if ranks train: see `wagma.simulation.parts`.
 """
 
 import numpy as np
@@ -9,164 +10,34 @@ import numpy as np
 from collectives.protocols.late_rules import late_rule
 from collectives.topology import activation_peers, propagation_bound
 
-from collectives.protocols.all_ranks cimport SYNC, TreePort
-from collectives.protocols.contribution cimport NOWHERE, Vectors
+from collectives.memory.layout cimport Layout
+from collectives.protocols.all_ranks cimport SYNC
+from collectives.protocols.contribution cimport KEPT
 from collectives.protocols.groups cimport Groups
-from collectives.protocols.rank cimport CONTRIBUTE, RETURN
-from collectives.protocols.rank_port cimport RankPort
+from collectives.protocols.own_pace cimport OwnPaceProtocol
+from collectives.protocols.rank cimport RETURN
 from collectives.protocols.snapshots cimport SnapshotProtocol
-from collectives.protocols.versions cimport PUBLISH, VersionsProtocol
+from collectives.protocols.versions cimport FETCHING, VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
-from wagma.simulation.core cimport Method, placed_allreduce_time
-
-# Events: an activation has arrived; a pass over vectors has ended; a member is ready to exchange; a
-# rank has the mean of its group, or of all ranks; all ranks have agreed on a synchronization.
-cdef enum:
-    ACTIVATED
-    PASSED
-    READY
-    EXCHANGED
-    AGREED
-
-cdef enum:
-    # Bytes of an activation, and of a rank's record in the agreement on an operation.
-    ACTIVATION = 16
-
-
-cdef class SimulatedTree(TreePort):
-    """Sends one rank's activations."""
-
-    cdef GroupAveraging method
-    cdef int rank
-
-    def __init__(self, GroupAveraging method, int rank):
-        self.method, self.rank = method, rank
-
-    cdef void send_activation(self, int dimension, long long version, long long ops) noexcept nogil:
-        with gil:
-            self.method.simulation.send(
-                self.rank, self.method.peers[self.rank, dimension], ACTIVATION, ACTIVATED,
-                version, ops << 8 | dimension)
+from wagma.simulation.core cimport placed_allreduce_time
+from wagma.simulation.values cimport Average
+from wagma.simulation.vectors cimport add_vector, new_memory
+from wagma.simulation.version_port cimport (
+    ACTIVATED,
+    ACTIVATION,
+    AGREED,
+    EXCHANGED,
+    FREED,
+    PASSED,
+    READY,
+    SimulatedPort,
+    SimulatedTree,
+    VersionsMethod,
+    WrittenVectors,
+)
 
 
-cdef class WrittenVectors(Vectors):
-    """A simulated rank's vectors, which have no values: each pass that writes one takes time.
-
-    Attributes:
-        passes: how many passes have written one.
-    """
-
-    cdef int passes
-
-    cdef void copy(self, int to, int source) noexcept nogil:
-        self.passes += 1
-
-    cdef void zero(self, int vector) noexcept nogil:
-        self.passes += 1
-
-    cdef bint all_finite(self, int vector) noexcept nogil:
-        return True
-
-    cdef bint is_change_finite(self) noexcept nogil:
-        return True
-
-    cdef void add_change(self, int to) noexcept nogil:
-        self.passes += 1
-
-    cdef void absorb(self, double own, double total) noexcept nogil:
-        self.passes += 1
-
-
-cdef class SimulatedPort(RankPort):
-    """Executes one rank's steps, each of which takes the time that the machine's model gives.
-
-    Attributes:
-        publishing, vectors: the rank's.
-        exchanged: whether its exchange is complete.
-        copies_after: seconds that it needs after an exchange to copy its mean, or what that
-            replaces.
-    """
-
-    cdef GroupAveraging method
-    cdef int rank
-    cdef SnapshotProtocol publishing
-    cdef WrittenVectors vectors
-    cdef bint exchanged
-    cdef double copies_after
-
-    def __init__(self, GroupAveraging method, int rank, SnapshotProtocol publishing,
-                 WrittenVectors vectors):
-        self.method, self.rank = method, rank
-        self.publishing, self.vectors = publishing, vectors
-
-    cdef void begin_pass(self, int step, bint moves) noexcept nogil:
-        """The time is that of the passes that follow."""
-
-    cdef bint end_pass(self, int step, bint moves) noexcept nogil:
-        """A late call publishes and takes the newest result at once.
-
-        The mean of a timely call is written directly to the application's buffer.
-        """
-        cdef double staging = self.method.staging_time
-        cdef double writing = self.vectors.passes * self.method.copy_time
-        self.vectors.passes = 0
-        if step != PUBLISH and step != RETURN and (step != CONTRIBUTE or writing == 0):
-            return True
-        with gil:
-            if step == CONTRIBUTE:
-                staging = 0
-            elif step == RETURN and not self.publishing.versions.timely:
-                staging = 2 * staging
-            self.method.simulation.later(writing + staging, PASSED, self.rank)
-        return False
-
-    cdef bint is_here(self) noexcept nogil:
-        return True
-
-    cdef bint knows_change(self) noexcept nogil:
-        return True
-
-    cdef void remember(self) noexcept nogil:
-        """Nothing is compressed."""
-
-    cdef void begin_version(self, long long version, long long number) noexcept nogil:
-        """Begin the rank's part of an exchange, once a lent vector that it keeps is copied."""
-        self._begin_exchange()
-        with gil:
-            if self.publishing.lent and self.publishing.keeps:
-                self.method.simulation.later(self.method.copy_time, READY, self.rank, version)
-            else:
-                self.method._join_group(self.rank, version)
-
-    cdef void begin_average(self, long long number) noexcept nogil:
-        self._begin_exchange()
-        with gil:
-            self.method._join_all()
-
-    cdef void _begin_exchange(self) noexcept nogil:
-        self.exchanged = False
-        self.copies_after = self.method.copy_time * (
-            (self.publishing.copy != NOWHERE) + (self.publishing.saved != NOWHERE))
-
-    cdef bint is_exchanged(self) noexcept nogil:
-        return self.exchanged
-
-    cdef double total_weight(self) noexcept nogil:
-        return 1
-
-    cdef void number_from(self, long long first, long long shift) noexcept nogil:
-        """Exchanges need no numbers."""
-
-    cdef void executed(self, long long version) noexcept nogil:
-        with gil:
-            self.method._count_version(version, self.publishing)
-
-    cdef void returns(self, bint in_group) noexcept nogil:
-        with gil:
-            self.method._return(self.rank, self.publishing)
-
-
-cdef class GroupAveraging(Method):
+cdef class GroupAveraging(VersionsMethod):
     """WAGMA-SGD's ranks: `collectives.GroupAllreduce`, as `wagma.WAGMA` calls it.
 
     A rank writes vectors as `SnapshotProtocol` decides: to publish, before an exchange to keep the
@@ -182,46 +53,67 @@ cdef class GroupAveraging(Method):
         synchronous_averages: number of vectors that all ranks average in turn every τ steps.
         overlap: whether a call only starts a group's average, and the next one waits for it.
         late: the name of the late rule.
+        layout: of the models, if they have values; see `initialize`.
+        sharing: whether the ranks of a node average in memory that they share; it changes the order
+            of additions, not the times.
+        weighing: the models' weights, as `settings.weighing` returns them.
+        wire_dtype: see `collectives.GroupAllreduce`.
+        seed: of the drawing.
+        own_pace: whether ranks make any number of calls: see `collectives.protocols.own_pace`.
     """
 
     cdef readonly int group_size
     cdef readonly long long sync_period, nbytes
-    cdef readonly bint passive, doubling, drawing, fixed, overlap
+    cdef readonly bint passive, doubling, drawing, fixed, overlap, own_pace
     cdef readonly str late
     cdef readonly int synchronous_averages
     cdef long long[::1] staleness_counts
     cdef list driven, ports
     cdef Groups groups
     cdef int dimensions, window
-    cdef int[:, ::1] peers
     # Whether an average that overlaps the next step is pending, and whether that step waits for it.
     cdef unsigned char[::1] outstanding, waiting
     # Number of members that have begun, of each group of the window's versions, by its first place.
     cdef int[:, ::1] present
     cdef int entered, moving_count
-    cdef double staging_time, copy_time, agreement_time, average_time
+    # The highest version of a rank that has entered an operation.
+    cdef long long agreed_version
+    cdef double agreement_time, average_time
+    cdef Layout layout
+    cdef Average average
+    cdef bint sharing
+    cdef object weighing, wire_dtype
+    cdef unsigned long long seed
     # By the members' nodes, or by their number where the machine has one level.
     cdef dict exchange_times
+    cdef bint two_levels
 
     def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False,
                  drawing=False, synchronous_averages=1, fixed=False, overlap=False,
-                 late="paper"):
+                 late="paper", Layout layout=None, sharing=False, weighing=None, wire_dtype=None,
+                 seed=0, own_pace=False):
+        self.own_pace = own_pace
         self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
         self.passive, self.doubling, self.fixed = wait == "nobody", doubling, fixed
         self.drawing, self.synchronous_averages = drawing, synchronous_averages
         self.overlap, self.late = overlap, late
+        self.layout, self.sharing = layout, sharing
+        self.weighing, self.wire_dtype, self.seed = weighing, wire_dtype, seed
 
     cpdef begin(self):
         cdef int ranks = self.simulation.ranks
         machine = self.simulation.machine
-        self.groups = Groups(0, ranks, self.group_size, self.fixed)
+        self.groups = Groups(
+            0, ranks, self.group_size, self.fixed, self.sync_period if self.own_pace else 0)
         peers = [[peer for peer, _ in activation_peers(rank, ranks)] for rank in range(ranks)]
         self.peers = np.array(peers, dtype=np.intc).reshape(ranks, -1)
         self.dimensions = self.peers.shape[1]
         self.driven, self.ports = [], []
+        if self.layout is not None:
+            self.average = Average(self.layout, ranks, self.wire_dtype)
         for rank in range(ranks):
             self._add_rank(rank)
-        gap = propagation_bound(ranks, self.group_size) if self.group_size > 1 else 0
+        gap = self._most_apart(ranks)
         self.window = gap + 2
         self.present = np.zeros((self.window, ranks), dtype=np.intc)
         self.outstanding, self.waiting = np.zeros((2, ranks), np.uint8)
@@ -236,10 +128,19 @@ cdef class GroupAveraging(Method):
         self.average_time += 2 * self.staging_time
         self.average_time *= self.synchronous_averages
         self.exchange_times = {}
+        self.two_levels = machine.has_two_levels
+
+    cdef int _most_apart(self, int ranks):
+        """Return how many versions two ranks of one group are apart at most."""
+        if self.own_pace and (self.fixed or self.group_size == 1):
+            # Only versions of all ranks, which are a period apart, connect the groups.
+            return min(self.sync_period, self.simulation.iterations)
+        return propagation_bound(ranks, self.group_size) if self.group_size > 1 else 0
 
     cdef void _add_rank(self, int rank):
-        cdef WrittenVectors vectors = WrittenVectors()
-        cdef WaitAvoidingProtocol versions = WaitAvoidingProtocol(
+        cdef WrittenVectors vectors = WrittenVectors(self.layout)
+        kind = OwnPaceProtocol if self.own_pace else WaitAvoidingProtocol
+        cdef WaitAvoidingProtocol versions = kind(
             self.dimensions, self.group_size, self.sync_period, self.passive)
         cdef SnapshotProtocol publishing = SnapshotProtocol(
             vectors, versions, late_rule(self.late))
@@ -248,12 +149,114 @@ cdef class GroupAveraging(Method):
         versions.attach(SimulatedTree(self, rank))
         driven.attach(port)
         if self.drawing:
-            versions.draw(rank, self.simulation.ranks, 0)
-        publishing.replace()
-        publishing.count_once()
-        vectors.passes = 0
+            versions.draw(rank, self.simulation.ranks, self.seed)
         self.driven.append(driven)
         self.ports.append(port)
+        if self.layout is None:
+            publishing.replace()
+            publishing.count_once()
+            vectors.passes = 0
+
+    # What applications that train call, by `wagma.simulation.parts`
+
+    def initialize(self, int rank, vector, bint keep_average):
+        """Begin with this vector of a rank, an array or a list of arrays.
+
+        Args:
+            keep_average: whether the rank keeps the newest average over all ranks.
+        """
+        cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
+        if self.weighing is not None:
+            weighing, log_rate, most_work = self.weighing
+            port.publishing.weigh_by(weighing, log_rate, most_work)
+        port.publishing.keeps_average = keep_average
+        if keep_average:
+            add_vector(port.vectors.values, KEPT)
+        port.vectors.give(vector)
+        port.publishing.replace()
+        port.publishing.count_once()
+        port.vectors.passes = 0
+        if self.average.compressed:
+            port.reference = new_memory(self.layout.size)
+            self.layout.zero_vector(port.reference.address)
+
+    def compress_from_initial(self, int rank):
+        """Send compressed vectors as differences from the initial one, which all ranks have."""
+        (<SimulatedPort>self.ports[rank]).remember()
+
+    def begin_call(self, int rank, vector, weight):
+        """Begin a call with this vector."""
+        cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
+        (<SimulatedPort>self.ports[rank]).vectors.give(vector)
+        driven.publishing.give(driven.publishing.worked(weight))
+        self._begin(rank, driven)
+
+    def begin_operation(self, int rank, int operation, vector, weight=None):
+        """Begin an operation of all ranks with this vector; its weight is that of the last call."""
+        cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
+        (<SimulatedPort>self.ports[rank]).vectors.give(vector)
+        driven.publishing.give(driven.publishing.published_weight if weight is None else weight)
+        self._enter(rank, driven, operation)
+
+    def begin_fetch(self, int rank, vector):
+        """Begin to overwrite this vector by the average that the rank keeps."""
+        cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
+        (<SimulatedPort>self.ports[rank]).vectors.give(vector)
+        driven.publishing.give(driven.publishing.published_weight)
+        driven.hold(FETCHING)
+        self._react(rank, driven)
+
+    def keeps(self, int rank):
+        """Return whether a rank keeps an average."""
+        return (<SimulatedPort>self.ports[rank]).publishing.kept_version >= 0
+
+    def fetched(self, int rank):
+        """Return the version of the average that a rank has got, and the mean of the counts then.
+        """
+        publishing = (<SimulatedPort>self.ports[rank]).publishing
+        return publishing.fetched_version, publishing.fetched_count
+
+    def mean_count(self, int rank):
+        """Return the mean of all ranks' counts in the newest average over all that a rank knows."""
+        return (<SimulatedPort>self.ports[rank]).publishing.job.told
+
+    def run_on(self, int rank):
+        """Let a rank's application compute while the call goes on that it has just begun."""
+        if (<VersionsProtocol>self.driven[rank]).publishing.present:
+            self.outstanding[rank] = True
+            self.simulation.returns(rank)
+
+    def is_outstanding(self, int rank):
+        """Return whether that call is not complete; else let it end the rank's wait."""
+        if self.outstanding[rank]:
+            self.waiting[rank] = True
+        return self.outstanding[rank]
+
+    def version_of(self, int rank):
+        """Return the number of a rank's next call."""
+        return (<VersionsProtocol>self.driven[rank]).versions.version
+
+    def result_of(self, int rank):
+        """Return the fields of a `collectives.Result`, of the call that has returned."""
+        cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
+        if not driven.in_group:
+            everybody = tuple(range(self.simulation.ranks))
+            called = driven.called
+            return called, driven.publishing.finite, called, everybody, driven.weight, True
+        timely = driven.versions.timely and driven.publishing.finite
+        group = (<SimulatedPort>self.ports[rank]).group
+        return driven.called, timely, driven.source, group, driven.weight, False
+
+    def counts_of(self, int rank):
+        """Return the counts of `collectives.statistics.Statistics`, in its order, to `nonfinite`.
+        """
+        cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
+        counts = (<SimulatedPort>self.ports[rank]).staleness
+        staleness = tuple([counts.get(age, 0) for age in range(max(counts, default=-1) + 1)])
+        executed = sum(staleness)
+        passive = executed - counts.get(0, 0)
+        return (driven.versions.calls, driven.timely, driven.synchronizations, executed, passive,
+                staleness, driven.publishing.nonfinite)
 
     cpdef arrives(self, int rank):
         if self.outstanding[rank]:
@@ -270,13 +273,22 @@ cdef class GroupAveraging(Method):
             self.outstanding[rank] = True
             self.simulation.returns(rank)
         driven.publishing.give(1)
-        if not synchronous:
-            driven.call()
-            self._react(rank, driven)
+        self._begin(rank, driven)
+
+    cdef void _begin(self, int rank, VersionsProtocol driven):
+        """Begin a call, of a version or of all ranks."""
+        if driven.versions.is_synchronous():
+            self._enter(rank, driven, SYNC)
             return
-        driven.enter(SYNC)
+        driven.call()
+        self._react(rank, driven)
+
+    cdef void _enter(self, int rank, VersionsProtocol driven, int operation):
+        """Enter an operation of all ranks, which agree on it once the last one enters."""
+        driven.enter(operation)
         self._react(rank, driven)
         self.entered += 1
+        self.agreed_version = max(self.agreed_version, driven.versions.version)
         if self.entered == self.simulation.ranks:
             self.entered = 0
             self._later_for_all(self.agreement_time, AGREED)
@@ -286,18 +298,20 @@ cdef class GroupAveraging(Method):
         cdef long long[2] common
         if kind == ACTIVATED:
             driven.versions.activate(a, b >> 8, b & 255)
+        elif kind == FREED:
+            driven.versions.free(a, <int>b)
         elif kind == PASSED:
             if driven.passing == RETURN:
                 self.calls += 1
                 self.timely += driven.versions.timely
             driven.passed()
         elif kind == READY:
-            self._join_group(rank, a)
+            self.join_group(rank, a)
         elif kind == EXCHANGED:
             (<SimulatedPort>self.ports[rank]).exchanged = True
         else:
-            # All ranks contribute the same operation and version, so one record stands for all.
-            common[0], common[1] = SYNC, driven.versions.version
+            # All ranks contribute the same operation, so one record stands for all.
+            common[0], common[1] = driven.versions.operation, self.agreed_version
             driven.agreed(common, 1, 0, False, False)
         self._react(rank, driven)
 
@@ -312,40 +326,65 @@ cdef class GroupAveraging(Method):
             if protocol.due_on() >> k & 1:
                 protocol.send_on(k)
 
-    cdef void _return(self, int rank, SnapshotProtocol contribution):
+    cdef void end_call(self, int rank, SnapshotProtocol contribution, bint in_group):
         contribution.forget()
+        if in_group and self.layout is not None:
+            self._note_group(rank, contribution.versions.source)
         if not self.outstanding[rank]:
             self.simulation.returns(rank)
             return
         self.outstanding[rank] = False
         if self.waiting[rank]:
             self.waiting[rank] = False
-            self._call(rank)
+            if self.layout is None:
+                self._call(rank)
+            else:
+                self.simulation.returns(rank)
 
-    cdef void _join_group(self, int rank, long long version):
+    cdef void _note_group(self, int rank, long long version):
+        """Note the members of the group whose mean a rank's call returns."""
+        cdef int size = self.groups.of(rank, version, self.groups.members)
+        cdef int i
+        members = [self.groups.members[i] for i in range(size)]
+        (<SimulatedPort>self.ports[rank]).group = tuple(sorted(members))
+
+    cdef void join_group(self, int rank, long long version):
         """Take part in an exchange, which begins once the last member of the group does."""
-        cdef int position = self.groups._position(rank, version)
-        cdef int first = self.groups.chunk_begin[position]
+        cdef int first = self.groups.first(rank, version)
         cdef int slot = <int>(version % self.window)
         cdef int size, i
         cdef double time
-        cdef int *members
+        cdef int *members = self.groups.members
         self.present[slot, first] += 1
-        size = self.groups.chunk_end[position] - first
+        size = self.groups.size_of(rank, version)
         if self.present[slot, first] < size:
             return
         self.present[slot, first] = 0
-        members = self.groups.members
         self.groups.of(rank, version, members)
+        if self.layout is not None:
+            self._exchange(members, size)
         time = self._exchange_time(members, size)
         for i in range(size):
             self._end_later(time, members[i])
+
+    cdef void _exchange(self, int *members, int size):
+        """Average the members' vectors, now that all have begun the exchange."""
+        cdef int i
+        cdef bint together = self.sharing
+        self.average.begin()
+        for i in range(size):
+            (<SimulatedPort>self.ports[members[i]]).contribute(self.average)
+            together = together and (
+                self.simulation.node_of[members[i]] == self.simulation.node_of[members[0]])
+        self.average.compute(together)
+        for i in range(size):
+            (<SimulatedPort>self.ports[members[i]]).take(self.average)
 
     cdef double _exchange_time(self, int *members, int size):
         """Return the seconds of a group's average."""
         cdef int i
         nodes, key = [0] * size, size
-        if self.simulation.machine.has_two_levels:
+        if self.two_levels:
             nodes = [self.simulation.node_of[members[i]] for i in range(size)]
             key = tuple(nodes)
         if key not in self.exchange_times:
@@ -353,13 +392,17 @@ cdef class GroupAveraging(Method):
                 self.simulation.machine, nodes, self.nbytes, self.doubling)
         return self.exchange_times[key]
 
-    cdef void _join_all(self):
+    cdef void join_all(self):
         """Take part in the average over all ranks, which begins once the last rank does."""
         cdef int rank
         self.moving_count += 1
         if self.moving_count < self.simulation.ranks:
             return
         self.moving_count = 0
+        for rank in range(self.simulation.ranks):
+            self.groups.members[rank] = rank
+        if self.layout is not None:
+            self._exchange(self.groups.members, self.simulation.ranks)
         for rank in range(self.simulation.ranks):
             self._end_later(self.average_time, rank)
 
@@ -373,6 +416,10 @@ cdef class GroupAveraging(Method):
         for rank in range(self.simulation.ranks):
             self.simulation.later(delay, kind, rank)
 
-    cdef void _count_version(self, long long version, SnapshotProtocol contribution):
+    cdef void count_version(
+        self, long long version, SnapshotProtocol contribution, dict counts
+    ):
         cdef long long staleness = version - contribution.published_version
         self.staleness_counts[min(staleness, self.staleness_counts.shape[0] - 1)] += 1
+        if self.layout is not None:
+            counts[staleness] = counts.get(staleness, 0) + 1

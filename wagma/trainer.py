@@ -1,0 +1,316 @@
+"""One rank's part in a training: its model, optimizer and data, and its steps."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from wagma import devices, imbalance
+from wagma.evaluation import Kept, copy_of
+from wagma.job import UsageError, together
+from wagma.stopwatch import Stopwatch
+from wagma.tasks import contract, local
+
+if TYPE_CHECKING:  # importing it initializes MPI
+    from mpi4py import MPI
+
+ALMOST = 1 - 1e-9  # tolerance for rounding
+
+
+class Trainer:
+    """One rank's model, optimizer and data; its construction is collective.
+
+    Args:
+        settings: the command line's.
+        task: the task to train.
+        comm: the ranks that train together.
+        clock: function that returns the time, in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: argparse.Namespace,
+        task: contract.Task,
+        comm: MPI.Comm,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
+        self.method, self.options = settings.algorithm.method, settings.algorithm.options
+        # A rank that makes no steps has no part of the data, but needs the same model.
+        idle = self.method.idle_rank(self.options)
+        self.some_idle, self.trains = idle is not None, idle != comm.rank
+        self.trainers = comm.size - self.some_idle
+        place = min(comm.rank - (self.some_idle and comm.rank > idle), self.trainers - 1)
+        self.model, self.batches, self.test = together(
+            lambda: contract.prepare(
+                task, place, self.trainers, settings.batch_size, settings.seed
+            ),
+            comm,
+        )
+        self.device = devices.device_of(self.model)
+        if not self.trains:
+            self.test = ()
+        self.local, self.scheduler = together(self.make_local, comm)
+        self.scheduled = 0
+        self.clock = clock
+        self.stopwatch = Stopwatch(self.local, clock)
+        try:
+            self.optimizer = self.method.make(
+                self.local, self.model, comm, self.options, settings.seed
+            )
+        except (TypeError, ValueError) as error:  # the model, or its optimizer, on all ranks
+            raise UsageError(f"{task.name}: {error}") from error
+        self.kept: list[Kept] = []
+
+    def make_local(self) -> tuple[torch.optim.Optimizer, Any]:
+        """Return this rank's local optimizer and its learning-rate scheduler."""
+        optimizer = local.make(self.settings, self.task, self.model)
+        return optimizer, local.make_scheduler(self.task, optimizer)
+
+    def bound(self, seconds: list[array], limit: float | None) -> float:
+        """Return the least wall time of ranks whose steps take this long.
+
+        With a time limit, return the number of steps that they make within it. The steps of a rank
+        that has too few, such as one that has skipped iterations, are repeated.
+        """
+        options = self.options | self.optimizer.settings
+        if limit is None:
+            made = [np.resize(each, self.settings.steps) for each in seconds]
+            return self.method.bound(np.array(made), options)
+        return self.method.bound_of_steps(lasting(seconds, limit), options, limit)
+
+    def steps(self) -> Iterator[dict]:
+        """Make all steps, and yield each one's metrics record once its average is complete.
+
+        The clock is stopped while a model is copied for evaluation.
+        """
+        self.started = self.clock()
+        records = deque()
+        for step in itertools.count():
+            if not self.goes_on(step):
+                break
+            self.stopwatch.start()
+            batches = [next(self.batches) for _ in range(self.settings.accumulate)]
+            loss, computed = self.compute_gradient(step, batches)
+            self.keep_by_time(step)
+            self.optimizer.step()
+            self.stopwatch.averaged()
+            self.step_scheduler(step + 1)
+            record = {
+                "step": step,
+                "loss": loss,
+                "samples": sum(
+                    contract.samples(batch) or self.settings.batch_size
+                    for batch in batches[:computed]
+                ),
+                "compute_s": self.stopwatch.compute,
+                "delay_s": self.stopwatch.delay,
+                "average_s": self.stopwatch.average,
+                "elapsed_s": self.elapsed,
+            }
+            records.append(record)
+            self.keep_by_steps(step + 1)
+            self.keep_by_time(step + 1)
+            for result in self.optimizer.results:
+                yield records.popleft() | outcome(result)
+        if records:
+            self.optimizer.complete()
+            self.stopwatch.averaged()
+            record["average_s"] = self.stopwatch.average
+            record["elapsed_s"] = self.elapsed
+            yield record | outcome(self.optimizer.result)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first step began, without those in which a model was copied."""
+        return self.clock() - self.started
+
+    def goes_on(self, steps: int) -> bool:
+        """Return whether this rank makes another step after this number of steps."""
+        if not self.trains:
+            return False
+        if self.total is not None:
+            return self.optimizer.total_steps < self.total
+        if self.settings.seconds is None:
+            return self.iteration(steps) < self.settings.steps
+        own = self.elapsed < self.settings.seconds
+        # torch's own methods cannot continue without a rank.
+        any_goes_on = getattr(self.optimizer, "any_goes_on", None)
+        return any_goes_on(own) if any_goes_on else own
+
+    def iteration(self, steps: int) -> int:
+        """Return this rank's iteration number after `steps`: higher if it has skipped some."""
+        if self.total is not None:
+            return self.progress(steps)
+        return steps + getattr(self.optimizer.collective, "skipped", 0)
+
+    def until_all_end(self) -> AbstractContextManager:
+        """Return a block for the steps: `join` if ranks will make different numbers of steps."""
+        if self.settings.seconds is None and self.total is None and not self.some_idle:
+            return nullcontext()
+        return self.optimizer.join()
+
+    @property
+    def total(self) -> int | None:
+        """The number of steps of all ranks together with which the training ends; None: no such."""
+        return getattr(self.settings, "total_steps", None)
+
+    def progress(self, steps: int) -> int:
+        """Return how far the job is after this rank's `steps`, in steps of a rank.
+
+        At their own pace, ranks go by the steps of all of them: their mean, as far as it is known.
+        """
+        if self.options.get("pace") != "own":
+            return steps
+        return int(self.optimizer.total_steps / self.size)
+
+    def step_scheduler(self, steps: int) -> None:
+        """Bring the learning rate to where the job is after this rank's `steps`."""
+        while self.scheduler is not None and self.scheduled < self.progress(steps):
+            self.scheduler.step()
+            self.scheduled += 1
+
+    def keep_by_steps(self, steps: int) -> None:
+        """Keep the model after `steps`, once for each iteration to evaluate that has been passed.
+
+        The last iteration is not among these.
+        """
+        every = self.settings.evaluate_every
+        if every is None:
+            return
+        over = min(self.iteration(steps), self.settings.steps - 1) // every - len(self.kept)
+        if over > 0:
+            with self.clock_stopped() as elapsed:
+                self.keep([Kept(steps, elapsed, copy_of(self.model))] * over)
+
+    def keep_by_time(self, steps: int) -> None:
+        """Keep the model after `steps`, once for each time to evaluate it that has passed.
+
+        Called before a step's average, it keeps the model of that time; if the time fell within an
+        average, the model after it.
+        """
+        if self.settings.evaluate_every_seconds is None or self.next_time() > self.elapsed:
+            return
+        with self.clock_stopped() as elapsed:
+            state = copy_of(self.model)
+            while self.next_time() <= elapsed:
+                self.keep([Kept(steps, self.next_time(), state)])
+
+    def keep(self, models: list[Kept]) -> None:
+        """Keep models for their evaluation after the training."""
+        self.kept += models
+
+    def next_time(self) -> float:
+        """Return the next time to evaluate the model before the end of the training."""
+        at = self.settings.evaluate_every_seconds * (len(self.kept) + 1)
+        return at if at < (self.settings.seconds or math.inf) * ALMOST else math.inf
+
+    @contextmanager
+    def clock_stopped(self) -> Iterator[float]:
+        """Stop the training's clock in the block; yield the elapsed time."""
+        elapsed = self.elapsed
+        yield elapsed
+        self.started += self.elapsed - elapsed
+        self.stopwatch.skip()
+
+    @property
+    def limited(self) -> bool:
+        """Whether a step's time limits its batches; the optimizer then divides their gradients."""
+        return self.options.get("compute_limit") is not None
+
+    def compute_gradient(self, step: int, batches: list) -> tuple[float, int]:
+        """Compute the gradient, and wait as long as the step is delayed.
+
+        Returns:
+            The mean loss, and the number of batches: with a limit not all may begin in time.
+        """
+        self.optimizer.zero_grad()
+        if not self.limited:
+            return float(self.compute(step, batches, 1)), len(batches)
+        losses = [
+            self.compute(step, [batch], len(batches))
+            for batch in self.optimizer.within_limit(batches)
+        ]
+        return float(sum(losses)) / len(losses), len(losses)
+
+    def compute(self, step: int, batches: list, parts: int) -> torch.Tensor | float:
+        """Compute one of the equal parts of a step, with its part of the delays."""
+        before = self.stopwatch.compute
+        total = self.gradient_of(batches)
+        devices.wait_for(self.device)  # else its computation would count as waiting for ranks
+        time.sleep(self.settings.step_time_ms / 1000 / parts)
+        self.stopwatch.computed()
+        self.hold_up(step, self.stopwatch.compute - before, parts)
+        return total
+
+    def gradient_of(self, batches: list) -> torch.Tensor | float:
+        """Add the mean gradient on these batches, or with a limit their sum; return the loss."""
+        # A method of torch may have wrapped the model in a module, and wait in the backward pass.
+        model = getattr(self.optimizer, "module", self.model)
+        backward = getattr(self.optimizer, "backward", torch.Tensor.backward)
+        total: torch.Tensor | float = 0.0
+        for batch in batches:
+            loss = self.task.loss(model, batch) / self.divisor(batches)
+            waited = backward(loss)
+            self.stopwatch.computed(waited or 0.0)
+            total += loss.detach()
+        return total
+
+    def divisor(self, batches: list) -> int:
+        """Return what the losses of a step's batches are divided by."""
+        return 1 if self.limited else len(batches)
+
+    def hold_up(self, step: int, seconds: float, parts: int) -> None:
+        """Sleep for the time by which the injected imbalance delays a part of this rank's step.
+
+        Args:
+            step: the step.
+            seconds: the time that the part has taken.
+            parts: the number of the step's parts.
+        """
+        settings = self.settings
+        compute = parts * seconds
+        drawn = imbalance.delay(
+            settings.imbalance, settings.seed, step, self.rank, self.size, compute
+        )
+        factor = settings.slow_rank.get(self.rank, 1.0)
+        slow = imbalance.slow_rank_delay(factor, compute)
+        delay = (drawn * settings.imbalance_scale + slow) / parts
+        if delay > 0:
+            time.sleep(delay)
+            self.stopwatch.delayed()
+
+
+def lasting(seconds: list[array], limit: float) -> np.ndarray:
+    """Return all ranks' steps, each rank's repeated until they take at least `limit`.
+
+    Args:
+        seconds: for each rank the seconds of its steps, not all 0.
+        limit: in seconds.
+
+    Returns:
+        float64 array of shape (ranks, steps).
+    """
+    count = max(len(each) * (1 + math.ceil(limit / sum(each))) for each in seconds)
+    return np.array([np.resize(each, count) for each in seconds])
+
+
+def outcome(result: Any) -> dict:
+    """Return the metrics' fields of a `Result`."""
+    return {
+        "version": result.version,
+        "timely": result.timely,
+        "source": result.source,
+        "synchronized": result.synchronized,
+        "group": list(result.group),
+    }
