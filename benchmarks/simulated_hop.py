@@ -50,7 +50,14 @@ SKIPPING = {
     "staleness, skips 10": ":staleness=5:max_skip=10",
 }
 SERVERS = tuple(f"parameter-server:mode={mode}" for mode in ("bsp", "asp"))
-OTHERS = ("allreduce", *SERVERS, *(f"{server}:dedicated_server" for server in SERVERS), "ad-psgd")
+OTHERS = (
+    "allreduce",
+    *SERVERS,
+    *(f"{server}:dedicated_server" for server in SERVERS),
+    "ad-psgd",
+    "wagma:pace=own",
+    "wagma:pace=own:overlap",
+)
 GAPS = (1, 2, 5, 8, 20)
 BY_GAP = (":backup=1", ":backup=2", ":staleness=5", ":staleness=20", ":backup=1:max_skip=10")
 DRAWN_STEP, DRAWN_SECONDS, DRAWN_RANKS = 0.06, 8.0, 8  # those of hop.py

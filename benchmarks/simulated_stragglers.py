@@ -45,6 +45,8 @@ METHODS = (
     "ad-psgd",
     "eager-sgd:trigger=majority",
     "wagma",
+    "wagma:pace=own",
+    "wagma:pace=own:overlap",
     f"{READY}:group_size=3",
     f"{READY}:group_size=3:weights=dynamic",
     f"{READY}:group_size=5",
