@@ -14,7 +14,6 @@ from collectives.agreement import is_on_all_ranks, raise_collectively, singleton
 from collectives.description import Described
 from collectives.errors import CollectiveError, CudaError
 from collectives.meeting import meet
-from collectives.node import Node
 from collectives.options import CollectiveOptions, GroupOptions
 from collectives.statistics import Statistics
 from collectives.typing import Stream, Vector
@@ -24,6 +23,8 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
     from mpi4py import MPI
     from typing_extensions import Self
+
+    from collectives.node import Node
 
 __all__ = ["Collective", "check_comm"]
 
@@ -62,8 +63,9 @@ class Collective(Described):
             given: the constructor's other arguments.
         """
         check_comm(comm)
-        native, error = _native()
-        process.check_alone()
+        self._place = place = process.place_of(comm)
+        native, error = _native(place)
+        place.check_alone()
         given.setdefault("device", "cpu")
         if device.is_on_device(like):
             given["device"] = "cuda"
@@ -73,13 +75,13 @@ class Collective(Described):
         given = settings.resolve(like, options, **given)
         where = f"the constructor of {settings.shown_name(type(self))}"
         meet(comm, where, *settings.limits(given))
-        with process.interrupts_held():
+        with place.interrupts_held():
             try:
                 self._agree(comm, like, given, error or unknown)
                 self._build(native, comm, like, given)
             except BaseException as error:
                 _end_job_if_alone(comm, error)
-                process.release(self)
+                place.release(self)
                 device.discard(self, error)
                 raise
 
@@ -87,14 +89,13 @@ class Collective(Described):
         self, comm: MPI.Intracomm, like: Any, given: dict[str, Any], error: Exception | None
     ) -> None:
         """Raise, on all ranks, an error in the arguments of any rank."""
-        from mpi4py import MPI
-
         error = (
             error
-            or singleton_error(MPI.COMM_WORLD.size)
+            or singleton_error(self._place.world_size())
             or self._argument_error(comm, given)
             or settings.first_error(like, given)
-            or process.reserve(self, given["engine"])
+            or self._place.thread_error(given["engine"])
+            or self._place.reserve(self, given["engine"])
         )
         raise_collectively(comm, error)
         raise_collectively(comm, settings.difference(comm, given))
@@ -107,7 +108,7 @@ class Collective(Described):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.engine = given["engine"]
         settings.set_log_level(given["log_level"])
-        node = Node(comm)
+        node = self._place.node(comm)
         self._communicators: tuple[MPI.Intracomm, ...] = comm.Dup(), comm.Dup()
         self._identity = comm.bcast(secrets.randbits(62))
         self.native = None
@@ -128,7 +129,7 @@ class Collective(Described):
         finally:
             node.free()
         self.native.listen()
-        process.add(self, self.engine)
+        self._place.add(self, self.engine)
 
     def _try_to_allocate(self, *arguments: Any) -> str | None:
         """Make this rank's part; return why device memory cannot be mapped, if it cannot."""
@@ -210,13 +211,13 @@ class Collective(Described):
             raise_collectively(self.comm, error)
         return sharing
 
-    def _load(self, vector: Any, version: int) -> None:
+    def _load(self, vector: Any, version: int, *more: float) -> None:
         """Let all ranks continue from another version; collective."""
         error = settings.version_error(version)
         if error:
             self.fail(error)
             raise error
-        self.native.load(vector, version)
+        self.native.load(vector, version, *more)
 
     def statistics(self) -> Statistics:
         """Return the `collectives.statistics.Statistics` of this rank so far."""
@@ -264,7 +265,7 @@ class Collective(Described):
         except CollectiveError as error:
             if self.native.cannot_leave and self.size > 1:
                 # The others would wait for this rank forever.
-                process.tell(error, self.rank)
+                process.print_cause(error, self.rank)
                 process.end_job(self.comm, 1)
             raise
         finally:  # even if a signal handler raises right after the close
@@ -276,8 +277,8 @@ class Collective(Described):
 
     def _release(self) -> None:
         """Release what the closed collective has in this process."""
-        with process.interrupts_held():
-            if process.remove(self):
+        with self._place.interrupts_held():
+            if self._place.remove(self):
                 self._let_go()
                 for communicator in self._communicators:
                     communicator.Free()
@@ -285,9 +286,9 @@ class Collective(Described):
     def _let_go(self) -> None:
         """Unmap other ranks' device memory, so that each rank may free its own; collective.
 
-        The wait is short: all ranks have called it or are about to.
+        The wait is short: all ranks have called it or are about to, also on nodes that map none.
         """
-        if self.path == "direct" and self._copies.maps:
+        if self.path == "direct":
             self.native.node.unmap()
             all_have = self._communicators[0].Ibarrier()
             while not all_have.Test():
@@ -334,18 +335,20 @@ class Collective(Described):
     ) -> None:
         if _is_failure(error) and self.size > 1 and not self.closed and self._is_ours():
             # Closing waits for the other ranks, and the interpreter prints only after that.
-            process.tell(error, self.rank)
-            process.fail(error)
+            self._place.print_cause(error, self.rank)
+            self._place.fail(error)
         self.close()
 
 
 def _end_job_if_alone(comm: MPI.Intracomm, error: BaseException) -> None:
     """End the job if memory or MPI fails on this rank only, while others wait for it."""
+    if process.place_of(comm) is not process:
+        return
     from mpi4py import MPI
 
     alone = isinstance(error, (MPI.Exception, MemoryError)) and not is_on_all_ranks(error)
     if alone and comm.size > 1:
-        process.tell(error, comm.rank)
+        process.print_cause(error, comm.rank)
         process.end_job(comm, 1)
 
 
@@ -356,16 +359,18 @@ def _is_failure(error: BaseException | None) -> bool:
     return error is not None and not isinstance(error, GeneratorExit)
 
 
-def _native() -> tuple[Any, ImportError | None]:
+def _native(place: Any) -> tuple[Any, ImportError | None]:
     """Return the engine's module, or None and the error if it cannot be loaded."""
     try:
-        return process.native(), None
+        return place.native(), None
     except ImportError as error:
         return None, error
 
 
 def check_comm(comm: Any) -> None:
     """Raise if the communicator is invalid; the ranks cannot agree on this error through it."""
+    if process.place_of(comm) is not process:
+        return
     MPI = process.load_mpi()
     process.check_not_forked()
     if MPI.Is_finalized():

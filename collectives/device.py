@@ -327,13 +327,13 @@ def choose_path(collective, comm, node, given) -> tuple[str, str]:
     Raises:
         CudaError: a device has too little memory for that, or fails; on all ranks.
     """
+    copies = collective._copies
+    if copies is None:
+        return "host", "vectors are in host memory"
     from mpi4py import MPI
 
     from collectives.memory.device_kernels import most_members
 
-    copies = collective._copies
-    if copies is None:
-        return "host", "vectors are in host memory"
     if not collective._on_devices:
         return "staged", f"{type(collective).__name__} averages on the host"
     if comm.size == 1:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from collectives import process
 from collectives.agreement import by_value, name_ranks
 from collectives.formed_groups import FormedGroupCollective, checked_idle_rank
-from collectives.node import Node
 from collectives.planned import Planned
 from collectives.settings import LARGEST_SEED, checked_integer
 from collectives.topology import STATIC_PERIOD, static_groups
@@ -221,7 +220,7 @@ def scheduled(size: int, local_size: int) -> Callable[..., Any]:
 
 def nodes_of(comm: MPI.Intracomm) -> list[int]:
     """Return the node of each rank, numbered in the order of their first ranks; collective."""
-    node = Node(comm)
+    node = process.place_of(comm).node(comm)
     try:
         firsts = comm.allgather(node.ranks[0])
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from collectives import device, settings
 from collectives.collective import Collective, check_comm
@@ -48,6 +48,17 @@ class GroupAllreduce(Collective):
         sync_period: number of calls τ from one average over all ranks to the next, at least 1.
         groups: "changing" with every call, or "fixed": always those of the first call, so that only
             averages over all ranks spread an update beyond its group.
+        pace: "common": all ranks make the same number of calls, a rank's call t is version t, and
+            every `sync_period`-th call waits for all ranks. "own": ranks make any number of calls,
+            and every `sync_period`-th version averages the snapshots of all ranks, so that no rank
+            waits for the calls of another (`protocols.own_pace`). A call adds its change to the
+            rank's snapshot. If no version was executed or started since the rank's last call, the
+            call starts one, and is timely; else it returns the snapshot. It needs wait="nobody",
+            late="conserving", weights="given" and weight 1 in each call.
+        keep_average: whether this rank keeps the newest average over all ranks, for
+            `last_average`; with pace="own" only, and not necessarily on all ranks. It takes memory
+            for one more vector, and other ranks do not execute versions for this one in shared
+            memory: its progress thread does (with engine="none", its calls).
         wait: "nobody", or "group": each version waits for its members, so that no rank takes part
             passively and runs are bitwise reproducible. A vector then counts in one version only: a
             rank that has closed, or whose vector is not finite, has weight 0.
@@ -76,8 +87,8 @@ class GroupAllreduce(Collective):
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
-        group_size, sync_period, groups, wait, late, weights, contraction, wire_dtype, engine: as
-            given or by default.
+        group_size, sync_period, groups, pace, keep_average, wait, late: as given or by default.
+        weights, contraction, wire_dtype, engine: as given or by default.
 
     Raises:
         ValueError, TypeError: an argument is invalid on some rank; on all ranks.
@@ -86,8 +97,8 @@ class GroupAllreduce(Collective):
             the engine needs, or before this process was forked.
         ImportError: the extensions were built for another MPI than mpi4py's.
 
-    Source: WAGMA-SGD, sections III and IV, and V-B for fixed groups; "conserving", weights and
-    joining go beyond the paper. "wp": WP-SGD, Eq. 6.
+    Source: WAGMA-SGD, sections III and IV, and V-B for fixed groups; "conserving", weights, an own
+    pace and joining go beyond the paper. "wp": WP-SGD, Eq. 6.
     """
 
     _on_devices = True
@@ -101,6 +112,8 @@ class GroupAllreduce(Collective):
         group_size: int | None = None,
         sync_period: int = 10,
         groups: str = "changing",
+        pace: str = "common",
+        keep_average: bool = False,
         wait: str = "nobody",
         late: str | None = None,
         weights: str = "given",
@@ -115,6 +128,8 @@ class GroupAllreduce(Collective):
             group_size=group_size,
             sync_period=sync_period,
             groups=groups,
+            pace=pace,
+            keep_average=keep_average,
             wait=wait,
             late=late,
             weights=weights,
@@ -154,6 +169,7 @@ class GroupAllreduce(Collective):
     def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
         self.group_size, self.sync_period = int(given["group_size"]), int(given["sync_period"])
         self.groups, self.wait, self.late = given["groups"], given["wait"], given["late"]
+        self.pace, self.keep_average = given["pace"], given["keep_average"]
         self.weights, self.contraction = given["weights"], given["contraction"]
         self.wire_dtype = given["wire_dtype"]
         super()._build(native, comm, like, given)
@@ -178,6 +194,8 @@ class GroupAllreduce(Collective):
                 group_size=self.group_size,
                 sync_period=self.sync_period,
                 fixed=self.groups == "fixed",
+                own_pace=self.pace == "own",
+                keep_average=self.keep_average,
                 passive=self.wait == "nobody",
                 late="sums" if self._summing else self.late,
                 weighing=settings.weighing(self.weights, self.contraction, self.sync_period),
@@ -191,7 +209,12 @@ class GroupAllreduce(Collective):
         return None
 
     def __call__(
-        self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None
+        self,
+        vector: Vector,
+        *,
+        weight: float = 1.0,
+        work: float = 1.0,
+        stream: Stream | None = None,
     ) -> Result:
         """Average `vector` in place, as this rank's next version.
 
@@ -199,6 +222,7 @@ class GroupAllreduce(Collective):
             vector: writable array, or list of arrays, with the dtypes and lengths of `like`.
             weight: weight of this vector in every average, or the work since the last call
                 (`weights`), at least 0; for batches of unequal sizes.
+            work: what this call adds to `total_calls` with pace="own", at least 0.
             stream: the stream on which arrays on a CUDA device are ready and will be used next; see
                 `collectives.device`.
 
@@ -218,19 +242,55 @@ class GroupAllreduce(Collective):
         process is stopped during the exchange for more than a second, its data may still be written
         to `vector` later.
         """
+        weight = self._weight(weight, work)
         if self._copies is None and stream is None:
             return self.native.call(vector, weight)
         return device.begin(self, "call", vector, weight, stream)
 
-    def start(self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None) -> Call:
+    def start(
+        self,
+        vector: Vector,
+        *,
+        weight: float = 1.0,
+        work: float = 1.0,
+        stream: Stream | None = None,
+    ) -> Call:
         """Begin a call without blocking, and return a handle with `test()` and `wait()`.
 
         Neither read nor change `vector` until one of them has reported completion; the next call or
         collective operation completes the call as well. `wait()` returns the `Result`.
         """
+        weight = self._weight(weight, work)
         if self._copies is None and stream is None:
             return self.native.start(vector, weight)
         return device.begin(self, "start", vector, weight, stream)
+
+    def _weight(self, weight: float, work: float) -> float:
+        """Return what the engine takes as a call's weight: its work, at the ranks' own pace.
+
+        If one of them cannot be given at this pace, tell all ranks, and raise.
+        """
+        if self.pace == "common":
+            if work == 1:
+                return weight
+            self._refuse(f"work is {work!r} with pace 'common', which counts calls only")
+        if weight != 1:
+            self._refuse(f"weight is {weight!r} with pace 'own', not 1")
+        return 1.0 if work == 1 else self._checked(work, "work")
+
+    def _checked(self, number: float, name: str) -> float:
+        """Return a number that is at least 0; else tell all ranks, and raise."""
+        try:
+            return settings.checked_weight(number, name)
+        except (TypeError, ValueError) as error:
+            self.fail(error)
+            raise
+
+    def _refuse(self, why: str) -> NoReturn:
+        """Tell all ranks that an argument is invalid, and raise."""
+        error = ValueError(why)
+        self.fail(error)
+        raise error
 
     def publish(self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None) -> None:
         """Replace this rank's snapshot without taking part in a version.
@@ -240,6 +300,7 @@ class GroupAllreduce(Collective):
         If `wait` is "group", the snapshot counts only if this rank closes before its next call,
         and then in one version.
         """
+        weight = self._weight(weight, 0.0 if self.pace == "own" else 1.0)
         with device.fetched(self, vector, stream, changes=False) as vector:
             self.native.publish(vector, weight)
 
@@ -262,14 +323,103 @@ class GroupAllreduce(Collective):
         with device.fetched(self, vector, stream) as vector:
             self.native.average(vector, weight)
 
-    def load(self, vector: Vector, version: int, *, stream: Stream | None = None) -> None:
+    def load(
+        self,
+        vector: Vector,
+        version: int,
+        *,
+        total: float = 0.0,
+        stream: Stream | None = None,
+    ) -> None:
         """Continue from `vector`, which may differ between ranks, with call number `version`.
 
         For checkpoints. Collective: all ranks call it between the same two calls, with the same
-        version; otherwise they raise DisagreementError.
+        version; otherwise they raise DisagreementError. With pace="own" the version is that of all
+        ranks, `executed`.
+
+        Args:
+            total: with pace="own", `total_calls` to continue with, the same on all ranks.
+        """
+        count = self._checked(total, "total") / self.size
+        if self.pace == "common" and count:
+            self._refuse("total is given with pace 'common', which counts calls only")
+        with device.fetched(self, vector, stream) as vector:
+            self._load(vector, version, count)
+
+    def snapshot(self, vector: Vector, *, stream: Stream | None = None) -> int:
+        """Overwrite `vector` by this rank's snapshot, for a checkpoint; collective.
+
+        It is what the rank contributes to averages; the vector that its last call returned may be
+        older. All ranks first execute every version that any has started, so the sum of their
+        snapshots is the initial one and all published changes. With pace="own" only.
+
+        To continue from it, `load` the snapshot, with the version returned, and `rebase` to the
+        vector of the last call, which is saved as well.
+
+        Returns:
+            The number of versions executed, the same on all ranks.
+
+        Raises:
+            ValueError: with pace="common".
         """
         with device.fetched(self, vector, stream) as vector:
-            self._load(vector, version)
+            self._check_own_pace("snapshot")
+            return self.native.save(vector)
+
+    def rebase(self, vector: Vector, *, stream: Stream | None = None) -> None:
+        """Continue from `vector`, and keep the snapshot: the next change is relative to `vector`.
+
+        Not collective. With pace="own" only.
+
+        Raises:
+            ValueError: with pace="common".
+        """
+        with device.fetched(self, vector, stream, changes=False) as vector:
+            self._check_own_pace("rebase")
+            self.native.rebase(vector)
+
+    def _check_own_pace(self, name: str) -> None:
+        if self.pace != "own":
+            self._refuse(f"{name}() needs pace 'own', in which ranks have a snapshot apart")
+
+    def last_average(
+        self, vector: Vector, *, stream: Stream | None = None
+    ) -> tuple[int, float] | None:
+        """Overwrite `vector` by the newest average over all ranks that this rank has.
+
+        Not collective: it needs `keep_average`, and no communication; it waits at most for an
+        exchange in progress. All ranks had this vector, bit for bit, as their snapshots.
+
+        Returns:
+            The newest version in the average, and `total_calls` as of then; None, with `vector`
+            unchanged, if there was no average over all ranks yet. `synchronize` and `join` are
+            averages as well, of what was published after that version.
+
+        Raises:
+            ValueError: without `keep_average`; only on this rank.
+        """
+        with device.fetched(self, vector, stream) as vector:
+            if not self.keep_average:
+                raise ValueError("last_average() needs a collective made with keep_average=True")
+            kept = self.native.fetch_kept(vector)
+        return None if kept is None else (kept[0], self._total_of(kept[1]))
+
+    @property
+    def total_calls(self) -> float:
+        """The calls that all ranks have made together, or the sum of their `work`.
+
+        With pace="own" those whose change was published before the newest average over all ranks
+        that this rank knew of when it last called: the same on all ranks for the same average. A
+        change that is not finite does not count. With pace="common" this rank's calls, times the
+        ranks.
+        """
+        if self.pace == "common":
+            return float(self.size * self.version)
+        return self._total_of(self.native.mean_count)
+
+    def _total_of(self, mean: float) -> float:
+        """Return the sum of all ranks' counts; their mean is rounded where P is no power of two."""
+        return round(mean * self.size, 6)
 
     def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and take part in those of the others until all ranks have joined.
@@ -277,7 +427,8 @@ class GroupAllreduce(Collective):
         This rank then has weight 0; under the conserving rule from the next synchronization on, so
         that its updates are not lost. When all have joined, `vector` is the average over the ranks
         with the most calls and those whose weight is not yet 0. It is bitwise equal on all ranks,
-        and all have the same number of calls. To join several collectives see `collectives.join`.
+        and all have the same number of calls. At the ranks' own pace all snapshots keep their
+        weight. To join several collectives see `collectives.join`.
         """
         with self.joining(vector, stream=stream):
             pass

@@ -54,10 +54,7 @@ class _Meeting:
     """
 
     def __init__(self, comm):
-        from mpi4py import MPI
-
         self._comm = comm
-        self._tag = comm.Get_attr(MPI.TAG_UB) or MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._arrived = comm.Ibarrier()
         self._sends = []
         self._told = False
@@ -93,16 +90,21 @@ class _Meeting:
         """Receive the messages that were sent, now that all ranks have arrived; collective."""
         told = self._comm.allgather(self._told)
         deadline = time.monotonic() + DRAINING
-        while self._reports and time.monotonic() < deadline:
+        expected = {rank for rank, has in enumerate(told) if has}
+        while self._reports and not self._present >= expected and time.monotonic() < deadline:
             self._hear()
-            if self._present >= {rank for rank, has in enumerate(told) if has}:
-                break
         for send in self._sends:
             send.Wait()
 
     @property
     def _reports(self):
         return self._comm.rank in REPORTING
+
+    @property
+    def _tag(self):
+        from mpi4py import MPI
+
+        return self._comm.Get_attr(MPI.TAG_UB) or MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
 
     def _describe(self, where, waited) -> str:
         """Return a message about the ranks that have not arrived."""

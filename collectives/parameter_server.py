@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from collectives import device
 from collectives.peers import PeerCollective
 from collectives.planned import Planned
-from collectives.settings import is_integer
+from collectives.settings import checked_integer, checked_weight
 from collectives.typing import Stream, Vector
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
@@ -17,6 +17,13 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from collectives.options import CollectiveOptions
 
 __all__ = ["ParameterServer"]
+
+# The mode that has an argument, where others must not be given it.
+MODE_OF = {
+    "max_age": "ringmaster",
+    "outer_momentum": "async-local",
+    "outer_rate": "async-local",
+}
 
 
 class ParameterServer(PeerCollective):
@@ -32,10 +39,21 @@ class ParameterServer(PeerCollective):
             same without the changes of the `backups` slowest ranks, which are dropped; the others
             have weight 1/(P − backups). "asp": each change is added and answered at once. "hete":
             the same, but a change to an old model has 1/s of the weight, where s is 1 plus the
-            number of complete rounds of P changes added to the model since.
+            number of complete rounds of P changes added to the model since. "ringmaster": as "asp",
+            but a change is dropped if `max_age` or more were added to the model since.
+            "async-local": as "asp", for changes of several steps each, which have weight ε/P; after
+            every P of them the model looks ahead, by β times its changes in sum, of which those of
+            each earlier P have decayed by β (delayed Nesterov momentum).
         backups: b of "backup", from 0 to P − 1.
+        max_age: R of "ringmaster", at least 1; None: P.
+        outer_momentum: β of "async-local", from 0 to less than 1; None: 0.9.
+        outer_rate: ε of "async-local", at least 0; None: 1 − β.
         server: the rank that keeps the model.
         **options: see `CollectiveOptions`.
+
+    Attributes:
+        server: the rank that keeps the model.
+        max_age, outer_momentum, outer_rate: R, β and ε; None except with their modes.
 
     Raises:
         TypeError, ValueError: an argument is invalid on some rank, or differs between ranks; on all
@@ -43,8 +61,14 @@ class ParameterServer(PeerCollective):
 
     Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Chen et
     al., Revisiting Distributed Synchronous SGD, 2016 (backup workers); Jiang et al.,
-    Heterogeneity-Aware Distributed Parameter Servers, 2017 (staleness).
+    Heterogeneity-Aware Distributed Parameter Servers, 2017 (staleness); Maranjyan et al.,
+    Ringmaster ASGD, 2025 (dropping what is too old); Liu et al., Asynchronous Local-SGD Training
+    for Language Modeling, 2024 (Algorithm 3, of c = 0).
     """
+
+    max_age: int | None
+    outer_momentum: float | None
+    outer_rate: float | None
 
     def __init__(
         self,
@@ -53,6 +77,9 @@ class ParameterServer(PeerCollective):
         *,
         mode: str = "bsp",
         backups: int = 0,
+        max_age: int | None = None,
+        outer_momentum: float | None = None,
+        outer_rate: float | None = None,
         server: int = 0,
         **options: Unpack[CollectiveOptions],
     ):
@@ -62,14 +89,23 @@ class ParameterServer(PeerCollective):
             if mode not in parameter_server.MODES:
                 known = ", ".join(parameter_server.MODES)
                 raise ValueError(f"mode is {mode!r}, not one of {known}")
-            for name, value in (("backups", backups), ("server", server)):
-                if not is_integer(value):
-                    raise TypeError(f"{name} is {value!r}, not an integer")
-                if not 0 <= value < comm.size:
-                    raise ValueError(f"{name} is {value}, not between 0 and {comm.size - 1}")
-            described = {"mode": mode, "backups": int(backups), "server": int(server)}
+            given = {"max_age": max_age, "outer_momentum": outer_momentum, "outer_rate": outer_rate}
+            check_modes(mode, given)
+            described: dict[str, Any] = {"mode": mode, **given}
+            for name, value in (("server", server), ("backups", backups)):
+                described[name] = checked_integer(name, value, 0, comm.size - 1)
+            if mode == "ringmaster":
+                age = comm.size if max_age is None else max_age
+                described["max_age"] = checked_integer("max_age", age, 1)
+            elif mode == "async-local":
+                momentum = checked_momentum(0.9 if outer_momentum is None else outer_momentum)
+                rate = round(1 - momentum, 12) if outer_rate is None else outer_rate
+                described["outer_momentum"] = momentum
+                described["outer_rate"] = checked_weight(rate, "outer_rate")
+            for name in MODE_OF:
+                setattr(self, name, described[name])
             return described, lambda port: parameter_server.ParameterServerProtocol(
-                port, comm.rank, comm.size, mode, int(server), int(backups)
+                port, comm.rank, comm.size, **described
             )
 
         super().__init__(comm, like, plan, **options)
@@ -77,7 +113,7 @@ class ParameterServer(PeerCollective):
 
     @property
     def dropped(self) -> int:
-        """On the server: the number of changes that arrived too late ("backup")."""
+        """On the server: the number of changes dropped ("backup", "ringmaster")."""
         return self._protocol.dropped
 
     def average(self, vector: Vector, *, stream: Stream | None = None) -> None:
@@ -119,3 +155,18 @@ class ParameterServer(PeerCollective):
 
     def _weight(self) -> float:
         return float(self.rank == self.server)
+
+
+def check_modes(mode: str, given: dict[str, Any]) -> None:
+    """Raise ValueError if an argument is given that belongs to another mode."""
+    for name, value in given.items():
+        if value is not None and mode != MODE_OF[name]:
+            raise ValueError(f"{name} is {value!r}, but mode is {mode!r}, not {MODE_OF[name]!r}")
+
+
+def checked_momentum(momentum: float) -> float:
+    """Return an outer momentum as a float; raise TypeError or ValueError if it is invalid."""
+    value = checked_weight(momentum, "outer_momentum")
+    if value >= 1:
+        raise ValueError(f"outer_momentum is {value:g}, but must be less than 1")
+    return value

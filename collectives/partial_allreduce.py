@@ -147,7 +147,7 @@ class PartialAllreduce(Described):
             for array, sums in zip([given] if self._single else given, self._send, strict=True)
         ]
         self._check = _check_of(given)
-        self._guard = process.native().Guard()
+        self._guard = process.place_of(self.comm).native().Guard()
         self._dropped = 0
 
     @property
@@ -384,6 +384,8 @@ class _Sums(GroupAllreduce):
             trigger=trigger,
             group_size=getattr(comm, "size", None),
             groups="changing",
+            pace="common",
+            keep_average=False,
             wait="nobody",
             late="paper",
             weights="given",

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from collectives import process
 from collectives.agreement import raise_collectively
 from collectives.collective import Collective
 from collectives.typing import Vector
@@ -45,7 +44,7 @@ class PlannedCollective(Collective):
         finally:  # end the cycle: a plan refers to the collective
             for name in ("_plan", "_make_protocol", "_like"):
                 self.__dict__.pop(name, None)
-        self._guard = process.native().Guard()
+        self._guard = self._place.native().Guard()
 
     def _agree(
         self, comm: MPI.Intracomm, like: Any, given: dict[str, Any], error: Exception | None

@@ -26,14 +26,18 @@ __all__ = [
     "library_name",
     "load_mpi",
     "native",
+    "node",
     "open_count",
     "opened",
+    "place_of",
+    "print_cause",
     "raise_failure_in",
     "release",
     "remove",
     "remove_segments",
     "reserve",
-    "tell",
+    "thread_error",
+    "world_size",
 ]
 
 MOST_OPEN = 256
@@ -148,6 +152,27 @@ def library_name(version: str) -> str:
     return version.strip().splitlines()[0].strip("\0 ")
 
 
+def place_of(comm):
+    """Return where a communicator's ranks live: this module, or the object that it names.
+
+    The ranks of a simulated job live in one process, and its communicators have a `place`, which
+    offers what this module does for a rank that is a process.
+    """
+    return getattr(comm, "place", sys.modules[__name__])
+
+
+def world_size() -> int:
+    """Return the number of ranks of the job, as MPI counts them."""
+    return load_mpi().COMM_WORLD.size
+
+
+def node(comm):
+    """Return the `Node` of this rank; collective."""
+    from collectives.node import Node  # not at the top: it imports this module's importers
+
+    return Node(comm)
+
+
 def open_count() -> int:
     """Return how many collectives are open in this process."""
     return len(_open)
@@ -171,6 +196,23 @@ def check_alone() -> None:
                 "MPI was initialized with thread level SERIALIZED, which allows one open "
                 "collective in a process: MULTIPLE is needed for more"
             )
+
+
+def thread_error(mode: str) -> Exception | None:
+    """Return why no collective of this engine mode can be constructed in this process, or None."""
+    from mpi4py import MPI
+
+    from collectives.settings import level_name  # not at the top: it loads numpy
+
+    level = MPI.Query_thread()
+    needed = MPI.THREAD_FUNNELED if mode == "none" else MPI.THREAD_SERIALIZED
+    if level < needed:
+        return RuntimeError(
+            "MPI was initialized without support for threads (level "
+            f"{level_name(level)}, {level_name(needed)} is needed): do not lower "
+            "mpi4py.rc.thread_level"
+        )
+    return None
 
 
 def reserve(collective, mode: str) -> Exception | None:
@@ -203,7 +245,7 @@ def add(collective, mode: str) -> None:
         _registered = True
         atexit.register(_close_all)
         if sys.excepthook is sys.__excepthook__:  # not a debugger's, or the user's own
-            sys.excepthook = _tell_uncaught
+            sys.excepthook = _print_uncaught
         _close_all_at_finalize()
     native().engine.add(collective.native, mode)
     _open[id(collective)] = collective
@@ -254,16 +296,16 @@ def describe(error) -> str:
         return type(error).__name__
 
 
-def tell(error, rank: int) -> None:
+def print_cause(error, rank: int) -> None:
     """Print why a rank closes its collectives, once for each exception.
 
     It prints the traceback; one line if the cause is another rank's failure or a signal.
     """
-    if _is_told(error):
+    if _is_printed(error):
         return
     with contextlib.suppress(Exception):  # one that accepts no attribute is printed again
-        error._told_by_wagma = True
-    if isinstance(error, Exception) and not _is_only_told(error):
+        error._printed_by_wagma = True
+    if isinstance(error, Exception) and not _is_of_another_rank(error):
         text = f"rank {rank} is closing because of\n{''.join(traceback.format_exception(error))}"
     else:
         text = f"rank {rank} is closing because of {describe(error)}\n"
@@ -271,20 +313,20 @@ def tell(error, rank: int) -> None:
     sys.stderr.flush()
 
 
-def _is_told(error) -> bool:
-    return getattr(error, "_told_by_wagma", False)
+def _is_printed(error) -> bool:
+    return getattr(error, "_printed_by_wagma", False)
 
 
-def _is_only_told(error) -> bool:
+def _is_of_another_rank(error) -> bool:
     """Return whether an error only reports another rank's failure: that rank prints a traceback."""
     return isinstance(error, RankFailedError) and error.__cause__ is error.__context__ is None
 
 
-def _tell_uncaught(kind, error, trace) -> None:
+def _print_uncaught(kind, error, trace) -> None:
     """Print an uncaught exception, as `sys.excepthook`, unless it has been printed."""
-    if _is_told(error):
+    if _is_printed(error):
         return
-    if _is_only_told(error):
+    if _is_of_another_rank(error):
         print(describe(error), file=sys.stderr, flush=True)
     else:
         sys.__excepthook__(kind, error, trace)

@@ -44,6 +44,7 @@ LARGEST_SEED = 2**64 - 1
 LARGEST_WEIGHT = 1e100  # the sum over all ranks must be finite
 CHOICES = {
     "groups": ("changing", "fixed"),
+    "pace": ("common", "own"),
     "wait": ("nobody", "group"),
     "late": ("paper", "conserving"),
     "engine": ("adaptive", "dedicated", "none"),
@@ -62,7 +63,7 @@ VARIABLES = {
     "log_level": ("WAGMA_LOG_LEVEL", None),
 }
 # Settings that need not be the same on all ranks.
-OWN = ("stall", "abort", "log_level")
+OWN = ("stall", "abort", "log_level", "keep_average")
 
 
 def resolve(like, options, **given) -> dict:
@@ -139,7 +140,7 @@ def name_of_dtype(dtype):
 
 def first_error(like, settings: dict) -> Exception | None:
     """Return the first error in this rank's arguments, or None."""
-    return choice_error(settings) or vector_error(like) or process_error(settings)
+    return choice_error(settings) or vector_error(like)
 
 
 def group_error(comm, settings: dict) -> Exception | None:
@@ -151,7 +152,35 @@ def group_error(comm, settings: dict) -> Exception | None:
         return ValueError(
             f"group_size is {group_size}, not between 1 and {comm.size}, the number of ranks"
         )
-    return period_error(settings) or seed_error(settings.get("seed", 0)) or average_error(settings)
+    return (
+        period_error(settings)
+        or seed_error(settings.get("seed", 0))
+        or average_error(settings)
+        or pace_error(settings)
+    )
+
+
+def pace_error(settings: dict) -> Exception | None:
+    """Return the error in settings that exclude ranks at their own pace, or None."""
+    keeps = settings.get("keep_average", False)
+    if not isinstance(keeps, bool):
+        return TypeError(f"keep_average is {keeps!r}, not True or False")
+    if settings.get("pace") != "own":
+        if keeps:
+            return ValueError(
+                "keep_average is True with pace 'common', in which ranks average over all in step: "
+                "take the model after such a step, or average()"
+            )
+        return None
+    reasons = {
+        "wait": ("nobody", "no rank waits for the calls of another"),
+        "late": ("conserving", "it averages snapshots, to which calls add changes"),
+        "weights": ("given", "all snapshots have the same weight, so that no update is lost"),
+    }
+    for name, (value, why) in reasons.items():
+        if settings[name] != value:
+            return ValueError(f"{name} is {settings[name]!r} with pace 'own', not {value!r}: {why}")
+    return None
 
 
 def period_error(settings: dict) -> Exception | None:
@@ -190,16 +219,16 @@ def wire_dtype_error(wire_dtype) -> Exception | None:
     return ValueError(f"wire_dtype is {wire_dtype!r}, not one of {', '.join(WIRE_DTYPES)}")
 
 
-def checked_weight(weight) -> float:
+def checked_weight(weight, name: str = "weight") -> float:
     """Return the weight of a vector as a float; raise TypeError or ValueError if it is invalid."""
     if isinstance(weight, (str, bool, np.bool_)) or not hasattr(weight, "__float__"):
-        raise TypeError(f"weight is a {type(weight).__name__}, not a number")
+        raise TypeError(f"{name} is a {type(weight).__name__}, not a number")
     try:
         value = float(weight)
     except OverflowError:
         value = math.inf
     if not 0 <= value <= LARGEST_WEIGHT:
-        raise ValueError(f"weight is {value:g}, not between 0 and {LARGEST_WEIGHT:g}")
+        raise ValueError(f"{name} is {value:g}, not between 0 and {LARGEST_WEIGHT:g}")
     return value
 
 
@@ -337,21 +366,6 @@ def tensor_hint(tensor) -> str:
         f": it is on {tensor.device}; pass a host copy, x.detach().cpu().numpy(), and copy the "
         "result back"
     )
-
-
-def process_error(settings: dict) -> Exception | None:
-    """Return why a collective cannot be constructed in this process, or None."""
-    from mpi4py import MPI
-
-    level = MPI.Query_thread()
-    needed = MPI.THREAD_FUNNELED if settings["engine"] == "none" else MPI.THREAD_SERIALIZED
-    if level < needed:
-        return RuntimeError(
-            "MPI was initialized without support for threads (level "
-            f"{level_name(level)}, {level_name(needed)} is needed): do not lower "
-            "mpi4py.rc.thread_level"
-        )
-    return None
 
 
 def level_name(level: int) -> str:

@@ -45,9 +45,8 @@ cdef class Caller:
     cdef EnginePort port
     cdef Waiter waiter
     cdef Call pending
-    # The pending call begins once its vector can be used: its handover, arrays and weight.
+    # The pending call begins once its vector can be used: its arrays and weight.
     cdef bint awaits
-    cdef Handover awaited
     cdef char **awaited_arrays
     cdef double awaited_weight
     # When this rank last asked whether its device has failed.

@@ -154,10 +154,9 @@ cdef class Caller:
     cdef int _begin_with(self, Served collective, Call call, int what, long long version) except -1:
         cdef Driver driver = <Driver>collective
         if call.handover is not None:
-            self.awaited = call.handover
+            self.port.arrival.handover = call.handover
             self.awaited_arrays = call.vector.arrays
             self.awaited_weight = call.weight
-            self.port.reduction.handover = call.handover
         try:
             with nogil:
                 self.waiter.wait_until(collective, CAUGHT_UP)
@@ -292,7 +291,7 @@ cdef class Caller:
     cdef int _forget(self, Call call) except -1:
         """Stop using the application's buffer."""
         self.pending = None
-        self.port.reduction.staged = NULL
+        self.port.arrival.arrays = NULL
         self.port.vectors.finite = UNKNOWN
         self.port.contribution.forget()
         self.last_vector = call.vector
@@ -334,14 +333,15 @@ cdef class Caller:
 
         If the vector will never arrive, the call is complete.
         """
-        if self.port.copying or self.steps.operations.failed >= 0 or not self.awaited.checked():
+        if (self.port.copying or self.steps.operations.failed >= 0
+                or not self.port.arrival.handover.checked()):
             return
         self.awaits = False
-        if self.awaited.error != 0:
+        if self.port.arrival.handover.error != 0:
             self.steps.done = True
             return
-        self.port.vectors.finite = self.awaited.finite
-        self.port.reduction.staged = self.awaited_arrays
+        self.port.vectors.finite = self.port.arrival.handover.finite
+        self.port.arrival.arrays = self.awaited_arrays
         collective.give(CALL, self.awaited_arrays, self.awaited_weight)
 
     cdef bint _withdraw(self, Served collective) noexcept nogil:
@@ -355,8 +355,8 @@ cdef class Caller:
     cdef void look_for_errors(self) noexcept nogil:
         """Ask the device whose vector is awaited, if any, whether it has failed."""
         self.looked = now()
-        if self.awaited is not None:
-            self.awaited.look_for_errors()
+        if self.port.arrival.handover is not None:
+            self.port.arrival.handover.look_for_errors()
         self.port.space.error()
 
 

@@ -52,6 +52,7 @@ cdef class FormedGroups(ProtocolCalls):
         ProtocolCalls.__init__(self, control, data, like, by_messages=by_messages, **others)
         self.group_exchange = Exchange(groups, self.layout, None, by_messages)
         self.group_reduction = self.group_exchange.reduction
+        self.group_reduction.arrival = self.reduction.arrival
         self.group_vectors = HostVectors(self.layout)
         self.deciding = GroupRankProtocol(self.group_vectors, self.size)
         self.queue = GroupsPort(groups, self.group_exchange, self.group_vectors, self.deciding,
@@ -203,15 +204,15 @@ cdef class FormedGroups(ProtocolCalls):
 
     cdef int _call_with(self, vector, Handover handover) except -1:
         """Make a call with a handover's vector, and give that back."""
-        self.caller.awaited = self.reduction.handover = self.group_reduction.handover = handover
+        self.port.arrival.handover = handover
         try:
             self._use_protocol(AWAIT, vector)
         except:
-            if self.reduction.staged != NULL:
+            if self.port.arrival.arrays != NULL:
                 give_back_interrupted(handover)
             raise
         finally:
-            self.reduction.staged = self.group_reduction.staged = NULL
+            self.port.arrival.arrays = NULL
             self.vectors.finite = UNKNOWN
         try:
             handover.check()
@@ -267,7 +268,6 @@ cdef class FormedGroups(ProtocolCalls):
     cdef int give(self, int what, char **arrays, double weight) except -1 nogil:
         if what != CALL:
             return ProtocolCalls.give(self, what, arrays, weight)
-        self.group_reduction.staged = self.reduction.staged
         self.group_vectors.of[X] = arrays
         self.group_vectors.finite = self.vectors.finite
         self.group_vectors.asked = False
@@ -285,7 +285,7 @@ cdef class FormedGroups(ProtocolCalls):
             else:
                 self.deciding.pass_by()
             self.waiter.wait(self, ANSWERED)
-            if what == AWAIT and self.reduction.staged == NULL:
+            if what == AWAIT and self.port.arrival.arrays == NULL:
                 return 0  # its device has failed
             self.protocol.completed()
             self.steps.timely += self.deciding.timely

@@ -68,9 +68,9 @@ cdef class GroupsPort(GroupQueue):
         cdef double weight = self.deciding.weight
         cdef char **arrays = self.vectors.arrays(self.deciding.target)
         self.rhythm.beat(now())
-        self.reduction.more = group.next == NULL or not group.next.returns
+        self.reduction.arrival.more = group.next == NULL or not group.next.returns
         if self.is_in_place():
-            self.exchange.shared.describe(False, False, weight, weight)
+            self.exchange.shared.describe(False, False, weight, weight, 0)
             self.exchange.begin_in_memory(
                 number, True, group.members, group.size, arrays, arrays != NULL, True)
         else:
@@ -94,7 +94,7 @@ cdef class GroupsPort(GroupQueue):
                 self.met[group.members[i]] += 1 / <double>group.size
 
     cdef void returns(self, bint in_group) noexcept nogil:
-        """The caller learns it by `done`."""
+        """The caller sees it by `done`."""
 
     # What an exception interrupts
 

@@ -7,8 +7,8 @@ The protocol learns of a long vector when the vector's message arrives, and the 
 Its actions are therefore recorded as steps. They are executed in order, block by block, as soon as
 possible: a step that writes a block of the model waits until that block has been sent.
 
-Recorded steps end without another call of the application. A receiver takes a vector's blocks once
-it has those of the sender's vector before, which no call that is still to be made holds back.
+Recorded steps are completed without another call of the application: a receiver takes the blocks of
+a vector once it has all those of the sender's previous vector, and no later call delays these.
 """
 
 from mpi4py.MPI cimport Comm
@@ -119,7 +119,7 @@ cdef class Mailbox(PeerRankPort):
         cdef int source = message.source
         cdef bint counts = self.deciding.counts(kind, header(message)[EPOCH])
         cdef Transfer *transfer = NULL
-        # Without memory the protocol hears no more: what it would use has been dropped.
+        # Once memory is lacking, the protocol gets no messages: their vectors have been dropped.
         counts = counts and not (self.messages.ending or self.messages.abandoned)
         if header(message)[HOLDS]:
             transfer = self.messages.expect(message)
@@ -244,6 +244,10 @@ cdef class Mailbox(PeerRankPort):
 
     cdef void scale(self, double factor) noexcept nogil:
         self._note(SCALE, factor, NULL)
+
+    cdef void look_ahead(self, double momentum) noexcept nogil:
+        self.vectors.look_ahead(momentum)
+        self._do_inside()
 
     cdef void publish(self, double scale) noexcept nogil:
         self.vectors.publish(scale)

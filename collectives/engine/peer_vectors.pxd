@@ -12,6 +12,7 @@ cdef enum What:
     KEEP  # D = U
     PUBLISH  # X += share · D, or where U is given and is X + D, X = U
     SCALE  # X = share · X
+    LOOK_AHEAD  # X, S = X + share · (X − S), X
     SEND  # send X or D
     MIX  # X = keep · X + share · M
     HALVE  # send (X − M) / 2 back, and subtract it from X
@@ -44,6 +45,9 @@ cdef class PeerVectors:
     cdef char *change
     cdef char **model_arrays
     cdef char **change_arrays
+    # S, a model of earlier, of a method that looks ahead.
+    cdef char *earlier
+    cdef char **earlier_arrays
     # Of the received vector in use.
     cdef char **arrays
     # Of a change of which no more than a few blocks are kept, in turns.
@@ -66,6 +70,7 @@ cdef class PeerVectors:
     cdef Step *add_use(
         self, What what, Transfer *source, double keep, double share) noexcept nogil
     cdef void abandon(self) noexcept nogil
+    cdef void look_ahead(self, double momentum) noexcept nogil
     cdef bint run(self) noexcept nogil
     cdef bint _may_do(self, Step *step) noexcept nogil
     cdef bint _writes_change(self, Step *step) noexcept nogil
@@ -74,6 +79,7 @@ cdef class PeerVectors:
     cdef void publish(self, double share) noexcept nogil
     cdef void _record_all(self, Step *step) noexcept nogil
     cdef void _do(self, Step *step, int block) noexcept nogil
+    cdef void _look_ahead(self, int block, double momentum) noexcept nogil
     cdef void _halve(self, Step *step, int block) noexcept nogil
     cdef void _locate(self, Transfer *transfer, int block) noexcept nogil
     cdef void _remove_done(self) noexcept nogil

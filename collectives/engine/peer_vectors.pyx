@@ -9,7 +9,7 @@ from libc.string cimport memset
 from mpi4py.libmpi cimport MPI_ERR_NO_MEM
 
 from collectives.engine.transfers cimport Transfer, Transfers
-from collectives.memory.allocation cimport allocate, zeroed
+from collectives.memory.allocation cimport allocate, try_to_allocate, zeroed
 from collectives.memory.layout cimport UserVector
 
 cdef enum:
@@ -32,12 +32,13 @@ cdef class PeerVectors:
         self.blocks = messages.blocks
         self.layout = messages.blocks.layout
         count = self.layout.count
-        self.model_arrays = <char **>zeroed(4 * count, sizeof(char *))
+        self.model_arrays = <char **>zeroed(5 * count, sizeof(char *))
         if self.model_arrays == NULL:
             raise MemoryError
         self.change_arrays = self.model_arrays + count
         self.arrays = self.change_arrays + count
         self.kept_arrays = self.arrays + count
+        self.earlier_arrays = self.kept_arrays + count
         self.model = allocate(self.layout.size)
         # These take no physical memory before they are written to.
         self.change = allocate(self.layout.size)
@@ -61,6 +62,7 @@ cdef class PeerVectors:
             self.idle = following
         free(self.model)
         free(self.change)
+        free(self.earlier)
         free(self.kept)
         free(self.model_arrays)
 
@@ -128,6 +130,16 @@ cdef class PeerVectors:
             step.in_turns = self.recording.in_turns = True
             self.recording.reader = step
         self.recording = NULL
+
+    cdef void look_ahead(self, double momentum) noexcept nogil:
+        """Add a step that lets X look ahead of S, which has memory from the first one on."""
+        if self.earlier == NULL:
+            self.earlier = try_to_allocate(self.layout.size)
+            if self.earlier == NULL:
+                self.error = MPI_ERR_NO_MEM
+                return
+            self.layout.locate(self.earlier_arrays, self.earlier)
+        self.add(LOOK_AHEAD, momentum, NULL)
 
     cdef bint run(self) noexcept nogil:
         """Execute every step that can be on one more block; return whether there was one."""
@@ -202,6 +214,8 @@ cdef class PeerVectors:
                 self.blocks.combine(block, x, x, 1, self._change_of(step, block), step.share)
         elif step.what == SCALE:
             self.blocks.scale(block, x, x, step.share)
+        elif step.what == LOOK_AHEAD:
+            self._look_ahead(block, step.share)
         elif step.what == SEND:
             outgoing = step.outgoing
             while outgoing != NULL:
@@ -227,6 +241,17 @@ cdef class PeerVectors:
                 self.blocks.scale(block, step.user, x, 1)
                 if self.arrives:
                     self.handover.return_until(self.blocks.end(block))
+
+    cdef void _look_ahead(self, int block, double momentum) noexcept nogil:
+        cdef char **x = self.model_arrays
+        cdef char **s = self.earlier_arrays
+        if momentum == 0:
+            self.blocks.scale(block, s, x, 1)
+            return
+        # S is the step from S to X for a moment, and X as it was again, but for rounding.
+        self.blocks.combine(block, s, s, -1, x, 1)
+        self.blocks.combine(block, x, x, 1, s, momentum)
+        self.blocks.combine(block, s, x, 1, s, -momentum)
 
     cdef void _halve(self, Step *step, int block) noexcept nogil:
         """Overwrite the received block with the half to send back, and subtract that from X."""

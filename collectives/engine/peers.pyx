@@ -166,7 +166,7 @@ cdef class PeerExchange(ProtocolCalls):
         ProtocolCalls.check(self, vector)
 
     cdef void _catch_up_with_messages(self) noexcept nogil:
-        """Receive what has arrived, without a progress thread: a call need not wait for it then."""
+        """Receive what has arrived, which no thread does, so that a call need not wait for it."""
         cdef long long progress_count = -1
         pthread_mutex_lock(&self.lock)
         while self.reduction.progress_count != progress_count:
@@ -178,7 +178,7 @@ cdef class PeerExchange(ProtocolCalls):
         """Make the next call, in place.
 
         With a handover, whose vector has the model's layout, the call begins once the device has
-        checked the vector. That of a call that has not begun is left in the handover.
+        checked the vector. If an exception comes before that, the vector stays in the handover.
         """
         if handover is None:
             self._use_protocol(CALL, vector)
@@ -187,7 +187,7 @@ cdef class PeerExchange(ProtocolCalls):
 
     cdef int _call_with(self, vector, Handover handover) except -1:
         """Make a call with a handover's vector, and give that back."""
-        self.caller.awaited = self.mailbox.vectors.handover = handover
+        self.port.arrival.handover = self.mailbox.vectors.handover = handover
         self.deciding.await_vector()
         try:
             self._use_protocol(AWAIT, vector)

@@ -1,4 +1,5 @@
 from collectives.engine.rhythm cimport Rhythm
+from collectives.exchange.arrival cimport Arrival
 from collectives.exchange.exchange cimport Exchange
 from collectives.exchange.mutex cimport pthread_mutex_t
 from collectives.exchange.reduction cimport Reduction
@@ -17,6 +18,8 @@ cdef enum:
 cdef class EnginePort(RankPort):
     cdef Exchange exchange
     cdef Reduction reduction
+    # The application's arrays on a device.
+    cdef Arrival arrival
     cdef Space space
     cdef HostVectors vectors
     cdef ContributionProtocol contribution
@@ -34,7 +37,9 @@ cdef class EnginePort(RankPort):
     cdef void lock_after_copy(self) noexcept nogil
     cdef void lock_when_copied(self) noexcept nogil
     cdef void yield_lock(self) noexcept nogil
+    cdef bint begin_shared(self, long long number) noexcept nogil
     cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil
+    cdef double own_count(self) noexcept nogil
     cdef void begin_by_messages(
         self, const int *members, int size, int me, int tag, bint keeps) noexcept nogil
     cdef int kept_in(self) noexcept nogil

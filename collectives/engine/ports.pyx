@@ -31,7 +31,7 @@ cdef class EnginePort(RankPort):
                  int rank, int size):
         cdef int each
         self.exchange, self.vectors = exchange, vectors
-        self.reduction = exchange.reduction
+        self.reduction, self.arrival = exchange.reduction, exchange.reduction.arrival
         self.contribution, self.operations = contribution, contribution.operations
         self.rank, self.size = rank, size
         self.space = self.reduction.space
@@ -83,36 +83,47 @@ cdef class EnginePort(RankPort):
         pthread_mutex_lock(self.lock)
 
     cdef bint is_here(self) noexcept nogil:
-        return self.reduction.staged == NULL or self.reduction.handover.arrived()
+        return self.arrival.arrays == NULL or self.arrival.handover.arrived()
 
     cdef bint knows_change(self) noexcept nogil:
         return self.vectors.knows_change()
 
     cdef void remember(self) noexcept nogil:
-        """Vectors of operations alone are never compressed."""
+        """Vectors that only operations average are never compressed."""
 
     # Exchanges
 
     cdef void begin_average(self, long long number) noexcept nogil:
-        """Begin by messages, or in device memory that ranks share: any MPI will do."""
-        if self.space.deferred and self.exchange.shares(self.everyone, self.size):
-            self.begin_in_ring(
-                number, self.vectors.of[X if self.contribution.lent else SCRATCH])
-        else:
+        if not (self.exchange.shares(self.everyone, self.size) and self.begin_shared(number)):
             self.begin_by_messages(
                 self.everyone, self.size, self.rank, operation_tag(self.operations.ops), False)
+
+    cdef bint begin_shared(self, long long number) noexcept nogil:
+        """Begin in memory that all ranks share; return whether this average is made there.
+
+        It is on devices, where any MPI will do then.
+        """
+        if self.space.deferred:
+            self.begin_in_ring(
+                number, self.vectors.of[X if self.contribution.lent else SCRATCH])
+        return self.space.deferred
 
     cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil:
         """Begin to average these arrays in place, through the ring."""
         self.in_ring = arrays
         self.exchange.shared.describe(
-            False, False, self.contribution.weight, self.contribution.weight)
+            False, False, self.contribution.weight, self.contribution.weight, self.own_count())
         self.exchange.begin_in_memory(
             number, True, self.everyone, self.size, arrays, True, True)
+
+    cdef double own_count(self) noexcept nogil:
+        """Return the count that travels with the rank's vector: see `protocols.job_count`."""
+        return 0
 
     cdef void begin_by_messages(
         self, const int *members, int size, int me, int tag, bint keeps
     ) noexcept nogil:
+        self.reduction.own_count = self.own_count()
         self.exchange.begin(
             members, size, me, tag, self.contribution.weight,
             self.vectors.start[self.contribution.source], self.vectors.of[X],
@@ -134,13 +145,13 @@ cdef class EnginePort(RankPort):
         return self.reduction.weight
 
     cdef void number_from(self, long long first, long long shift) noexcept nogil:
-        """Operations need no numbers but their own."""
+        """Operations are numbered by themselves."""
 
     cdef void adopt(self) noexcept nogil:
         self.exchange.adopt(self.vectors.arrays(self.kept_in()))
 
     cdef int kept_in(self) noexcept nogil:
-        """Return the vector that takes what the application's got so far, if no other has it."""
+        """Return where the application's part of the mean goes if no other vector has it."""
         return SCRATCH if self.in_ring != NULL else NOWHERE
 
     cdef void redirect(self) noexcept nogil:
@@ -149,7 +160,7 @@ cdef class EnginePort(RankPort):
         self.reduction.saved = self.vectors.arrays(self.contribution.saved)
 
     cdef void returns(self, bint in_group) noexcept nogil:
-        """The caller learns it by `done`."""
+        """The caller sees it by `done`."""
 
 
 cdef class VersionsPort(EnginePort):
@@ -192,21 +203,26 @@ cdef class VersionsPort(EnginePort):
                 self.groups.members, self.groups.count, me, version_tag(version, self.window),
                 self.publishing.keeps)
 
-    cdef void begin_average(self, long long number) noexcept nogil:
-        if (self.operations.operation == AVERAGE
-                or not self.exchange.shares(self.everyone, self.size)):
-            EnginePort.begin_average(self, number)
-            return
+    cdef bint begin_shared(self, long long number) noexcept nogil:
+        if self.operations.operation == AVERAGE:
+            return EnginePort.begin_shared(self, number)
         self.describe()
         self.exchange.begin_in_memory(
             number, True, self.everyone, self.size,
             self.vectors.arrays(self.publishing.copy), self.publishing.lent, False)
+        return True
 
     cdef void describe(self) noexcept nogil:
         """Tell other ranks of the node where this rank's mean goes, and its vector's weight."""
         self.exchange.shared.describe(
             self.publishing.is_in_place(), self.publishing.saves_snapshot(),
-            self.publishing.weight, self.publishing.weight_after())
+            self.publishing.weight, self.publishing.weight_after(), self.own_count())
+
+    cdef double own_count(self) noexcept nogil:
+        return self.publishing.job.count
+
+    cdef double mean_count(self) noexcept nogil:
+        return self.reduction.count
 
     cdef void number_from(self, long long first, long long shift) noexcept nogil:
         if self.exchange.shared is not None:
@@ -251,6 +267,15 @@ cdef class VersionsPort(EnginePort):
     cdef double closed_weight(self) noexcept nogil:
         return self.exchange.shared.part.total
 
+    cdef double closed_count(self) noexcept nogil:
+        return self.exchange.shared.part.count
+
+    cdef long long closed_average(self) noexcept nogil:
+        return self.exchange.shared.part.average_number
+
+    cdef double closed_average_count(self) noexcept nogil:
+        return self.exchange.shared.part.average_count
+
     cdef bint replaced(self) noexcept nogil:
         return self.exchange.shared.part.replaced
 
@@ -264,10 +289,10 @@ cdef class VersionsPort(EnginePort):
         return self.exchange.shared.steps.needs_messages(number)
 
     cdef bint leaves_to_others(self) noexcept nogil:
-        """On devices only a caller helps.
+        """On devices a rank helps only while its caller waits.
 
-        The driver, or a busy device, would delay the others for the blocks that the progress
-        thread has taken. Whoever needs the version executes it.
+        In its progress thread, the driver or a busy device could delay the blocks that it has
+        taken, and the others with them. Whoever needs the version executes it.
         """
         return self.space.deferred and self.waiting_callers[0] == 0
 

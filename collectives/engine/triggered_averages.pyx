@@ -31,19 +31,15 @@ cdef class TriggerTree(ControlTree):
 cdef class TriggeredPort(EnginePort):
     """Moves the vectors of these averages."""
 
-    cdef void begin_average(self, long long number) noexcept nogil:
-        """Begin in shared memory if all ranks share it.
-
-        A vector that does not count is not read there, and the mean overwrites it.
-        """
-        if (self.operations.operation == AVERAGE
-                or not self.exchange.shares(self.everyone, self.size)):
-            EnginePort.begin_average(self, number)
-        else:
-            self.begin_in_ring(number, self.vectors.of[X if self.contribution.present else SCRATCH])
+    cdef bint begin_shared(self, long long number) noexcept nogil:
+        """A vector that does not count is not read there, and the mean overwrites it."""
+        if self.operations.operation == AVERAGE:
+            return EnginePort.begin_shared(self, number)
+        self.begin_in_ring(number, self.vectors.of[X if self.contribution.present else SCRATCH])
+        return True
 
     cdef void remember(self) noexcept nogil:
-        if not self.reduction.compressed:
+        if self.reduction.compression is None:
             return
         if self.contribution.target == X:
             self.vectors.copy(SCRATCH, X)

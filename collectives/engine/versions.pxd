@@ -15,4 +15,6 @@ cdef class GroupVersions(NativeCollective):
 
     cdef int _allocate_vectors(self) except -1
     cdef bint _awaits_device(self) noexcept nogil
+    cdef str _between_calls(self)
+    cdef str _next_call(self)
     cdef int _drawn(self)

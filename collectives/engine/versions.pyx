@@ -9,18 +9,33 @@ from mpi4py.MPI cimport Comm
 
 from collectives.engine.activation_tree cimport ActivationTree
 from collectives.engine.collective cimport NativeCollective
-from collectives.engine.calls cimport CALL, DONE, OTHER_GOALS, PUBLISH, Call, new_result
+from collectives.engine.calls cimport (
+    CALL,
+    DONE,
+    OTHER_GOALS,
+    OTHER_WISHES,
+    PUBLISH,
+    Call,
+    new_result,
+)
 from collectives.engine.ports cimport MOST_STALENESS, VersionsPort
 from collectives.engine.tags cimport versions_window
 from collectives.exchange.shared.shared cimport Shared
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport UserVector
 from collectives.memory.handover cimport Handover
-from collectives.protocols.all_ranks cimport JOIN, SYNC
-from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X
+from collectives.protocols.all_ranks cimport JOIN, SAVE, SYNC
+from collectives.protocols.contribution cimport KEPT, RESULT, SNAPSHOT, X
 from collectives.protocols.groups cimport Groups
+from collectives.protocols.own_pace cimport OwnPaceProtocol
 from collectives.protocols.snapshots cimport SnapshotProtocol
-from collectives.protocols.versions cimport VersionsProtocol
+from collectives.protocols.versions cimport (
+    FETCHING,
+    JOINING,
+    PUBLISHING,
+    REBASING,
+    VersionsProtocol,
+)
 from collectives.protocols.wait_avoiding cimport RUNNING, WaitAvoidingProtocol, drawn
 
 from collectives.protocols.late_rules import late_rule
@@ -28,6 +43,9 @@ from collectives.topology import propagation_bound
 
 cdef enum:
     OPENED = OTHER_GOALS
+    # What the application requests, besides CALL and PUBLISH.
+    FETCH = OTHER_WISHES
+    REBASE
 
 cdef class GroupVersions(NativeCollective):
     """One wait-avoiding group allreduce on this rank: its vectors, versions and application.
@@ -36,6 +54,10 @@ cdef class GroupVersions(NativeCollective):
         control, data, like: see `Driver`.
         group_size, sync_period, fixed: the groups' size, versions from one average over all ranks
             to the next, and whether the groups are the same in all versions.
+        own_pace: whether ranks make any number of calls: see `protocols.own_pace`. Then the weight
+            of a call is its work, which is counted: see `protocols.job_count`.
+        keep_average: whether to keep the newest average over all ranks. Other ranks then execute no
+            versions for this one.
         passive: whether ranks take part in a version before their application calls.
         late: the name of the late rule: see `late_rules`.
         weighing: the vectors' weights, as `settings.weighing` returns them.
@@ -45,13 +67,16 @@ cdef class GroupVersions(NativeCollective):
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
-                 bint passive, late, weighing, drawing_seed, initial=None, **others):
+                 bint own_pace, bint keep_average, bint passive, late, weighing, drawing_seed,
+                 initial=None, **others):
         cdef UserVector opened
         cdef ActivationTree tree
         cdef int window
         NativeCollective.__init__(self, control, data, like, **others)
-        self.groups = Groups(self.rank, self.size, group_size, fixed)
-        self.versions = WaitAvoidingProtocol(self.dimensions, group_size, sync_period, passive)
+        self.groups = Groups(
+            self.rank, self.size, group_size, fixed, sync_period if own_pace else 0)
+        kind = OwnPaceProtocol if own_pace else WaitAvoidingProtocol
+        self.versions = kind(self.dimensions, group_size, sync_period, passive)
         if drawing_seed is not None:
             self.versions.draw(self.rank, self.size, drawing_seed)
         window = 1
@@ -60,6 +85,7 @@ cdef class GroupVersions(NativeCollective):
         tree = ActivationTree(control, self.versions)
         tree.versions = self.versions
         self.publishing = SnapshotProtocol(self.vectors, self.versions, late_rule(late))
+        self.publishing.keeps_average = keep_average
         self.versions_port = VersionsPort(
             self.exchange, self.vectors, self.publishing, self.rank, self.size,
             groups=self.groups, window=window, rhythm=self.rhythm)
@@ -88,6 +114,8 @@ cdef class GroupVersions(NativeCollective):
             snapshot = shared.memory.snapshot(self.rank)
             self.vectors.place(SNAPSHOT, snapshot)
             self.vectors.place(RESULT, shared.memory.result(self.rank))
+        if self.publishing.keeps_average:
+            self.vectors.allocate(KEPT, 1)
         if shared is None or self.layout.space.deferred:  # a shared segment is zero
             self.layout.space.zero(snapshot, 2 * self.layout.size)
         return 0
@@ -100,7 +128,7 @@ cdef class GroupVersions(NativeCollective):
         NativeCollective.listen(self)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.version_steps.begin(self.node.in_use)
+            self.version_steps.begin(self.node.in_use and not self.publishing.keeps_average)
             self.waiter.wait(self, OPENED)
             pthread_mutex_unlock(&self.lock)
 
@@ -128,7 +156,12 @@ cdef class GroupVersions(NativeCollective):
         return NativeCollective.reached(self, goal)
 
     cdef bint is_joining(self) noexcept nogil:
-        return NativeCollective.is_joining(self) or self.version_steps.joining
+        return NativeCollective.is_joining(self) or self.version_steps.is_joining()
+
+    cdef long long calls_made(self) noexcept nogil:
+        if self.versions.own_pace:
+            return self.versions.calls
+        return NativeCollective.calls_made(self)
 
     cdef void describe_call(self, long long *answer) noexcept nogil:
         NativeCollective.describe_call(self, answer)
@@ -137,18 +170,27 @@ cdef class GroupVersions(NativeCollective):
 
     def _waits_in(self):
         if self.versions.awaited() >= 0:
-            return f"version {self.calls_made()}", [self._drawn()]
+            return self._next_call(), [self._drawn()]
         return NativeCollective._waits_in(self)
 
     def _waits_in_call(self):
         cdef int member
         if self.versions.vectors != RUNNING:
-            return f"version {self.calls_made()}", range(self.size)
+            return self._next_call(), range(self.size)
         running = f"version {self.versions.running + self.protocol.base}"
         members = [self.groups.members[member] for member in range(self.groups.count)]
         if self.version_steps.holding:
-            running = f"publish() during {running}"
+            running = f"{self._between_calls()} during {running}"
         return running, sorted(members)
+
+    cdef str _between_calls(self):
+        """Return what the application does between two calls."""
+        if self.version_steps.purpose == FETCHING:
+            return "last_average()"
+        return "load()" if self.version_steps.purpose == REBASING else "publish()"
+
+    cdef str _next_call(self):
+        return f"version {self.versions.version + self.protocol.base}"
 
     cdef int _drawn(self):
         """Return which rank is drawn to start the version that this one waits for."""
@@ -186,16 +228,47 @@ cdef class GroupVersions(NativeCollective):
         """Publish this vector, or its change since the last one, outside of any call."""
         self.caller.carry_out(self, PUBLISH, vector, 0, weight)
 
+    def fetch_kept(self, vector):
+        """Overwrite this vector by the average over all ranks that is kept.
+
+        Return its version and the mean of all ranks' counts then; None if there is none yet.
+        """
+        if self.publishing.kept_version < 0:
+            return None
+        self.caller.carry_out(self, FETCH, vector, PyBUF_WRITABLE)
+        return self.publishing.fetched_version, self.publishing.fetched_count
+
+    def save(self, vector):
+        """Overwrite this vector by the rank's snapshot; all ranks do, before the version returned.
+        """
+        self.caller.carry_out(self, SAVE, vector, PyBUF_WRITABLE)
+        return self.publishing.fetched_version
+
+    def rebase(self, vector):
+        """Continue from this vector with the snapshot that was loaded."""
+        self.caller.carry_out(self, REBASE, vector, 0)
+
+    def load(self, vector, long long version, double count=0):
+        """Continue from this vector, and make this version the next one, with this count."""
+        self.publishing.loaded_count = count
+        NativeCollective.load(self, vector, version)
+
+    @property
+    def mean_count(self):
+        """The mean of all ranks' counts in the newest average over all ranks, as of the last call.
+        """
+        return self.publishing.job.told
+
     def start_join(self, vector):
         """Begin to take part in others' operations until all ranks have joined; return the `Call`.
         """
         return self.caller.start(self, JOIN, vector, PyBUF_WRITABLE, None)
 
     cdef int begin(self, int what) except -1 nogil:
-        if what == PUBLISH:
-            self.version_steps.publish()
-        elif what == JOIN:
-            self.version_steps.join()
+        if what == PUBLISH or what == JOIN:
+            self.version_steps.hold(JOINING if what == JOIN else PUBLISHING)
+        elif what == FETCH or what == REBASE:
+            self.version_steps.hold(FETCHING if what == FETCH else REBASING)
         elif what == CALL and not self.versions.is_synchronous():
             self.version_steps.call()
         else:

@@ -7,13 +7,15 @@ from collectives.protocols.all_ranks cimport (
     JOIN,
     LOAD,
     MEET,
+    SAVE,
     SYNC,
     SYNCHRONIZE,
 )
 
 OPERATIONS = {SYNC: "a periodic synchronization", AVERAGE: "average()",
               SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
-              FINISH: "join()", MEET: "join()"}
+              FINISH: "join()", MEET: "join()",
+              SAVE: "snapshot()"}
 # The purposes that several operations together may have.
 PURPOSES = {OPERATIONS[what]: what for what in (AVERAGE, SYNCHRONIZE, LOAD, JOIN)}
 

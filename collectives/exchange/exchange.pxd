@@ -12,13 +12,13 @@ cdef class Exchange:
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
-        double weight, char *source, char **user, bint given, bint keeps,
+        double weight, char *source, char **user, bint lent, bint keeps,
         char **target, char **copy, char **saved
     ) noexcept nogil
     cdef bint shares(self, const int *members, int size) noexcept nogil
     cdef void begin_in_memory(
         self, long long number, bint together, const int *members, int size,
-        char **user, bint given, bint ringed) noexcept nogil
+        char **user, bint lent, bint ringed) noexcept nogil
     cdef void resume_in_memory(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
     cdef void adopt(self, char **kept) noexcept nogil

@@ -21,13 +21,13 @@ cdef class Exchange:
 
     cdef void begin(
         self, const int *members, int size, int me, int tag,
-        double weight, char *source, char **user, bint given, bint keeps,
+        double weight, char *source, char **user, bint lent, bint keeps,
         char **target, char **copy, char **saved
     ) noexcept nogil:
         """Average `source`, an engine vector, over the members, into the arrays of `target`.
 
-        If `given`, the arrays of `user`, the application, are averaged instead of the source, with
-        the same `weight`; if `keeps`, the source holds a copy of them afterwards.
+        If `lent`, the application's arrays, `user`, are averaged instead of the source, with the
+        same `weight`; if it also `keeps` them, the source receives a copy.
 
         `target` may be the arrays of `source`. It is left unchanged if the total weight is zero.
         The mean is also written to `copy`, and the old content of `target` to `saved`, unless
@@ -40,7 +40,7 @@ cdef class Exchange:
         self.reduction.own_weight = weight
         self.reduction.source = source
         self.reduction.user = user
-        self.reduction.given = given
+        self.reduction.lent = lent
         self.reduction.keeps = keeps
         self.reduction.taken = 0
         self.reduction.target = target
@@ -56,21 +56,22 @@ cdef class Exchange:
 
     cdef void begin_in_memory(
         self, long long number, bint together, const int *members, int size,
-        char **user, bint given, bint ringed
+        char **user, bint lent, bint ringed
     ) noexcept nogil:
         """Average the snapshots of ranks that share memory, in the exchange of this number.
 
-        Each rank's `Part` describes its vectors. The application's arrays `user` may be NULL; else
-        they receive the mean. If `given`, they replace the snapshot during the exchange, or leave
-        it alone if `ringed`. If all members enter it `together`, none executes it for another.
+        Each rank's `Part` describes its vectors. The application's arrays, `user`, receive the mean
+        unless they are NULL. If `lent`, they are averaged: they replace the snapshot meanwhile, or
+        do not change it if `ringed`. If all members enter the exchange `together`, none executes
+        it for another.
         """
         self.resume_in_memory()
-        self.shared.begin(number, together, members, size, user, given, ringed)
+        self.shared.begin(number, together, members, size, user, lent, ringed)
 
     cdef void resume_in_memory(self) noexcept nogil:
         """Resume an exchange in which another rank has begun this rank's part."""
         self.running = <void *>self.shared
-        self.reduction.given = False
+        self.reduction.lent = False
 
     # What a pending exchange does: see `Transport`
 

@@ -1,40 +1,34 @@
 from mpi4py.libmpi cimport MPI_Request
 
-from collectives.memory.allocation cimport Memory
+from collectives.exchange.arrival cimport Arrival
+from collectives.exchange.compression cimport Compression
 from collectives.memory.layout cimport Layout
-from collectives.memory.handover cimport Handover
 from collectives.memory.space cimport Space
 
 cdef class Reduction:
     cdef Layout layout
+    # None if vectors are sent in their own dtypes.
+    cdef Compression compression
     # Layout of the data sent: `layout` itself unless it is compressed.
     cdef Layout wire
-    cdef bint compressed, decodes
     cdef Space space
-    cdef bint *coded
-    # A vector equal on all ranks; compressed vectors are sent as differences from it.
-    cdef char *reference
-    cdef Memory reference_memory
     cdef int tag, size, me, error
     cdef const int *members
     cdef char *source
-    # The application's arrays. `given`: they are averaged instead of the source, block by block;
+    # The application's arrays. `lent`: they are averaged instead of the source, block by block;
     # `keeps`: they are copied to the source as well. `taken`: bytes of `wire` processed so far.
     cdef char **user
-    cdef bint given, keeps
+    cdef bint lent, keeps
     cdef Py_ssize_t taken
-    # The application's arrays if they belong to a handover, else NULL: they may still be arriving
-    # from a device, and return to it block by block. `more`: they are averaged once more first.
-    cdef bint more
-    cdef Handover handover
+    cdef Arrival arrival
     # Whether other processes have mapped the engine's vectors on this device.
     cdef bint exported
-    cdef char **staged
     cdef char **target
     cdef char **copy
     cdef char **saved
-    # The weight of this rank's vector, and of all that has been averaged.
-    cdef double own_weight, weight
+    # The weight of this rank's vector, and of all that has been averaged; its count, and the mean of
+    # the members' (see `protocols.job_count`).
+    cdef double own_weight, weight, own_count, count
     # busy_ns: nanoseconds spent processing messages that had arrived.
     cdef long long bytes_sent, progress_count, busy_ns
 
@@ -44,9 +38,7 @@ cdef class Reduction:
     cdef void write_source(self) noexcept nogil
     cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef char *_sendable(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
-    cdef bint has(self, char **arrays, Py_ssize_t end) noexcept nogil
     cdef bint has_user(self, Py_ssize_t end) noexcept nogil
-    cdef void give_back(self, char **arrays, Py_ssize_t end) noexcept nogil
     cdef void give_back_user(self, Py_ssize_t end) noexcept nogil
     cdef Py_ssize_t _end_in_layout(self, Py_ssize_t end) noexcept nogil
     cdef void adopt(self, bint whole) noexcept nogil
@@ -57,5 +49,5 @@ cdef class Reduction:
         self, Py_ssize_t low, Py_ssize_t high,
         const char *a, double share_a, const char *b, double share_b) noexcept nogil
     cdef void _write_array(
-        self, int i, Py_ssize_t first, Py_ssize_t count,
+        self, bint decodes, int i, Py_ssize_t first, Py_ssize_t count,
         const char *a, double share_a, const char *b, double share_b) noexcept nogil

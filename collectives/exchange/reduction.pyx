@@ -1,13 +1,12 @@
 """The sources and destinations of one allreduce, and its passes over memory."""
 
-from libc.stdlib cimport free
 from mpi4py.libmpi cimport MPI_STATUSES_IGNORE, MPI_SUCCESS, MPI_Request, MPI_Testall
 
+from collectives.exchange.arrival cimport Arrival
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
-from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport Layout
 
-WIDE = ("float32", "float64")
+from collectives.exchange.compression import compression
 
 cdef enum:
     # Elements per pass, so that the next pass finds the result in the first-level cache.
@@ -22,31 +21,15 @@ cdef class Reduction:
     Args:
         layout: of the vectors.
         wire_dtype: "float16" or "bfloat16", to send wider numbers in this dtype, as differences
-            from `reference`, which must be equal on all ranks; None: in their own dtype.
+            from a vector equal on all ranks; None: in their own dtype.
     """
 
     def __init__(self, Layout layout, wire_dtype):
-        cdef int i
         self.layout = layout
-        self.wire = layout
-        self.space = layout.space
-        self.compressed = wire_dtype is not None and any(d in WIDE for d in layout.dtypes)
-        if not self.compressed:
-            return
-        dtypes = [wire_dtype if dtype in WIDE else dtype for dtype in layout.dtypes]
-        self.wire = Layout(dtypes, layout.lengths, layout.single, layout.make_space)
-        self.space = layout.make_space(layout.dtypes, dtypes)
-        self.coded = <bint *>zeroed(layout.count, sizeof(bint))
-        if self.coded == NULL:
-            raise MemoryError
-        for i in range(layout.count):
-            self.coded[i] = dtypes[i] != layout.dtypes[i]
-        self.reference_memory = self.space.allocate(layout.size)
-        self.reference = self.reference_memory.address
-        layout.zero_vector(self.reference)
-
-    def __dealloc__(self):
-        free(self.coded)
+        self.arrival = Arrival()
+        self.compression = compression(layout, wire_dtype)
+        self.wire = layout if self.compression is None else self.compression.wire
+        self.space = layout.space if self.compression is None else self.compression.space
 
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil:
         """Return whether all these messages are complete."""
@@ -59,17 +42,17 @@ cdef class Reduction:
         return done and rc == MPI_SUCCESS
 
     cdef void remember(self, const char *vector) noexcept nogil:
-        """Make this vector, equal on all ranks, the reference."""
-        if self.compressed:
-            self.space.copy(self.reference, vector, self.layout.size)
+        """Send compressed vectors as differences from this one, equal on all ranks."""
+        if self.compression is not None:
+            self.compression.remember(vector)
 
     cdef char *contiguous(self, char **arrays, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
         """Return the address at which these bytes of a vector are contiguous for MPI, or NULL.
 
         In the engine's memory they always are; the application's arrays may be anywhere, and on a
-        device its allocator may move or free them while MPI still has them registered. Memory that
-        other processes have mapped is not MPI's either: UCX maps it a second time, which CUDA
-        refuses (openucx/ucx#3192).
+        device its allocator may move or free them while MPI still has them registered. Nor can MPI
+        use memory that other processes have mapped: UCX maps it a second time, which CUDA refuses
+        (openucx/ucx#3192).
         """
         cdef int i
         if self.exported or arrays == self.user and self.space.deferred:
@@ -83,38 +66,21 @@ cdef class Reduction:
 
     # Arrays that arrive from a device and return there
 
-    cdef bint has(self, char **arrays, Py_ssize_t end) noexcept nogil:
-        """Return whether these arrays have arrived up to this byte of a vector."""
-        return arrays == NULL or arrays != self.staged or self.handover.has(end)
-
     cdef bint has_user(self, Py_ssize_t end) noexcept nogil:
-        """Return whether the application's arrays have arrived, if used, to this byte of `wire`."""
-        return (self.staged == NULL
-                or not (self.given or self.target == self.user or self.copy == self.user)
-                or self.has(self.user, self._end_in_layout(end)))
-
-    cdef void give_back(self, char **arrays, Py_ssize_t end) noexcept nogil:
-        """Return these arrays to the device up to this byte of a vector: they hold the mean."""
-        if arrays != NULL and arrays == self.staged and not self.more:
-            self.handover.return_until(end)
+        """Return whether the application's arrays, if used, are here up to this byte of `wire`."""
+        return (self.arrival.arrays == NULL
+                or not (self.lent or self.target == self.user or self.copy == self.user)
+                or self.arrival.has(self.user, self._end_in_layout(end)))
 
     cdef void give_back_user(self, Py_ssize_t end) noexcept nogil:
         """Return the application's arrays up to this byte of `wire` if they receive the mean."""
-        if self.staged != NULL and self.weight > 0:
+        if self.arrival.arrays != NULL and self.weight > 0:
             if self.target == self.user or self.copy == self.user:
-                self.give_back(self.user, self._end_in_layout(end))
+                self.arrival.give_back(self.user, self._end_in_layout(end))
 
     cdef Py_ssize_t _end_in_layout(self, Py_ssize_t end) noexcept nogil:
         """Return the byte of `layout` that corresponds to this end of a block of `wire`."""
-        cdef Py_ssize_t first, count
-        cdef int i
-        if end == self.wire.size or not self.compressed:
-            return self.layout.size if end == self.wire.size else end
-        for i in range(self.wire.count - 1, -1, -1):
-            if self.wire.begin[i] < end:
-                count = self.wire.part(i, self.wire.begin[i], end, &first)
-                return self.layout.begin[i] + count * self.layout.itemsize[i]
-        return end
+        return end if self.compression is None else self.compression.end_in_layout(end)
 
     # Blocks
 
@@ -123,14 +89,15 @@ cdef class Reduction:
 
         Blocks must be requested in order.
         """
+        cdef bint compresses = self.compression is not None
         cdef Py_ssize_t first, count, begin, bytes
         cdef char *to
         cdef char *source
         cdef int i
         self.taken = high
-        if not self.compressed and not self.given:
+        if not compresses and not self.lent:
             return self._sendable(space, low, high)
-        if not self.compressed and not self.keeps:
+        if not compresses and not self.keeps:
             to = self.contiguous(self.user, low, high)
             if to != NULL:
                 return to
@@ -141,17 +108,16 @@ cdef class Reduction:
             bytes = count * self.layout.itemsize[i]
             begin = first * self.layout.itemsize[i]
             source = self.source + self.layout.begin[i] + begin
-            if self.given and self.keeps:
+            if self.lent and self.keeps:
                 self.space.copy(source, self.user[i] + begin, bytes)
-            elif self.given:
+            elif self.lent:
                 source = self.user[i] + begin
-            begin += self.layout.begin[i]
             to = space + self.wire.begin[i] + first * self.wire.itemsize[i] - low
-            if self.compressed and self.coded[i]:
-                self.space.encode(i, to, source, self.reference + begin, count)
-            elif self.compressed or not self.keeps:
+            if compresses:
+                self.compression.encode(i, first, count, to, source)
+            elif not self.keeps:
                 self.space.copy(to, source, bytes)
-        return space if self.compressed or not self.keeps else self._sendable(space, low, high)
+        return space if compresses or not self.keeps else self._sendable(space, low, high)
 
     cdef char *_sendable(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
         """Return these bytes of the source where MPI may read them: in `space` if needed."""
@@ -163,11 +129,11 @@ cdef class Reduction:
     cdef void adopt(self, bint whole) noexcept nogil:
         """Copy the rest of the application's arrays to the source and continue from there.
 
-        If `whole`, copy all of the arrays, also what has been averaged.
+        If `whole`, copy all of the arrays, including what has been averaged already.
         """
         cdef Py_ssize_t first, begin
         cdef int i
-        if not self.given:
+        if not self.lent:
             return
         if whole or self.weight == 0:
             self.taken = 0  # no mean will replace what was taken
@@ -177,12 +143,12 @@ cdef class Reduction:
             begin = first * self.layout.itemsize[i]
             self.space.copy(self.source + self.layout.begin[i] + begin, self.user[i] + begin,
                             self.layout.bytes[i] - begin)
-        self.given = False
+        self.lent = False
 
     cdef char *incoming(self, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
         """Return where the mean of these bytes can be received, or NULL; save the old content."""
         cdef char *to = NULL
-        if not self.compressed and self.weight > 0:
+        if self.compression is None and self.weight > 0:
             to = self.contiguous(self.target, low, high)
         if to != NULL and self.saved != NULL:
             self._copy_target(self.saved, low, high)
@@ -190,7 +156,7 @@ cdef class Reduction:
 
     cdef void finish(self, Py_ssize_t low, Py_ssize_t high, char *mean) noexcept nogil:
         """Write the mean of these bytes to the target, unless received there, and the copy."""
-        if self.compressed or self.contiguous(self.target, low, high) != mean:
+        if self.compression is not None or self.contiguous(self.target, low, high) != mean:
             self.write(low, high, mean, 1, NULL, 0)
         elif self.copy != NULL:
             self._copy_target(self.copy, low, high)
@@ -213,31 +179,29 @@ cdef class Reduction:
     ) noexcept nogil:
         """Write the bytes `low` to `high` of the mean, from `a` and, unless NULL, `b`."""
         cdef Py_ssize_t first, count, begin
+        cdef bint decodes = self.compression is not None
         cdef int i
-        self.decodes = self.compressed
         for i in range(self.wire.count):
             count = self.wire.part(i, low, high, &first)
             if count == 0:
                 continue
             begin = self.wire.begin[i] + first * self.wire.itemsize[i] - low
-            self._write_array(i, first, count, a + begin, share_a,
+            self._write_array(decodes, i, first, count, a + begin, share_a,
                               b + begin if b != NULL else NULL, share_b)
 
     cdef void write_source(self) noexcept nogil:
         """Write the source as the mean of a single member."""
         cdef int i
-        self.decodes = False
         for i in range(self.layout.count):
-            self._write_array(
-                i, 0, self.layout.length[i], self.source + self.layout.begin[i], 1, NULL, 0)
+            self._write_array(False, i, 0, self.layout.length[i],
+                              self.source + self.layout.begin[i], 1, NULL, 0)
 
     cdef void _write_array(
-        self, int i, Py_ssize_t first, Py_ssize_t count,
+        self, bint decodes, int i, Py_ssize_t first, Py_ssize_t count,
         const char *a, double share_a, const char *b, double share_b
     ) noexcept nogil:
         """Write part of one array, in chunks that stay in the first-level cache for the copy."""
         cdef Py_ssize_t itemsize = self.layout.itemsize[i]
-        cdef bint decodes = self.decodes and self.coded[i]
         cdef Py_ssize_t sent = self.wire.itemsize[i] if decodes else itemsize
         cdef Py_ssize_t offset, n
         cdef char *out
@@ -252,8 +216,7 @@ cdef class Reduction:
                     self.space.combine(i, out, a, share_a, b, share_b, n)
                     b += n * sent
                 elif decodes:
-                    self.space.decode(
-                        i, out, a, self.reference + self.layout.begin[i] + offset, n)
+                    self.compression.decode(i, first, n, out, a)
                 elif out != a:
                     self.space.copy(out, a, n * itemsize)
                 if self.copy != NULL:

@@ -10,6 +10,10 @@ cdef inline double *weight_in(char *message) noexcept nogil:
     """Return the address of the weight in the header of a message that holds a vector."""
     return <double *>message
 
+cdef inline double *count_in(char *message) noexcept nogil:
+    """Return the address of the sum of the members' counts in that header."""
+    return <double *>message + 1
+
 cdef class Layout:
     cdef readonly int count
     cdef readonly Py_ssize_t size

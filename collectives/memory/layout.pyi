@@ -2,6 +2,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 class Layout:
+    count: int
+    size: int
+    single: bool
     def __init__(
         self,
         dtypes: Sequence[str],

@@ -6,9 +6,9 @@ cdef class HostVectors(Vectors):
     # Whether X is finite, if a device has checked it: 1 or 0; else UNKNOWN.
     cdef int finite
     # For each of the rank's vectors, the addresses of its arrays; NULL if there is no such vector.
-    cdef char **of[4]
+    cdef char **of[5]
     # Where each of the rank's own vectors begins (they are contiguous); their arrays' addresses.
-    cdef char *start[4]
+    cdef char *start[5]
     cdef char **located
     # The memory allocated for them.
     cdef list memories

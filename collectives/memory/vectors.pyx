@@ -8,7 +8,7 @@ from collectives.memory.handover cimport UNKNOWN
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, Vectors
 
 cdef enum:
-    VECTORS = 4
+    VECTORS = 5
 
 
 cdef class HostVectors(Vectors):

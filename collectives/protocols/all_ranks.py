@@ -19,6 +19,7 @@ LOAD = 5
 JOIN = 6
 FINISH = 7
 MEET = 8
+SAVE = 9
 
 # The stages of a synchronous operation.
 OUTSIDE = 0
@@ -53,8 +54,9 @@ class AllRanksProtocol:
 
     While `stage` is AGREEING the driver gathers ``(operation, version)`` from every rank; while
     it is REDUCING it averages over all ranks, except in LOAD, in which each rank replaces its own
-    vectors, and MEET, in which no data moves. For each bit of `due_on()`, once that dimension of
-    the control tree can carry another message, it calls `send_on`, which sends one by the port.
+    vectors, SAVE, in which it saves its snapshot, and MEET, in which no data moves. For each bit of
+    `due_on()`, once that dimension of the control tree can carry another message, it calls
+    `send_on`, which sends one by the port.
 
     Attributes:
         version: the version of the application's next call, if there are versions; ranks agree
@@ -186,7 +188,7 @@ class AllRanksProtocol:
                 at = records[2 * r + 1]
             elif kind != common or (records[2 * r + 1] != at and common != CLOSE):
                 same = False
-        averages: cython.bint = common != CLOSE and common != LOAD and common != MEET
+        averages: cython.bint = common not in (CLOSE, LOAD, MEET, SAVE)
         if joins and common != JOIN and not (averages and joined_at <= at):
             same = False
         if not same:

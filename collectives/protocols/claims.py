@@ -98,7 +98,7 @@ class ClaimsProtocol:
     # This rank's own part
 
     def set(self, rank, number, state):
-        """Open or begin this rank's own part: that is closed, so no other rank changes it."""
+        """Open or begin this rank's own part, which is closed, so that no other rank changes it."""
         old: cython.ulonglong = self.load(rank, PART)
         self.swap(rank, PART, old, word_of(number, state))
 

@@ -2,7 +2,7 @@ from libc.math cimport exp
 
 from collectives.protocols.all_ranks cimport AVERAGE, FINISH, SYNC, SYNCHRONIZE, AllRanksProtocol
 
-cdef int NOWHERE, X, SNAPSHOT, RESULT, SCRATCH
+cdef int NOWHERE, X, SNAPSHOT, RESULT, SCRATCH, KEPT
 cdef int GIVEN, WORK, CONTRACTION
 cdef double LARGEST_EXPONENT
 
@@ -33,6 +33,7 @@ cdef class ContributionProtocol:
     cdef void give(self, double weight) noexcept nogil
     cdef void forget(self) noexcept nogil
     cdef void load(self) noexcept nogil
+    cdef void save(self) noexcept nogil
     cdef void leave_out(self) noexcept nogil
     cdef bint publishes(self) noexcept nogil
     cdef bint is_finishing(self) noexcept nogil

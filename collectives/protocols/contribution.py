@@ -1,10 +1,10 @@
 """A rank's contributions to averages, and the results it gets.
 
-A rank has up to four vectors, which only the driver accesses: the application's X, while it is in a
+A rank has up to five vectors, which only the driver accesses: the application's X, while it is in a
 call or operation; the SNAPSHOT, which the rank contributes also while its application computes (see
-`snapshots`); the RESULT; and the SCRATCH, for averages that are not published. The protocols decide
-how they change: they call a port (`Vectors`), and their attributes tell the driver where an
-exchange stores its mean.
+`snapshots`); the RESULT; the SCRATCH, for averages that are not published; and KEPT, for the newest
+average over all ranks, if that is asked for. The protocols decide how they change: they call a port
+(`Vectors`), and their attributes tell the driver where an exchange stores its mean.
 
 With weights w and snapshots s, an average leaves Σ w s unchanged, whichever ranks it includes:
 afterwards all its members have its mean, and each keeps its weight. A publication of the change δ,
@@ -27,6 +27,7 @@ X = 0
 SNAPSHOT = 1
 RESULT = 2
 SCRATCH = 3
+KEPT = 4
 
 # How a rank's vector is weighted: by the weight of its last call; by its work, the sum of the
 # weights of its calls since the last average over all ranks; or by r to the power of how far that
@@ -80,7 +81,8 @@ class ContributionProtocol:
         present: whether the application is in a call or operation with a vector.
         given_weight, published_weight: its weight, and that of the vector last published.
         finite, nonfinite: whether the last vector or change was finite; how many were not.
-        lent: whether the exchange averages X itself; `source` then is only the memory in its place.
+        lent: whether the exchange averages X itself; `source` is then where X goes if an exception
+            ends the call.
         source, weight: the vector averaged otherwise; the weight of that, or of X.
         target, copy, saved: where the exchange stores its mean, a second copy of the mean, and the
             target's old contents; NOWHERE: not at all.
@@ -109,11 +111,11 @@ class ContributionProtocol:
         self.saved = NOWHERE
         self.total = 0
         self.weightless = False
-        # For repeating an average in which no vector had a weight: whether this rank contributes
-        # finite values; whether these are X itself. Last: whether an interrupted call has already
-        # filled the scratch.
+        # For repeating an average in which no vector had a weight: `gives`, whether this rank
+        # contributes finite values; `gives_x`, whether these are X itself.
         self.gives = False
         self.gives_x = False
+        # Whether an interrupted call has already filled the scratch.
         self.contributed = False
 
     # Weights
@@ -165,6 +167,9 @@ class ContributionProtocol:
 
     def load(self):
         """Continue from the application's vector, if it is present; all ranks load."""
+
+    def save(self):
+        """Give the application what this rank continues with; all ranks do, at one moment."""
 
     def leave_out(self):
         """Count a vector or change that is not finite, and is not contributed."""
@@ -241,9 +246,9 @@ class ContributionProtocol:
     def interrupt(self, begun):
         """End the application's call or operation because of an exception.
 
-        If an exchange of it has `begun`, the driver has copied the rest of X to the source. An
-        average that has not begun will use what this rank contributes without its application,
-        which would be nothing; so X is contributed now.
+        If its exchange has `begun`, the driver has copied the rest of X to the source. An average
+        that begins later would find no vector of the application's, and this rank would contribute
+        nothing; so X is contributed now.
         """
         if not begun and self.is_averaging():
             self.contribute_ahead()
@@ -257,7 +262,7 @@ class ContributionProtocol:
         self.contributed = True
 
     def stop_lending(self, begun):
-        """Stop using X; parts of a contribution that was lent may no longer be in any vector."""
+        """Stop using X; where it was lent, no vector may have the whole contribution any more."""
         self.lent = False
         self.gives = self.gives and not begun
         self.gives_x = False

@@ -183,8 +183,8 @@ class GroupPort(StepPort):
         """Average with the other members of a group that includes this rank.
 
         In a call the rank contributes the application's vector, which the mean overwrites. Outside
-        calls it contributes its model if the protocol is `passive`, else nothing. The record may be
-        changed afterwards.
+        calls it contributes its model if the protocol is `passive`, else nothing. What is not
+        finite is not contributed. The record may be changed afterwards.
         """
         raise NotImplementedError
 

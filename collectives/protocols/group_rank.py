@@ -155,7 +155,10 @@ class GroupRankProtocol(StepsProtocol):
         if step == RETURN:
             if self.forming.passive:
                 self.add_moved()
-                self.vectors.copy(RESULT, SCRATCH if self.kept else X)
+                if not self.kept:
+                    self.vectors.copy(RESULT, X)
+                elif self.gives:
+                    self.vectors.copy(RESULT, SCRATCH)
             return
         if self.in_call:
             self.add_moved()
@@ -180,10 +183,12 @@ class GroupRankProtocol(StepsProtocol):
         self.source = SCRATCH
         self.target = SCRATCH
         if not self.in_call:
-            self.gives = self.forming.passive
+            self.gives = self.moved or (self.forming.passive and self.vectors.all_finite(RESULT))
             if self.gives:
                 self.source = SNAPSHOT if self.moved else RESULT
                 self.target = SNAPSHOT
+            elif self.forming.passive:
+                self.nonfinite += 1
         elif not self.kept:
             self.gives = self.lent = self.vectors.all_finite(X)
             self.target = X
@@ -214,10 +219,11 @@ class GroupRankProtocol(StepsProtocol):
             self.total = total
             self.timely = timely
             if replaced:
+                self.gives = True
                 self.note_change()
         else:
             self.passive += 1
-            self.moved = self.moved or (replaced and self.forming.passive)
+            self.moved = self.moved or (replaced and self.target == SNAPSHOT)
         self.port.finish()
         self.forming.passed(self.port.now())
         self.forming.reduced(self.record)
@@ -287,7 +293,8 @@ class GroupRankProtocol(StepsProtocol):
     def interrupt(self):
         """End the application's call because of an exception, between two steps.
 
-        The rank's part in its groups goes on, with what the application has passed.
+        The rank's part in its groups goes on, with what the application has passed; without a
+        vector if an average outside calls still uses the scratch.
         """
         if not self.present:
             return
@@ -299,8 +306,9 @@ class GroupRankProtocol(StepsProtocol):
             self.lent = False
             self.port.redirect()
             return
-        self.vectors.copy(SCRATCH, X)
-        self.gives = self.vectors.all_finite(X)
+        self.gives = not (self.begun and self.target == SCRATCH) and self.vectors.all_finite(X)
+        if self.gives:
+            self.vectors.copy(SCRATCH, X)
 
     # What drivers ask
 

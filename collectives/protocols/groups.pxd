@@ -1,5 +1,7 @@
 cdef class Groups:
-    cdef readonly int rank
+    cdef readonly int rank, size
+    # The versions from one whose group is all ranks to the next; 0: there is none.
+    cdef long long period
     # The members of the group last found, and all ranks.
     cdef int count
     cdef int *members
@@ -15,4 +17,7 @@ cdef class Groups:
 
     cdef int find(self, long long version) noexcept nogil
     cdef int of(self, int rank, long long version, int *members) noexcept nogil
+    cdef bint is_of_all(self, long long version) noexcept nogil
+    cdef int size_of(self, int rank, long long version) noexcept nogil
+    cdef int first(self, int rank, long long version) noexcept nogil
     cdef int _position(self, int rank, long long version) noexcept nogil

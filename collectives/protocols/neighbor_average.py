@@ -70,10 +70,10 @@ class NeighborAverageProtocol(PeerProtocol):
     def received(self, source, kind, number, weight):
         if kind == MODEL:
             self.messages[self.index_of(source)] += 1
-            self.heard = max(self.heard, number)
+            self.most_calls = max(self.most_calls, number)
         else:
             self.ticks[kind - CLOCK] += 1
-            self.heard = max(self.heard, number + 1)
+            self.most_calls = max(self.most_calls, number + 1)
 
     def proceed(self):
         """Average, once all messages that the call waits for have arrived."""

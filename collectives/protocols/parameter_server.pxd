@@ -1,12 +1,14 @@
 from collectives.protocols.peers cimport PeerProtocol
 
 cdef int PUSH, PULL, LAST
-cdef int BSP, BACKUP, ASP, HETE
+cdef int BSP, BACKUP, ASP, HETE, RINGMASTER, ASYNC_LOCAL
+cdef long long ANY_AGE
 
 cdef class ParameterServerProtocol(PeerProtocol):
     cdef int[::1] waiting
     cdef int mode, server, backups, came
-    cdef double share
+    cdef double share, momentum
+    cdef long long max_age
     cdef public long long version, held, dropped, lag
 
     cdef void absorb(self, int source, long long number) noexcept nogil

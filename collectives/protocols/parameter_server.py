@@ -8,13 +8,20 @@ A change has weight 1/P, so that a round of all ranks is one step with their mea
 - ASP: each change is added, and answered, when it arrives.
 - HETE: the same, but a change made on an old model has less weight: 1/(P·s), where s is one plus
   the number of complete rounds of changes added to the model meanwhile.
+- RINGMASTER: as ASP, but a change made on a model to which R or more changes were added meanwhile
+  is dropped; its rank receives the model all the same.
+- ASYNC_LOCAL: as ASP, of changes that each consist of several steps, and with delayed Nesterov
+  momentum: a change has weight ε/P, and after every P of them the model looks ahead, by β times
+  the sum of all that it has changed, which has decayed by β each time.
 
 The server does not wait for a rank that has left, or is about to average with all. Its own
 application is one of the ranks.
 
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Chen
 et al., Revisiting Distributed Synchronous SGD, 2016 (BACKUP); Jiang et al., Heterogeneity-Aware
-Distributed Parameter Servers, SIGMOD 2017 (HETE).
+Distributed Parameter Servers, SIGMOD 2017 (HETE); Maranjyan et al., Ringmaster ASGD, ICML 2025
+(RINGMASTER: Algorithm 4); Liu et al., Asynchronous Local-SGD Training for Language Modeling, 2024
+(ASYNC_LOCAL: Algorithm 3, of c = 0 and N = P).
 """
 
 import array
@@ -33,7 +40,18 @@ BSP = 0
 BACKUP = 1
 ASP = 2
 HETE = 3
-MODES = {"bsp": BSP, "backup": BACKUP, "asp": ASP, "hete": HETE}
+RINGMASTER = 4
+ASYNC_LOCAL = 5
+MODES = {
+    "bsp": BSP,
+    "backup": BACKUP,
+    "asp": ASP,
+    "hete": HETE,
+    "ringmaster": RINGMASTER,
+    "async-local": ASYNC_LOCAL,
+}
+
+ANY_AGE = 2**62
 
 
 class ParameterServerProtocol(PeerProtocol):
@@ -44,22 +62,38 @@ class ParameterServerProtocol(PeerProtocol):
         mode: its name among `MODES`.
         server: the rank that holds the model.
         backups: b, of BACKUP.
+        max_age: R, of RINGMASTER.
+        outer_momentum, outer_rate: β and ε, of ASYNC_LOCAL.
 
     Attributes:
         version: that of the model that the application has received, or that the server holds: how
-            many rounds have ended (BSP, BACKUP), or how many changes were added to it (ASP, HETE).
+            many rounds have ended (BSP, BACKUP), or how many changes were added to it (the others).
         dropped: on the server, how many changes arrived too late.
         lag: version of the model last received, minus that of the model before.
     """
 
-    def __init__(self, port, rank, size, mode, server, backups):
+    def __init__(
+        self,
+        port,
+        rank,
+        size,
+        mode,
+        server,
+        backups,
+        max_age=None,
+        outer_momentum=None,
+        outer_rate=None,
+    ):
         PeerProtocol.__init__(self, port, rank, size, range(size) if rank == server else [])
         self.mode = MODES[mode]
         self.server = server
         # How many changes a round does not wait for; 0 except in BACKUP.
         self.backups = backups if mode == "backup" else 0
+        # How old a change must be to be dropped, where changes are added at once.
+        self.max_age = max_age if mode == "ringmaster" else ANY_AGE
         # The weight of a change, which BACKUP and HETE modify.
-        self.share = 1 / size
+        self.share = (outer_rate if mode == "async-local" else 1) / size
+        self.momentum = outer_momentum if mode == "async-local" else 0
         self.version = 0
         self.held = 0
         self.dropped = 0
@@ -74,6 +108,8 @@ class ParameterServerProtocol(PeerProtocol):
         self.held = 0
         for i in range(len(self.waiting)):
             self.waiting[i] = False
+        if self.mode == ASYNC_LOCAL and self.rank == self.server:
+            self.port.look_ahead(0)  # from here on
 
     def start(self):
         """Send the change to the server, and wait for its model."""
@@ -98,7 +134,8 @@ class ParameterServerProtocol(PeerProtocol):
     def absorb(self, source, number):
         """Add a change to the server's model, or drop it; it was made on version `number`."""
         rounds: cython.bint = self.mode == BSP or self.mode == BACKUP
-        if rounds and number != self.version:
+        age: cython.longlong = self.version - number
+        if age >= (1 if rounds else self.max_age):
             self.dropped += 1
             if source != self.rank:
                 self.port.drop(source)
@@ -108,7 +145,7 @@ class ParameterServerProtocol(PeerProtocol):
         if self.mode == BACKUP:
             share = 1 / cython.cast(cython.double, self.size - self.backups)
         elif self.mode == HETE:
-            share /= 1 + (self.version - number) // self.size
+            share /= 1 + age // self.size
         if source == self.rank:
             self.port.publish(share)
         else:
@@ -119,6 +156,8 @@ class ParameterServerProtocol(PeerProtocol):
             self.waiting[source] = True
         else:
             self.version += 1
+            if self.mode == ASYNC_LOCAL and self.version % self.size == 0:
+                self.port.look_ahead(self.momentum)
             self.reply(source)
 
     def hand_in(self):

@@ -174,6 +174,11 @@ class PeerRankProtocol(Port):
             self.keep_apart()
             self.port.scale(factor)
 
+    def look_ahead(self, momentum):
+        if momentum != 0:
+            self.keep_apart()
+        self.port.look_ahead(momentum)
+
     def publish(self, scale):
         if self.unrecorded and self.against_model and scale == 1 and self.present:
             self.port.replace()

@@ -9,13 +9,14 @@ cdef class Port:
     cdef void halve(self, int source, int kind, long long number) noexcept nogil
     cdef void drop(self, int source) noexcept nogil
     cdef void scale(self, double factor) noexcept nogil
+    cdef void look_ahead(self, double momentum) noexcept nogil
     cdef void publish(self, double scale) noexcept nogil
     cdef void return_model(self, double scale) noexcept nogil
 
 cdef class PeerProtocol:
     cdef Port port
     cdef public int rank, size, missing
-    cdef public long long calls, skipped, heard, averagings, passive, pauses, came_back
+    cdef public long long calls, skipped, most_calls, averagings, passive, pauses, came_back
     cdef public bint calling, leaving, paused, joined, follows, queues
     cdef int[::1] awaited
     cdef long long[::1] messages, left, away
@@ -34,7 +35,7 @@ cdef class PeerProtocol:
     cdef void proceed(self) noexcept nogil
     cdef void look_for_missing(self) noexcept nogil
     cdef bint is_out(self, int i) noexcept nogil
-    cdef void tell(self, int kind, long long number) noexcept nogil
+    cdef void announce(self, int kind, long long number) noexcept nogil
     cdef void leave(self, bint failed) noexcept nogil
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil

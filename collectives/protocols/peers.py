@@ -18,9 +18,9 @@ AWAY = 1
 class Port:
     """The actions of a protocol: a driver executes them over MPI, in a test or in simulated time.
 
-    X is the rank's model. D is the change that the application made since it last received a model,
-    as of its last call. A message that holds a vector is kept until `mix`, `halve` or `drop` uses
-    it; these use the oldest one from their source.
+    X is the rank's model, S an earlier one. D is the change that the application made since it last
+    received a model, as of its last call. A message that holds a vector is kept until `mix`,
+    `halve` or `drop` uses it; these use the oldest one from their source.
     """
 
     def write(self, kind, number):
@@ -53,6 +53,10 @@ class Port:
 
     def scale(self, factor):
         """X = factor · X"""
+        raise NotImplementedError
+
+    def look_ahead(self, momentum):
+        """X, S = X + momentum · (X − S), X; S is not read where the momentum is 0."""
         raise NotImplementedError
 
     def publish(self, scale):
@@ -102,7 +106,7 @@ class PeerProtocol:
         self.follows = False
         self.queues = False
         # The most calls made by any rank, as far as this one knows.
-        self.heard = 0
+        self.most_calls = 0
         self.missing = -1
         self.averagings = 0
         self.passive = 0
@@ -119,7 +123,7 @@ class PeerProtocol:
         """Continue from the current models, as all ranks do, after so many calls."""
         i: cython.int
         self.calls = calls
-        self.heard = calls
+        self.most_calls = calls
         self.calling = False
         self.paused = False
         self.joined = False
@@ -176,7 +180,7 @@ class PeerProtocol:
     def advance(self):
         """Do everything that has become possible."""
         self.proceed()
-        while self.joined and self.follows and not self.calling and self.calls < self.heard:
+        while self.joined and self.follows and not self.calling and self.calls < self.most_calls:
             self.start()
             self.proceed()
         self.look_for_missing()
@@ -197,7 +201,7 @@ class PeerProtocol:
         """Return whether the i-th awaited rank sends nothing, for now or for good."""
         return self.left[i] != 0 or self.away[i] > self.came_back
 
-    def tell(self, kind, number):
+    def announce(self, kind, number):
         """Send this message to all ranks that may wait for this one."""
         i: cython.int
         self.port.write(kind, number)
@@ -213,13 +217,13 @@ class PeerProtocol:
         self.leaving = True
         self.paused = True
         if not failed:
-            self.tell(LEAVE, self.calls)
+            self.announce(LEAVE, self.calls)
 
     def pause(self):
         """Begin nothing new: the application is about to enter an operation of all ranks."""
         self.paused = True
         self.pauses += 1
-        self.tell(AWAY, self.pauses)
+        self.announce(AWAY, self.pauses)
 
     def resume(self):
         """Note that the application makes calls again."""
@@ -239,7 +243,7 @@ class PeerProtocol:
     def catch_up(self, calls):
         """Continue after so many calls, the most of any rank, since all have joined."""
         if self.follows:
-            self.heard = calls
+            self.most_calls = calls
             self.advance()
         else:
             self.calls = calls

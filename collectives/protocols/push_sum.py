@@ -67,7 +67,7 @@ class PushSumProtocol(PeerProtocol):
 
     def received(self, source, kind, number, weight):
         self.messages[self.index_of(source)] += 1
-        self.heard = max(self.heard, number + 1)
+        self.most_calls = max(self.most_calls, number + 1)
 
     def proceed(self):
         """Add the shares received, once all that the call waits for have arrived."""

@@ -150,16 +150,16 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
             self.enqueue(i, number)
         elif kind == TOKEN:
             self.entered[i] = number
-            self.heard = max(self.heard, number)
+            self.most_calls = max(self.most_calls, number)
         else:
             self.acknowledged[i] = number
-            self.heard = max(self.heard, number + 1)
+            self.most_calls = max(self.most_calls, number + 1)
 
     def enqueue(self, i, iteration):
         """Keep an update that has arrived, unless it is too old, in place of an older one."""
         slot: cython.int = i * self.slots + iteration % self.slots
         # A rank that sends in its call is about to complete that call.
-        self.heard = max(self.heard, iteration + self.serial)
+        self.most_calls = max(self.most_calls, iteration + self.serial)
         if self.bounded and self.queued[slot]:
             self.drop(i)
         self.newest[i] = iteration

@@ -7,13 +7,14 @@ from collectives.protocols.all_ranks cimport (
     NONE,
     OUTSIDE,
     REDUCING,
+    SAVE,
     SYNC,
     AllRanksProtocol,
 )
 from collectives.protocols.contribution cimport ContributionProtocol
 from collectives.protocols.rank_port cimport RankPort, StepPort
 
-cdef int WAIT, CONTRIBUTE, END_AVERAGE, ADOPT, REPLACE, END, RETURN
+cdef int WAIT, CONTRIBUTE, END_AVERAGE, ADOPT, REPLACE, END, RETURN, STORE
 
 cdef class StepsProtocol:
     cdef StepPort executing

@@ -21,12 +21,13 @@ if not cython.compiled:  # else the .pxd declares them
         NONE,
         OUTSIDE,
         REDUCING,
+        SAVE,
         SYNC,
     )
 
 # A rank's next step: none yet; begin the average over all ranks, once the rank has contributed to
-# it; end it, or repeat it; go on from it; replace the vectors by those that are loaded; end an
-# operation without data; complete a call.
+# it; end it, or repeat it; go on from it; replace the vectors by those that are loaded; save the
+# snapshot; end an operation without data; complete a call.
 WAIT = 0
 CONTRIBUTE = 1
 END_AVERAGE = 2
@@ -34,6 +35,7 @@ ADOPT = 3
 REPLACE = 4
 END = 5
 RETURN = 9
+STORE = 11
 
 
 class StepsProtocol:
@@ -142,6 +144,8 @@ class RankProtocol(StepsProtocol):
             return WAIT
         if self.operations.operation == LOAD:
             return REPLACE
+        if self.operations.operation == SAVE:
+            return STORE
         if self.operations.operation == MEET:
             return END
         if self.begun:
@@ -172,6 +176,8 @@ class RankProtocol(StepsProtocol):
             self.contribution.begin_average()
         elif step == REPLACE:
             self.contribution.load()
+        elif step == STORE:
+            self.contribution.save()
         elif self.operations.operation != AVERAGE:
             if self.contribution.total != 0:
                 self.port.remember()

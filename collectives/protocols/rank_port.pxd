@@ -13,6 +13,7 @@ cdef class StepPort:
 cdef class RankPort(StepPort):
     cdef bint knows_change(self) noexcept nogil
     cdef void remember(self) noexcept nogil
+    cdef double mean_count(self) noexcept nogil
     cdef void number_from(self, long long first, long long shift) noexcept nogil
     cdef void begin_version(self, long long version, long long number) noexcept nogil
     cdef void find_group(self, long long version) noexcept nogil
@@ -22,6 +23,9 @@ cdef class RankPort(StepPort):
     cdef bint has_begun(self) noexcept nogil
     cdef long long reached(self) noexcept nogil
     cdef double closed_weight(self) noexcept nogil
+    cdef double closed_count(self) noexcept nogil
+    cdef long long closed_average(self) noexcept nogil
+    cdef double closed_average_count(self) noexcept nogil
     cdef bint replaced(self) noexcept nogil
     cdef void resume(self) noexcept nogil
     cdef bint needs_messages(self, long long number) noexcept nogil

@@ -75,6 +75,10 @@ class RankPort(StepPort):
 
     # Exchanges
 
+    def mean_count(self):
+        """Return the mean of the members' counts in the last exchange: see `job_count`."""
+        raise NotImplementedError
+
     def number_from(self, first, shift):
         """Number exchanges from here on: `first` is the next version's, `shift` leads to users'."""
         raise NotImplementedError
@@ -113,6 +117,18 @@ class RankPort(StepPort):
 
     def closed_weight(self):
         """Return the weight of the last mean that others have stored for this rank."""
+        raise NotImplementedError
+
+    def closed_count(self):
+        """Return the mean of the counts in the last exchange that they executed for this rank."""
+        raise NotImplementedError
+
+    def closed_average(self):
+        """Return the number of their last average over all ranks; −1: there was none."""
+        raise NotImplementedError
+
+    def closed_average_count(self):
+        """Return the mean of all ranks' counts in that average."""
         raise NotImplementedError
 
     def replaced(self):

@@ -16,7 +16,7 @@ cdef class ReadyGroupProtocol(GroupProtocol):
     cdef Group group
     cdef long long[::1] message
 
-    cdef void tell(self, int kind) noexcept nogil
+    cdef void notify(self, int kind) noexcept nogil
     cdef void control(
         self, int source, long long kind, long long iteration, long long pauses, bint fresh
     ) noexcept nogil

@@ -71,23 +71,23 @@ class ReadyGroupProtocol(GroupProtocol):
         if self.skips():
             return
         self.grouped = False
-        self.tell(READY)
+        self.notify(READY)
         self.fresh = False
 
     def pause(self):
         self.pauses += 1
         self.unknown += 1
-        self.tell(LEAVE if self.leaving else PAUSE)
+        self.notify(LEAVE if self.leaving else PAUSE)
 
     def overdue(self):
         if self.calling and not self.grouped:
-            self.tell(OVERDUE)
+            self.notify(OVERDUE)
 
     def restart(self, calls):
         GroupProtocol.restart(self, calls)
         self.fresh = True
 
-    def tell(self, kind):
+    def notify(self, kind):
         """Send the controller a message of this kind."""
         self.message[0] = kind
         self.message[1] = self.iteration

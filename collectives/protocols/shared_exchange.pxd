@@ -54,7 +54,7 @@ cdef class SharedExchangeProtocol:
     cdef int most
     cdef int rank, ahead, own_size, first
     cdef long long oldest, number, entry_ticket
-    cdef bint together, given, receives, ringed
+    cdef bint together, lent, receives, ringed
     cdef Py_ssize_t own_blocks, copied, published, returned
     cdef long long copies[AHEAD]
     cdef unsigned long long entry
@@ -67,7 +67,7 @@ cdef class SharedExchangeProtocol:
     cdef long long reached(self) noexcept nogil
     cdef bint is_pending(self) noexcept nogil
     cdef void begin(
-        self, long long number, bint together, const int *members, int size, bint given,
+        self, long long number, bint together, const int *members, int size, bint lent,
         bint receives, bint ringed) noexcept nogil
     cdef void enter(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
@@ -89,4 +89,4 @@ cdef class SharedExchangeProtocol:
         Py_ssize_t blocks, double total) noexcept nogil
     cdef void finish(
         self, long long number, const int *members, int size, double total) noexcept nogil
-    cdef void tell_total(self, const int *members, int size, double total) noexcept nogil
+    cdef void set_total(self, const int *members, int size, double total) noexcept nogil

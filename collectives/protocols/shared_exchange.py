@@ -27,8 +27,8 @@ if not cython.compiled:  # else the .pxd declares them
     # Where a member contributes a block, or receives its mean.
     NOWHERE, SNAPSHOT, RESULT, RING = range(4)
 
-    # Places of members' ranks: those of this rank's own exchange, those of another one, and, from
-    # here on, those of the blocks being averaged.
+    # Lists of members: of this rank's own exchange, of another one, and, from here on, of the
+    # blocks being averaged.
     OWN, OTHER, FIRST_BLOCK = range(3)
 
 # Longest chain of exchanges of which each waits for an earlier one.
@@ -76,13 +76,13 @@ class SharedExchangeProtocol:
         rank: this rank.
         ahead: blocks that a rank publishes ahead of need, that it averages before it does anything
             else, and that a ring holds.
-        members: places of ranks, `ahead` + FIRST_BLOCK of as many as there are ranks; compiled ones
-            are in memory whose address is set.
+        members: `ahead` + FIRST_BLOCK lists, each for as many ranks as there are; compiled ones are
+            in memory whose address is set.
 
     Attributes:
         oldest: the number of the first version after the last operation.
         number: the exchange that this rank is in; `together` if every member enters it.
-        given: whether the application's arrays are published block by block. receives: whether
+        lent: whether the application's arrays are published block by block. receives: whether
             they receive the mean. ringed: whether only the ring has their blocks.
         own_size, first: its members, and the first of them.
         own_blocks: its blocks; of them are `copied` from the application (with tickets `copies`),
@@ -99,7 +99,7 @@ class SharedExchangeProtocol:
         self.oldest = 0
         self.number = 0
         self.together = False
-        self.given = False
+        self.lent = False
         self.receives = False
         self.ringed = False
         self.first = 0
@@ -120,14 +120,14 @@ class SharedExchangeProtocol:
         self.port = port
 
     def place(self, k):
-        """Return a place of ranks."""
+        """Return a list of ranks."""
         if cython.compiled:
             return self.members + k * self.most
         else:
             return self.members[k]
 
     def slot(self, k):
-        """Return where the `k`-th of blocks is, of which there are `ahead` at the most."""
+        """Return the slot of the `k`-th block, of which at most `ahead` are kept."""
         if cython.compiled:
             return k % AHEAD  # noqa: F821 (of the .pxd): faster than by a variable
         else:
@@ -144,7 +144,7 @@ class SharedExchangeProtocol:
         word: cython.ulonglong = self.claims.close(self.rank)
         self.number = number_of(word)
         self.together = False
-        self.given = False
+        self.lent = False
         self.receives = False
         self.entry = CLOSED
         self.copied = 0
@@ -159,7 +159,7 @@ class SharedExchangeProtocol:
         """Return whether the exchange that this rank is in is not over."""
         return self.entry != CLOSED or self.reached() == self.number
 
-    def begin(self, number, together, members, size, given, receives, ringed):
+    def begin(self, number, together, members, size, lent, receives, ringed):
         """Begin this rank's part in an exchange.
 
         If all members enter it `together`, no rank executes it for another. A part that is `ringed`
@@ -174,14 +174,14 @@ class SharedExchangeProtocol:
             own[i] = members[i]
         self.own_size = size
         self.first = members[0]
-        self.given = given
+        self.lent = lent
         self.receives = receives
         self.ringed = ringed
         self.copied = 0
         self.published = 0
         self.returned = 0
         self.own_blocks = self.port.blocks(size)
-        self.entry = FLOWING if given else KEPT
+        self.entry = FLOWING if lent else KEPT
         # Others may average the snapshot only once its passes are complete; the application's
         # blocks are published one by one.
         self.entry_ticket = self.port.begun()
@@ -222,7 +222,7 @@ class SharedExchangeProtocol:
 
     def contribute_next(self):
         """Copy the application's next block if it is needed soon; return whether it was."""
-        if not self.given or self.copied == self.own_blocks:
+        if not self.lent or self.copied == self.own_blocks:
             return False
         near: cython.Py_ssize_t = self.near()
         if self.copied >= near + self.ahead or not self.port.has_block(self.copied):
@@ -232,9 +232,9 @@ class SharedExchangeProtocol:
         return True
 
     def near(self):
-        """Return how many blocks are not in the way: others have begun to average them.
+        """Return how far the exchange has come: the number of blocks handed out to be averaged.
 
-        In the ring, they have been returned to the application.
+        In the ring, the number of those returned to the application.
         """
         if self.ringed:
             return self.returned
@@ -274,13 +274,13 @@ class SharedExchangeProtocol:
 
         A ring has no room for that: other arrays take their place, or they stay in use.
         """
-        if self.given and self.ringed:
+        if self.lent and self.ringed:
             self.port.keep_arrays()
             return
-        while self.given and self.copied < self.own_blocks:
+        while self.lent and self.copied < self.own_blocks:
             self.contribute_block()
         self.publish()
-        self.given = False
+        self.lent = False
         self.receives = False
 
     # Exchanges
@@ -370,10 +370,11 @@ class SharedExchangeProtocol:
 
     def finish(self, number, members, size, total):
         """End an exchange all blocks of which are averaged, for all of its members."""
-        self.tell_total(members, size, total)
+        self.set_total(members, size, total)
+        self.port.average_counts(number, members, size)
         self.claims.release(number, members, size)
 
-    def tell_total(self, members, size, total):
+    def set_total(self, members, size, total):
         """Update the members' parts, which they read once they are released."""
         i: cython.int
         for i in range(size):

@@ -12,5 +12,7 @@ cdef class SharedExchangePort:
     cdef long long average(self, Py_ssize_t block, const int *members, int size) noexcept nogil
     cdef double total_weight(self) noexcept nogil
     cdef bint end_part(self, int rank, double total) noexcept nogil
+    cdef void average_counts(
+        self, long long number, const int *members, int size) noexcept nogil
     cdef void replace(self, int rank) noexcept nogil
     cdef void progressed(self) noexcept nogil

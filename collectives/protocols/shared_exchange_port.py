@@ -53,7 +53,11 @@ class SharedExchangePort:
         raise NotImplementedError
 
     def end_part(self, rank, total):
-        """Tell a rank the weight of its mean; return whether that was averaged in place."""
+        """Note in a rank's part the weight of its mean; return whether that is in place."""
+        raise NotImplementedError
+
+    def average_counts(self, number, members, size):
+        """Note in the members' parts the mean of their counts, also as that of all if it is."""
         raise NotImplementedError
 
     def replace(self, rank):

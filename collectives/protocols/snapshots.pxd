@@ -1,6 +1,7 @@
 from collectives.protocols.all_ranks cimport AVERAGE, FINISH, SYNC
 from collectives.protocols.contribution cimport (
     GIVEN,
+    KEPT,
     NOWHERE,
     RESULT,
     SCRATCH,
@@ -8,6 +9,7 @@ from collectives.protocols.contribution cimport (
     ContributionProtocol,
     X,
 )
+from collectives.protocols.job_count cimport JobCount
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 
 cdef int UNFILLED, RETURNED, REPLACED, BASELESS
@@ -34,6 +36,11 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef readonly int state
     cdef readonly double snapshot_weight
     cdef readonly long long published_version
+    cdef readonly JobCount job
+    cdef public bint keeps_average
+    cdef readonly long long kept_version, fetched_version
+    cdef readonly double kept_count, fetched_count
+    cdef public double loaded_count
     cdef long long joined_at
     cdef bint shares
 
@@ -43,6 +50,10 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef void note_published(self) noexcept nogil
     cdef void lend(self) noexcept nogil
     cdef void publish_between_calls(self) noexcept nogil
+    cdef void save(self) noexcept nogil
+    cdef void fetch_kept(self) noexcept nogil
+    cdef void rebase(self) noexcept nogil
+    cdef void keep_average(self, long long version) noexcept nogil
     cdef void join(self) noexcept nogil
     cdef void count_once(self) noexcept nogil
     cdef void begin_call(self) noexcept nogil

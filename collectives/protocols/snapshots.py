@@ -8,10 +8,19 @@ Source: WAGMA-SGD, section III-A and Algorithm 2.
 import cython
 
 from collectives.protocols.contribution import ContributionProtocol
+from collectives.protocols.job_count import JobCount
 
 if not cython.compiled:  # else the .pxd declares them
     from collectives.protocols.all_ranks import AVERAGE, FINISH, SYNC
-    from collectives.protocols.contribution import GIVEN, NOWHERE, RESULT, SCRATCH, SNAPSHOT, X
+    from collectives.protocols.contribution import (
+        GIVEN,
+        KEPT,
+        NOWHERE,
+        RESULT,
+        SCRATCH,
+        SNAPSHOT,
+        X,
+    )
 
 # The states of a snapshot: it holds nothing; what the application continues from; a mean since; or
 # a mean, and what the application continues from is not known.
@@ -35,10 +44,10 @@ class LateRule:
         raise NotImplementedError
 
     def lacks_contribution(self, snapshot, publishes):
-        """Return whether an average that is not published gets nothing where X is not finite.
+        """Return whether an average that is not published gets nothing where X cannot be lent.
 
         Args:
-            publishes: whether the application has given X.
+            publishes: whether the application is in a call or operation, with X.
         """
         raise NotImplementedError
 
@@ -69,11 +78,11 @@ class LateRule:
     # What else happens to the snapshot
 
     def join(self, snapshot):
-        """Take its weight, once its rank makes no calls, if nothing in it is still to be shared."""
+        """Remove its weight, as its rank makes no more calls, unless it is still to be shared."""
         raise NotImplementedError
 
     def synchronized(self, snapshot):
-        """Go on from an average over all ranks, which all now have."""
+        """Continue from an average over all ranks, which all of them have now."""
         raise NotImplementedError
 
     def publishes_changes(self):
@@ -84,8 +93,8 @@ class LateRule:
 class SnapshotProtocol(ContributionProtocol):
     """A rank's contributions to versions and published averages, and the means that it gets.
 
-    A vector or change that is not finite is left out; if a publication replaces the snapshot, it
-    leaves an UNFILLED one of zeros.
+    A vector or change that is not finite is left out; where it would have replaced the snapshot,
+    that becomes UNFILLED, with zeros.
 
     Args:
         vectors: its `Vectors`; the first publication is `replace`.
@@ -100,6 +109,12 @@ class SnapshotProtocol(ContributionProtocol):
         direct: whether the version that has begun includes the vector of this call.
         keeps: whether a lent X is also to be copied to the snapshot.
         out: whether the rank has joined, and its weight is 0 until all have.
+        job: the `JobCount` of ranks at their own pace.
+        keeps_average: whether the newest average over all ranks is kept, in KEPT.
+        kept_version, kept_count: its version, −1 before the first, and the mean of the counts.
+        fetched_version, fetched_count: those of the one that the application has got last; or the
+            next version when it got the snapshot.
+        loaded_count: the count to continue with after a LOAD.
     """
 
     def __init__(self, vectors, versions, rule):
@@ -114,10 +129,25 @@ class SnapshotProtocol(ContributionProtocol):
         self.direct = False
         self.keeps = False
         self.out = False
+        self.job = JobCount()
+        self.keeps_average = False
+        self.kept_version = -1
+        self.kept_count = 0
+        self.fetched_version, self.fetched_count = -1, 0
+        self.loaded_count = 0
         # The version of the application's next call when this rank joined.
         self.joined_at = -1
         # Whether the change of an interrupted call is in the snapshot.
         self.shares = False
+
+    # Weights
+
+    def worked(self, weight):
+        """At the ranks' own pace models have weight 1; that of a call is its work, to count."""
+        if not self.versions.own_pace:
+            return ContributionProtocol.worked(self, weight)
+        self.job.work(weight)
+        return 1
 
     # Publishing
 
@@ -138,6 +168,8 @@ class SnapshotProtocol(ContributionProtocol):
                 self.given_weight = self.published_weight
             self.replace()
         self.published_version = self.operations.version - 1
+        self.job.restart(self.loaded_count)
+        self.kept_version = -1
 
     def set_snapshot(self, filled):
         """Set the snapshot's state: `filled` by the application's vector, or empty."""
@@ -153,7 +185,8 @@ class SnapshotProtocol(ContributionProtocol):
     def note_published(self):
         """Note that the rank contributes the application's current vector."""
         self.published = True
-        self.published_version = self.operations.version
+        self.published_version = self.versions.publishes_for()
+        self.job.publish(self.finite)
 
     def lend(self):
         """Publish for an exchange that begins at once, without a copy where none is needed."""
@@ -179,6 +212,22 @@ class SnapshotProtocol(ContributionProtocol):
         if bases and self.finite:
             self.vectors.copy(RESULT, X)
         self.published = False
+
+    def save(self):
+        """Give the application the snapshot; others may start versions once all have theirs."""
+        self.vectors.copy(X, SNAPSHOT)
+        self.fetched_version = self.versions.version + self.versions.base
+
+    def fetch_kept(self):
+        """Give it the average over all ranks that is kept; another may take its place at once."""
+        self.vectors.copy(X, KEPT)
+        self.fetched_version, self.fetched_count = self.kept_version, self.kept_count
+
+    def rebase(self):
+        """Continue from X, and keep the snapshot: what the application changes is relative to X."""
+        if self.state == RETURNED:
+            self.state = REPLACED
+        self.vectors.copy(RESULT, X)
 
     def join(self):
         """Note that the application has published, and makes no calls until all have joined."""
@@ -240,6 +289,13 @@ class SnapshotProtocol(ContributionProtocol):
             self.set_snapshot(False)
         else:
             self.rule.end_version(self)
+
+    def keep_average(self, version):
+        """Keep the snapshot, which is the average over all ranks of this version, if asked to."""
+        if self.keeps_average and self.total != 0:
+            self.vectors.copy(KEPT, SNAPSHOT)
+            self.kept_version = version + self.versions.base
+            self.kept_count = self.job.known
 
     def executed(self, total, replaced):
         """Note that others have executed versions for this rank.
@@ -345,7 +401,7 @@ class SnapshotProtocol(ContributionProtocol):
             return
         self.published_version = self.operations.version - (operation != SYNC)
         # This average includes what a rank that has joined had not yet shared.
-        self.out = self.operations.joined and operation != FINISH
+        self.out = self.operations.joined and operation != FINISH and not self.versions.own_pace
         self.restart_work()
         if self.total != 0:
             if self.copy != NOWHERE:
@@ -354,6 +410,7 @@ class SnapshotProtocol(ContributionProtocol):
                 self.leave_base()
             self.snapshot_weight = 0 if self.out else self.published_weight
         self.rule.synchronized(self)
+        self.keep_average(self.published_version)
 
     def end_operation(self, averages):
         self.weightless = False

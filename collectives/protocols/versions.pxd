@@ -1,17 +1,19 @@
 cimport cython
 
-from collectives.protocols.all_ranks cimport JOIN
+from collectives.protocols.all_ranks cimport AVERAGE, JOIN
 from collectives.protocols.rank cimport RETURN, WAIT, RankProtocol
 from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.wait_avoiding cimport HELD, IDLE, RUNNING, SHARED, WaitAvoidingProtocol
 
 cdef int BEGIN_VERSION, END_VERSION, PUBLISH, SHARE
+cdef int PUBLISHING, JOINING, FETCHING, REBASING
 
 @cython.final
 cdef class VersionsProtocol(RankProtocol):
     cdef WaitAvoidingProtocol versions
     cdef SnapshotProtocol publishing
-    cdef readonly bint holding, joining, opened
+    cdef readonly bint holding, opened
+    cdef readonly int purpose
     cdef readonly long long source
     cdef long long opened_for
 
@@ -20,16 +22,17 @@ cdef class VersionsProtocol(RankProtocol):
     cdef void end_version(self) noexcept nogil
     cdef void call(self) noexcept nogil
     cdef void end_call(self) noexcept nogil
-    cdef void publish(self) noexcept nogil
-    cdef void join(self) noexcept nogil
-    cdef void hold(self, bint joins) noexcept nogil
+    cdef void hold(self, int purpose) noexcept nogil
+    cdef void use_between_calls(self) noexcept nogil
     cdef void let_go(self) noexcept nogil
     cdef void end_sharing(self) noexcept nogil
     cdef void open(self) noexcept nogil
     cdef void reclaim(self) noexcept nogil
+    cdef void learn_counts(self) noexcept nogil
     cdef void note_executed(self, long long end) noexcept nogil
     cdef bint serve_opened(self) noexcept nogil
     cdef bint is_started(self, long long version) noexcept nogil
     cdef long long next_version(self) noexcept nogil
+    cdef bint is_joining(self) noexcept nogil
     cdef bint is_open(self) noexcept nogil
     cdef bint is_behind(self) noexcept nogil

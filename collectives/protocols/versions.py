@@ -8,7 +8,7 @@ import cython
 from collectives.protocols.rank import RankProtocol
 
 if not cython.compiled:  # else the .pxd declares them
-    from collectives.protocols.all_ranks import JOIN
+    from collectives.protocols.all_ranks import AVERAGE, JOIN
     from collectives.protocols.rank import RETURN, WAIT
     from collectives.protocols.wait_avoiding import HELD, IDLE, RUNNING, SHARED
 
@@ -18,6 +18,13 @@ BEGIN_VERSION = 6
 END_VERSION = 7
 PUBLISH = 8
 SHARE = 10
+
+# What the application does between two calls: publish its vector, and then join; get the average
+# over all ranks that is kept; or name the vector that it continues from.
+PUBLISHING = 0
+JOINING = 1
+FETCHING = 2
+REBASING = 3
 
 
 class VersionsProtocol(RankProtocol):
@@ -30,7 +37,7 @@ class VersionsProtocol(RankProtocol):
         versions, publishing: its `WaitAvoidingProtocol` and its `SnapshotProtocol`.
 
     Attributes:
-        holding, joining: whether the application publishes between two calls, and then joins.
+        holding, purpose: whether the application uses the vectors between two calls, and what for.
         source: the newest version that the last call's result is of.
         opened: whether the vectors are open to other ranks; since which version, in `opened_for`.
     """
@@ -40,7 +47,7 @@ class VersionsProtocol(RankProtocol):
         self.versions = versions
         self.publishing = publishing
         self.holding = False
-        self.joining = False
+        self.purpose = PUBLISHING
         self.source = -1
         self.opened = False
         self.opened_for = 0
@@ -100,7 +107,7 @@ class VersionsProtocol(RankProtocol):
         elif step == RETURN:
             self.publishing.end_call()
         elif step == SHARE:
-            self.publishing.publish_between_calls()
+            self.use_between_calls()
         else:
             RankProtocol.read_or_write(self, step)
 
@@ -121,13 +128,30 @@ class VersionsProtocol(RankProtocol):
         self.publishing.begin_version()
         self.port.begin_version(self.versions.running, self.versions.running + self.data_ops)
 
+    def end_average(self):
+        mean: cython.double = self.port.mean_count()
+        self.publishing.job.learn(mean)
+        if self.operations.operation != AVERAGE:
+            self.publishing.job.average(mean)
+        RankProtocol.end_average(self)
+
+    def end_operation(self):
+        self.publishing.job.tell()
+        RankProtocol.end_operation(self)
+
     def number_of_average(self):
         return self.versions.version + self.data_ops
 
     def end_version(self):
         self.begun = False
+        version: cython.longlong = self.versions.running
+        mean: cython.double = self.port.mean_count()
         self.publishing.end_version(self.port.total_weight())
-        self.port.executed(self.versions.running)
+        self.publishing.job.average(mean)
+        if self.versions.is_of_all(version):
+            self.publishing.job.learn(mean)
+            self.publishing.keep_average(version)
+        self.port.executed(version)
         self.versions.finished()
 
     # The application
@@ -142,32 +166,38 @@ class VersionsProtocol(RankProtocol):
 
     def end_call(self):
         """Complete the application's call, timely or not; its version has been executed."""
+        self.publishing.job.tell()
         self.weight = self.publishing.total
         self.source = self.versions.source
         self.in_group = True
         self.timely += self.versions.timely and self.publishing.finite
+        self.called = self.versions.returned()
         self.versions.returns()
         self.done = True
         self.port.returns(True)
 
-    def publish(self):
-        """Publish the application's vector between two calls, as soon as no version runs."""
-        self.hold(False)
+    def hold(self, purpose):
+        """Use the vectors between two calls, as soon as no version runs.
 
-    def join(self):
-        """Publish it, and then take part in others' operations until all ranks have joined."""
-        self.hold(True)
-
-    def hold(self, joins):
+        To join is to publish, and then to take part in others' operations until all have joined.
+        """
         self.done = False
         self.reclaim()
         self.holding = True
-        self.joining = joins
+        self.purpose = purpose
         self.versions.hold()
 
+    def use_between_calls(self):
+        if self.purpose == FETCHING:
+            self.publishing.fetch_kept()
+        elif self.purpose == REBASING:
+            self.publishing.rebase()
+        else:
+            self.publishing.publish_between_calls()
+
     def end_sharing(self):
-        """Release the vectors that the application has published between two calls."""
-        joins: cython.bint = self.joining
+        """Release the vectors that the application has used between two calls."""
+        joins: cython.bint = self.is_joining()
         self.let_go()
         if joins:
             self.publishing.join()
@@ -175,6 +205,7 @@ class VersionsProtocol(RankProtocol):
         if joins:
             self.enter(JOIN)
         else:
+            self.publishing.job.tell()
             self.done = True
             self.port.returns(False)
 
@@ -192,9 +223,9 @@ class VersionsProtocol(RankProtocol):
         self.let_go()
 
     def let_go(self):
-        """Note that the application does not publish between two calls any longer."""
+        """Note that the application does not use the vectors between two calls any longer."""
         self.holding = False
-        self.joining = False
+        self.purpose = PUBLISHING
 
     def interrupted(self, ended):
         RankProtocol.interrupted(self, ended)
@@ -227,11 +258,18 @@ class VersionsProtocol(RankProtocol):
                 self.port.find_group(self.versions.next - 1)
                 total: cython.double = self.port.closed_weight()
                 self.publishing.executed(total, self.port.replaced())
+                self.learn_counts()
         self.versions.reclaim(running)
         if running:
             self.begun = True
             self.port.find_group(self.versions.running)
             self.port.resume()
+
+    def learn_counts(self):
+        """Learn the counts of the exchanges that others have executed for this rank."""
+        self.publishing.job.average(self.port.closed_count())
+        if self.port.closed_average() >= 0:
+            self.publishing.job.learn(self.port.closed_average_count())
 
     def note_executed(self, end):
         """Note that other ranks have executed every version before `end` for this one."""
@@ -267,6 +305,10 @@ class VersionsProtocol(RankProtocol):
         if self.opened:
             return self.port.reached() - self.data_ops
         return self.versions.next
+
+    def is_joining(self):
+        """Return whether the application publishes what it has, and then joins."""
+        return self.holding and self.purpose == JOINING
 
     def is_open(self):
         """Return whether other ranks can execute versions for this one, or need not."""

@@ -1,4 +1,5 @@
-from collectives.protocols.all_ranks cimport AVERAGE, LEAVING, NONE, OUTSIDE, SYNC, AllRanksProtocol
+from collectives.protocols.all_ranks cimport (
+    AVERAGE, DRAINING, LEAVING, NONE, OUTSIDE, SYNC, AllRanksProtocol)
 
 cdef int IDLE, HELD, RUNNING, SHARED
 cdef unsigned long long WORD, GAMMA, MIX_1, MIX_2
@@ -18,11 +19,13 @@ cdef class WaitAvoidingProtocol(AllRanksProtocol):
     cdef long long sent_ops[32]
     cdef long long sync_period
     cdef bint exchanges, passive
+    cdef readonly bint own_pace
 
     cdef void draw(self, int rank, int size, unsigned long long seed) noexcept nogil
     cdef void share(self, bint works) noexcept nogil
     cdef void activate(self, long long version, long long ops, int dimension) noexcept nogil
     cdef void execute(self) noexcept nogil
+    cdef bint is_held_back(self) noexcept nogil
     cdef void executed(self, long long version) noexcept nogil
     cdef void reclaim(self, bint running) noexcept nogil
     cdef void note_started(self, long long version) noexcept nogil
@@ -34,7 +37,10 @@ cdef class WaitAvoidingProtocol(AllRanksProtocol):
     cdef void free(self, long long ops, int dimension) noexcept nogil
     cdef void start_awaited(self) noexcept nogil
     cdef void published(self) noexcept nogil
+    cdef long long publishes_for(self) noexcept nogil
+    cdef long long returned(self) noexcept nogil
     cdef void returns(self) noexcept nogil
     cdef void let_go(self) noexcept nogil
     cdef void abandon(self) noexcept nogil
+    cdef bint is_of_all(self, long long version) noexcept nogil
     cdef bint is_synchronous(self) noexcept nogil

@@ -14,7 +14,7 @@ import cython
 from collectives.protocols.all_ranks import AllRanksProtocol
 
 if not cython.compiled:  # else the .pxd declares them
-    from collectives.protocols.all_ranks import AVERAGE, LEAVING, NONE, OUTSIDE, SYNC
+    from collectives.protocols.all_ranks import AVERAGE, DRAINING, LEAVING, NONE, OUTSIDE, SYNC
 
 # The owner of the vectors (snapshot and result): none, the application, or the running version; or
 # other ranks can use them to execute versions for this one (see `claims`).
@@ -65,6 +65,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         waiting: whether the application waits for the running version to finish.
         size: the number of ranks, of which one is drawn for each version and alone may start it;
             0: any rank may start any version.
+        own_pace: whether ranks make any number of calls: see `own_pace`.
         freed: the number of operations after which any rank may start versions, because the rank
             drawn may be in the next operation already; −1: there is none.
         source: the newest version whose result may be used; −1: none.
@@ -75,6 +76,7 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         self.exchanges = group_size > 1
         self.sync_period = sync_period
         self.passive = passive
+        self.own_pace = False
         self.shares = False
         self.rank = 0
         self.size = 0
@@ -158,13 +160,22 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         so that no contribution crosses a synchronization. If no rank is passive it also waits
         for the application's call, unless none will follow.
         """
-        if self.vectors != IDLE or self.next > self.started or self.started_ops > self.ops:
+        if self.vectors != IDLE or self.next > self.started or self.is_held_back():
             return
         called: cython.bint = self.waiting or self.next < self.version
         if not (self.passive or called or self.operation != NONE or self.broken):
             return
         self.vectors = RUNNING
         self.running = self.next
+
+    def is_held_back(self):
+        """Return whether the next version came after an operation that is not complete here.
+
+        At the ranks' own pace others may have loaded, and gone on, while this one still executes
+        what came before.
+        """
+        drains: cython.bint = self.stage == DRAINING and self.next < self.version
+        return self.started_ops > self.ops and not drains
 
     def executed(self, version):
         """Note that others have executed every version before this one for this rank."""
@@ -271,6 +282,14 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         self.start_awaited()
         self.run()
 
+    def publishes_for(self):
+        """Return the first version that a vector published in a call is for."""
+        return self.version
+
+    def returned(self):
+        """Return the version that the application's call, which has taken its result, is of."""
+        return self.version
+
     def returns(self):
         """Complete the application's call, which has taken its result."""
         self.version += 1
@@ -307,7 +326,11 @@ class WaitAvoidingProtocol(AllRanksProtocol):
         if self.vectors != RUNNING:
             self.release()
 
-    # Synchronous operations
+    # Averages over all ranks
+
+    def is_of_all(self, version):
+        """Return whether a version averages over all ranks, at their own pace."""
+        return self.own_pace and (version + self.base + 1) % self.sync_period == 0
 
     def is_synchronous(self):
         """Return whether the application's next version is the periodic synchronization."""

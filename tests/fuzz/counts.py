@@ -126,9 +126,12 @@ class CountedServer(Counts):
     """`ParameterServer`: how often each change counts in each mode."""
 
     def _draw_given(self):
-        mode = self.plan.choice(("bsp", "backup", "backup", "asp", "hete", "hete"))
+        mode = self.plan.choice(("bsp", "backup", "backup", "asp", "hete", "hete", "ringmaster"))
         backups = self.plan.randrange(self.size) if mode == "backup" else 0
-        return {"mode": mode, "backups": backups, "server": self.plan.randrange(self.size)}
+        given = {"mode": mode, "backups": backups, "server": self.plan.randrange(self.size)}
+        if mode == "ringmaster":
+            given["max_age"] = self.plan.randint(1, self.size)
+        return given
 
     def play(self):
         mode, backups = self.given["mode"], self.given["backups"]
@@ -163,7 +166,7 @@ class CountedServer(Counts):
         """Check that every change is in the model or was dropped."""
         calls = self.size * self.rounds
         dropped = sum(self.comm.allgather(server.dropped))
-        if self.given["mode"] == "backup":
+        if self.given["mode"] in ("backup", "ringmaster"):
             counts = self.counts(x, self.size - self.given["backups"])
             self.require(counts.sum() + dropped == calls, counts, "and dropped", dropped)
         elif self.given["mode"] == "hete":

@@ -1,6 +1,6 @@
 """The kinds of scenarios by their names."""
 
-from . import allocations, constructions, counts, interrupts, peers, queues
+from . import allocations, constructions, counts, interrupts, own_pace, peers, queues
 from .formed import Formed
 from .groups import Groups
 from .scenario import Options, play
@@ -8,6 +8,7 @@ from .triggered import Triggered
 
 KINDS = {
     "groups": Groups,
+    "own-pace": own_pace.make,
     "peers": peers.make,
     "triggered": Triggered,
     "interrupts": interrupts.make,

@@ -26,6 +26,13 @@ METHOD = Method(
             choices=("changing", "fixed"),
         ),
         Option(
+            "pace",
+            "common: all ranks make the same number of steps, and wait for each other every "
+            "--sync-period of them; own: no rank ever waits for another's step",
+            "common",
+            choices=("common", "own"),
+        ),
+        Option(
             "wait",
             "ranks that a step waits for: none, or its group",
             "nobody",

@@ -89,6 +89,8 @@ class Averaging(Wrapper):
         results: list of the results of all calls completed since the last step began.
     """
 
+    # How many vectors of the model's length a simulated rank has besides model and gradient.
+    _simulated_vectors = 3
     # The options that the constructor takes.
     _options: type[collectives.CollectiveOptions] = collectives.GroupOptions
 
@@ -260,14 +262,19 @@ class Averaging(Wrapper):
             RuntimeError: inside `averaged()`, or after its own `join` block inside another one.
             collectives.ClosedError: after `close`.
         """
+        with self._holding(self.collective.average):
+            yield
+
+    @contextmanager
+    def _holding(self, get: Callable[[Any], Any]) -> Iterator[Any]:
+        """Hold in the model what `get` overwrites its vectors by; yield what that returns."""
         self._check_usable()
         self.flat.check()
         own = self.flat.save()
         outstanding = self._set_aside()
         self._inside_average = True
         try:
-            self.collective.average(self._model_vectors)
-            yield
+            yield get(self._model_vectors)
         finally:
             self._inside_average = False
             self.flat.restore(own)
@@ -324,9 +331,9 @@ class Averaging(Wrapper):
         """Set every rank's model to the average over all ranks."""
         self.collective.synchronize(self._model_vectors)
 
-    def _go_on_from(self, version: int) -> None:
-        """Continue with this version, from the current model."""
-        self.collective.load(self._model_vectors, version)
+    def _go_on_from(self, averaging: dict[str, Any]) -> None:
+        """Continue from the current model, with the version in `averaging`: see `state_dict`."""
+        self.collective.load(self._model_vectors, averaging["version"])
 
     @contextmanager
     def _taking_part(self) -> Iterator[None]:
@@ -393,7 +400,7 @@ class Averaging(Wrapper):
         self.flat.check()
         if self.collective.rank == 0 and not averaging.get("equal"):
             warn_of_ranks(averaging.get("ranks", self.collective.size), self.collective.size)
-        self._go_on_from(averaging["version"])
+        self._go_on_from(averaging)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the wrapped optimizer: `torch.optim.Optimizer.add_param_group`.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,8 @@ class WAGMA(Averaging):
     `join` has weight 0 from the next average over all ranks on, so that no update is lost. With
     `wait="group"`, or if it was saved right after an average over all ranks, a `state_dict`
     continues the training exactly; otherwise training continues from each rank's own model, without
-    the updates that only other ranks' averages contained.
+    the updates that only other ranks' averages contained. With `pace="own"`, `checkpoint` continues
+    it with nothing lost.
 
     With `overlap`, which goes beyond the paper, `step` returns while its average is in progress,
     and the next gradient is computed meanwhile. The next step waits for the average, puts it into
@@ -58,6 +60,9 @@ class WAGMA(Averaging):
     Wait-Avoiding Group Averaging, TPDS 2021, Algorithm 2.
     """
 
+    _simulated_vectors = 4  # with overlap
+    _work: dict[str, float]
+    _held_total: float | None = None
     collective: collectives.GroupAllreduce
 
     def __init__(
@@ -69,6 +74,8 @@ class WAGMA(Averaging):
         sync_period: int = 10,
         comm: MPI.Intracomm | None = None,
         groups: str = "changing",
+        pace: str = "common",
+        keep_average: bool = False,
         wait: str = "nobody",
         late: str | None = None,
         weights: str = "given",
@@ -85,6 +92,10 @@ class WAGMA(Averaging):
                 rounded up to a power of two.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
             groups: "changing" with every step, or "fixed", for comparison.
+            pace: "common", or "own": ranks make any number of steps, and no step waits for another
+                rank's, as for `collectives.GroupAllreduce`.
+            keep_average: whether this rank keeps the newest average over all ranks, for
+                `last_average`, as for `collectives.GroupAllreduce`.
             wait: "nobody", or "group": each step waits for the group's members, and runs are
                 reproducible bit for bit.
             late: how a late rank's model is merged, "paper" or "conserving"; by default
@@ -107,6 +118,8 @@ class WAGMA(Averaging):
                 "group_size": group_size,
                 "sync_period": sync_period,
                 "groups": groups,
+                "pace": pace,
+                "keep_average": keep_average,
                 "wait": wait,
                 "late": late,
                 "weights": weights,
@@ -134,22 +147,147 @@ class WAGMA(Averaging):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """S, τ, the groups, which ranks a step waits for, the late rule, weights, and overlap."""
-        names = ("group_size", "sync_period", "groups", "wait", "late")
+        """S, τ, groups, pace, which ranks a step waits for, the late rule, weights, and overlap."""
+        names = ("group_size", "sync_period", "groups", "pace", "wait", "late")
         values = {name: getattr(self.collective, name) for name in names}
         return {**values, **weights_of(self.collective), "overlap": self.overlap}
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        weight: float = 1.0,
+        work: float = 1.0,
+    ) -> Any:
+        """Take one step, as all methods do.
+
+        Args:
+            closure, weight: as for `Averaging.step`; with `pace="own"` the weight is 1.
+            work: what this step adds to `total_steps` with `pace="own"`, at least 0.
+        """
+        self._work = {"work": work} if work != 1 else {}
+        return super().step(closure, weight=weight)
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimizer, then average the model (Algorithm 2)."""
         loss = self._local_step(closure)
-        if self.overlap and (self.collective.version + 1) % self.collective.sync_period:
+        if self.overlap and not self._next_waits_for_all():
             self.flat.check_places()
-            self._overlap.start(weight)
+            self._overlap.start(weight=weight, **self._work)
         else:
-            self._average_model(weight=weight)
+            self._average_model(weight=weight, **self._work)
         return loss
 
+    @property
+    def _steps(self) -> int:
+        return self.collective.statistics().calls if self._at_own_pace else self.collective.version
+
+    # Ranks at their own pace
+
+    @property
+    def _at_own_pace(self) -> bool:
+        return self.collective.pace == "own"
+
+    @property
+    def total_steps(self) -> float:
+        """The steps that all ranks have made together, or the sum of their `work`.
+
+        With `pace="own"` those published before the newest average over all ranks that this rank
+        knows of, the same on all ranks for the same average. So a job can end by work done
+        together, while no rank waits: ``while optimizer.total_steps < N``, inside `join`. With
+        `pace="common"` this rank's steps, times the ranks.
+        """
+        return self.collective.total_calls
+
+    @contextmanager
+    def last_average(self) -> Iterator[tuple[int, float]]:
+        """Hold the newest average over all ranks in the model, to evaluate or save it.
+
+        Not collective: it needs no other rank, and all go on meanwhile. All ranks had this model,
+        bit for bit, as their snapshots. At the end of the block the rank has its own model again.
+
+        Returns:
+            A block with the average's version, and `total_steps` as of then.
+
+        Raises:
+            RuntimeError: there was no average over all ranks yet; or as for `averaged`.
+            ValueError: the optimizer was made without `keep_average`.
+            collectives.ClosedError: after `close`.
+        """
+        with self._holding(self.collective.last_average) as kept:
+            if kept is None:
+                raise RuntimeError("there was no average over all ranks yet")
+            self._held_total = kept[1]
+            try:
+                yield kept
+            finally:
+                self._held_total = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state, and the averaging's counter: see `Averaging`.
+
+        With `pace="own"` the key "averaging" also holds "total", the `total_steps`.
+        """
+        state = super().state_dict()
+        if self._at_own_pace:
+            held = self._held_total
+            state["averaging"]["total"] = self.total_steps if held is None else held
+        return state
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return a `state_dict` with this rank's snapshot; collective, with `pace="own"`.
+
+        All ranks first execute every version that any has started. If each rank saves it with its
+        model, and as many ranks load both, the training continues where it was: models, snapshots
+        and the total of all steps are the same, bit for bit, and no update is lost. What follows
+        is not repeated exactly, as at their own pace nothing is: when ranks start versions depends
+        on when they call. Memory: one more model, for the snapshot, and another meanwhile.
+
+        Raises:
+            RuntimeError: inside `averaged()`, or a part of the model is not averaged, because it is
+                new or was replaced.
+            ValueError: with `pace="common"`; on all ranks.
+            collectives.ClosedError: after `close`.
+        """
+        self._check_usable()
+        self.complete()
+        self.flat.check()
+        own = self.flat.save()
+        try:
+            self.collective.average(self.flat.vectors)  # the total of all steps comes with it
+            version = self.collective.snapshot(self.flat.vectors)
+            snapshot = self.flat.save()
+        finally:
+            self.flat.restore(own)
+        state = self.state_dict()
+        state["averaging"] |= {"snapshot": snapshot, "version": version}
+        return state
+
+    def _go_on_from(self, averaging: dict[str, Any]) -> None:
+        if not self._at_own_pace:
+            super()._go_on_from(averaging)
+            return
+        vectors, total = self.flat.vectors, averaging.get("total", 0.0)
+        # Without a snapshot ranks have saved different versions, whose numbers choose groups only.
+        if averaging.get("snapshot") is None or averaging["ranks"] != self.collective.size:
+            self.collective.load(vectors, 0, total=total)
+            return
+        own = self.flat.save()
+        self.flat.restore(averaging["snapshot"])
+        try:
+            self.collective.load(vectors, averaging["version"], total=total)
+        finally:
+            self.flat.restore(own)
+        self.collective.rebase(vectors)
+
     # Overlap
+
+    def _next_waits_for_all(self) -> bool:
+        """Return whether the next call averages over all ranks, and waits for them."""
+        return (
+            not self._at_own_pace
+            and (self.collective.version + 1) % self.collective.sync_period == 0
+        )
 
     def complete(self) -> None:
         """Wait for the average that `overlap` left outstanding, and put it into the model.

@@ -2,7 +2,7 @@
 
 The vector is averaged block by block, so that a block stays in cache through all phases of the
 schedule and the scratch memory is two blocks, whatever the vector's length. Means are sent, never
-sums, which would overflow fp16; the first block carries their weights.
+sums, which would overflow fp16; the first block carries their weights and counts.
 """
 
 from libc.stdlib cimport free
@@ -19,7 +19,7 @@ from collectives.memory.allocation cimport LINE, allocate, round_up
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
-from collectives.memory.layout cimport HEADER, weight_in
+from collectives.memory.layout cimport HEADER, count_in, weight_in
 from collectives.protocols.schedule cimport ADD, NOTHING, TAKE, Schedule
 
 cdef enum:
@@ -67,6 +67,8 @@ cdef class Doubling:
         if self.low == 0:
             self.reduction.weight = self.reduction.own_weight
             weight_in(self.reduction.source)[0] = self.reduction.weight
+            self.reduction.count = self.reduction.own_count
+            count_in(self.reduction.source)[0] = self.reduction.count
         if self.schedule.done:
             self.high = self.layout.size
             self._finish_block(self.reduction.source + self.low, 1, NULL, 0)
@@ -110,8 +112,10 @@ cdef class Doubling:
             self.ours[phase] = self.reduction.weight
             self.theirs[phase] = weight_in(self.incoming)[0]
             self.reduction.weight += self.theirs[phase]
+            self.reduction.count += count_in(self.incoming)[0]
         elif self.low == 0 and received == TAKE:
             self.reduction.weight = weight_in(self.incoming)[0]
+            self.reduction.count = count_in(self.incoming)[0]
         if received == ADD:
             total = self.ours[phase] + self.theirs[phase]
             if total > 0:
@@ -134,6 +138,7 @@ cdef class Doubling:
         cdef int i
         if self.low == 0:
             weight_in(self.partial)[0] = self.reduction.weight
+            count_in(self.partial)[0] = self.reduction.count
         for i in range(self.layout.count):
             count = self.layout.part(i, self.low, self.high, &first)
             begin = self.layout.begin[i] + first * self.layout.itemsize[i] - self.low
@@ -145,6 +150,8 @@ cdef class Doubling:
         self, const char *a, double share_a, const char *b, double share_b
     ) noexcept nogil:
         """Write this block of the result, from `a` and, unless NULL, `b`; begin the next block."""
+        if self.low == 0:
+            self.reduction.count /= self.reduction.size
         self.reduction.write(self.low, self.high, a, share_a, b, share_b)
         self.low = self.high
         if self.low < self.layout.size:

@@ -27,7 +27,7 @@ cdef class Messages(Transport):
         """
         cdef int size = self.reduction.size
         self.sliced = size > 1 and (
-            sliced or self.reduction.compressed or suits(self.length, size)
+            sliced or self.reduction.compression is not None or suits(self.length, size)
             or self.reduction.space.deferred)
         self.coming = not self.sliced
         if self.sliced:
@@ -43,6 +43,7 @@ cdef class Messages(Transport):
         self.reduction.adopt(True)
         if self.reduction.size == 1:
             self.reduction.weight = self.reduction.own_weight
+            self.reduction.count = self.reduction.own_count
             self.reduction.write_source()
             self.written = self.reduction.space.begun()
         else:

@@ -30,7 +30,7 @@ cdef struct Block:
     char *mean
     char *outgoing_space
     char *mean_space
-    # Whether `outgoing` or `mean` is in the application's buffer.
+    # Whether `outgoing` or `mean` is in the application's buffer, which MPI uses then.
     bint lent
 
 cdef class Slices:
@@ -42,6 +42,7 @@ cdef class Slices:
     cdef Py_ssize_t room, left
     cdef Block blocks[DEPTH]
     cdef MPI_Request *requests
+    # By member: its weight and its count.
     cdef double *weights
     cdef double *shares
     cdef const char **vectors

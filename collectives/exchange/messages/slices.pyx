@@ -51,11 +51,11 @@ cdef class Slices:
             self.spare = Memory()
             self.spare.address = <char *>allocate(self.room)
         self.requests = <MPI_Request *>zeroed((2 + 2 * DEPTH) * most, sizeof(MPI_Request))
-        self.weights = <double *>zeroed(2 * most, sizeof(double))
+        self.weights = <double *>zeroed(3 * most, sizeof(double))
         self.vectors = <const char **>zeroed(most, sizeof(char *))
         if self.requests == NULL or self.weights == NULL or self.vectors == NULL:
             raise MemoryError
-        self.shares = self.weights + most
+        self.shares = self.weights + 2 * most
         for k in range(DEPTH):
             self.blocks[k].requests = self.requests + (2 + 2 * k) * most
             self.blocks[k].parts = memory + 3 * k * self.room
@@ -76,13 +76,14 @@ cdef class Slices:
         self.weighed = False
         self.finished = 0
         self._look_for_errors()
-        self.weights[self.reduction.me] = self.reduction.own_weight
+        self.weights[2 * self.reduction.me] = self.reduction.own_weight
+        self.weights[2 * self.reduction.me + 1] = self.reduction.own_count
         pthread_mutex_lock(&mpi_mutex)
         for other in range(others):
             member = (self.reduction.me + 1 + other) % self.reduction.size
-            self._receive(<char *>&self.weights[member], sizeof(double), member, 0,
+            self._receive(<char *>&self.weights[2 * member], 2 * sizeof(double), member, 0,
                           &self.requests[other])
-            self._send(<char *>&self.weights[self.reduction.me], sizeof(double), member, 0,
+            self._send(<char *>&self.weights[2 * self.reduction.me], 2 * sizeof(double), member, 0,
                        &self.requests[others + other])
         pthread_mutex_unlock(&mpi_mutex)
 
@@ -97,8 +98,8 @@ cdef class Slices:
             self.reduction.progress_count += 1
             began = now()
             for k in range(DEPTH):
-                # Place k has the same blocks at all members, whatever order blocks end in: the
-                # tags of their messages give k.
+                # Place k has the same blocks at all members, in whatever order these end: their
+                # messages are matched by k.
                 self.blocks[k].number = k
                 self._begin_block(k)
             self.reduction.busy_ns += now() - began
@@ -185,8 +186,8 @@ cdef class Slices:
     cdef void _look_for_errors(self) noexcept nogil:
         """Give MPI host memory once the device has failed: its driver no longer serves MPI.
 
-        The messages are still exchanged: the other members wait for them, and are told of the
-        failure.
+        The messages are still exchanged, since the other members wait for them; these learn of the
+        failure by the control tree.
         """
         if self.spare is None or self.failed:
             return
@@ -195,14 +196,16 @@ cdef class Slices:
             memset(self.spare.address, 0, self.room)
 
     cdef void _weigh(self) noexcept nogil:
-        """Compute each member's share of the mean; all weights have arrived."""
+        """Compute each member's share of the mean; all weights and counts have arrived."""
         cdef int member
-        self.reduction.weight = 0
+        self.reduction.weight = self.reduction.count = 0
         for member in range(self.reduction.size):
-            self.reduction.weight += self.weights[member]
+            self.reduction.weight += self.weights[2 * member]
+            self.reduction.count += self.weights[2 * member + 1]
         for member in range(self.reduction.size):
             if self.reduction.weight > 0:
-                self.shares[member] = self.weights[member] / self.reduction.weight
+                self.shares[member] = self.weights[2 * member] / self.reduction.weight
+        self.reduction.count /= self.reduction.size
         self.weighed = True
 
     cdef void _begin_block(self, int k) noexcept nogil:
@@ -223,7 +226,7 @@ cdef class Slices:
         if block.mean == NULL:
             block.mean = block.mean_space
         block.lent = block.mean != block.mean_space and self.reduction.target == self.reduction.user
-        if (self.reduction.given and not self.reduction.keeps
+        if (self.reduction.lent and not self.reduction.keeps
                 and block.outgoing != block.outgoing_space):
             block.lent = True
         block.stage = SOURCE

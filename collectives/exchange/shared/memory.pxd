@@ -6,9 +6,13 @@ cdef struct Part:
     double weight, weight_after, total
     # in_place: the mean replaces the snapshot rather than the result vector. saves: the old
     # snapshot is then copied to the result vector. replaced: a mean has replaced the snapshot
-    # since. ringed: the contribution and the mean are in the ring, and neither vector is touched.
-    # takes: the rank receives the mean.
+    # since this was set. ringed: the contribution and the mean are in the ring, and neither vector
+    # is touched. takes: the rank receives the mean.
     bint in_place, saves, replaced, ringed, takes
+    # Its count, which an exchange replaces by the mean of the members'; that mean in the last
+    # average over all ranks since this was set, and the number of this, −1 if there was none.
+    double count, average_count
+    long long average_number
 
 cdef class SharedMemory:
     cdef Layout layout

@@ -11,7 +11,7 @@ from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up, zeroed
 cdef enum:
     # Offsets in a segment, after its token: the rank's `Part`, and its words.
     PARTS = LINE
-    WORDS = 4 * LINE
+    WORDS = 4 * LINE  # which leaves three for a `Part`
 
 
 cdef class SharedMemory:

@@ -53,11 +53,12 @@ cdef class Shared(Transport):
     cdef SharedExchangeProtocol steps
     # This rank's.
     cdef Part *part
-    # The places of ranks that `steps` uses.
+    # The lists of ranks that `steps` uses.
     cdef int *members
 
     cdef void describe(
-        self, bint in_place, bint saves, double weight, double weight_after) noexcept nogil
+        self, bint in_place, bint saves, double weight, double weight_after, double count
+    ) noexcept nogil
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,
-        bint given, bint ringed) noexcept nogil
+        bint lent, bint ringed) noexcept nogil

@@ -1,8 +1,8 @@
 """An allreduce among ranks of one node, in shared memory, by blocks.
 
 Which rank averages which block is decided in `protocols.shared_exchange`; here are the addresses,
-copies and means. A member that is present until the end may have its blocks in a short ring instead
-of a vector, which stays in cache.
+copies and means. A member that is present until the end may pass its blocks through a short ring,
+which stays in cache, instead of a vector.
 """
 
 from libc.stdlib cimport free
@@ -92,7 +92,7 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef char *_at(
         self, int rank, int place, Py_ssize_t block, Py_ssize_t bytes
     ) noexcept nogil:
-        """Return the vector of a rank in which this block, of this size, has its place."""
+        """Return where a rank's vector begins that has this block; for the ring, would begin."""
         if place == NOWHERE:
             return NULL
         if place == RING:
@@ -119,7 +119,7 @@ cdef class SharedBlocks(SharedExchangePort):
     # The application's blocks
 
     cdef bint has_block(self, Py_ssize_t block) noexcept nogil:
-        return self.reduction.has(self.user, self._end_of(block))
+        return self.reduction.arrival.has(self.user, self._end_of(block))
 
     cdef long long contribute_block(self, Py_ssize_t block) noexcept nogil:
         self._copy_block(block, self._source(self.rank, block, self.own_block), True)
@@ -127,7 +127,7 @@ cdef class SharedBlocks(SharedExchangePort):
 
     cdef void return_block(self, Py_ssize_t block) noexcept nogil:
         self._copy_block(block, self._target(self.rank, block, self.own_block), False)
-        self.reduction.give_back(self.user, self._end_of(block))
+        self.reduction.arrival.give_back(self.user, self._end_of(block))
 
     cdef void keep_arrays(self) noexcept nogil:
         if self.kept != NULL and self.kept != self.user:
@@ -222,6 +222,21 @@ cdef class SharedBlocks(SharedExchangePort):
         self.parts[rank].total = total
         return self.parts[rank].in_place
 
+    cdef void average_counts(
+        self, long long number, const int *members, int size
+    ) noexcept nogil:
+        cdef bint of_all = self.groups is not None and self.groups.is_of_all(number + self.shift)
+        cdef double mean = 0
+        cdef int i
+        for i in range(size):
+            mean += self.parts[members[i]].count
+        mean /= size
+        for i in range(size):
+            self.parts[members[i]].count = mean
+            if of_all:
+                self.parts[members[i]].average_count = mean
+                self.parts[members[i]].average_number = number
+
     cdef void replace(self, int rank) noexcept nogil:
         cdef Part *part = self.parts[rank]
         part.weight = part.weight_after
@@ -269,7 +284,7 @@ cdef class Shared(Transport):
         free(self.members)
 
     cdef void describe(
-        self, bint in_place, bint saves, double weight, double weight_after
+        self, bint in_place, bint saves, double weight, double weight_after, double count
     ) noexcept nogil:
         """Set what an exchange does with this rank's vectors; the part must be closed."""
         self.blocks.set_path(False, True)
@@ -278,24 +293,27 @@ cdef class Shared(Transport):
         self.part.replaced = False
         self.part.weight = weight
         self.part.weight_after = weight_after
+        self.part.count = count
+        self.part.average_number = -1
 
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,
-        bint given, bint ringed
+        bint lent, bint ringed
     ) noexcept nogil:
         """Begin this rank's part in an exchange; in one that is `together` every member does so.
 
-        If `given`, the application's arrays, `user`, are published block by block; unless NULL,
+        If `lent`, the application's arrays, `user`, are published block by block; unless NULL,
         they receive the mean. `ringed`, by way of the ring alone, is possible if they do both, or
         if this rank has weight 0 and receives nothing.
         """
         self.blocks.begin(user, size)
-        self.steps.begin(number, together, members, size, given, user != NULL, ringed)
+        self.steps.begin(number, together, members, size, lent, user != NULL, ringed)
 
     cdef bint progress(self) noexcept nogil:
         if not self.steps.progress():
             return False
         self.blocks.reduction.weight = self.part.total
+        self.blocks.reduction.count = self.part.count
         return True
 
     cdef void adopt(self, char **kept) noexcept nogil:

@@ -1,0 +1,4 @@
+from collectives.protocols.wait_avoiding cimport RUNNING, WaitAvoidingProtocol
+
+cdef class OwnPaceProtocol(WaitAvoidingProtocol):
+    pass
