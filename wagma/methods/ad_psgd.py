@@ -9,7 +9,7 @@ METHOD = Method(
     "ad-psgd",
     "models of random pairs, in the background; no rank waits",
     optimizer="wagma.optim.ADPSGD",
-    simulated="wagma.simulation.peers.ad_psgd",
+    simulated="wagma.simulation.peer_methods.ad_psgd",
     options=(replace(GRAPH, otherwise="any two ranks may meet"),),
     color="#E69F00",
     seeded=True,

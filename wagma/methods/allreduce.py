@@ -1,6 +1,7 @@
 """Allreduce-SGD, the baseline."""
 
-from wagma.methods.method import Method
+from wagma.arguments import positive
+from wagma.methods.method import Method, Option
 from wagma.methods.shared import TRANSPORT
 
 METHOD = Method(
@@ -8,6 +9,16 @@ METHOD = Method(
     "gradients over all ranks, at every step",
     optimizer="wagma.optim.Allreduce",
     simulated="wagma.simulation.methods.allreduce",
-    options=(TRANSPORT,),
+    options=(
+        Option(
+            "compute_limit",
+            "seconds of a step after which a rank begins no other of its --accumulate batches; the "
+            "mean is over those that all ranks have computed",
+            convert=positive,
+            metavar="SECONDS",
+            otherwise="no limit",
+        ),
+        TRANSPORT,
+    ),
     color="#000000",
 )

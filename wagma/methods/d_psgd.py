@@ -9,7 +9,7 @@ METHOD = Method(
     "d-psgd",
     "models with the neighbors in a graph",
     optimizer="wagma.optim.DPSGD",
-    simulated="wagma.simulation.peers.d_psgd",
+    simulated="wagma.simulation.peer_methods.d_psgd",
     options=(
         replace(GRAPH, default="ring"),
         Option(

@@ -101,7 +101,7 @@ METHOD = Method(
     "hop",
     "models with the neighbors in a graph, some of which may be late or several steps behind",
     optimizer="wagma.optim.Hop",
-    simulated="wagma.simulation.peers.hop",
+    simulated="wagma.simulation.peer_methods.hop",
     options=(
         replace(GRAPH, default="ring-based"),
         *SETTINGS,

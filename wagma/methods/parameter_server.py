@@ -1,8 +1,11 @@
-"""A parameter server, in four modes."""
+"""A parameter server, in several modes."""
 
 from __future__ import annotations
 
-from wagma.arguments import whole
+from collections.abc import Mapping
+from typing import Any
+
+from wagma.arguments import not_negative, number, whole
 from wagma.methods.method import Method, Option
 
 
@@ -13,18 +16,50 @@ def none_left(backups: int, ranks: int) -> str | None:
     return None
 
 
+def steps(text: str) -> int | tuple[int, ...]:
+    """Convert the number of local steps of all ranks, "10", or that of each, "10+10+10+3"."""
+    counts = tuple(map(whole(1), text.split("+")))
+    return counts if len(counts) > 1 else counts[0]
+
+
+def momentum(text: str) -> float:
+    """Convert an outer momentum."""
+    return number("of at least 0 and below 1", lambda value: 0 <= value < 1)(text)
+
+
+def check(options: Mapping[str, Any], ranks: int) -> None:
+    """Raise ValueError if an option belongs to another mode, or not to so many ranks."""
+    for name, mode in MODE_OF.items():
+        if options[name] is not None and options["mode"] != mode:
+            raise ValueError(f"{name} is {options[name]}, but mode is not {mode}")
+    counts = options["local_steps"]
+    if isinstance(counts, tuple) and len(counts) != ranks:
+        raise ValueError(
+            f"local_steps has {len(counts)} numbers, not one for each of {ranks} ranks"
+        )
+
+
+# The mode that has an option, where others must not be given it.
+MODE_OF = {
+    "max_age": "ringmaster",
+    "local_steps": "async-local",
+    "outer_momentum": "async-local",
+    "outer_rate": "async-local",
+}
 METHOD = Method(
     "parameter-server",
     "updates, into one model on rank 0",
     optimizer="wagma.optim.ParameterServer",
-    simulated="wagma.simulation.peers.parameter_server",
+    simulated="wagma.simulation.peer_methods.parameter_server",
     options=(
         Option(
             "mode",
             "ranks that the server waits for; bsp: all; backup: all but the backups; asp: none; "
-            "hete: none, with less weight for updates to old models",
+            "hete: none, with less weight for updates to old models; ringmaster: none, and updates "
+            "to models that are too old are dropped; async-local: none, and updates of several "
+            "steps, into a model with momentum",
             "bsp",
-            choices=("bsp", "backup", "asp", "hete"),
+            choices=("bsp", "backup", "asp", "hete", "ringmaster", "async-local"),
         ),
         Option(
             "backups",
@@ -34,6 +69,37 @@ METHOD = Method(
             metavar="B",
             problem=none_left,
         ),
+        Option(
+            "max_age",
+            "with mode=ringmaster, an update is dropped if the model has taken this many others "
+            "since the rank got it",
+            convert=whole(1),
+            metavar="R",
+            otherwise="number of ranks",
+        ),
+        Option(
+            "local_steps",
+            "with mode=async-local, steps from one update that a rank sends to the next: one "
+            "number for all ranks, or one for each, such as 10+10+10+3 if the last one is slow",
+            convert=steps,
+            metavar="H|H0+H1+…",
+            otherwise="10",
+        ),
+        Option(
+            "outer_momentum",
+            "with mode=async-local, momentum of the server's model",
+            convert=momentum,
+            metavar="B",
+            otherwise="0.9",
+        ),
+        Option(
+            "outer_rate",
+            "with mode=async-local, factor by which updates are multiplied",
+            convert=not_negative,
+            metavar="E",
+            otherwise="1 - outer_momentum",
+        ),
     ),
     color="#882255",
+    combination=check,
 )

@@ -21,7 +21,7 @@ METHOD = Method(
     "sgp",
     "shares of models, pushed to different ranks at every step",
     optimizer="wagma.optim.SGP",
-    simulated="wagma.simulation.peers.sgp",
+    simulated="wagma.simulation.peer_methods.sgp",
     options=(
         Option(
             "neighbors",

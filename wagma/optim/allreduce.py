@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 import collectives
+from collectives.settings import checked_weight
 from wagma.optim.gradients import FlatGradients, GradientAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
     from typing_extensions import Unpack
+
+Batch = TypeVar("Batch")
 
 
 class Allreduce(GradientAveraging):
@@ -22,10 +26,19 @@ class Allreduce(GradientAveraging):
     to rounding, these are the parameters of one process that trains on all ranks' batches.
     `GradientAveraging` and `Averaging` describe what all methods that average gradients share.
 
+    With a `compute_limit` it is DropCompute: `within_limit` leaves out the micro-batches of a step
+    that a rank has not begun in time, and the mean is over those that all ranks have computed.
+
     Example:
         >>> optimizer = Allreduce(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
-    Source: Allreduce-SGD, a baseline of WAGMA-SGD (Li et al., TPDS 2021).
+    Attributes:
+        computed: the number of micro-batches since the last step, or None if `within_limit` has not
+            been used; a loop without it may set it.
+        left_out: the number of micro-batches that this rank has left out.
+
+    Source: Allreduce-SGD, a baseline of WAGMA-SGD (Li et al., TPDS 2021). DropCompute: Giladi et
+    al., NeurIPS 2023; its published code divides by the number of all micro-batches instead.
     """
 
     collective: collectives.GroupAllreduce
@@ -35,6 +48,7 @@ class Allreduce(GradientAveraging):
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
         *,
+        compute_limit: float | None = None,
         comm: MPI.Intracomm | None = None,
         **options: Unpack[collectives.GroupOptions],
     ):
@@ -43,14 +57,66 @@ class Allreduce(GradientAveraging):
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
             model, comm: as for `Averaging`.
+            compute_limit: seconds of a step in which micro-batches begin, above 0; None: no limit.
             **options: see `collectives.GroupOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.
         """
-        super().__init__(optimizer, model, {}, comm=comm, **options)
+        self.compute_limit, self.left_out = compute_limit, 0
+        self.computed: int | None = None
+        self._clock = time.perf_counter
+        super().__init__(optimizer, model, {"compute_limit": compute_limit}, comm=comm, **options)
 
-    def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> collectives.GroupAllreduce:
+    def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
+        super()._check_settings(optimizer)
+        limit = self.compute_limit
+        if limit is not None and checked_weight(limit, "compute_limit") == 0:
+            raise ValueError("compute_limit is 0, not above 0")
+        return settings
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The limit, if there is one."""
+        return {} if self.compute_limit is None else {"compute_limit": self.compute_limit}
+
+    def within_limit(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        """Yield a step's micro-batches, except those that do not begin within `compute_limit`.
+
+        The time is counted from the first one, which is always yielded. Compute the gradient of
+        each one's mean loss; `step` divides their sum by their number, which also multiplies the
+        rank's weight: a rank without micro-batches has weight 0.
+
+        Args:
+            batches: micro-batches, or what they are made from, such as their numbers.
+
+        Returns:
+            An iterator of those that begin in time.
+
+        Example:
+            >>> for batch in optimizer.within_limit(batches):
+            ...     loss(model, batch).backward()
+            >>> optimizer.step()
+        """
+        self.computed, begun_at = 0, self._clock()
+        for number, batch in enumerate(batches):
+            if number and self.compute_limit is not None:
+                device = self.flat.device
+                if device.type != "cpu":
+                    torch.get_device_module(device).current_stream(device).synchronize()
+                if self._clock() - begun_at >= self.compute_limit:
+                    self.left_out += len(batches) - number
+                    return
+            self.computed += 1
+            yield batch
+
+    def report(self) -> dict[str, Any]:
+        """Return the number of micro-batches left out, if there is a limit."""
+        return {} if self.compute_limit is None else {"left_out_of_rank": self.left_out}
+
+    def _make_collective(
+        self, comm: MPI.Intracomm, *, compute_limit: float | None, **options: Any
+    ) -> collectives.GroupAllreduce:
         self._gradients = FlatGradients(self.flat)
         return collectives.GroupAllreduce(
             comm,
@@ -65,6 +131,10 @@ class Allreduce(GradientAveraging):
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Average the gradients over all ranks, then take a step of the wrapped optimizer."""
         loss = self._compute_gradients(closure)
+        computed, self.computed = self.computed, None
+        if computed is not None:
+            self._gradients.divide(max(computed, 1))
+            weight *= computed
         result = self.collective(self._gradients.vectors, weight=weight)
         self._note(result)
         if result.weight > 0:

@@ -39,6 +39,7 @@ class EagerSGD(GradientAveraging):
     operations, PPoPP 2020; the periodic average of models is WAGMA-SGD's.
     """
 
+    _simulated_vectors = 6
     collective: collectives.PartialAllreduce
 
     def __init__(
@@ -95,9 +96,9 @@ class EagerSGD(GradientAveraging):
         """Set every rank's model to the average over all ranks; contributions are unaffected."""
         self.collective.average(self._model_vectors)
 
-    def _go_on_from(self, version: int) -> None:
-        """Continue with this version, without outstanding contributions."""
-        self.collective.load(version)
+    def _go_on_from(self, averaging: dict[str, Any]) -> None:
+        """Continue with its version, without outstanding contributions."""
+        self.collective.load(averaging["version"])
 
     @contextmanager
     def _joining_collective(self) -> Iterator[None]:

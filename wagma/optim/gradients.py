@@ -81,6 +81,11 @@ class FlatGradients:
         for vector in self._memory:
             vector.mul_(torch.tensor(weight, dtype=vector.dtype, device="cpu").item())
 
+    def divide(self, number: int) -> None:
+        """Divide the gradients by a number."""
+        for vector in self._memory[:-1]:
+            vector.div_(number)
+
     def clear(self) -> None:
         """Set the vectors to 0."""
         for vector in self._memory:
@@ -136,6 +141,7 @@ class GradientAveraging(Averaging):
     step.
     """
 
+    _simulated_vectors = 4
     _gradients: FlatGradients
 
     def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:

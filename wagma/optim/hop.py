@@ -39,6 +39,7 @@ class Hop(PeerAveraging):
     Source: that of `collectives.QueuedNeighborAverage`.
     """
 
+    _simulated_vectors = 8  # with some that are queued
     collective: collectives.QueuedNeighborAverage
 
     def __init__(

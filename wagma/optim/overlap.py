@@ -34,8 +34,8 @@ class Overlap:
         self._vectors = list(map(for_collective, self._average))
         self.call: Call | None = None
 
-    def start(self, weight: float) -> None:
-        """Begin to average the model as it is now."""
+    def start(self, **given: float) -> None:
+        """Begin to average the model as it is now, with this weight and work."""
         for copy, vector in zip(self._average, self._flat.memory, strict=True):
             copy.copy_(vector)
         averaged = self._flat.averaged
@@ -44,7 +44,7 @@ class Overlap:
         self._others = [(value, value.clone()) for value in others]
         device = self._flat.device
         self._stream = torch.get_device_module(device).current_stream(device)
-        self.resume(self._collective.start(self._vectors, weight=weight))
+        self.resume(self._collective.start(self._vectors, **given))
 
     def resume(self, call: Call | None) -> None:
         """Let `take` put this call's average into the model, which is unchanged since its start."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import collectives
+from collectives.parameter_server import MODE_OF
+from collectives.result import Result
+from collectives.settings import checked_integer
 from wagma.optim.peers import PeerAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -40,6 +44,10 @@ class ParameterServer(PeerAveraging):
         *,
         mode: str = "bsp",
         backups: int = 0,
+        max_age: int | None = None,
+        local_steps: int | Sequence[int] | None = None,
+        outer_momentum: float | None = None,
+        outer_rate: float | None = None,
         server: int = 0,
         comm: MPI.Intracomm | None = None,
         **options: Unpack[collectives.CollectiveOptions],
@@ -50,8 +58,17 @@ class ParameterServer(PeerAveraging):
             optimizer, model, comm: as for `Averaging`.
             mode: "bsp": a step waits for all ranks' updates. "backup": for those of all but
                 `backups` ranks, whose updates are dropped. "asp": for none. "hete": for none, and
-                an update has less weight the more the model has changed since.
+                an update has less weight the more the model has changed since. "ringmaster": for
+                none, and an update is dropped if the model has taken `max_age` or more since.
+                "async-local": only every few steps a rank sends its updates since, in one, and for
+                that it waits for none; the model has a momentum of its own.
             backups: of the mode "backup", 0 to P − 1.
+            max_age: of the mode "ringmaster", at least 1; None: P.
+            local_steps: of the mode "async-local": steps from one update that is sent to the next,
+                at least 1: one number for all ranks, or a sequence with a number for each, so that
+                slow ones make fewer in the same time; None: 10.
+            outer_momentum, outer_rate: of the mode "async-local", as for
+                `collectives.ParameterServer`.
             server: the rank that keeps the model, and trains as well.
             **options: see `collectives.CollectiveOptions`.
 
@@ -61,18 +78,95 @@ class ParameterServer(PeerAveraging):
         super().__init__(
             optimizer,
             model,
-            {"mode": mode, "backups": backups, "server": server},
+            {
+                "mode": mode,
+                "backups": backups,
+                "max_age": max_age,
+                "local_steps": local_steps,
+                "outer_momentum": outer_momentum,
+                "outer_rate": outer_rate,
+                "server": server,
+            },
             comm=comm,
             **options,
         )
 
     def _make_collective(
-        self, comm: MPI.Intracomm, *, mode: str, backups: int, server: int, **options: Any
+        self,
+        comm: MPI.Intracomm,
+        *,
+        mode: str,
+        backups: int,
+        server: int,
+        local_steps: int | Sequence[int] | None,
+        **options: Any,
     ) -> collectives.ParameterServer:
         self._settings: dict[str, Any] = {"mode": mode, "backups": backups, "server": server}
-        return collectives.ParameterServer(comm, self.flat.vectors, **self._settings, **options)
+        every = steps_of_ranks(mode, local_steps, comm.size)
+        self._local_steps, self._steps_made = every[comm.rank], 0
+        if mode == "async-local":
+            self._settings["local_steps"] = every[0] if len(set(every)) == 1 else every
+        return collectives.ParameterServer(
+            comm, self.flat.vectors, mode=mode, backups=backups, server=server, **options
+        )
+
+    def _check_settings(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        mode: str,
+        local_steps: int | Sequence[int] | None,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        steps_of_ranks(mode, local_steps, None)
+        return {"local_steps": local_steps}
+
+    def _average_model(self, **weight: float) -> None:
+        """Send the model's change to the server, if it is due, and receive the model."""
+        self._steps_made += 1
+        if self._steps_made % self._local_steps == 0:
+            super()._average_model(**weight)
+            return
+        self.flat.check_places()
+        call = self.collective.version  # which will have this step
+        self._note(Result(call, True, call, (self.collective.rank,), 1.0, False))
+
+    @property
+    def _steps(self) -> int:
+        return self._steps_made
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The mode, the number of backups and the server."""
-        return dict(self._settings)
+        """The mode, the number of backups, the server, and the mode's own arguments."""
+        own = {name: getattr(self.collective, name) for name in MODE_OF}
+        return self._settings | {name: value for name, value in own.items() if value is not None}
+
+    def report(self) -> dict[str, Any]:
+        """Return how many updates the server has dropped, for a record of the run."""
+        collective = self.collective
+        return {"dropped": collective.dropped if collective.rank == collective.server else None}
+
+
+def steps_of_ranks(
+    mode: str, local_steps: int | Sequence[int] | None, ranks: int | None
+) -> tuple[int, ...]:
+    """Return how many steps each rank makes from one update that it sends to the next.
+
+    Args:
+        ranks: how many there are; None: as many as there are numbers.
+
+    Raises:
+        TypeError, ValueError: these are not numbers of steps for so many ranks, or the mode has
+            none.
+    """
+    if mode != "async-local" and local_steps is not None:
+        raise ValueError(f"local_steps is {local_steps}, but mode is {mode!r}, not 'async-local'")
+    if local_steps is None:
+        local_steps = 10 if mode == "async-local" else 1
+    if isinstance(local_steps, str) or not isinstance(local_steps, Sequence):
+        local_steps = [local_steps] * (ranks or 1)
+    if ranks is not None and len(local_steps) != ranks:
+        raise ValueError(
+            f"local_steps has {len(local_steps)} numbers, not one for each of {ranks} ranks"
+        )
+    return tuple(checked_integer("local_steps", count, 1) for count in local_steps)

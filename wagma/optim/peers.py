@@ -17,6 +17,7 @@ class PeerAveraging(Averaging):
     floating-point buffers are sent alike.
     """
 
+    _simulated_vectors = 5  # with some that are in messages
     _options = collectives.CollectiveOptions
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
