@@ -20,6 +20,8 @@ ALONE = (
     *("NeighborAverage", "QueuedNeighborAverage", "PushSum", "PairwiseAverage", "ParameterServer"),
     *("ReadyGroupAllreduce", "GeneratedGroupAllreduce", "FormedGroups", "TriggeredAverage"),
 )
+# Of figures about learning.
+FIGURES = tuple(path.stem for path in sorted(HERE.glob("figure_*.py")))
 # The numbers of ranks of each benchmark, with further options.
 RANKS = {
     "latency": (2, 4),
@@ -52,6 +54,11 @@ RANKS = {
     "simulated_hop": (None,),
     "wp_sgd": (None,),
     "wp_sgd_wall": (4,),
+    "simulated_training_speed": (None,),
+    "learning_wall": (None,),
+    "learning_stragglers": tuple((None, "--ranks", ranks) for ranks in ("8", "16", "64")),
+    "learning_traces": (None,),
+    **dict.fromkeys(FIGURES, (None,)),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
     "gpu": ((None, "--all"),),
@@ -62,6 +69,7 @@ BY_NAME = (
     *("late_rules", "late_gradients", "ablations", "comparisons"),
     *("stragglers", "simulated_stragglers", "simulated_ripples", "hop", "simulated_hop", "wp_sgd"),
     *("wp_sgd_wall", "simulated_partial_reduce", "partial_reduce_weights"),
+    *("learning_wall", "learning_stragglers", "learning_traces", *FIGURES),
 )
 
 
@@ -76,7 +84,15 @@ def main():
     parser.add_argument(
         "--plot", action="store_true", help="measure nothing, draw the results that are there"
     )
+    parser.add_argument(
+        "--figures",
+        action="store_true",
+        help="measure nothing, draw the results of papers' figures in docs/figures",
+    )
     arguments = parser.parse_args()
+    if arguments.figures:
+        plots.draw_figures(arguments.results)
+        return
     names = arguments.names or [name for name in RANKS if name not in BY_NAME]
     if unknown := set(names) - set(RANKS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(RANKS)}")

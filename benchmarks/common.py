@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -240,6 +241,20 @@ def memory(field):
     raise LookupError(f"no {field} in /proc/meminfo")
 
 
+def former(arguments, name, ranks):
+    """Return the results that a former run has written, with other methods and the same settings.
+
+    So a long benchmark can be run in parts, by `--methods`.
+    """
+    path = arguments.results / f"{name}-{ranks}.json"
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    settings = {k: v for k, v in vars(arguments).items() if k not in ("results", "methods")}
+    same = all(found["settings"].get(key) == value for key, value in settings.items())
+    return found["results"] if same else {}
+
+
 def report(arguments, name, ranks, results, *, ratios=None, figures=()):
     """Print the figures, and write everything to NAME-RANKS.json.
 
@@ -266,5 +281,8 @@ def report(arguments, name, ranks, results, *, ratios=None, figures=()):
     }
     arguments.results.mkdir(parents=True, exist_ok=True)
     path = arguments.results / f"{name}-{ranks}.json"
-    path.write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(contents, indent=1, ensure_ascii=False)
+    # Numbers of a list on one line.
+    text = re.sub(r"\[[-+\d.eE,\s]+\]", lambda of: " ".join(of[0].split()), text)
+    path.write_text(text + "\n", encoding="utf-8")
     print(f"written to {path}", file=sys.stderr)

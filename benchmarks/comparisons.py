@@ -11,19 +11,20 @@ shards that are alike ("iid") and that are not ("dirichlet").
 
 Throughput is the median over the seeds of its ratio to Allreduce's; accuracies are of the averaged
 model, mean ± standard deviation over the seeds. It takes 35 minutes, and prints the tables of the
-pages.
+pages. With `--methods`, only these are measured again, of the first table, beside Allreduce.
 """
 
 import argparse
 import tempfile
 
-from common import compare, parser, report, spread
+from common import compare, former, parser, report, spread
 
 METHODS = {  # of the first table, each by its label of `wagma compare`
     "Allreduce": "allreduce",
     "DDP": "ddp",
     "local SGD": "local-sgd",
     "WAGMA": "wagma",
+    "WAGMA, own pace": "wagma:pace=own",
     "eager-SGD, solo": "eager-sgd",
     "eager-SGD, majority": "eager-sgd:trigger=majority",
     "D-PSGD": "d-psgd",
@@ -61,10 +62,19 @@ def measure(arguments, ranks, labels, options, **length):
 def coming_and_going(arguments):
     """Return {delays: {label: figures}}, and those by learning rate, of 8 ranks."""
     common = ("--batch-size", "16", "--evaluate-every", "10", "--target", "0.95")
+    labels = [METHODS[name] for name in METHODS if name in ("Allreduce", *arguments.methods)]
     found = {
-        delays: measure(arguments, 8, METHODS.values(), (*common, *options), steps=arguments.steps)
+        delays: measure(arguments, 8, labels, (*common, *options), steps=arguments.steps)
         for delays, options in DELAYS.items()
     }
+    if len(labels) < len(METHODS):
+        kept = former(arguments, "comparisons", 8)
+        added = {
+            delays: {**kept["delays"][delays], **{label: rows[label] for label in labels[1:]}}
+            for delays, rows in found.items()
+        }
+        print(table_of_delays(added), end="\n\n", flush=True)
+        return {**kept, "delays": added}
     print(table_of_delays(found), end="\n\n", flush=True)
     rates = {
         f"{rate:g}": measure(
@@ -103,6 +113,8 @@ def table_of_delays(found):
         "|---" * 7 + "|",
     ]
     for name, label in METHODS.items():
+        if label not in next(iter(found.values())):
+            continue
         cells = []
         for delays in DELAYS:
             row = found[delays][label]
@@ -145,8 +157,11 @@ def main():
     arguments.add_argument("--seconds", type=float, default=10.0, help="of a run on 4 ranks")
     arguments.add_argument("--step-time-ms", type=float, default=20.0)
     arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     arguments = arguments.parse_args()
     report(arguments, "comparisons", 8, coming_and_going(arguments))
+    if len(arguments.methods) < len(METHODS):
+        return
     report(arguments, "comparisons", 4, unequal(arguments))
 
 

@@ -58,8 +58,10 @@ import gpu_tests
 import traced
 from common import figure, machine, mpiexec, parser, report, rounded
 from cuda_driver import Device
-from gpu_mps import is_running, mps
+from gpu_mps import mps
 from gpu_processes import aborting, kept, last_words, replace, run_for
+
+from wagma.mps import is_running
 
 BOUND = 1.5
 LIMIT = 540.0  # seconds of everything: of ten minutes it leaves some to install and to end

@@ -1,4 +1,4 @@
-"""CUDA's multi-process service, under which the kernels of several processes run side by side."""
+"""Starts CUDA's multi-process service, and ends it: see `wagma.mps`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from wagma.mps import VARIABLE, is_running
+
 CONTROL = "nvidia-cuda-mps-control"
-VARIABLE, DEFAULT = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 LIMIT = 10.0  # seconds for MPS to start, and to end
 TRIAL = 20.0  # seconds for it to be tried
 QUIT = "quit -t 5\n"  # clients that remain are ended after so many seconds
 FIRST_USE = 60.0  # seconds for a device to be tried, which may have to be initialized first
-
-
-def is_running() -> bool:
-    """Return whether there is an MPS of which a process with this environment is a client."""
-    return os.path.exists(f"{os.environ.get(VARIABLE, DEFAULT)}/control")
 
 
 @contextlib.contextmanager

@@ -21,8 +21,10 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from gpu_mps import CONTROL, VARIABLE, is_running
+from gpu_mps import CONTROL
 from gpu_processes import aborting, last_words, run_for
+
+from wagma.mps import VARIABLE, is_running
 
 HERE = Path(__file__).parent
 LIMIT = 90.0  # seconds for a check: a device may have to be initialized, and kernels compiled

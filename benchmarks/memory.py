@@ -8,7 +8,8 @@ rank in turn, started and waited for, published, synchronized, average(). Measur
 proportional set size (PSS of /proc/self/smaps_rollup): a rank's private pages, and its part of the
 pages that it shares with others, so that the sum over ranks is what they take together. That
 includes MPI's allocations meanwhile. Reported is the largest value after each call and, every
-20 ms, during calls; of the rank with the most. Bounds, in vectors: 3; of NeighborAverage 2 and one
+20 ms, during calls; of the rank with the most. Bounds, in vectors: 3, at the ranks' own pace as
+well, and 4 where the newest average over all ranks is kept; of NeighborAverage 2 and one
 for each neighbor that a rank averages with, of QueuedNeighborAverage 2 and three for each (2 are
 queued while it is an edge away, 1 is averaged), of PushSum 3 and one for each neighbor, of
 PairwiseAverage and ParameterServer 3, of ReadyGroupAllreduce, GeneratedGroupAllreduce, FormedGroups
@@ -52,7 +53,13 @@ PEERS = {
 # Bounds of collectives that are measured with both transports, in groups of all ranks.
 FORMED_GROUPS = "FormedGroups", 0.5
 TRIGGERED = "TriggeredAverage", 0.5
-RULES = ("paper", "conserving")
+KEPT = "own pace, keeps the average"  # which takes one vector more
+RULES = {
+    "paper": {"late": "paper"},
+    "conserving": {"late": "conserving"},
+    "own pace": {"pace": "own"},
+    KEPT: {"pace": "own", "keep_average": True},
+}
 LATENESS = 0.2  # seconds
 
 
@@ -145,10 +152,10 @@ def variants(comm, vector, name):
     groups = {"group_size": comm.size, "sync_period": 10**9}
     made = {
         f"{transport}, {rule}": functools.partial(
-            GroupAllreduce, comm, vector, late=rule, **groups, **given
+            GroupAllreduce, comm, vector, **settings, **groups, **given
         )
         for transport, given in TRANSPORTS.items()
-        for rule in RULES
+        for rule, settings in RULES.items()
     }
     return made, KINDS, BOUND
 
@@ -167,13 +174,13 @@ def main():
         return
     print(f"# {comm.size} ranks, memory beside a vector of {arguments.mib} MiB, in vectors")
     kinds = ["constructed", *kinds]
-    print(f"{'#':22}" + "".join(f"{kind:>13}" for kind in kinds))
+    print(f"{'#':46}" + "".join(f"{kind:>13}" for kind in kinds))
     found = {}
     for name, seen in results.items():
         results[name] = {kind: value / vector.nbytes for kind, value in seen.items()}
-        print(f"{name:22}" + "".join(f"{results[name][kind]:13.2f}" for kind in kinds))
+        print(f"{name:46}" + "".join(f"{results[name][kind]:13.2f}" for kind in kinds))
         found[f"{name}: memory ÷ vector"] = quartiles([max(results[name].values())])
-    figures = [figure(name, value, bound) for name, value in found.items()]
+    figures = [figure(name, value, bound + (KEPT in name)) for name, value in found.items()]
     kind = "" if arguments.collective == named[0] else f"-{arguments.collective}"
     report(arguments, f"memory{kind}", comm.size, results, ratios=found, figures=figures)
 

@@ -10,6 +10,9 @@ Reduce, section 5.2). Steps sleep, so that ranks wait for each other and not for
 
 If a step averages in at most one group, "updates/s" counts averages of several ranks (each is one
 update, Partial Reduce's equation 3), from the groups that ranks have recorded of their steps.
+
+With `--methods`, results of the others stay as a former run has written them; ratios are always to
+Allreduce in the same run.
 """
 
 import json
@@ -17,7 +20,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from common import compare, parser, report
+from common import compare, former, parser, report
 
 CASES = {
     "undisturbed": (),
@@ -35,6 +38,8 @@ METHODS = (
     "ad-psgd",
     "eager-sgd:trigger=majority",
     "wagma",
+    "wagma:pace=own",
+    "wagma:pace=own:overlap",
     "partial-reduce:group_size=3",
     "partial-reduce:group_size=3:weights=dynamic",
     "ripples:groups=random",
@@ -46,9 +51,10 @@ GROUPED = ("partial-reduce", "ripples:groups=smart", "ripples:groups=static")
 
 
 def methods(arguments):
-    """Return the methods as on the command line."""
+    """Return the methods as on the command line, Allreduce always first."""
     nodes = f":ranks_per_node={arguments.ranks_per_node}" if arguments.ranks_per_node else ""
-    return [name + nodes * name.startswith("ripples") for name in METHODS]
+    names = [name for name in METHODS if name in ("allreduce", *arguments.methods)]
+    return [name + nodes * name.startswith("ripples") for name in names]
 
 
 def updates(directory, run, seconds):
@@ -68,8 +74,11 @@ def main():
     arguments.add_argument("--step-time-ms", type=float, default=40.0)
     arguments.add_argument("--ranks-per-node", type=int, help="nodes, as Ripples sees them")
     arguments.add_argument("--seeds", type=int, default=1)
+    arguments.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     arguments = arguments.parse_args()
-    for ranks in arguments.ranks:
+    everywhere = arguments.ranks
+    for ranks in everywhere:
+        arguments.ranks = [ranks]
         results, ratios = {}, {}
         print(
             f"# {ranks} ranks, {arguments.seconds:g} s, steps of {arguments.step_time_ms:g} ms\n"
@@ -92,6 +101,7 @@ def main():
                         found["updates_per_s"] = median(rates)
                     results[f"{case}: {label}"] = found
                     print(f"{case:<20}{label:<44}{line(found)}", flush=True)
+        results = {**former(arguments, "stragglers", ranks), **results}
         report(arguments, "stragglers", ranks, results, ratios=ratios)
 
 
