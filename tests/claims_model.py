@@ -20,10 +20,11 @@ import sys
 import types
 from collections import deque
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
-from collectives.topology import activation_peers, shuffle
+from collectives.topology import activation_peers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -34,6 +35,7 @@ from protocol_messages import (
     contribution,
     in_place_of_the_compiled,
     load_source,
+    protocol_of,
     protocols,
     rank_protocol,
     replay,
@@ -43,6 +45,7 @@ from protocol_messages import (
     telling_how_to_replay,
     version_steps,
 )
+from protocol_scenarios import Grouped
 
 claims = load_source("claims")
 
@@ -77,6 +80,7 @@ class Invariant(enum.Enum):
     EPOCH = "no contribution crosses an operation"
     RESULT = "a call returns the mean of its group, and, late, what the rule makes of it"
     CONSERVED = "the sum of all snapshots and of what is not yet published changes by updates alone"
+    COUNTED = "the sum of all counts, and of what is not yet published, is the work of all calls"
     ORDERED = "accesses to memory are ordered by words"
     ENDS = "nobody waits for a rank that computes"
 
@@ -179,7 +183,7 @@ def claims_in_steps(edit=None):
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Grouped):
     """What the ranks do.
 
     Attributes:
@@ -192,6 +196,7 @@ class Scenario:
         stopped: ranks whose applications compute for ever from about a step on.
         still_from: that step.
         delays: a seed for the time that activations take; None: none.
+        own_pace: whether ranks make any number of calls: see `protocol_scenarios.Scenario`.
     """
 
     world_size: int
@@ -206,6 +211,7 @@ class Scenario:
     stopped: tuple = ()
     still_from: int = 0
     delays: int | None = None
+    own_pace: bool = False
 
 
 class Ghost:
@@ -245,7 +251,7 @@ class World:
         self.claims_type = claims_type or claims_in_steps()
         self.exchange_type = exchange_type or shared_exchange.SharedExchangeProtocol
         self.blocks_type = blocks_type or SharedBlocks
-        self.protocol_type = protocol_type or protocols.WaitAvoidingProtocol
+        self.protocol_type = protocol_type or protocol_of(scenario)
         self.publishing_type = publishing_type or snapshots.SnapshotProtocol
         self.driven_type = driven_type or versions_in_steps.VersionsProtocol
         self.words = [{} for _ in range(size)]
@@ -364,6 +370,9 @@ class World:
                 if rank.publishing.state != snapshots.UNFILLED:
                     there += self.data[rank.me, "snapshot", i] - rank.base[i]
             require((there - self.total[i]) % PRIME == 0, Invariant.CONSERVED, i)
+        counts = sum(rank.count for rank in self.ranks)
+        work = sum(rank.work for rank in self.ranks)
+        require(counts == work or not self.scenario.own_pace, Invariant.COUNTED, counts, work)
 
     # Steps
 
@@ -397,7 +406,10 @@ class World:
         idle = all(ghost.released == set(ghost.members) for ghost in self.exchanges.values())
         # Where versions wait, one that has closed has weight 0 in those of the others.
         counts = not self.scenario.waits or len({rank.protocol.version for rank in self.ranks}) == 1
-        if self.scenario.conserving and idle and counts and all_ranks.JOIN not in kinds:
+        counts = counts and (self.scenario.own_pace or all_ranks.JOIN not in kinds)
+        # What was put in before a load is gone.
+        counts = counts and all_ranks.LOAD not in [kind[0] for kind in kinds if type(kind) is tuple]
+        if self.scenario.conserving and idle and counts:
             self.check_conserved()
 
     def fingerprint(self):
@@ -507,6 +519,10 @@ class Port:
         return self.rank.exchange_weight
 
     @at_once
+    def mean_count(self):
+        return self.rank.exchange_count
+
+    @at_once
     def number_from(self, first, shift):
         self.rank.shared.oldest, self.rank.shift = first, shift
 
@@ -556,6 +572,18 @@ class Port:
         return self.rank.look("total")
 
     @at_once
+    def closed_count(self):
+        return self.rank.look("count")
+
+    @at_once
+    def closed_average(self):
+        return self.rank.look("average_number")
+
+    @at_once
+    def closed_average_count(self):
+        return self.rank.look("average_count")
+
+    @at_once
     def replaced(self):
         return self.rank.look("replaced")
 
@@ -602,6 +630,8 @@ class SharedBlocks:
         self.rank.put("replaced", False)
         self.rank.put("weight", publishing.weight)
         self.rank.put("weight_after", publishing.weight_after())
+        self.rank.put("count", Fraction(publishing.job.count))
+        self.rank.put("average_number", -1)
 
     def set_path(self, ringed, takes):
         self.rank.put("ringed", ringed)
@@ -611,7 +641,7 @@ class SharedBlocks:
         """Fill in the members, which all share memory, and return how many they are."""
         if rank != self.me:
             self.world.met.add("an earlier one")
-        group = self.rank.shuffle.members(rank, number + self.rank.shift)
+        group = self.world.scenario.group_of(rank, number + self.rank.shift)
         members[: len(group)] = group
         return len(group)
 
@@ -733,6 +763,16 @@ class SharedBlocks:
         self.world.write(self.me, (rank, "total"), total)
         return self.of(rank, "in_place")
 
+    def average_counts(self, number, members, size):
+        members = members[:size]
+        mean = sum(self.of(member, "count") for member in members) / size
+        of_all = self.world.scenario.is_of_all(number + self.rank.shift)
+        for member in members:
+            self.world.write(self.me, (member, "count"), mean)
+            if of_all:
+                self.world.write(self.me, (member, "average_count"), mean)
+                self.world.write(self.me, (member, "average_number"), number)
+
     def replace(self, rank):
         self.world.write(self.me, (rank, "weight"), self.of(rank, "weight_after"))
         self.world.write(self.me, (rank, "replaced"), True)
@@ -767,11 +807,10 @@ class Rank:
         self.blocks = world.blocks_type(self)
         self.shared.attach(self.blocks)
         self.everyone = list(range(world.size))
-        self.shuffle = shuffle(world.size, scenario.group_size)
         # The application
         self.program = scenario.programs[me]
         self.x = [(1000 * me + i) % PRIME for i in range(self.length)]
-        self.updates = 0
+        self.updates = self.work = 0
         self.doing = self.yielded = None
         self.over = self.left = False
         self.stopped = self.frozen = False
@@ -779,7 +818,7 @@ class Rank:
         self.stills_from = scenario.still_from if still else MOST_STEPS
         self.looked_at = -1
         # The engine
-        self.exchange_weight = 0
+        self.exchange_weight = self.exchange_count = 0
         self.bypassed = self.publishes = self.kept = False
         self.loading = 0
         self.members = []
@@ -802,13 +841,21 @@ class Rank:
         self.driven.attach(Port(self))
         for field in ("in_place", "saves", "replaced", "ringed", "takes"):
             self.put(field, False)
-        for field in ("weight", "weight_after", "total"):
+        for field in ("weight", "weight_after", "total", "count", "average_count"):
             self.put(field, 0)
+        self.put("average_number", -1)
         self.generator = self.live()
 
     @property
     def data_ops(self):
         return self.driven.data_ops
+
+    @property
+    def count(self):
+        """The rank's count, with what it has not yet published."""
+        job = self.publishing.job
+        count = self.world.data[self.me, "count"] if self.driven.opened else job.count
+        return count + job.unpublished
 
     # Steps
 
@@ -920,13 +967,18 @@ class Rank:
             self.loading = detail
         if what != all_ranks.CLOSE:
             calls = what in (CALL, INTERRUPTED, PUBLISH)
-            self.publishing.give(detail if calls else self.publishing.published_weight)
-        if self.world.scenario.waits and what != all_ranks.CLOSE:
+            weight = detail if calls else self.publishing.published_weight
+            if self.protocol.own_pace and calls:
+                self.work += what != PUBLISH
+                weight = self.publishing.worked(what != PUBLISH)
+            self.publishing.give(weight)
+        scenario = self.world.scenario
+        if (scenario.waits or scenario.own_pace) and what != all_ranks.CLOSE:
             yield from self.wait(lambda: self.protocol.next >= self.protocol.version)
         if what == PUBLISH:
-            yield from self.driven.publish()
+            yield from self.driven.hold(version_steps.PUBLISHING)
         elif what == all_ranks.JOIN:
-            yield from self.driven.join()
+            yield from self.driven.hold(version_steps.JOINING)
         elif what in (CALL, INTERRUPTED) and not self.protocol.is_synchronous():
             yield from self.begin_call()
         else:
@@ -963,9 +1015,11 @@ class Rank:
     def abandon(self):
         """An exception has ended a call: its version goes on without the application."""
         self.world.met.add("interrupted")
+        published = self.publishing.published
         yield from self.driven.interrupt()
         yield from self.driven.interrupted(True)
-        self.base = list(self.x)
+        if published:
+            self.base = list(self.x)
         self.looked_at = -1
 
     # Progress, as `Collective` makes it
@@ -1032,7 +1086,7 @@ class Rank:
         self.world.changes += 1
 
     def group(self, version):
-        return self.shuffle.members(self.me, version + self.protocol.base)
+        return self.world.scenario.group_of(self.me, version + self.protocol.base)
 
     def begin_version(self, version, number):
         self.members = self.group(version)
@@ -1051,6 +1105,7 @@ class Rank:
             vectors.copy(contribution.SNAPSHOT, contribution.X)
         values = vectors.values(contribution.SNAPSHOT)
         self.exchange_weight = publishing.weight
+        self.exchange_count = publishing.job.count
         if publishing.saved != contribution.NOWHERE:
             vectors.copy(publishing.saved, publishing.target)
         if publishing.weight > 0:
@@ -1066,6 +1121,7 @@ class Rank:
             over = yield from self.shared.progress()
             if over:
                 self.exchange_weight = self.get("total")
+                self.exchange_count = self.get("count")
             return over
         if self.exchange == "average":
             return len(self.world.averages[self.protocol.ops]) == self.world.size
@@ -1166,7 +1222,7 @@ class Rank:
     def members_of(self, number):
         if self.is_together(number):
             return self.everyone
-        return self.shuffle.members(self.me, number + self.shift)
+        return self.world.scenario.group_of(self.me, number + self.shift)
 
     def check_begin(self, number, flowing):
         """This rank's part begins: from now on it contributes what it has."""
@@ -1222,7 +1278,10 @@ class Rank:
     def check_executed(self, version):
         """Every version is executed after the one before it, but for synchronizations."""
         skipped = self.executed[-1] + 1 if self.executed else 0
-        while (skipped + self.protocol.base + 1) % self.world.scenario.sync_period == 0:
+        scenario = self.world.scenario
+        while (skipped + self.protocol.base + 1) % scenario.sync_period == 0:
+            if scenario.own_pace:
+                break
             skipped += 1
         require(version == skipped, Invariant.IN_ORDER, self.me, version, self.executed)
         self.executed.append(version)
@@ -1358,6 +1417,41 @@ def random_scenario(generator):
         conserving=conserving,
         ahead=generator.choice((1, 2, 16)),
         delays=generator.choice((None, generator.randrange(1000))),
+    )
+
+
+def own_pace_scenario(generator):
+    """Ranks make any number of calls, some of them interrupted, between operations and at the end.
+
+    Applications may stop for ever, where ranks only make calls.
+    """
+    size = generator.choice((2, 3, 3, 4, 5))
+    load = all_ranks.LOAD, generator.randint(0, 9)
+    operations = (all_ranks.SYNCHRONIZE, all_ranks.AVERAGE, all_ranks.JOIN, load)
+    ends = [generator.choice(operations) for _ in range(generator.randint(0, 2))]
+    programs = []
+    for _ in range(size):
+        program = []
+        for end in (*ends, all_ranks.CLOSE):
+            calls = generator.choices((CALL, INTERRUPTED, PUBLISH), (8, 1, 1), k=4)
+            program += [*calls[: generator.randint(0, 4)], end]
+        programs.append(tuple(program))
+    still = ()
+    if not ends and generator.random() < 0.5:
+        programs = [(*program[:-1], CALL) for program in programs]
+        still = tuple(generator.sample(range(size), generator.randint(1, size - 1)))
+    return Scenario(
+        size,
+        generator.randint(1, size),
+        tuple(programs),
+        length=generator.randint(1, 4),
+        sync_period=generator.choice((1, 2, 3, 100)),
+        conserving=True,
+        ahead=generator.choice((1, 2, 16)),
+        stopped=still,
+        still_from=generator.choice((0, 30, 100, 300)),
+        delays=generator.choice((None, generator.randrange(1000))),
+        own_pace=True,
     )
 
 

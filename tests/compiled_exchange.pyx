@@ -65,6 +65,12 @@ cdef class PythonPort(SharedExchangePort):
         with gil:
             return self.port.end_part(rank, total)
 
+    cdef void average_counts(
+        self, long long number, const int *members, int size
+    ) noexcept nogil:
+        with gil:
+            self.port.average_counts(number, [members[i] for i in range(size)])
+
     cdef void replace(self, int rank) noexcept nogil:
         with gil:
             self.port.replace(rank)

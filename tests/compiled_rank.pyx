@@ -2,6 +2,7 @@
 
 from libc.stdlib cimport free, malloc
 
+from collectives.protocols.own_pace cimport OwnPaceProtocol
 from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.versions cimport VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
@@ -17,8 +18,9 @@ cdef class CompiledRank:
     cdef readonly VersionsProtocol driven
 
     def __init__(self, port, dimensions, group_size, sync_period, passive, late, seed,
-                 shares):
-        self.versions = WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
+                 shares, own_pace):
+        kind = OwnPaceProtocol if own_pace else WaitAvoidingProtocol
+        self.versions = kind(dimensions, group_size, sync_period, passive)
         self.versions.attach(PythonTreePort(port))
         if seed is not None:
             self.versions.draw(0, 1 << dimensions, seed)
@@ -39,11 +41,8 @@ cdef class CompiledRank:
     def call(self):
         self.driven.call()
 
-    def publish(self):
-        self.driven.publish()
-
-    def join(self):
-        self.driven.join()
+    def hold(self, int purpose):
+        self.driven.hold(purpose)
 
     def enter(self, int operation):
         self.driven.enter(operation)

@@ -1,6 +1,5 @@
 """What all tests share: hypothesis' profile, the MPI plugin, `comm`, `device` and `mpirun`."""
 
-import contextlib
 import os
 import textwrap
 
@@ -10,7 +9,6 @@ import lockstep
 import numpy as np
 import pytest
 import stand_in
-import together
 
 TRANSPORTS = ("messages", "shared")
 
@@ -144,10 +142,3 @@ def mpirun_text(mpirun, tmp_path):
         return mpirun(ranks, script, timeout=40, **options)
 
     return run
-
-
-@pytest.fixture
-def stopping(comm):
-    """`stopping(rank, condition)` is a `together.StoppingRank`; all ranks call it."""
-    with contextlib.ExitStack() as stack:
-        yield lambda *args: stack.enter_context(together.StoppingRank(comm, *args))

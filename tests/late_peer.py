@@ -31,7 +31,7 @@ class Bench(peer_rank.PeerRankPort):
     """A rank and its application, beside what it must have: X, and what the application got.
 
     Attributes:
-        model, apart, user: X, D and U.
+        model, earlier, apart, user: X, S, D and U; before: what S is to be.
         pending: the actions that are not executed yet, in order.
         right, got: what X is to be once they are; what the application last got, None where it
             lacks that.
@@ -42,6 +42,7 @@ class Bench(peer_rank.PeerRankPort):
     def __init__(self, driven, seed):
         self.random = random.Random(seed)
         self.model = self.user = self.right = self.got = Fraction(5)
+        self.earlier = self.before = Fraction(5)
         self.apart = None
         self.pending = []
         self.change = self.waits = self.returned = None
@@ -62,7 +63,7 @@ class Bench(peer_rank.PeerRankPort):
     def __getattribute__(self, name):
         """Have the actions on vectors executed later."""
         if name not in ("record", "save", "clear", "keep", "replace", "publish", "scale",
-                        "keep_model", "return_model"):  # fmt: skip
+                        "look_ahead", "keep_model", "return_model"):  # fmt: skip
             return super().__getattribute__(name)
         return lambda *details: self.pending.append((name, *details))
 
@@ -86,6 +87,10 @@ class Bench(peer_rank.PeerRankPort):
 
     def _scale(self, factor):
         self.model *= factor
+
+    def _look_ahead(self, momentum):
+        earlier, self.earlier = self.earlier, self.model
+        self.model += momentum * (self.model - earlier)
 
     def _mix(self, keep, share, value):
         self.model = keep * self.model + share * value
@@ -163,6 +168,7 @@ class Bench(peer_rank.PeerRankPort):
         yield self.mixes
         yield self.halves
         yield self.scales
+        yield self.looks_ahead
         if self.pending:
             yield from [self.execute] * 3
         if self.protocol.calling:
@@ -225,6 +231,12 @@ class Bench(peer_rank.PeerRankPort):
         factor = self.random.choice((1, Fraction(2, 3)))
         self.right *= factor
         self.driven.scale(factor)
+
+    def looks_ahead(self):
+        momentum = self.random.choice((0, Fraction(1, 2)))
+        before, self.before = self.before, self.right
+        self.right += momentum * (self.right - before)
+        self.driven.look_ahead(momentum)
 
     def publishes_alone(self):
         self.changes(False)

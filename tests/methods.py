@@ -65,6 +65,14 @@ METHODS = {
     "sgp": Method(optim.SGP, {}),
     "ad-psgd": Method(optim.ADPSGD, {}, repeatable=False, holds=False),
     "parameter-server": Method(optim.ParameterServer, {}, repeatable=False),
+    "parameter-server-local": Method(
+        optim.ParameterServer,
+        {"mode": "async-local", "local_steps": 3, "outer_momentum": 0.0, "outer_rate": 1.0},
+        repeatable=False,
+        rounding=1e-5,
+        exclusive=True,  # without a progress thread
+        in_step=False,
+    ),
     # All ranks: one that is left over by smaller groups waits in its step for others, and must not
     # be waited for outside.
     "partial-reduce": Method(optim.PartialReduce, {"group_size": 8}),

@@ -198,6 +198,10 @@ class Rank(peer_rank.PeerRankPort):
     def scale(self, factor):
         self.model = factor * self.model
 
+    def look_ahead(self, momentum):
+        earlier = self.earlier if momentum else self.model
+        self.model, self.earlier = self.model + momentum * (self.model - earlier), self.model
+
     def publish(self, scale):
         self.model = self.model + scale * self.kept_apart
         self.published = self.published + self.kept_apart

@@ -154,7 +154,7 @@ OF_MODULES = {
     },
     "formed_groups": {
         "averaging blocks that are not on the host": Bug(
-            drop("FormedGroups.give", "self.group_reduction.staged"), UNSEEN
+            drop("FormedGroups.__init__", "self.group_reduction.arrival"), UNSEEN
         ),
         "going on without the application before its vector is there": Bug(
             Replace(
@@ -170,8 +170,8 @@ OF_MODULES = {
         "giving back the blocks of a group before the last": Bug(
             Instead(
                 "GroupsPort.begin_average",
-                "self.reduction.more",
-                "self.reduction.more = False",
+                "self.reduction.arrival.more",
+                "self.reduction.arrival.more = False",
             ),
             f"({UNORDERED}|{UNSEEN})",
         ),

@@ -51,21 +51,21 @@ from protocol_messages import (
     VERSION,
     Contribution,
     Invariant,
-    Network,
     Sum,
     Violation,
     all_ranks,
-    protocols,
+    protocol_of,
     require,
     snapshots,
     version_steps,
 )
-from protocol_network import Application, Rank, Stage, World, agreement
+from protocol_network import Application, Rank, Stage, World, agreement, network_of
 from protocol_scenarios import (
     CALL,
     CLOSE,
     INTERRUPTED_CALL,
     JOIN,
+    NONFINITE_CALL,
     ONE_AT_A_TIME,
     PUBLISH,
     Load,
@@ -121,6 +121,7 @@ class Part(ExploredWorld):
         self.met = set()
         self.published = self.unpublished = 0
         self.carried = {}
+        self.pace = None
         self.clear()
         self.rank = rank_type(self, number, protocol_type, application_type)
         self.ranks = {number: self.rank}
@@ -221,11 +222,14 @@ class Part(ExploredWorld):
     def check_distance(self):
         pass
 
+    def check_highest(self, version):
+        pass
+
 
 def without_value(message):
     """Return a message of data that says only whose contributions are in it."""
     label, result = message
-    return label, Sum(result.parts, Fraction(0), 1)
+    return label, Sum(result.parts, Fraction(0), 1, Fraction(0))
 
 
 class Saver:
@@ -368,7 +372,7 @@ class Explorer:
         reduced=True,
         laggard=None,
         symmetric=False,
-        protocol_type=protocols.WaitAvoidingProtocol,
+        protocol_type=None,
         rank_type=Rank,
         application_type=Application,
     ):
@@ -376,9 +380,9 @@ class Explorer:
         self.scenario = scenario
         self.reduced = reduced
         self.laggard = laggard
-        self.network = Network(scenario.world_size, scenario.group_size)
+        self.network = network_of(scenario)
         self.saver = Saver(scenario, self.network)
-        self.near = self.network.gap if scenario.group_size > 1 else sys.maxsize
+        self.near = self.network.gap if self.network.bounded else sys.maxsize
         self.locals = []
         self.local_states = Numbers()
         self.possible = {}
@@ -400,6 +404,7 @@ class Explorer:
         self.seen = set()
         self.ends = set()
         ranks = range(scenario.world_size)
+        protocol_type = protocol_type or protocol_of(scenario)
         parts = [
             Part(scenario, self.network, rank, protocol_type, rank_type, application_type)
             for rank in ranks
@@ -526,7 +531,7 @@ class Explorer:
             local, inbox = self.places.things[place]
             kind, _, content = self.messages.things[message]
             if kind == "control" and content != FIN and content[0] != FREED:
-                allowed = self.locals[local].next + self.network.gap
+                allowed = self.locals[local].next + self.network.far
                 require(content[0] <= allowed, Invariant.BOUNDED, content, "comes", allowed)
             inbox = inbox.put(self.messages.things[message])
             after = self.place(local, inbox)
@@ -554,6 +559,9 @@ class Explorer:
                     if len(entered[what]) == self.scenario.world_size:
                         agreed.append(self.messages["agreed", what, entered.pop(what)])
                 elif note == Note.LEAVES:
+                    last = max(started, default=-1)
+                    highest = what in left or content[0] == last + 1
+                    require(highest or not self.scenario.own_pace, Invariant.HIGHEST, content, last)
                     first = left.setdefault(what, content)
                     require(first == content, Invariant.TOGETHER, what, first, content)
                 else:
@@ -796,7 +804,8 @@ def is_urgent(part, event):
         return not (computes and calls_next(rank))
     if action == "agree":
         forwards = protocol.dimensions > 1 or drawn
-        return not (forwards and agreement(part.entered[protocol.ops].values())[0] == CLOSE)
+        entered, own_pace = part.entered[protocol.ops].values(), rank.world.scenario.own_pace
+        return not (forwards and agreement(entered, own_pace)[0] == CLOSE)
     if action == "hear":
         message = part.network.control[part.number, event[2]][0]
         if message == FIN or protocol.fin_at >= 0:
@@ -826,8 +835,10 @@ def calls_next(rank):
     if application.stage == Stage.AGREEING or not application.program:
         return False
     following = application.program[0]
-    if following not in (CALL, INTERRUPTED_CALL):
+    if following not in (CALL, INTERRUPTED_CALL, NONFINITE_CALL):
         return following == PUBLISH
+    if rank.world.scenario.own_pace:
+        return True
     t = protocol.version + protocol.base
     if application.stage in (Stage.HANDING_OVER, Stage.COLLECTING) or (
         application.stage == Stage.REDUCING and protocol.operation == all_ranks.SYNC

@@ -52,8 +52,9 @@ def in_place_of_the_compiled(bases, made=()):
 
 all_ranks = load_source("all_ranks")
 protocols = load_source("wait_avoiding", "all_ranks")
+own_pace = load_source("own_pace", "wait_avoiding")
 contribution = load_source("contribution", "all_ranks")
-snapshots = load_source("snapshots", "all_ranks", "contribution")
+snapshots = load_source("snapshots", "all_ranks", "contribution", "job_count")
 late_rules = load_source("late_rules", "contribution", "snapshots")
 rank_port = load_source("rank_port")
 rank_protocol = load_source("rank", "all_ranks")
@@ -64,6 +65,11 @@ schedules = load_source("schedule")
 def rule_of(scenario):
     """Return the late rule of a scenario, of the protocols' sources."""
     return late_rules.late_rule("conserving" if scenario.conserving else "paper")
+
+
+def protocol_of(scenario):
+    """Return the protocol's type of a scenario, of the protocols' sources."""
+    return own_pace.OwnPaceProtocol if scenario.own_pace else protocols.WaitAvoidingProtocol
 
 
 # What goes over a channel of control besides activations: the last message, (NOTICE, rank), and
@@ -101,6 +107,12 @@ class Invariant(enum.Enum):
     RETURNS = "who has joined gets its vector back once all have joined, and no earlier"
     HEARD = "everybody hears of a failure, unless all are closing"
     DRAWN = "a version is started by the rank drawn for it, unless one is in an operation"
+    PACE = "a call at the own pace starts a version exactly if none was since the last one"
+    ALIKE = "at the ranks' own pace every member of a group has weight 1"
+    COUNTED = "the ranks' counts are, in sum, the work of the calls whose changes are published"
+    COMMON = "after a version over all ranks all snapshots were the same"
+    SPREAD = "a published change is in all snapshots after as many versions as a period has"
+    HIGHEST = "all ranks leave an operation after the last version that any has started"
 
 
 class Violation(AssertionError):
@@ -181,20 +193,30 @@ class Contribution(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The contributions of some ranks, and the exact weighted sum of their vectors."""
+    """The contributions of some ranks, and the exact sums of their vectors and counts."""
 
     parts: frozenset
     value: Fraction
     weight: int
+    count: Fraction
 
     def plus(self, other):
         twice = self.parts & other.parts
         require(not twice, Invariant.ONE_EACH, sorted(twice), "counted twice")
-        return Sum(self.parts | other.parts, self.value + other.value, self.weight + other.weight)
+        return Sum(
+            self.parts | other.parts,
+            self.value + other.value,
+            self.weight + other.weight,
+            self.count + other.count,
+        )
 
     @property
     def mean(self):
         return self.value / self.weight
+
+    @property
+    def mean_count(self):
+        return self.count / len(self.parts)
 
 
 class Network:
@@ -204,16 +226,31 @@ class Network:
     versions: ⌊log2 n⌋ + 1 from an exchange of n members. On a channel there wait at most `gap` + 1
     activations that the receiver has use for; where one is sent at a time, at most one at all. A
     channel carries at most one notice.
+
+    With a `period`, ranks are at their own pace and every period-th version is of all of them. So
+    no engine executes such a version while another has not begun it, and `gap` is at most the
+    period: a rank that waits in the next one is a period ahead of those that still execute this
+    one. Larger groups spread an update no later, so the propagation bound holds as well. While
+    ranks load, which moves no data, one that has loaded may be `gap` versions past it and another
+    as many before it: `far`. Of `far` + 1 versions in sequence as many are of all ranks as fit in
+    there, and one more where they are numbered anew. Groups of one member send nothing.
     """
 
-    def __init__(self, world_size, group_size):
+    def __init__(self, world_size, group_size, period=None, loads=False):
         steps = _log2_floor(world_size) + 1
-        self.gap = 0
-        self.data_bound = steps
-        if group_size > 1:
-            self.gap = propagation_bound(world_size, group_size)
-            self.data_bound += (self.gap + 1) * (_log2_floor(group_size) + 1)
-        self.window = 4 * self.gap + 4
+        per_group = _log2_floor(group_size) + 1 if group_size > 1 else 0
+        self.gap = propagation_bound(world_size, group_size) if group_size > 1 else 0
+        self.far = self.gap
+        of_all = 0
+        if period:
+            self.gap = min(self.gap or period, period)
+            self.far = (1 + loads) * self.gap
+            of_all = min(-(-(self.far + 1) // period) + loads, self.far + 1)
+        self.bounded = bool(period) or group_size > 1
+        self.data_bound = (1 + of_all) * steps + (self.far + 1 - of_all) * per_group
+        # As in engines: groups of one member need no window, since messages of versions over all
+        # ranks arrive in order.
+        self.window = 4 * self.gap + 4 if group_size > 1 or not period else 1
         self.phases = steps + 1
         self.control = {}
         self.carried = {}

@@ -18,7 +18,7 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
-from collectives.topology import activation_peers, shuffle
+from collectives.topology import activation_peers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -35,6 +35,7 @@ from protocol_messages import (
     Sum,
     all_ranks,
     contribution,
+    protocol_of,
     protocols,
     rank_port,
     rank_protocol,
@@ -45,11 +46,13 @@ from protocol_messages import (
     telling_how_to_replay,
     version_steps,
 )
+from protocol_own_pace import OwnPace
 from protocol_scenarios import (
     AT_ONCE,
     CALL,
     INTERRUPTED_CALL,
     JOIN,
+    NONFINITE_CALL,
     ONE_AT_A_TIME,
     PUBLISH,
     Load,
@@ -81,13 +84,18 @@ class Stage(enum.Enum):
     CLOSED = enum.auto()
 
 
-def agreement(entered):
+def agreement(entered, own_pace=False):
     """Return the operation and the version that these pairs (operation, t) agree on.
+
+    At the `own_pace` of ranks it is the highest version of any.
 
     There is none where two operations or versions differ; but ranks may close after different
     numbers of calls, and ranks that have joined take part in the averages of others, as many as
     those have made calls.
     """
+    if own_pace:
+        highest = max(t for _, t in entered)
+        entered = [(operation, highest) for operation, _ in entered]
     joined = {t for operation, t in entered if operation == all_ranks.JOIN}
     others = {pair for pair in entered if pair[0] != all_ranks.JOIN}
     if not others:
@@ -179,7 +187,7 @@ class Application:
         if operation != all_ranks.CLOSE:
             self.rank.publishing.give(self.rank.weight_of_update())
         if operation == PUBLISH:
-            self.rank.driven.publish()
+            self.rank.driven.hold(version_steps.PUBLISHING)
             self.stage = Stage.PUBLISHING
         elif operation == JOIN:
             self.stage = Stage.AGREEING
@@ -187,12 +195,13 @@ class Application:
         elif isinstance(operation, Load):
             self.load = operation
             self.enter(all_ranks.LOAD)
-        elif operation not in (CALL, INTERRUPTED_CALL):
+        elif operation not in (CALL, INTERRUPTED_CALL, NONFINITE_CALL):
             self.enter(operation)
         elif self.rank.protocol.is_synchronous():
             self.enter(all_ranks.SYNC)
         else:
             self.interruptible = operation == INTERRUPTED_CALL
+            self.rank.vectors.finite = operation != NONFINITE_CALL
             self.call()
 
     def compute(self):
@@ -206,7 +215,11 @@ class Application:
 
     def call(self):
         protocol = self.rank.protocol
+        alone, started = self.rank.is_first_here(), protocol.started
         self.rank.driven.call()
+        if self.rank.world.scenario.own_pace:
+            starts = bool(protocol.timely), protocol.started > started
+            require(starts == (alone, alone), Invariant.PACE, self.rank, alone, starts)
         self.vector = None
         self.rank.world.note_arrival(self.rank)
         if protocol.timely and protocol.may_start(protocol.version):
@@ -231,8 +244,12 @@ class Application:
             self.vector = rank.note_publication()
         rank.check_call(self.vector)
         rank.world.met.add("timely" if protocol.timely else "late")
+        if not rank.vectors.finite:
+            rank.world.met.add("not finite")
         rank.driven.take(version_steps.RETURN)
         rank.returned = rank.model
+        rank.vectors.finite = True
+        rank.seen = protocol.next
         self.interruptible = False
         self.compute()
 
@@ -255,6 +272,7 @@ class Numbers(contribution.Vectors):
 
     def __init__(self):
         self.of = [Fraction(0)] * 4
+        self.finite = True
 
     def copy(self, to, source):
         self.of[to] = self.of[source]
@@ -263,10 +281,10 @@ class Numbers(contribution.Vectors):
         self.of[vector] = Fraction(0)
 
     def all_finite(self, vector):
-        return True
+        return self.finite or vector != contribution.X
 
     def is_change_finite(self):
-        return True
+        return self.finite
 
     def add_change(self, to):
         x, snapshot, base = self.of[:3]
@@ -332,6 +350,9 @@ class Port(rank_port.RankPort):
     def total_weight(self):
         return self.rank.total_weight
 
+    def mean_count(self):
+        return self.rank.mean_count
+
     def number_from(self, first, shift):
         pass
 
@@ -375,12 +396,16 @@ class Rank:
         self.publishing.count_once()
         self.driven = world.driven_type(self.protocol, self.publishing)
         self.driven.attach(Port(self))
-        self.total_weight = 0
+        self.total_weight = self.mean_count = 0
         self.contribution = Contribution(number, 0, 0, 0)
         self.contributed = None
         self.epoch = 0
         self.updates = 0
         self.updates_until_join = 0
+        # Calls and operations whose change is not yet published.
+        self.unpublished = 0
+        # The next version when the application's last call or operation ended.
+        self.seen = 0
         # Whether this rank has joined, and an average of all ranks has taken what it had left.
         self.taken = False
         self.failing = number in scenario.failing
@@ -478,6 +503,8 @@ class Rank:
     def abandon(self):
         """The application's call ends by an exception; its version may be started only then."""
         version = self.protocol.version
+        if self.protocol.timely:
+            self.seen = version + 1
         self.driven.interrupt()
         self.driven.interrupted(True)
         if self.application.vector is not None:
@@ -521,7 +548,7 @@ class Rank:
         """All ranks have entered an operation: each learns of what the others have entered."""
         protocol, entered = self.protocol, self.world.entered[self.protocol.ops]
         records = [number for rank in sorted(entered) for number in entered[rank]]
-        operation, t = agreement(entered.values())
+        operation, t = agreement(entered.values(), self.world.scenario.own_pace)
         closing, broken = protocol.operation == all_ranks.CLOSE, protocol.broken
         load = self.application.load
         loading = load and self.world.numbers.setdefault(protocol.ops, load.number)
@@ -567,7 +594,7 @@ class Rank:
         world, version = self.world, self.protocol.running
         number = version + self.protocol.base
         require(
-            (number + 1) % world.scenario.sync_period,
+            world.scenario.own_pace or (number + 1) % world.scenario.sync_period,
             Invariant.EPOCH,
             f"rank {self.number} executes version {version}, a synchronization, passively",
         )
@@ -581,15 +608,17 @@ class Rank:
         self.driven.take(version_steps.BEGIN_VERSION)
 
     def exchange_in_group(self, version):
-        scenario, network = self.world.scenario, self.world.network
+        network, label = self.world.network, (VERSION, version)
         self.contributed = self.contribution, self.snapshot
-        groups = shuffle(scenario.world_size, scenario.group_size)
+        own = self.sum_of_this()
+        if self.world.pace:
+            self.world.pace.begin_version(self.number, label, own.value, own.count)
         self.exchange = Exchange(
             network,
-            (VERSION, version),
-            groups.members(self.number, version + self.protocol.base),
+            label,
+            self.group_of(version),
             self.number,
-            self.sum_of_this(),
+            own,
             network.tag(version),
         )
 
@@ -615,9 +644,26 @@ class Rank:
             self.world.met.add("joined")
         self.vectors.reduce(self.publishing, exchange.sum)
         self.total_weight = exchange.sum.weight
+        self.mean_count = exchange.sum.mean_count
         self.result = exchange.sum
         self.result_epoch = self.epoch
         self.driven.take(version_steps.END_VERSION)
+        if self.world.pace:
+            of_all = self.world.scenario.is_of_all(version + self.protocol.base)
+            parts = exchange.sum.parts
+            known = self.publishing.job.known if of_all else None
+            self.world.pace.end_version(
+                self.number, exchange.label, parts, self.snapshot, known, of_all
+            )
+
+    def group_of(self, version):
+        return self.world.scenario.group_of(self.number, version + self.protocol.base)
+
+    def is_first_here(self):
+        """Return whether no version was executed or started here since the last call ended."""
+        protocol = self.protocol
+        running = protocol.vectors == protocols.RUNNING or protocol.started >= protocol.next
+        return protocol.next == self.seen and not running
 
     def compute(self):
         """Change the model by an update that no other rank, and no other time, has."""
@@ -627,6 +673,7 @@ class Rank:
     def weight_of_update(self):
         """Return how much the application's vector weighs, after its last update."""
         weight = 1 + (self.number + self.updates) % 3 if self.world.scenario.weighted else 1
+        self.unpublished += 1
         return self.publishing.worked(weight)
 
     @property
@@ -635,6 +682,8 @@ class Rank:
 
     def would_publish(self):
         """Return what a publication adds to the sum of all weighted snapshots."""
+        if not self.vectors.finite:
+            return 0
         weight = self.publishing.given_weight
         change = self.model - self.returned
         return weight * (self.snapshot + change) - self.weighted_snapshot
@@ -645,7 +694,10 @@ class Rank:
         out = self.taken and self.protocol.operation != all_ranks.FINISH
         counts = weight and not self.publishing.weightless
         require(not (out and counts), Invariant.OUT, self, weight)
-        return Sum(frozenset([self.contribution]), weight * value, weight)
+        alike = weight == 1 or not self.world.scenario.own_pace
+        require(alike, Invariant.ALIKE, self, weight)
+        count = self.publishing.job.count
+        return Sum(frozenset([self.contribution]), weight * value, weight, Fraction(count))
 
     def publish(self):
         """Publish, and return what this rank contributes from now on."""
@@ -659,7 +711,7 @@ class Rank:
     def join(self):
         self.updates_until_join = self.updates
         if self.world.joining_publishes:
-            self.driven.join()
+            self.driven.hold(version_steps.JOINING)
             self.note_publication()
             self.may_start(self.driven.take, version_steps.SHARE)
             self.contribute_to_agreement()
@@ -669,7 +721,11 @@ class Rank:
 
     def note_publication(self):
         """The application publishes: return what this rank contributes from now on."""
-        self.world.published += self.would_publish()
+        change = self.would_publish()
+        self.world.published += change
+        if self.world.pace:
+            work, self.unpublished = self.unpublished * self.vectors.finite, 0
+            self.world.pace.publish(self.number, change, self.protocol.next, work)
         self.returned = self.model
         self.contribution = self.contribution._replace(
             publication=self.contribution.publication + 1,
@@ -697,8 +753,7 @@ class Rank:
         """What a call is about to return is what it says that it is."""
         protocol, scenario = self.protocol, self.world.scenario
         details = f"rank {self.number} in call {protocol.version}, timely {protocol.timely}"
-        groups = shuffle(scenario.world_size, scenario.group_size)
-        group = groups.members(self.number, protocol.version + protocol.base)
+        group = self.group_of(protocol.version)
         result = self.world.sums.get((VERSION, protocol.version, *group))
         present = result is not None and vector in result.parts
         require(present == bool(protocol.timely), Invariant.TIMELY, details, vector, result)
@@ -740,10 +795,12 @@ class Rank:
         self.driven.take(rank_protocol.CONTRIBUTE)
 
     def exchange_with_all(self):
-        network = self.world.network
+        network, label = self.world.network, (OPERATION, self.protocol.ops)
+        if self.world.pace:
+            self.world.pace.begin(self.number, label, self.snapshot, self.publishing.job.count)
         self.average = Exchange(
             network,
-            (OPERATION, self.protocol.ops),
+            label,
             list(range(self.world.scenario.world_size)),
             self.number,
             self.sum_of_this(),
@@ -762,6 +819,7 @@ class Rank:
             require(epochs == {self.epoch}, Invariant.EPOCH, f"{average.label}: {average.sum}")
             self.vectors.reduce(self.publishing, average.sum)
             self.total_weight = average.sum.weight
+            self.mean_count = average.sum.mean_count
             self.driven.take(rank_protocol.END_AVERAGE)
             if self.driven.begun:
                 return  # no vector had a weight: it is repeated
@@ -772,8 +830,11 @@ class Rank:
         published = operation not in (all_ranks.AVERAGE, all_ranks.LOAD)
         model = self.snapshot if published else None
         state = (protocol.version, protocol.next, protocol.base, model)
+        if ops not in self.world.left:
+            self.world.check_highest(protocol.version)
         first = self.world.left.setdefault(ops, state)
         require(state == first, Invariant.TOGETHER, self, state, "and", first)
+        self.seen = protocol.next
         self.contribute_to_agreement()
 
     def go_on(self, step):
@@ -783,14 +844,20 @@ class Rank:
             return
         self.epoch += 1
         self.world.met.add(OPERATIONS[operation])
-        self.taken = self.protocol.joined and operation != all_ranks.FINISH
+        keeps = operation == all_ranks.FINISH or self.world.scenario.own_pace
+        self.taken = self.protocol.joined and not keeps
         if step == rank_protocol.ADOPT:
             self.world.published += self.weighted_snapshot - average.contribution.value
+            if self.world.pace:
+                self.world.pace.learn(self.number, average.label, average.sum.parts)
             require(self.snapshot == average.sum.mean, Invariant.TOGETHER, self)
-            if not self.protocol.joined:
+            if operation == all_ranks.FINISH or not self.protocol.joined:
                 self.returned = self.model
         else:
             self.world.published += self.weighted_snapshot - self.weighted_before
+            self.unpublished = 0
+            if self.world.pace:
+                self.world.pace.load(self.number, self.snapshot, self.protocol.next)
             self.returned = self.model
         self.note_adoption()
 
@@ -828,6 +895,8 @@ class Rank:
             self.result and self.result.parts,
             self.result_epoch,
             self.left,
+            self.world.scenario.own_pace and self.seen,
+            self.vectors.finite,
         )
 
     def __str__(self):
@@ -847,6 +916,12 @@ class Rank:
         return f"rank {self.number} {self.application.stage.name}: {values}"
 
 
+def network_of(scenario):
+    period = scenario.sync_period if scenario.own_pace else None
+    loads = any(isinstance(each, Load) for program in scenario.programs for each in program)
+    return Network(scenario.world_size, scenario.group_size, period, loads)
+
+
 class World:
     """All ranks and the network between them.
 
@@ -860,7 +935,7 @@ class World:
     def __init__(
         self,
         scenario,
-        protocol_type=protocols.WaitAvoidingProtocol,
+        protocol_type=None,
         rank_type=Rank,
         application_type=Application,
         publishing_type=snapshots.SnapshotProtocol,
@@ -869,7 +944,7 @@ class World:
         self.scenario = scenario
         self.publishing_type = publishing_type
         self.driven_type = driven_type
-        self.network = Network(scenario.world_size, scenario.group_size)
+        self.network = network_of(scenario)
         self.started = {}
         self.arrived = {}
         self.sums = {}
@@ -878,10 +953,13 @@ class World:
         self.numbers = {}
         self.failed = set()
         self.ranks = [
-            rank_type(self, number, protocol_type, application_type)
+            rank_type(self, number, protocol_type or protocol_of(scenario), application_type)
             for number in range(scenario.world_size)
         ]
         self.initial = sum(rank.weighted_snapshot for rank in self.ranks)
+        self.pace = None
+        if scenario.own_pace:
+            self.pace = OwnPace([rank.snapshot for rank in self.ranks], scenario.sync_period)
         self.published = 0
         self.unpublished = 0
         self.met = set()
@@ -1004,18 +1082,28 @@ class World:
         of who has made no call.
         """
         kinds = {operation for program in self.scenario.programs for operation in program}
-        return self.scenario.passive and JOIN not in kinds
+        return self.scenario.passive and (self.scenario.own_pace or JOIN not in kinds)
 
     def check_activation(self, message, destination):
         """An activation is little ahead of its receiver, so that few wait that it has use for."""
-        allowed = self.ranks[destination].protocol.next + self.network.gap
+        allowed = self.ranks[destination].protocol.next + self.allowed_distance()
         require(message[0] <= allowed, Invariant.BOUNDED, message, f"for rank {destination}")
 
     def check_distance(self):
         versions = [rank.protocol.next for rank in self.ranks]
         apart = max(versions) - min(versions)
-        if self.scenario.group_size > 1:
-            require(apart <= self.network.gap, Invariant.NEAR, versions)
+        if self.network.bounded:
+            require(apart <= self.allowed_distance(), Invariant.NEAR, versions)
+
+    def allowed_distance(self):
+        loading = any(rank.protocol.operation == all_ranks.LOAD for rank in self.ranks)
+        return self.network.far if loading else self.network.gap
+
+    def check_highest(self, version):
+        """The first rank leaves an operation at this version."""
+        last = max(self.started, default=-1)
+        highest = not self.scenario.own_pace or version == last + 1
+        require(highest, Invariant.HIGHEST, version, "after", last)
 
     def check_heard(self):
         """Where no notice is under way, everybody has heard of a failure, unless all close."""
@@ -1061,7 +1149,7 @@ class World:
             arrived = arrived or self.awaits_stopped(rank)
             require(arrived or rank.application.frozen, Invariant.ENDS, *self.ranks)
         self.check_drained()
-        if self.scenario.group_size > 1:
+        if self.scenario.group_size > 1 or self.scenario.own_pace:
             self.check_executed()
 
     def check_end(self):

@@ -7,10 +7,14 @@ from typing import NamedTuple
 
 from protocol_messages import all_ranks
 
+from collectives.topology import shuffle
+
 # What an application's program consists of, besides the operations AVERAGE, SYNCHRONIZE, JOIN and
 # CLOSE, and a `Load`.
 CALL = "call"
 INTERRUPTED_CALL = "interrupted call"
+# Under the conserving rule it contributes no change.
+NONFINITE_CALL = "call with a vector that is not finite"
 PUBLISH = "publish"
 AVERAGE = all_ranks.AVERAGE
 SYNCHRONIZE = all_ranks.SYNCHRONIZE
@@ -30,8 +34,22 @@ DELAYED = "delayed"
 ONE_AT_A_TIME = "one at a time"
 
 
+class Grouped:
+    """The groups of a scenario's versions."""
+
+    def group_of(self, rank, number):
+        """Return the members of a rank's group in the version of this number."""
+        if self.is_of_all(number):
+            return list(range(self.world_size))
+        return shuffle(self.world_size, self.group_size).members(rank, number)
+
+    def is_of_all(self, number):
+        """Return whether this version averages over all ranks as any other averages over groups."""
+        return self.own_pace and (number + 1) % self.sync_period == 0
+
+
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Grouped):
     """What the ranks of a run do, and which of their applications stop for a while.
 
     Attributes:
@@ -45,6 +63,8 @@ class Scenario:
         conserving: the late rule; else the paper's.
         seed: of the ranks that are drawn to start the versions; None: anybody may.
         weighted: whether calls have different weights; `by_work`: and these add up.
+        own_pace: whether ranks make any number of calls, and each `sync_period`-th version is of
+            all ranks; then ranks are passive and the late rule conserving, without draws or work.
     """
 
     world_size: int
@@ -62,6 +82,7 @@ class Scenario:
     seed: int | None = None
     weighted: bool = False
     by_work: bool = False
+    own_pace: bool = False
 
 
 def random_epoch(generator, calls):
@@ -154,6 +175,54 @@ def random_weighted_scenario(generator):
         conserving=True,
         weighted=True,
         by_work=generator.random() < 0.5,
+    )
+
+
+def random_own_pace_programs(generator, world_size):
+    """Make one program a rank: the same operations, and any number of calls between them.
+
+    Where some join, others go on to average; ranks may close earlier or later than others.
+    """
+    operations = (AVERAGE, SYNCHRONIZE, JOIN, JOIN, Load(generator.randint(0, 20)))
+    epochs = [generator.choice(operations) for _ in range(generator.choice((0, 1, 1, 2)))]
+    epochs = [
+        [generator.choice((AVERAGE, SYNCHRONIZE)) for _ in range(generator.randint(0, 2))] + [last]
+        for last in (*epochs, CLOSE)
+    ]
+    mismatched = generator.random() < 0.1
+    programs = []
+    for _ in range(world_size):
+        program, busy = [], generator.choice((0, 1, 3, 3, 6))
+        for *averages, last in epochs:
+            made = generator.randint(0, len(averages)) if last == JOIN else len(averages)
+            for operation in (*averages[:made], last):
+                calls = generator.randint(0, busy)
+                kinds = CALL, INTERRUPTED_CALL, NONFINITE_CALL, PUBLISH
+                program += generator.choices(kinds, (9, 1, 1, 1), k=calls)
+                program.append(operation)
+        if mismatched and generator.random() < 0.3:
+            operation = generator.choice((AVERAGE, SYNCHRONIZE, JOIN, Load(0)))
+            program.insert(generator.randrange(len(program)), operation)
+        programs.append(tuple(program))
+    return tuple(programs)
+
+
+def random_own_pace_scenario(generator):
+    """Make a random scenario in which each of up to 16 ranks makes as many calls as it likes."""
+    scenario = random_scenario(generator)
+    world_size = generator.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 12, 16))
+    return replace(
+        scenario,
+        world_size=world_size,
+        group_size=min(generator.choice((1, 2, 2, 3, 4, 16)), world_size),
+        programs=random_own_pace_programs(generator, world_size),
+        passive=True,
+        conserving=True,
+        frozen=random_ranks(generator, world_size, (0, 0.4)),
+        frozen_from=generator.randint(0, 40 * world_size),
+        failing=random_ranks(generator, world_size, (0, 0, 0, 0.2, 1)),
+        absent=random_ranks(generator, world_size, (0, 0, 0, 0, 0.2)),
+        own_pace=True,
     )
 
 

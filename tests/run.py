@@ -5,7 +5,7 @@ output is shown as it comes; the output of what runs beside them is shown afterw
 torch's test device are in processes of their own, where it then stays. --brief leaves only what
 another MPI is most likely to break: the tests of four ranks. --extra runs what takes too long for
 the rest: long explorations, bugs planted into what devices do, all allocations that can fail, and
-the benchmark of GPUs.
+the benchmark of GPUs, but not explorations of many minutes (`pytest -m long`).
 --cuda-mpi leaves only the MPI tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in
 for its driver. Other arguments go to every pytest; where they are files, only what has tests of
 these is started. Each part must pass, and must run something unless the arguments select tests; the
@@ -74,7 +74,7 @@ def lanes(brief, cuda_mpi, extra):
     here, there = "not torch_device and not extra", "torch_device"
     processes, ranks = [], []
     if extra:
-        here = "extra"
+        here = "extra and not long"
         processes.append(Part("one process", cores, f"not mpi and {here}"))
     elif not (brief or cuda_mpi):
         processes += [

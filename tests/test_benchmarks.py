@@ -264,3 +264,55 @@ def test_the_page_of_the_simulation_shows_the_tables_of_the_scaling_figures(scal
     assert parameters == {"figure 4": 2, "figure 7": 1, "figure 10": 4}
     missing = [title for title, text in scaling_figures.tables(results).items() if text not in page]
     assert missing == []
+
+
+FIGURES = sorted(path.stem for path in BENCHMARKS.glob("figure_*.py"))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_page_of_the_papers_figures_shows_the_tables_of_the_results(name, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    figure = importlib.import_module(name).FIGURE
+    tables = importlib.import_module("learning_figures").tables
+    path = BENCHMARKS / "results" / f"{figure.name}-{figure.ranks}.json"
+    page = (BENCHMARKS.parent / "docs" / "papers.md").read_text()
+    assert [
+        text for text in tables(json.loads(path.read_text())["results"], figure) if text not in page
+    ] == []
+    assert f"(figures/{figure.name}.png)" in page
+    assert (BENCHMARKS.parent / "docs" / "figures" / f"{figure.name}.png").exists()
+
+
+def test_a_figure_s_table_counts_who_reached_the_target(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    figures = importlib.import_module("learning_figures")
+
+    def result(*points):
+        return {
+            "accuracy": points[-1][2],
+            "samples_per_s": 10.0,
+            "points": [(at, accuracy) for at, _, accuracy in points],
+            "steps": [steps for _, steps, _ in points],
+            "ranks": 4,
+        }
+
+    fast = result((1.0, 10, 0.5), (2.0, 20, 0.95))
+    slow = result((1.0, 5, 0.5), (2.0, 10, 0.92))
+    never = result((1.0, 5, 0.5), (2.0, 10, 0.8))
+    of = figures.figures([fast, slow, slow], 0.9, 2)
+    assert (of["target_s"], of["target_steps"], of["updates"], of["reached"]) == (2.0, 10, 20, 3)
+    assert of["curve"]["seconds"] == [1.0, 2.0]
+    assert of["curve"]["accuracy"][1] == pytest.approx(0.93)
+    rarely = figures.figures([fast, never, never], 0.9, 2)
+    assert (rarely["target_s"], rarely["updates"], rarely["reached"]) == (None, None, 1)
+    text = figures.table("case", {"one": of, "other": rarely}, 0.9)
+    assert "| one | 1.00 | 2 ± 0 | 1.00 | 10 | 20 | 0.100 | 93.0 ± 1.7 |" in text
+    assert "| other | 1.00 | – (1 of 3) | – | – | – | – | 85.0 ± 8.7 |" in text
+
+
+def test_the_results_readme_counts_the_figures_that_meet_their_targets():
+    files = (BENCHMARKS / "results").glob("*.json")
+    figures = [each for file in files for each in json.loads(file.read_text()).get("figures", [])]
+    met = sum(each["holds"] for each in figures)
+    readme = " ".join((BENCHMARKS / "results" / "README.md").read_text().split())
+    assert f"{met} figures meet their targets, {len(figures) - met} do not" in readme

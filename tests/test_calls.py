@@ -321,16 +321,16 @@ def test_without_a_thread_waiting_in_one_collective_serves_the_other(comm, how):
 def test_statistics_of_a_known_run(comm, transport, late, length):
     """Rank 0 calls three times alone, then the others once; in the end all synchronize."""
     mine = np.zeros(length, np.float32)
-    # A short vector is sent twice, in whole lines of 64 bytes after one with its weight; of a long
-    # one every rank sends three slices of four, and its own, averaged, to three others; and its
-    # weight. average() sends slices where vectors are in shared memory, but all else nothing.
-    sent = 2 * 128 if length == 1 else 6 * length + 24
+    # A short vector is sent twice, in whole lines of 64 bytes after one with weight and count; of a
+    # long one every rank sends three slices of four, and its own, averaged, to three others; and
+    # these two. average() sends slices where vectors are in shared memory, but all else nothing.
+    sent = 2 * 128 if length == 1 else 6 * length + 3 * 16
     shown = sent
     if transport == "shared":
         sent = 0
         if length == 1:
             # All of the single line is rank 0's slice.
-            shown = 3 * 8 + (3 * 64 if comm.rank == 0 else 64)
+            shown = 3 * 16 + (3 * 64 if comm.rank == 0 else 64)
     with GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, late=late) as average:
         nothing = average.statistics()
         assert nothing == (0, 0, 0, 0, 0, (), 0, 0, 0.0, 0.0, nothing.engine)

@@ -21,6 +21,7 @@ from claims_model import (
     contribution,
     explore,
     frozen_scenario,
+    own_pace_scenario,
     print_event,
     protocols,
     random_scenario,
@@ -61,6 +62,12 @@ def test_where_versions_wait_for_their_groups_rings_keep_every_invariant(block):
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         met |= run_seed(seed, waiting_scenario).met
     assert met >= {"a ring", "a slot again", "interrupted", "alone", "a fate unknown"}
+
+
+def test_ranks_at_their_own_pace_keep_every_invariant():
+    """In versions over all ranks, too, which others execute for those that compute or stop."""
+    met = set().union(*(run_seed(seed, own_pace_scenario).met for seed in range(150)))
+    assert met >= {"interrupted", "alone", "helped while computing", "an earlier one", "draining"}
 
 
 def test_random_runs_meet_all_that_can_happen():
@@ -227,7 +234,7 @@ class ReleasesBeforeTheEnd(SharedExchangeProtocol):
 
     def finish(self, number, members, size, total):
         yield from self.claims.release(number, members, size)
-        yield from self.tell_total(members, size, total)
+        yield from self.set_total(members, size, total)
 
 
 class ForgetsWhatWasExecuted(WaitAvoidingProtocol):
@@ -252,6 +259,21 @@ class SharesInOperations(WaitAvoidingProtocol):
             self.vectors = protocols.SHARED
         else:
             self.execute()
+
+
+class ForgetsTheirCounts(versions_in_steps.VersionsProtocol):
+    """What others have averaged for this rank changes its snapshot, and not its count."""
+
+    def learn_counts(self):
+        yield from ()
+
+
+class CountsForItself(SharedBlocks):
+    """Whoever ends an exchange averages the counts into its own part only."""
+
+    def average_counts(self, number, members, size):
+        counts = [self.of(member, "count") for member in members[:size]]
+        self.world.write(self.me, (self.me, "count"), sum(counts) / size)
 
 
 def publishing_scenario(generator):
@@ -311,6 +333,7 @@ CONTRIBUTED = Invariant.CONTRIBUTED
 IN_ORDER = Invariant.IN_ORDER
 RESULT = Invariant.RESULT
 CONSERVED = Invariant.CONSERVED
+COUNTED = Invariant.COUNTED
 ORDERED = Invariant.ORDERED
 ENDS = Invariant.ENDS
 
@@ -373,6 +396,8 @@ MUTANTS = [
     Mutant("forgets what was executed", ForgetsWhatWasExecuted, {STATES, CONSERVED}),
     Mutant("takes back what runs", TakesBackWhatRuns, {ORDERED, STATES, RESULT}),
     Mutant("shares in operations", SharesInOperations, {ENDS}),
+    Mutant("forgets their counts", ForgetsTheirCounts, {COUNTED}, own_pace_scenario),
+    Mutant("counts for itself", CountsForItself, {COUNTED}, own_pace_scenario),
 ]
 
 

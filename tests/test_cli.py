@@ -42,6 +42,13 @@ MISTAKES = {
     "train --weight-decay -1": "argument --weight-decay: must be a number of at least 0, not '-1'",
     "train --clip-norm 0": "argument --clip-norm: must be a number above 0, not '0'",
     "train --accumulate 0": "argument --accumulate: must be an integer of at least 1, not '0'",
+    "train --algorithm allreduce:compute_limit=0 --accumulate 2": "argument --algorithm: allreduce:"
+    "compute_limit=0: compute_limit must be a number above 0, not '0'",
+    "train --algorithm allreduce:compute_limit=1": "argument --accumulate: allreduce:compute_limit="
+    "1 needs 2 or more batches per step",
+    "compare --algorithms allreduce:compute_limit=1": "argument --accumulate: allreduce:compute_",
+    "simulate --algorithms allreduce:compute_limit=1": "argument --accumulate: allreduce:compute_",
+    "simulate --accumulate 2": "argument --accumulate: not allowed without --train",
     "train --shards mine": "argument --shards: invalid choice: 'mine'",
     "train --seed -1": "argument --seed: must be an integer of at least 0, not '-1'",
     "train --group-size 0": "argument --group-size: must be an integer of at least 1, not '0'",
@@ -59,7 +66,7 @@ MISTAKES = {
     "train --overlap --seed 3": "argument --overlap: belongs to an algorithm: write --algorithm "
     "wagma:overlap (see wagma train --help)",
     "compare --mode=asp": "argument --mode: belongs to an algorithm: write --algorithms "
-    "parameter-server:mode=bsp|backup|asp|hete",
+    "parameter-server:mode=bsp|backup|asp|hete|ringmaster|async-local",
     "simulate --neighbors 2": "argument --neighbors: belongs to an algorithm: write --algorithms "
     "sgp:neighbors=N",
     "train --step-time inf": "argument --step-time: must be a number of at least 0, not 'inf'",
@@ -93,7 +100,7 @@ MISTAKES = {
     "compare --algorithms wagma:speed=3": "argument --algorithms: wagma:speed=3: wagma has no "
     "option 'speed': it has group_size, ",
     "compare --algorithms allreduce:group-size=2": "argument --algorithms: allreduce:group-size=2: "
-    "allreduce has no option 'group-size': it has transport",
+    "allreduce has no option 'group-size': it has compute_limit, transport",
     "compare --algorithms ddp:wait=group": "argument --algorithms: ddp:wait=group: ddp has no "
     "option 'wait': it has none",
     "compare --algorithms wagma:wait=all": "argument --algorithms: wagma:wait=all: wait must be ",

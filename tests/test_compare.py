@@ -9,13 +9,13 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from wagma import cli, compare, imbalance
+from wagma import cli, comparison, imbalance
 from wagma.evaluation import copy_of, evaluate_kept, mean_over_ranks
 from wagma.methods import METHODS
 from wagma.runs import recorded
 from wagma.tasks import local
 from wagma.tasks.contract import Task
-from wagma.train import Trainer
+from wagma.trainer import Trainer
 
 ALONE = MPI.COMM_SELF
 
@@ -45,13 +45,13 @@ def summary(rate=100.0, bound=5.0, values=(0.5, 0.9), metric="accuracy", **more)
 def test_an_algorithms_figures_are_medians_and_its_ratios_are_seed_by_seed():
     first = [summary(100, 4.0), summary(10, 8.0), summary(1, 4.0)]
     of = [summary(rate, 4.0, (value,)) for rate, value in ((150, 0.8), (14, 0.9), (3, 0.7))]
-    figures = compare.figures(of, first, None)
+    figures = comparison.figures(of, first, None)
     assert figures["samples_per_s"] == 14
     assert figures["ratio"] == 1.5
     assert figures["bound_ratio"] == 1.0
     assert figures["mean"] == pytest.approx(0.8) and figures["deviation"] == pytest.approx(0.1)
     assert figures["target_s"] is None and figures["mean_staleness"] is None
-    assert compare.figures(of[:1], first[:1], None)["deviation"] is None
+    assert comparison.figures(of[:1], first[:1], None)["deviation"] is None
 
 
 @pytest.mark.parametrize(
@@ -68,24 +68,24 @@ def test_the_target_is_reached_with_the_first_evaluation_that_is_as_good(
     metric, values, target, seconds
 ):
     of = [summary(values=values, metric=metric)]
-    figures = compare.figures(of, of, target)
+    figures = comparison.figures(of, of, target)
     assert figures["target_s"] == seconds
     assert figures["reached"] == (seconds is not None)
 
 
 def test_a_target_that_most_seeds_miss_is_not_reached():
     hits, misses = summary(values=(0.5, 0.9)), summary(values=(0.5, 0.6))
-    assert compare.figures([hits, hits, misses], 3 * [hits], 0.9)["target_s"] == 2.0
-    assert compare.figures([hits, misses, misses], 3 * [hits], 0.9)["target_s"] is None
+    assert comparison.figures([hits, hits, misses], 3 * [hits], 0.9)["target_s"] == 2.0
+    assert comparison.figures([hits, misses, misses], 3 * [hits], 0.9)["target_s"] is None
 
 
 def test_the_table_has_a_dash_for_what_is_not_known():
     known, unknown = summary(mean_staleness=1.5), summary(bytes_sent=None)
     results = {
-        label: compare.figures([each], [known], 0.95)
+        label: comparison.figures([each], [known], 0.95)
         for label, each in {"one": known, "other": unknown}.items()
     }
-    rows = compare.rows(results, 0.95)
+    rows = comparison.rows(results, 0.95)
     assert rows["accuracy"] == ["90 %", "90 %"]
     assert rows["s to 95 %"] == ["–", "–"]
     assert rows["staleness"] == ["1.50", "–"]
@@ -107,19 +107,19 @@ def test_the_table_has_a_dash_for_what_is_not_known():
 )
 def test_what_was_sent_is_a_dash_for_nothing_and_has_two_digits_however_little(nbytes, text):
     of = [summary(bytes_sent=nbytes)]
-    assert compare.rows({"one": compare.figures(of, of, None)}, None)["MB sent"] == [text]
+    assert comparison.rows({"one": comparison.figures(of, of, None)}, None)["MB sent"] == [text]
 
 
 def test_a_target_that_is_no_accuracy_is_in_the_table_as_it_was_given():
     of = [summary(values=(0.5, 0.2), metric="loss")]
-    rows = compare.rows({"one": compare.figures(of, of, 0.3)}, 0.3)
+    rows = comparison.rows({"one": comparison.figures(of, of, 0.3)}, 0.3)
     assert rows["s to 0.3"] == ["2.00"] and rows["loss"] == ["0.2"]
 
 
 def test_without_test_batches_there_is_still_a_table(capsys):
     bare = {**summary(), "metrics": [], "evaluations": [{"step": 10, "elapsed_s": 1.0}]}
-    results = {"one": compare.figures([bare], [bare], 0.5)}
-    compare.show(list(results), compare.rows(results, 0.5))
+    results = {"one": comparison.figures([bare], [bare], 0.5)}
+    comparison.show(list(results), comparison.rows(results, 0.5))
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split()[:2] == ["algorithm", "samples/s"]
     assert line.split()[:2] == ["one", "100"]
@@ -139,7 +139,7 @@ def test_common_options_are_of_those_that_take_them_and_own_options_come_first()
     compared = check("--algorithms", text, "--sync-period", "20")
     assert list(compared) == text.split(",")
     allreduce, common, own = compared.values()
-    assert allreduce == {"transport": None}
+    assert allreduce == {"compute_limit": None, "transport": None}
     assert common["sync_period"] == 20 and common["overlap"] is False
     assert (own["sync_period"], own["late"], own["overlap"]) == (5, "paper", True)
 
@@ -236,7 +236,7 @@ def test_a_comparison_has_its_table_its_files_and_the_same_seeds_for_all(mpirun,
             assert own["accuracy"] == run["accuracy"]
             assert json.loads((directory / run["directory"] / "config.json").read_text())["seed"]
     for seed in (5, 6):
-        names = [compare.directory_name(label) for label in LABELS]
+        names = [comparison.directory_name(label) for label in LABELS]
         by_label = [records(directory / f"seed-{seed}" / name) for name in names]
         assert len({tuple(rank[0]["loss"] for rank in ranks) for ranks in by_label}) == 1
         for ranks in by_label:
@@ -261,7 +261,7 @@ def test_an_algorithm_that_fails_fails_the_command_and_is_named(mpirun, tmp_path
 import sys
 from wagma import cli, train
 
-def out_of_memory(trainer, step):
+def out_of_memory(trainer, step, *_):
     if (trainer.rank, trainer.settings.algorithm.label, step) == (1, "local-sgd", 7):
         raise MemoryError("no batch fits")
 

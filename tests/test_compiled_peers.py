@@ -70,6 +70,8 @@ def protocols_of(averages, pushes, server):
         lambda *rank: pushes.PushSumProtocol(*rank, everybody, everybody, 1),
         lambda *rank: server.ParameterServerProtocol(*rank, "backup", 1, 1),
         lambda *rank: server.ParameterServerProtocol(*rank, "asp", 0, 0),
+        lambda *rank: server.ParameterServerProtocol(*rank, "ringmaster", 1, 0, 2),
+        lambda *rank: server.ParameterServerProtocol(*rank, "async-local", 1, 0, None, 0.9, 0.5),
     )
 
 

@@ -299,11 +299,33 @@ def test_blocks_are_as_long_as_chosen_or_given(comm, direct, stream, monkeypatch
 class TwoNodes(Node):
     """Each pair of ranks is on a node of its own."""
 
+    nodes = 0, 0, 1, 1
+
     def __init__(self, comm):
-        self._comm = comm.Split(comm.rank // 2, comm.rank)
+        self._comm = comm.Split(self.nodes[comm.rank], comm.rank)
         self.ranks = self._comm.allgather(comm.rank)
         self.oversubscribed = True
         self.elsewhere = "the ranks are on two nodes"
+
+
+class UnequalNodes(TwoNodes):
+    """One has a pair of ranks, which map each other's memory, and two have one each."""
+
+    nodes = 0, 0, 1, 2
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.transports("messages")
+def test_ranks_of_nodes_that_share_memory_and_of_others_close(comm, direct, stream, monkeypatch):
+    direct.require_stand_in()
+    monkeypatch.delenv("WAGMA_TRANSPORT")
+    monkeypatch.setattr("collectives.node.Node", UnequalNodes)
+    vector = direct.array(np.full(1000, float(comm.rank), np.float32), stream)
+    with stand_in.mapped_memory(), GroupAllreduce(comm, vector, group_size=4) as average:
+        transport = "shared" if comm.rank < 2 else "messages"
+        assert (average.path, average.transport) == ("direct", transport), average.path_reason
+        average.synchronize(vector)
+        np.testing.assert_allclose(vector.get(), 1.5, rtol=1e-6)
 
 
 @pytest.mark.ranks(4)
@@ -315,7 +337,7 @@ def test_memory_that_a_node_s_ranks_share_is_not_sent_to_other_nodes(
     """The stand-in ends the process where MPI touches memory that another one may have mapped."""
     direct.require_stand_in()
     monkeypatch.delenv("WAGMA_TRANSPORT")
-    monkeypatch.setattr("collectives.collective.Node", TwoNodes)
+    monkeypatch.setattr("collectives.node.Node", TwoNodes)
     vector = direct.array(np.full(300_000, float(comm.rank), np.float32), stream)
     with stand_in.mapped_memory(), kind(comm, vector, sync_period=3) as average:
         assert (average.path, average.transport) == ("direct", "shared"), average.path_reason

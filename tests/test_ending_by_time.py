@@ -24,7 +24,7 @@ from wagma.runs import POINTS, Curve, Tally, summarize
 from wagma.simulation import FREE, MACHINES, Settings, simulate
 from wagma.tasks import local
 from wagma.tasks.contract import Task
-from wagma.train import Trainer, lasting
+from wagma.trainer import Trainer, lasting
 
 # --- what is counted
 
@@ -100,11 +100,8 @@ COMPUTING, AVERAGING = 1.0, 0.5
 @pytest.fixture
 def clock(monkeypatch):
     """Return the time, which stands still unless one changes it."""
-    now = SimpleNamespace(seconds=100.0)
-    fake = SimpleNamespace(perf_counter=lambda: now.seconds, sleep=lambda seconds: None)
-    for module in ("wagma.train", "wagma.stopwatch"):
-        monkeypatch.setattr(f"{module}.time", fake)
-    return now
+    monkeypatch.setattr("wagma.trainer.time", SimpleNamespace(sleep=lambda seconds: None))
+    return SimpleNamespace(seconds=100.0)
 
 
 def trainer_of(clock, *words):
@@ -118,7 +115,7 @@ def trainer_of(clock, *words):
     given = cli.make_parser().parse_args(["train", "--algorithm", "allreduce", *words])
     given.check(given)
     local.resolve(given, task)
-    trainer = Trainer(given, task, MPI.COMM_SELF)
+    trainer = Trainer(given, task, MPI.COMM_SELF, lambda: clock.seconds)
     step = trainer.optimizer.step
 
     def average():
@@ -256,6 +253,9 @@ def test_a_bound_by_time_is_how_many_steps_all_make():
 # --- on the command line
 
 
+OWN_PACE = ["train", "--algorithm", "wagma:pace=own"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -268,6 +268,19 @@ def test_a_bound_by_time_is_how_many_steps_all_make():
             "--evaluate-every-seconds: not allowed with argument --evaluate-every",
         ),
         (["simulate", "--seconds", "-1"], "--seconds: must be a number above 0"),
+        (["train", "--total-steps", "9", "--seconds", "2"], "--seconds: not allowed with argument"),
+        (
+            ["train", "--total-steps", "9"],
+            "--total-steps: not allowed with argument --algorithm wagma: only ranks at their own",
+        ),
+        (
+            ["train", "--total-samples", "9", "--algorithm", "ad-psgd"],
+            "--total-samples: not allowed with argument --algorithm ad-psgd: only ranks at their",
+        ),
+        (
+            [*OWN_PACE, "--total-steps", "9", "--evaluate-every", "3"],
+            "not allowed with argument --total-steps, as ranks make different numbers of steps",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(capsys, words, message):
@@ -282,6 +295,13 @@ def test_compare_evaluates_twenty_times_either_way():
         given = cli.make_parser().parse_args(["compare", *words])
         given.check(given)
         assert (given.evaluate_every, given.evaluate_every_seconds) == (steps, seconds)
+
+
+def test_a_number_of_samples_is_one_of_steps():
+    words = [*OWN_PACE, "--total-samples", "1001", "--batch-size", "10", "--accumulate", "2"]
+    given = cli.make_parser().parse_args(words)
+    given.check(given)
+    assert (given.total_steps, given.steps) == (51, None)
 
 
 def words_of(run):
@@ -375,3 +395,44 @@ def test_methods_are_simulated_by_time(mpirun, tmp_path):
     assert allreduce["wall_s"] == ad_psgd["wall_s"] == 30
     assert ad_psgd["steps_per_s"] > 2.5 * allreduce["steps_per_s"]
     assert math.isclose(allreduce["steps"] * 4 / 30, allreduce["steps_per_s"])
+
+
+SCHEDULED = """
+import torch
+from wagma.tasks import digits
+from wagma.simulated_training import Alone
+
+task = digits.task("iid", Alone())
+model, data, loss = task.model, task.data, task.loss
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=1e-3)
+
+
+class Recorder(torch.optim.lr_scheduler.StepLR):
+    def step(self, *arguments):
+        super().step(*arguments)
+        print("scheduled", self.last_epoch)
+
+
+def scheduler(optimizer):
+    return Recorder(optimizer, 5, gamma=0.5)
+"""
+
+
+@pytest.mark.launch
+def test_a_job_ends_by_the_steps_of_all_ranks_which_its_schedule_follows(tmp_path):
+    """A rank that is five times as slow makes a fifth of the others' steps."""
+    (tmp_path / "scheduled.py").write_text(SCHEDULED)
+    options = ["--total-steps", 90, "--algorithm", "wagma:pace=own:sync_period=4"]
+    script = ["--script", tmp_path / "scheduled.py"]
+    output = train(tmp_path, "own", *options, *script, *SLOW, ranks=3).check().stdout
+    summary = words_of(tmp_path / "own")
+    steps = summary["steps_of_rank"]
+    assert 90 <= sum(steps) < 90 + 3 * 2 * 4
+    assert steps[2] < 0.5 * min(steps[:2])
+    # Each knows the total after at most two periods, and then all ranks' schedules are at it.
+    scheduled = output.count("scheduled") / 3 - 1  # its constructor makes a step, too
+    assert 30 <= scheduled <= sum(steps) / 3
+    assert 0 < summary["bound_over_wall"] <= 1.1

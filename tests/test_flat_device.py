@@ -173,7 +173,7 @@ def test_an_average_under_way_leaves_the_model_alone(device):
     before = bits_of(model)
     overlap = Overlap(flat, Later())
     reads = torch_device.reads()
-    overlap.start(1.0)
+    overlap.start(weight=1.0)
     assert torch_device.reads() == reads
     assert bits_of(model) == before
     reads = torch_device.reads()

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from formed_groups import LATE, PlannedGroups, RandomGroups, replay
+from formed_groups import LATE, PlannedGroups, RandomGroups, replay, source
 from together import compute_until, interrupted, same_everywhere, wait_until
 
 from collectives import (
@@ -145,6 +145,41 @@ def test_who_computes_averages_its_model_meanwhile_where_ranks_are_passive(comm,
         np.testing.assert_allclose(mine, given / comm.size, rtol=1e-10, atol=1e-10)
         collective(mine)
         np.testing.assert_allclose(mine, given / comm.size, rtol=1e-10, atol=1e-10)
+
+
+class AveragesWithZero(source.GroupProtocol):
+    """Calls of rank 1 average with rank 0; others average nothing."""
+
+    def __init__(self, *rank):
+        super().__init__(*rank)
+        self.passive = True
+
+    def call(self):
+        super().call()
+        if self.rank == 1:
+            self.port.send(0, [self.calls])
+            self.port.reduce(source.Group(self.calls, (0, 1)))
+        self.port.return_model()
+
+    def arrived(self, _, integers):
+        self.port.reduce(source.Group(integers[0], (0, 1)))
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_a_passive_rank_whose_call_returned_nan_contributes_nothing(comm, transport, length):
+    mine = np.full(length, float(comm.rank))
+    with form(comm, np.zeros(length), AveragesWithZero) as collective:
+        if comm.rank == 0:
+            mine[-1] = np.nan
+            collective(mine)
+        comm.barrier()
+        if comm.rank == 1:
+            for _ in range(2):
+                collective(mine)
+                np.testing.assert_array_equal(mine, 1)
+        comm.barrier()
+        assert collective.statistics().nonfinite == (2 if comm.rank == 0 else 0)
 
 
 @pytest.mark.ranks(4)

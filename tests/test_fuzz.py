@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
 # Of each kind some that differ much.
 SEEDS = {
     "groups": (2, 4, 8, 12, 13),
+    "own-pace": (1, 2, 3, 4, 5),
     "peers": (1, 2, 3, 4, 7, 9),
     "triggered": (1, 2, 3),
     "interrupts": (2, 3, 4, 7, 8),
@@ -142,6 +143,7 @@ def tokens_are_not_waited_for(monkeypatch):
 
 
 UNEQUAL = "'wait': 'group'.*'weights': 'random 1', 'poison': 0, 'end': 'together'"
+OWN_EXACT = "OwnPace .*'wire_dtype': None.* float64, poison"
 MISTAKES = [
     (one_element_is_wrong, "groups", "'synchronize'", "vectors differ"),
     (
@@ -152,6 +154,13 @@ MISTAKES = [
     ),
     (weights_are_ignored, "groups", UNEQUAL, "the weights' sum is"),
     (an_interrupted_call_gives_the_vector_back, "interrupts", "'conserving'", "instead of"),
+    (join_loses_the_last_change, "own-pace", f"{OWN_EXACT}.*'join'", "instead of"),
+    (
+        an_interrupted_call_gives_the_vector_back,
+        "own-pace",
+        f"^Interrupted{OWN_EXACT}.*('sync|'join)",
+        "instead of",
+    ),
     (a_period_keeps_what_was_put_in, "peers", "^sums .*'synchronize'", "instead of"),
     (pushed_weights_do_not_count, "peers", "^push-sum .*'graph'", "instead of"),
     (pairs_leave_out_the_last_change, "peers", "^pairs ", "instead of"),

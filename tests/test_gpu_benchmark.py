@@ -422,6 +422,6 @@ def test_mps_is_started_tried_and_ended(gpu, monkeypatch, tmp_path):
     with gpu.mps() as (_, why_not):
         assert why_not.startswith("MPS: ") and "/nowhere/libcuda.so" in why_not
     (tmp_path / "control").touch()
-    monkeypatch.setattr("gpu_mps.DEFAULT", str(tmp_path))
+    monkeypatch.setattr("wagma.mps.DEFAULT", str(tmp_path))
     with gpu.mps() as (_, why_not):
         assert why_not.startswith("MPS is there already")

@@ -259,11 +259,64 @@ def check_left_out(driven):
         assert rank.driven.nonfinite == 1
 
 
+def check_passive_left_out(driven):
+    """Nor is one that is not finite contributed outside calls, where the mean does not reach it."""
+    for in_place in (False, True):
+        rank = Bench(driven, True, in_place)
+        rank.call(np.nan)
+        rank.complete()
+        assert rank.average(3.0) is None
+        assert rank.average(4.0) is None
+        rank.call(5.0)
+        assert rank.complete() == 5
+        assert rank.average(6.0) == 5
+        rank.call(np.nan)
+        assert rank.average(7.0) is None
+        assert rank.complete() == 7
+        assert rank.average(8.0) == 7
+        rank.call(7.5)
+        assert rank.complete() == 8.5
+        rank.vectors.of[X] = np.array([np.inf])
+        rank.driven.go_on_from()
+        assert rank.average(9.0) is None
+        assert rank.driven.nonfinite == 4
+
+
+def check_interrupted_without_room(driven):
+    """The vector of an interrupted call does not enter the average that contributes nothing."""
+    for passive, in_place in ((False, False), (False, True), (True, False), (True, True)):
+        rank = Bench(driven, passive, in_place, start=np.nan)
+        assert rank.begin() is None
+        rank.call(2.0)
+        rank.interrupt(100.0)
+        assert in_place or rank.vectors.of[contribution.SCRATCH] == 0
+        rank.end(3.0)
+        assert rank.average(4.0) == (2 if in_place else None)
+        assert rank.average(5.0) == 4
+        assert rank.complete() == 100
+        assert rank.average(6.0) == (5 if passive else None)
+
+
+def check_interrupted_without_result(driven):
+    """What an interrupted call has not contributed is not contributed after it, either."""
+    for in_place, value in ((False, 2.0), (False, np.nan), (True, np.nan)):
+        rank = Bench(driven, True, in_place, start=np.nan)
+        assert rank.begin() is None
+        rank.call(value)
+        rank.interrupt(100.0)
+        rank.end(3.0)
+        assert rank.complete() == 100
+        assert rank.average(4.0) is None
+
+
 CHECKS = (
     check_passive,
     check_interrupted_passive,
     check_interrupted_meanwhile,
     check_left_out,
+    check_passive_left_out,
+    check_interrupted_without_room,
+    check_interrupted_without_result,
     explore_interruptions,
 )
 
@@ -337,7 +390,40 @@ class CountsAll(group_rank.GroupRankProtocol):
         self.weight = 1
 
 
-WRONG = StillLent, StillReplaced, NotKept, AddedAnyway, AddedTwice, DecidedLate, CountsAll
+class Unchecked(group_rank.GroupRankProtocol):
+    """Contributes what the application last got, finite or not."""
+
+    def contribute(self):
+        super().contribute()
+        if self.forming.passive and not (self.in_call or self.gives):
+            self.source, self.target = contribution.RESULT, contribution.SNAPSHOT
+            self.vectors.copy(contribution.SNAPSHOT, contribution.RESULT)
+            self.weight = 1
+
+
+class InUse(group_rank.GroupRankProtocol):
+    """Keeps an interrupted call's vector where an average outside calls has its own."""
+
+    def interrupt(self):
+        x = self.vectors.of[X]
+        super().interrupt()
+        self.vectors.of[contribution.SCRATCH] = x
+        self.gives = bool(np.isfinite(x).all())
+
+
+class Emptied(group_rank.GroupRankProtocol):
+    """Contributes after an interrupted call what was in place of a vector that did not count."""
+
+    def end_call(self):
+        if self.forming.passive and self.kept:
+            self.vectors.copy(contribution.RESULT, contribution.SCRATCH)
+        super().end_call()
+
+
+WRONG = (
+    *(StillLent, StillReplaced, NotKept, AddedAnyway, AddedTwice, DecidedLate, CountsAll),
+    *(Unchecked, InUse, Emptied),
+)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

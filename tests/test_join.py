@@ -1,11 +1,19 @@
 """Going on from a checkpoint, and ranks that have fewer calls to make than others."""
 
+import contextlib
 import random
 import time
 
 import numpy as np
 import pytest
-from together import NEVER, RULES, assert_equal_everywhere, interrupted, wait_until
+from together import (
+    NEVER,
+    RULES,
+    assert_equal_everywhere,
+    interrupt_in_the_middle,
+    interrupted,
+    wait_until,
+)
 
 import collectives
 from collectives import (
@@ -195,23 +203,23 @@ def test_joining_while_others_close_or_load_names_the_ranks(comm, joins, what, e
 
 @pytest.mark.ranks(4)
 @pytest.mark.transports("messages")
-def test_an_interrupted_join_loses_nothing(comm, stopping):
+def test_an_interrupted_join_loses_nothing(comm):
     """Rank 1 stops while the last average is exchanged, and rank 0 is interrupted in it."""
     mine = np.zeros(3_000_000)
-    with GroupAllreduce(
-        comm, mine, group_size=comm.size, sync_period=NEVER, wait="group", late="conserving"
-    ) as average:
-        average(mine)
-        mine += (0, 3, 9, 12)[comm.rank]
-        stopped = stopping(1, lambda: mine[0] == 6)
-        comm.Barrier()
-        if comm.rank == 0:
-            with stopped.interrupts():
-                average.join(mine)
-            assert 0 < np.count_nonzero(mine == 6) < mine.size
-        else:
-            average.join(mine)
-        average.synchronize(mine)
+    with contextlib.ExitStack() as stack:
+        made = []
+
+        def prepare():
+            mine[:] = 0
+            average = GroupAllreduce(
+                comm, mine, group_size=comm.size, sync_period=NEVER, wait="group", late="conserving"
+            )
+            made.append(stack.enter_context(average))
+            average(mine)
+            mine[:] += (0, 3, 9, 12)[comm.rank]
+
+        interrupt_in_the_middle(comm, prepare, lambda: made[-1].join(mine), [mine])
+        made[-1].synchronize(mine)
         np.testing.assert_array_equal(mine, 6)
 
 

@@ -13,7 +13,7 @@ from wagma import cli
 from wagma.job import UsageError
 from wagma.tasks import local, script
 from wagma.tasks.contract import Task
-from wagma.train import Trainer
+from wagma.trainer import Trainer
 
 ALONE = MPI.COMM_SELF
 SCRIPT = """

@@ -160,6 +160,48 @@ def test_sparse_gradients_are_refused_by_name():
             optimizer.step()
 
 
+def test_a_server_s_model_takes_a_nesterov_step_by_what_a_rank_changed_in_its_local_steps():
+    model, plain = make_model(), make_model()
+    inner = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    # Torch's own outer step; buffers have no part in it, and are not compared.
+    kept = [value.detach().clone().requires_grad_() for value in plain.parameters()]
+    outer = torch.optim.SGD(kept, lr=0.8, momentum=0.5, nesterov=True)
+    given = {"mode": "async-local", "local_steps": 3, "outer_momentum": 0.5, "outer_rate": 0.8}
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.eval(), plain.eval()  # nothing depends on the buffers
+    with optim.ParameterServer(sgd, model, comm=ALONE, **given) as optimizer:
+        assert optimizer.settings["local_steps"] == 3
+        for step in range(9):
+            for network, either in ((plain, inner), (model, optimizer)):
+                backward(network, 0, step)
+                either.step()
+            if step % 3 == 2:
+                for value, local in zip(kept, plain.parameters()):
+                    value.grad = value.detach() - local.detach()
+                outer.step()
+                with torch.no_grad():
+                    for value, local in zip(kept, plain.parameters()):
+                        local.copy_(value)
+            for one, other in zip(model.parameters(), plain.parameters()):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert optimizer.collective.version == 3 and optimizer.result.version == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"mode": "asp", "local_steps": 2}, ValueError, "local_steps is 2, but mode is 'asp'"),
+        ({"mode": "async-local", "local_steps": 0}, ValueError, "local_steps is 0, less than 1"),
+        ({"mode": "async-local", "local_steps": "2"}, TypeError, "local_steps is '2', not an int"),
+        ({"mode": "async-local", "local_steps": [2, 3]}, ValueError, "2 numbers, not one for each"),
+    ],
+)
+def test_local_steps_are_checked(given, error, message):
+    model = make_model()
+    with pytest.raises(error, match=message):
+        optim.ParameterServer(momentum_sgd(model.parameters()), model, comm=ALONE, **given)
+
+
 # What users see
 
 
@@ -173,8 +215,13 @@ OURS = {
 @each_method
 def test_the_public_names_are_a_users(method):
     expected = OURS | {name for name in dir(torch.optim.Optimizer) if name[0] != "_"}
-    own = {optim.WAGMA: {"overlap"}, optim.LocalSGD: {"trigger"}}
-    own |= {kind: {"report"} for kind in (optim.Hop, optim.PartialReduce, optim.Ripples)}
+    own = {optim.LocalSGD: {"trigger"}}
+    own |= {optim.WAGMA: {"checkpoint", "last_average", "overlap", "total_steps"}}
+    own[optim.Allreduce] = {"compute_limit", "computed", "left_out", "report", "within_limit"}
+    own |= {
+        kind: {"report"}
+        for kind in (optim.Hop, optim.ParameterServer, optim.PartialReduce, optim.Ripples)
+    }
     expected |= own.get(method.kind, set())
     with method.wrap(make_model(), ALONE) as optimizer:
         assert {name for name in dir(optimizer) if name[0] != "_"} == expected

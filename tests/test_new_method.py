@@ -227,7 +227,10 @@ def completions(line):
     [
         ("wagma sim", {"simulate"}),
         ("wagma train --algorithm d", {"d-psgd"}),
-        ("wagma train --algorithm parameter-server:mode=", {"bsp", "backup", "asp", "hete"}),
+        (
+            "wagma train --algorithm parameter-server:mode=",
+            {"bsp", "backup", "asp", "hete", "ringmaster", "async-local"},
+        ),
         ("wagma compare --algorithms wagma,dd", {"wagma,ddp"}),
         ("wagma simulate --algorithms allreduce,sgp:ne", {"allreduce,sgp:neighbors="}),
     ],
@@ -249,6 +252,17 @@ def test_arguments_of_ones_own_are_checked_as_the_command_checks_them():
     problem = "backups is 4, but must be less than the number of ranks, 4"
     assert method.problem(method.resolved({"backups": 4}), 4) == problem
     assert method.problem(method.resolved({"backups": 3}), 4) is None
+    old = method.given(["mode=ringmaster", "max_age=2"])
+    assert method.problem(method.resolved(old), 4) is None
+    old["mode"] = "asp"
+    assert method.problem(method.resolved(old), 4) == "max_age is 2, but mode is not ringmaster"
+    local = method.given(["mode=async-local", "local_steps=4+4+1", "outer_momentum=0.5"])
+    assert local["local_steps"] == (4, 4, 1)
+    assert method.problem(method.resolved(local), 3) is None
+    problem = "local_steps has 3 numbers, not one for each of 4 ranks"
+    assert method.problem(method.resolved(local), 4) == problem
+    with pytest.raises(argparse.ArgumentTypeError, match="outer_momentum must be a number of at"):
+        method.given(["outer_momentum=1"])
 
     hop = METHODS["hop"]
     assert hop.given(["max_gap=none", "staleness=5"]) == {"max_gap": None, "staleness": 5}

@@ -383,8 +383,18 @@ def test_pairs_come_together():
 # The parameter server
 
 
-def served(mode, server=0, backups=0, protocol=parameter_server.ParameterServerProtocol):
-    return lambda port, rank, size: protocol(port, rank, size, mode, server, backups)
+MOMENTUM, RATE = 0.9, 0.7
+each_mode = pytest.mark.parametrize(
+    "mode, backups",
+    (("bsp", 0), ("backup", 1), ("asp", 0), ("hete", 0), ("ringmaster", 0), ("async-local", 0)),
+)
+
+
+def served(mode, server=0, backups=0, protocol=parameter_server.ParameterServerProtocol, max_age=1):
+    outer = MOMENTUM, RATE
+    return lambda port, rank, size: protocol(
+        port, rank, size, mode, server, backups, max_age, *outer
+    )
 
 
 def synchronous(size, server, calls):
@@ -511,7 +521,105 @@ def test_hete_weighs_a_change_by_the_rounds_that_it_is_old():
         assert sent.ranks[0].protocol.version == since + 1
 
 
-@pytest.mark.parametrize("mode, backups", (("bsp", 0), ("backup", 1), ("asp", 0), ("hete", 0)))
+def absorbed(before, world, rank):
+    """Return the rank whose change has arrived at the server, rank 0, in this event; or None."""
+    if rank.number != 0:
+        return None
+    for (source, _), sent in before.channels.items():
+        if sent[0].kind == parameter_server.PUSH and sent != world.channels.get((source, 0)):
+            return source
+    return 0 if rank.taken is not None else None
+
+
+def drops_by_age(max_age):
+    """Return a check that what is too old never enters rank 0's model, and all else does.
+
+    The age of a change is the number of models that rank 0 has had since the one of its rank.
+    """
+
+    def check(before, world, rank):
+        earlier, master = before.ranks[0], world.ranks[0]
+        had = getattr(before, "had", (earlier.model,))
+        source = absorbed(before, world, rank)
+        if source is not None:
+            caller = before.ranks[source]
+            newest = [number for number, model in enumerate(had) if is_near(model, caller.got)]
+            age = len(had) - 1 - max(newest, default=0)
+            entered = world.change(source, caller.protocol.calls) / len(world.ranks)
+            entered = entered * (age < max_age)
+            what = "what is too old is dropped, and nothing else"
+            require(is_near(master.model, earlier.model + entered), what, source, age)
+            dropped = master.protocol.dropped - earlier.protocol.dropped
+            require(dropped == (age >= max_age), "what is dropped is counted", source, age)
+        world.had = had if master.model is earlier.model else (*had, master.model)
+
+    return check
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ringmaster_drops_what_is_too_old_and_nothing_else(seed):
+    generator = random.Random(seed)
+    size, max_age = generator.randint(1, 6), generator.randint(1, 5)
+    end = generator.choice(((LEAVE,), (MEET, CALL, LEAVE), (RESTART, CALL, CALL, LEAVE)))
+    programs = [(CALL,) * generator.randint(0, 7) + end for _ in range(size)]
+    make = served("ringmaster", max_age=max_age)
+    ended = run_to_the_end(world_of(make, programs, drops_by_age(max_age)), seed)
+    if RESTART not in end:
+        master, made = ended.ranks[0].protocol, sum(program.count(CALL) for program in programs)
+        assert master.version + master.dropped == made
+        assert [rank.protocol.calls for rank in ended.ranks] == [p.count(CALL) for p in programs]
+
+
+@pytest.mark.parametrize("max_age", (1, 2, 3))
+def test_ringmaster_drops_what_is_too_old_in_every_order(max_age):
+    check = drops_by_age(max_age)
+    for programs in (
+        [(CALL, CALL, MEET, CALL), (CALL, CALL, MEET, CALL)],
+        [(CALL, RESTART, CALL), (CALL, CALL, RESTART, CALL)],
+        [(CALL, CALL, LEAVE), (CALL, CALL, LEAVE), (CALL, LEAVE)],
+    ):
+        assert explore(world_of(served("ringmaster", max_age=max_age), programs, check)) > 10
+
+
+def follows_nesterov(before, world, rank):
+    """Check that rank 0's model has all changes, and after each round Nesterov's momentum."""
+    source, size = absorbed(before, world, rank), len(world.ranks)
+    momentum, gathered, count = getattr(before, "outer", (0, 0, 0))
+    if source is not None:
+        change = world.change(source, before.ranks[source].protocol.calls) / size
+        expected = before.ranks[0].model + RATE * change
+        gathered, count = gathered + change, count + 1
+        if count % size == 0:
+            momentum, gathered = MOMENTUM * momentum + gathered, 0
+            expected = expected + RATE * MOMENTUM * momentum
+        require(is_near(world.ranks[0].model, expected), "momentum is delayed", source, count)
+    if world.ranks[0].epoch != before.ranks[0].epoch:
+        momentum, gathered, count = 0, 0, 0
+    world.outer = momentum, gathered, count
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_momentum_is_applied_after_as_many_changes_as_there_are_ranks(seed):
+    generator = random.Random(seed)
+    size = generator.randint(1, 6)
+    end = generator.choice(((LEAVE,), (MEET, CALL, LEAVE), (RESTART, CALL, CALL, LEAVE)))
+    programs = [(CALL,) * generator.randint(0, 7) + end for _ in range(size)]
+    run_to_the_end(world_of(served("async-local"), programs, follows_nesterov), seed)
+
+
+@pytest.mark.parametrize(
+    "programs",
+    (
+        [(CALL, CALL, CALL, MEET, CALL), (CALL, CALL, MEET, CALL)],
+        [(CALL, RESTART, CALL, CALL), (CALL, CALL, RESTART, CALL)],
+        [(CALL, CALL, LEAVE), (CALL, CALL, LEAVE), (CALL, LEAVE)],
+    ),
+)
+def test_momentum_is_applied_in_every_order(programs):
+    assert explore(world_of(served("async-local"), programs, follows_nesterov)) > 10
+
+
+@each_mode
 def test_no_order_lets_a_rank_that_leaves_or_pauses_hold_up_others(mode, backups):
     programs = [(CALL, MEET, CALL, LEAVE), (CALL, MEET, LEAVE)]
     assert Parts(world_of(served(mode, 0, backups), programs)).explore() > 20
@@ -558,7 +666,7 @@ def test_push_sum_loses_nothing_where_ranks_join(seed):
     NEAR([rank.model for rank in ended.ranks], np.tile(total / size, (size, 1)))
 
 
-@pytest.mark.parametrize("mode, backups", (("bsp", 0), ("backup", 1), ("asp", 0), ("hete", 0)))
+@each_mode
 @pytest.mark.parametrize("seed", range(2))
 def test_nobody_waits_for_a_rank_that_has_joined_a_parameter_server(mode, backups, seed):
     generator = random.Random(seed)
@@ -705,6 +813,52 @@ class NoRoundFromHome(parameter_server.ParameterServerProtocol):
         self.start()
 
 
+class DropsLater(parameter_server.ParameterServerProtocol):
+    """What is just too old is not dropped."""
+
+    def absorb(self, source, number):
+        super().absorb(source, number + 1)
+
+
+class CountsWhatIsDropped(parameter_server.ParameterServerProtocol):
+    """What is dropped makes other changes older."""
+
+    def absorb(self, source, number):
+        before = self.dropped
+        super().absorb(source, number)
+        self.version += self.dropped - before
+
+
+class DropsUnanswered(parameter_server.ParameterServerProtocol):
+    """Whose change is dropped gets no model."""
+
+    def absorb(self, source, number):
+        self.answers = self.version - number < self.max_age or source == self.rank
+        super().absorb(source, number)
+
+    def reply(self, rank):
+        if self.answers:
+            super().reply(rank)
+
+
+class LooksAheadAtOnce(parameter_server.ParameterServerProtocol):
+    """Momentum is applied with each change."""
+
+    def absorb(self, source, number):
+        super().absorb(source, number)
+        if self.version % self.size:
+            self.port.look_ahead(self.momentum)
+
+
+class KeepsItsMomentum(parameter_server.ParameterServerProtocol):
+    """Momentum goes on where all go on from a new model."""
+
+    def restart(self, calls):
+        mode, self.mode = self.mode, parameter_server.ASP
+        super().restart(calls)
+        self.mode = mode
+
+
 class WaitsForAll(parameter_server.ParameterServerProtocol):
     """Who is away is waited for."""
 
@@ -726,6 +880,11 @@ def run_seeds(world_of_seed):
         (StaysAway, "everybody comes to an end"),
         (EndsAlone, "bsp is synchronous SGD"),
         (NoRoundFromHome, "everybody comes to an end"),
+        (DropsLater, "what is too old is dropped"),
+        (CountsWhatIsDropped, "what is too old is dropped"),
+        (DropsUnanswered, "everybody comes to an end"),
+        (LooksAheadAtOnce, "momentum is delayed"),
+        (KeepsItsMomentum, "momentum is delayed"),
         (WaitsForAll, "everybody comes to an end"),
     ),
 )
@@ -738,10 +897,15 @@ def test_a_wrong_variant_is_caught(mutant, what):
         make, matrix = neighbors(graphs.ring(size), size, protocol=mutant)
         far = distances(graphs.ring(size), size)
         check = follows(trajectory(matrix, 4), far, "neighbors")
+    elif mutant in (DropsLater, CountsWhatIsDropped, DropsUnanswered):
+        make, check = served("ringmaster", 0, 0, mutant, max_age=2), drops_by_age(2)
+    elif mutant in (LooksAheadAtOnce, KeepsItsMomentum):
+        make, check = served("async-local", 0, 0, mutant), follows_nesterov
     elif mutant is WaitsForAll:
         make, check = served("backup", 0, 1, mutant), None
     else:
         make, check = served("bsp", 0, 0, mutant), is_synchronous(synchronous(size, 0, 4))
-    programs = [(CALL, CALL, MEET, CALL, CALL, LEAVE)] * size
+    together = RESTART if mutant is KeepsItsMomentum else MEET
+    programs = [(CALL, CALL, together, CALL, CALL, LEAVE)] * size
     with pytest.raises(AssertionError, match=what):
         run_seeds(lambda: world_of(make, programs, check))

@@ -224,9 +224,12 @@ def test_no_call_waits_for_a_rank_that_computes_which_is_averaged_meanwhile(comm
     with PairwiseAverage(comm, mine, graph=networkx.star_graph(comm.size - 1)) as average:
         average(mine)
         if comm.rank:
-            for _ in range(100):
+
+            def has_averaged():
                 average(mine)
-                time.sleep(0.0005)
+                return average.statistics().versions > 2
+
+            wait_until(has_averaged)
         compute_until(comm, everybody_else_is_done=comm.rank > 0)
         if comm.rank == 0:
             assert average.statistics().passive > 3
@@ -325,6 +328,83 @@ def test_a_change_to_an_old_model_counts_less_where_staleness_is_scaled(comm):
         server.average(mine)
         # The other rank's first one was to a model from before three changes.
         np.testing.assert_allclose(mine, 3 / 3 + (0.5 + 2) / 3 + (3 / 3) / 3, rtol=1e-12)
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("max_age", [None, 1, 3])
+def test_a_server_drops_a_change_to_a_model_that_is_too_old_and_no_other(comm, max_age):
+    """Ranks call one after the other, in an order that a seed draws."""
+    size, given = comm.size, {"mode": "ringmaster", "max_age": max_age, "server": comm.size - 1}
+    mine = np.zeros(50)
+    model, version, dropped, held = 0.0, 0, 0, [0] * size
+    with ParameterServer(comm, mine, **given) as server:
+        assert server.max_age == (max_age or size)
+        for change, rank in enumerate(np.random.default_rng(size).integers(size, size=40), 1):
+            if version - held[rank] < server.max_age:
+                model += change / size
+                version += 1
+            else:
+                dropped += 1
+            held[rank] = version
+            if comm.rank == rank:
+                mine += change
+                server(mine)
+                np.testing.assert_allclose(mine, model, rtol=1e-12)
+            comm.Barrier()
+        assert server.dropped == (dropped if comm.rank == server.server else 0)
+        assert (dropped > 0) == (size > 1)
+        # All have the newest model then, so that nothing is too old.
+        server.synchronize(mine)
+        np.testing.assert_allclose(mine, model, rtol=1e-12)
+        server.average(mine)
+        np.testing.assert_allclose(mine, model, rtol=1e-12)
+
+
+@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.parametrize("length", [50, 300_000])
+def test_a_server_has_nesterov_s_momentum_after_as_many_changes_as_ranks(comm, length):
+    """Ranks call one after the other, in an order that a seed draws."""
+    size, mine = comm.size, np.zeros(length)
+    turns = np.random.default_rng(size).integers(size, size=10 * size)
+    model = momentum = gathered = 0.0
+    given = {"outer_momentum": 0.5, "outer_rate": 0.8, "server": size - 1}
+    with ParameterServer(comm, mine, mode="async-local", **given) as server:
+        for count, rank in enumerate(turns, 1):
+            change = count % 7 - 3
+            model += 0.8 * change / size
+            gathered += change / size
+            if count % size == 0:
+                momentum, gathered = 0.5 * momentum + gathered, 0.0
+                model += 0.8 * 0.5 * momentum
+            if comm.rank == rank:
+                mine += change
+                server(mine)
+                np.testing.assert_allclose(mine, model, rtol=1e-9, atol=1e-12)
+            comm.Barrier()
+            if count == 5 * size:
+                server.synchronize(mine)  # from here on without momentum
+                np.testing.assert_allclose(mine, model, rtol=1e-9, atol=1e-12)
+                momentum = gathered = 0.0
+
+
+@pytest.mark.ranks(3, 4)
+def test_a_rank_that_is_too_slow_is_not_waited_for_and_changes_no_model(comm):
+    mine = np.zeros(500)
+    slow = comm.rank == comm.size - 1
+    with ParameterServer(comm, mine, mode="ringmaster") as server:
+        if not slow:
+            for _ in range(comm.size):
+                mine += 1
+                server(mine)
+        compute_until(comm, everybody_else_is_done=not slow)
+        if slow:
+            mine += 1000
+            server(mine)
+        server.average(mine)
+        dropped = comm.bcast(server.dropped)
+        counted = (comm.size - 1) * comm.size + 1 - dropped
+        np.testing.assert_allclose(mine, counted / comm.size, rtol=1e-12)
+        assert dropped >= 1
 
 
 # All of them
@@ -564,6 +644,7 @@ def test_several_of_them_and_a_group_allreduce_work_side_by_side(comm):
         collective.close()
 
 
+RINGMASTER = {"mode": "ringmaster"}
 BAD = {
     "no graph": (NeighborAverage, {"graph": 3}, TypeError, "not a networkx graph"),
     "other nodes": (NeighborAverage, {"graph": networkx.path_graph(7)}, ValueError, "the nodes"),
@@ -602,9 +683,25 @@ BAD = {
         ValueError,
         "one direction only",
     ),
-    "mode": (ParameterServer, {"mode": "ssp"}, ValueError, "not one of bsp, backup, asp, hete"),
+    "mode": (ParameterServer, {"mode": "ssp"}, ValueError, "not one of bsp, backup, asp, "),
     "backups": (ParameterServer, {"backups": 4}, ValueError, "not between 0 and 3"),
     "server": (ParameterServer, {"server": "0"}, TypeError, "not an integer"),
+    "age": (ParameterServer, RINGMASTER | {"max_age": 0}, ValueError, "max_age is 0, less than 1"),
+    "half an age": (ParameterServer, RINGMASTER | {"max_age": 1.5}, TypeError, "not an integer"),
+    "age of asp": (
+        ParameterServer,
+        {"mode": "asp", "max_age": 2},
+        ValueError,
+        "max_age is 2, but mode is 'asp', not 'ringmaster'",
+    ),
+    "momentum": (
+        ParameterServer,
+        {"mode": "async-local", "outer_momentum": 1},
+        ValueError,
+        "outer_momentum is 1, but must be less than 1",
+    ),
+    "rate": (ParameterServer, {"mode": "async-local", "outer_rate": -1}, ValueError, "outer_rate"),
+    "rate of bsp": (ParameterServer, {"outer_rate": 1}, ValueError, "not 'async-local'"),
 }
 
 

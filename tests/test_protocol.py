@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol_messages import all_ranks, protocols
+from protocol_messages import all_ranks, own_pace, protocols
 from protocol_network import (
     ListedChooser,
     RandomChooser,
@@ -32,12 +32,33 @@ from protocol_scenarios import (
     Load,
     Scenario,
     random_drawn_scenario,
+    random_own_pace_scenario,
     random_weighted_scenario,
 )
 
 from collectives.protocols import wait_avoiding
 
 SEEDS_PER_BLOCK = 200
+
+# What random runs meet.
+EVERYTHING = {
+    "timely",
+    "late",
+    "passive",
+    "together",
+    "stopped",
+    "never arrived",
+    "closed early",
+    "interrupted",
+    "disagreement",
+    "synchronization",
+    "overtaken activation",
+    "joined",
+    "draining",
+    "finish",
+    "load",
+    "notice",
+}
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -59,6 +80,38 @@ def test_no_update_is_lost_where_vectors_have_weights_of_their_own_or_by_work():
     """The sum of all weighted snapshots changes by what is published alone, and never by a mean."""
     met = set().union(*(run_seed(seed, random_weighted_scenario).met for seed in range(200)))
     assert {"timely", "late", "passive", "synchronization", "closed early"} < met
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        0,
+        *(pytest.param(n, marks=[pytest.mark.extra, pytest.mark.long]) for n in (1, 2)),
+    ],
+)
+def test_random_runs_at_the_own_pace_of_up_to_16_ranks_keep_every_invariant(block):
+    """They meet all that can happen, in any number of calls."""
+    count = 100 if block == 0 else 1000
+    seeds = range(block * count, (block + 1) * count)
+    met = set().union(*(run_seed(seed, random_own_pace_scenario).met for seed in seeds))
+    assert met >= EVERYTHING | {"not finite"}
+
+
+def test_at_the_own_pace_engines_are_a_period_apart_and_two_while_ranks_load():
+    """Nobody hears anything on rank 1 as long as the others can go on."""
+    program = (*[CALL] * 5, Load(0), *[CALL] * 6, CLOSE)
+    scenario = Scenario(2, 1, 3, (program, (Load(0), CLOSE)), conserving=True, own_pace=True)
+    world, apart = World(scenario), {False: 0, True: 0}
+
+    def choose(events):
+        versions = [rank.protocol.next for rank in world.ranks]
+        loading = any(rank.protocol.operation == all_ranks.LOAD for rank in world.ranks)
+        apart[loading] = max(apart[loading], versions[0] - versions[1])
+        exchanges = [event for event in events if event[:2] in ((1, "hear"), (1, "receive"))]
+        return next((event for event in events if event not in exchanges), events[0])
+
+    world.run(choose)
+    assert apart == {False: 3, True: 5}
 
 
 @pytest.mark.parametrize("seed", (0, 1, 2**64 - 1))
@@ -84,24 +137,7 @@ def test_the_compiled_protocol_draws_the_same():
 @pytest.mark.slow
 def test_random_runs_meet_all_that_can_happen():
     met = set().union(*(run_seed(seed).met for seed in range(60)))
-    assert met == {
-        "timely",
-        "late",
-        "passive",
-        "together",
-        "stopped",
-        "never arrived",
-        "closed early",
-        "interrupted",
-        "disagreement",
-        "synchronization",
-        "overtaken activation",
-        "joined",
-        "draining",
-        "finish",
-        "load",
-        "notice",
-    }
+    assert met == EVERYTHING
 
 
 OPERATIONS = st.sampled_from(
@@ -339,3 +375,37 @@ def test_calls_and_versions_are_two_numbers():
     protocol.agreed([all_ranks.JOIN, 2, all_ranks.SYNC, 2], 2)
     protocol.reduced()
     assert (protocol.calls, protocol.version) == (1, 3)
+
+
+def test_a_rank_at_its_own_pace_loads_after_what_came_before_though_others_go_on():
+    """Those that have loaded may have started more, and nothing else keeps them."""
+    protocol = own_pace.OwnPaceProtocol(3, 2, 100, True)
+    protocol.enter(all_ranks.LOAD)
+    protocol.agreed([all_ranks.LOAD, 0, all_ranks.LOAD, 2], 2)
+    protocol.activate(2, 1, 0)
+    protocol.finished()
+    assert (protocol.vectors, protocol.running) == (protocols.RUNNING, 1)
+    protocol.finished()
+    assert (protocol.stage, protocol.vectors) == (all_ranks.REDUCING, protocols.HELD)
+    protocol.reduced()
+    assert (protocol.vectors, protocol.running) == (protocols.RUNNING, 2)
+
+
+def test_calls_at_the_own_pace_and_versions_are_two_numbers():
+    """An interrupted timely call counts as the start that it was, and a late one as nothing."""
+    protocol = own_pace.OwnPaceProtocol(3, 2, 2, True)
+    protocol.call()
+    protocol.abandon()
+    assert (protocol.calls, protocol.version, protocol.running) == (0, 1, 0)
+    protocol.finished()
+    protocol.activate(2, 0, 0)
+    protocol.finished()
+    protocol.call()
+    assert (protocol.timely, protocol.waiting) == (False, True)
+    protocol.abandon()
+    assert (protocol.version, protocol.running, protocol.is_synchronous()) == (1, 2, False)
+    protocol.finished()
+    protocol.call()
+    assert (protocol.timely, protocol.vectors) == (False, protocols.HELD)
+    protocol.returns()
+    assert (protocol.calls, protocol.version, protocol.started) == (1, 3, 2)

@@ -87,8 +87,9 @@ LONGER = {
 
 
 def large(arguments, states):
-    """Return a case as a parameter, which is left to `make test-extra` where it takes long."""
-    return pytest.param(arguments, states, marks=[pytest.mark.extra] * (sum(states) > 5000))
+    """Return a case, left to `make test-extra` or `pytest -m long` where it takes long."""
+    marks = [pytest.mark.extra] * (sum(states) > 5000) + [pytest.mark.long] * (sum(states) > 20_000)
+    return pytest.param(arguments, states, marks=marks)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Variants of the protocol that look right and are not: the invariants catch each of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from protocol_messages import (
@@ -8,6 +8,7 @@ from protocol_messages import (
     Violation,
     all_ranks,
     contribution,
+    own_pace,
     protocols,
     run_again,
     snapshots,
@@ -23,13 +24,16 @@ from protocol_scenarios import (
     INTERRUPTED_CALL,
     JOIN,
     SYNCHRONIZE,
+    Load,
     Scenario,
     random_drawn_scenario,
+    random_own_pace_scenario,
     random_scenario,
     random_weighted_scenario,
 )
 
 WaitAvoidingProtocol = protocols.WaitAvoidingProtocol
+OwnPaceProtocol = own_pace.OwnPaceProtocol
 
 
 class ForwardsOnlyTheFirst(WaitAvoidingProtocol):
@@ -368,6 +372,118 @@ class Impatient(Application):
         return True
 
 
+class StartsWhereLate(OwnPaceProtocol):
+    """At the own pace a late call starts a version, too."""
+
+    def call(self):
+        super().call()
+        if not self.timely and self.started < self.next:
+            self.start(self.next)
+
+
+class ReturnsWhileAnExchangeRuns(OwnPaceProtocol):
+    """At the own pace a late call takes the snapshot that an exchange is averaging."""
+
+    def call(self):
+        super().call()
+        if self.waiting:
+            self.waiting = False
+            self.vectors = protocols.HELD
+
+
+class WaitsForApplications(OwnPaceProtocol):
+    """A version over all ranks waits for their calls, as it does at the common pace."""
+
+    def execute(self):
+        of_all = (self.next + self.base + 1) % self.sync_period == 0
+        if not of_all or self.waiting or self.operation != all_ranks.NONE:
+            super().execute()
+
+
+class AgreesOnItsOwnVersion(OwnPaceProtocol):
+    """Ranks at their own pace enter operations at the versions of their own last calls."""
+
+    def agreed(self, records, size, differ):
+        own = [number for kind in records[::2] for number in (kind, self.version)]
+        WaitAvoidingProtocol.agreed(self, own, size, differ)
+
+
+class ForgetsWhatWasAbandoned(OwnPaceProtocol):
+    """A version does not count whose call, which started it, was interrupted."""
+
+    def abandon(self):
+        self.timely = False
+        super().abandon()
+
+
+class TellsNobody(OwnPaceProtocol):
+    """Groups of one member execute versions without telling others of them."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.exchanges = arguments[1] > 1
+
+
+class HeldBackWhileLoading(OwnPaceProtocol):
+    """What came before a load waits for it once others have started more after it."""
+
+    def is_held_back(self):
+        return self.started_ops > self.ops
+
+
+class JoinedLosesItsWeight(snapshots.SnapshotProtocol):
+    """At the own pace, too, a rank that has joined has no weight after an average of all."""
+
+    def end_average(self):
+        super().end_average()
+        if self.operations.joined and self.operations.operation != all_ranks.FINISH:
+            self.out, self.snapshot_weight = True, 0
+
+
+class CountsWhatIsLeftOut(snapshots.SnapshotProtocol):
+    """The work of a change that is not finite counts as well."""
+
+    def note_published(self):
+        super().note_published()
+        self.job.count += not self.finite
+
+
+class CountsWhatIsNotPublished(snapshots.SnapshotProtocol):
+    """The work of a call counts before its change is published."""
+
+    def worked(self, weight):
+        self.job.count += 1
+        super().worked(weight)
+        self.job.unpublished = 0
+        return 1
+
+
+class KeepsItsCount(version_steps.VersionsProtocol):
+    """One rank keeps its own count in the versions of groups."""
+
+    def end_version(self):
+        count, of_all = self.publishing.job.count, self.versions.is_of_all(self.versions.running)
+        super().end_version()
+        if self.port.rank.number == 0 and not of_all:
+            self.publishing.job.count = count
+
+
+class AveragesOnlyTheGroup(Rank):
+    """A version over all ranks averages over a group, as any other."""
+
+    def group_of(self, version):
+        scenario = replace(self.world.scenario, own_pace=False)
+        return scenario.group_of(self.number, version + self.protocol.base)
+
+
+class AveragesAllOfThemHalfAsOften(Rank):
+    """Every other version over all ranks averages over a group."""
+
+    def group_of(self, version):
+        scenario = replace(self.world.scenario, sync_period=2 * self.world.scenario.sync_period)
+        return scenario.group_of(self.number, version + self.protocol.base)
+
+
 def long_periods(generator):
     """Many versions without a synchronization, so that an activation can become very old."""
     world_size = generator.randint(4, 9)
@@ -435,6 +551,21 @@ def interrupted_and_closing(generator):
     )
 
 
+def loading_at_the_own_pace(generator):
+    """Some ranks call before all load, and others after it."""
+    world_size = generator.randint(3, 6)
+    calls = [[CALL] * generator.choice((0, 4)) for _ in range(2 * world_size)]
+    programs = [(*calls.pop(), Load(0), *calls.pop(), CLOSE) for _ in range(world_size)]
+    return Scenario(
+        world_size,
+        group_size=2,
+        sync_period=100,
+        programs=tuple(programs),
+        conserving=True,
+        own_pace=True,
+    )
+
+
 def several_failures(generator):
     """Many ranks fail while all call."""
     world_size = generator.randint(5, 9)
@@ -497,6 +628,25 @@ MUTANTS = [
     Mutant(FinBeforeNotice, {Invariant.DRAINED}, 100),
     Mutant(RenumbersTooLate, {Invariant.ENDS, Invariant.EPOCH, Invariant.TOGETHER}, 200),
     Mutant(TrainsAfterJoining, {Invariant.JOINED}, 100),
+    *(
+        Mutant(variant, {invariant}, 100, random_own_pace_scenario)
+        for variant, invariant in (
+            (StartsWhereLate, Invariant.PACE),
+            (ReturnsWhileAnExchangeRuns, Invariant.BETWEEN_VERSIONS),
+            (WaitsForApplications, Invariant.WAIT_AVOIDING),
+            (AgreesOnItsOwnVersion, Invariant.AGREED),
+            (ForgetsWhatWasAbandoned, Invariant.HIGHEST),
+            (TellsNobody, Invariant.IN_ORDER),
+            (JoinedLosesItsWeight, Invariant.ALIKE),
+            (LosesWhatIsLate, Invariant.CONSERVED),
+            (AveragesOnlyTheGroup, Invariant.COMMON),
+            (AveragesAllOfThemHalfAsOften, Invariant.SPREAD),
+            (CountsWhatIsLeftOut, Invariant.COUNTED),
+            (CountsWhatIsNotPublished, Invariant.COUNTED),
+            (KeepsItsCount, Invariant.COUNTED),
+        )
+    ),
+    Mutant(HeldBackWhileLoading, {Invariant.ENDS}, 100, loading_at_the_own_pace),
 ]
 
 

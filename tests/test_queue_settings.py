@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from collectives import graphs
+from collectives.protocols.queued_neighbor_average import QueuedNeighborAverageProtocol
 from collectives.queue_settings import QueueSettings
 from wagma.methods import METHODS
 from wagma.simulation import FREE, Settings, simulate
 from wagma.simulation.core import Simulation
-from wagma.simulation.peers import PeerMethod, QueuedNeighborAverageProtocol
+from wagma.simulation.peers import PeerMethod
 
 HOP = METHODS["hop"]
 DIRECTED = frozenset((i, (i + hop) % 8) for i in range(8) for hop in (1, 3))

@@ -15,6 +15,7 @@ from protocol_messages import (
     all_ranks,
     contribution,
     late_rules,
+    own_pace,
     protocols,
     rank_port,
     snapshots,
@@ -25,7 +26,11 @@ SOURCE = Path(__file__).parent / "compiled_rank.pyx"
 EVENTS = 120
 OPERATIONS = (
     *(all_ranks.SYNC, all_ranks.SYNCHRONIZE, all_ranks.AVERAGE, all_ranks.LOAD, all_ranks.MEET),
-    all_ranks.CLOSE,
+    *(all_ranks.SAVE, all_ranks.CLOSE),
+)
+PURPOSES = (
+    *(version_steps.PUBLISHING, version_steps.JOINING),
+    *(version_steps.FETCHING, version_steps.REBASING),
 )
 # What a recorder is asked, and what it may answer.
 ANSWERS = {
@@ -34,6 +39,8 @@ ANSWERS = {
     **dict.fromkeys(("has_begun", "replaced", "needs_messages"), (True, False)),
     **dict.fromkeys(("leaves_to_others", "help"), (True, False)),
     **dict.fromkeys(("total_weight", "closed_weight"), (0.0, 1.0, 2.5)),
+    **dict.fromkeys(("mean_count", "closed_count", "closed_average_count"), (0.5, 3.0, 4.25)),
+    "closed_average": (-1, -1, 0),
 }
 
 
@@ -67,8 +74,9 @@ class SourceRank:
     """One rank of the protocols' sources, with the methods of a compiled one."""
 
     def __init__(self, port, dimensions, group_size, sync_period, passive, *options):
-        late, seed, shares = options
-        self.versions = protocols.WaitAvoidingProtocol(dimensions, group_size, sync_period, passive)
+        late, seed, shares, own = options
+        kind = own_pace.OwnPaceProtocol if own else protocols.WaitAvoidingProtocol
+        self.versions = kind(dimensions, group_size, sync_period, passive)
         self.versions.attach(port)
         if seed is not None:
             self.versions.draw(0, 1 << dimensions, seed)
@@ -82,7 +90,7 @@ class SourceRank:
         self.driven.begin(shares)
         self.give, self.forget = self.publishing.give, self.publishing.forget
         self.activate, self.notice = self.versions.activate, self.versions.notice
-        for event in ("call", "publish", "join", "enter", "advance", "passed"):
+        for event in ("call", "hold", "enter", "advance", "passed"):
             setattr(self, event, getattr(self.driven, event))
 
     def agreed(self, records, loading, differ):
@@ -113,7 +121,8 @@ class Life:
     Which they are depends on the rank; one that decides differently soon meets others.
     """
 
-    def __init__(self, make, seed):
+    def __init__(self, make, seed, own=False):
+        self.own = own
         self.random = random.Random(seed)
         self.port = Recorder(seed)
         self.dimensions = self.chosen(1, 2, 3)
@@ -121,7 +130,7 @@ class Life:
         self.rank = make(
             *(self.port, self.dimensions, self.chosen(1, 2, 1 << self.dimensions)),
             *(self.chosen(3, 100), self.chosen(True, False), late),
-            *(self.chosen(None, None, 7), self.chosen(True, False)),
+            *(self.chosen(None, None, None if own else 7), self.chosen(True, False), own),
         )
         self.in_call = False
         for _ in range(EVENTS):
@@ -152,13 +161,15 @@ class Life:
             return
         self.in_call = True
         rank.give(self.chosen(1.0, 1.0, 0.0, 2.0))
-        kind = self.chosen("call", "call", "call", "publish", "join", "enter")
-        if kind == "call" and (versions.version + versions.base + 1) % 3 == 0:
+        kind = self.chosen("call", "call", "call", "hold", "hold", "enter")
+        if kind == "call" and (versions.version + versions.base + 1) % 3 == 0 and not self.own:
             rank.enter(all_ranks.SYNC)
         elif kind == "enter":
             rank.enter(self.chosen(*OPERATIONS))
+        elif kind == "hold":
+            rank.hold(self.chosen(*PURPOSES))
         else:
-            getattr(rank, kind)()
+            rank.call()
 
     def activate(self):
         versions = self.rank.versions
@@ -204,11 +215,12 @@ class Life:
         }
 
 
+@pytest.mark.parametrize("own", (False, True))
 @pytest.mark.parametrize("block", range(3))
-def test_a_compiled_rank_has_the_same_actions_executed_as_its_source(block):
+def test_a_compiled_rank_has_the_same_actions_executed_as_its_source(block, own):
     make = compiled_rank()
     for seed in range(100 * block, 100 * (block + 1)):
-        source, compiled = Life(SourceRank, seed), Life(make, seed)
+        source, compiled = Life(SourceRank, seed, own), Life(make, seed, own)
         assert compiled.port.actions == source.port.actions, f"seed {seed}"
         assert compiled.end() == source.end(), f"seed {seed}"
 

@@ -536,7 +536,7 @@ class Twice(Logged):
     def call(self):
         super().call()
         if self.calls == 1:
-            self.tell(source.READY)
+            self.notify(source.READY)
 
 
 @pytest.mark.parametrize("wrong", [Unanswered, Aging, Silent, Twice])

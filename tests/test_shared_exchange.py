@@ -83,6 +83,9 @@ class Recorder:
     def end_part(self, rank, total):
         return self.note("end_part", rank, total, self.random.choice((True, False)))
 
+    def average_counts(self, number, members, size=None):
+        self.note("average_counts", number, *members[:size])
+
     def set_path(self, ringed, takes):
         self.note("set_path", bool(ringed), bool(takes))
 

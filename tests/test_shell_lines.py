@@ -87,9 +87,13 @@ def is_of_wagma(words):
 
 def shortened(words):
     """Return a line's words, and what makes it short."""
-    always = ALWAYS[words[0]] if "--seconds" not in words else []
-    less = [name for name in LESS if name in words or name in always]
-    return [*words, *(word for name in less for word in (name, LESS[name]))]
+    trains = "--train" in words
+    always = ["--steps"] if trains else ALWAYS[words[0]]
+    always = always if "--seconds" not in words else []
+    less = {name: LESS[name] for name in LESS if name in words or name in always}
+    if trains and "--trace" not in words:
+        less["--step-time"] = "100"  # of simulated time
+    return [*words, *(word for pair in less.items() for word in pair)]
 
 
 LINES = lines()

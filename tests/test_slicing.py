@@ -14,6 +14,7 @@ from together import (
     assert_equal_everywhere,
     compute_until,
     group_mean,
+    interrupt_in_the_middle,
     interrupted,
     slicing,
     vector_of,
@@ -154,17 +155,11 @@ def test_who_is_interrupted_before_the_others_come_has_its_vector_back(comm, lat
             assert mine.tobytes() == expected.tobytes()
 
 
-def interrupt_in_the_middle(comm, stopping, operation, mine):
-    """Rank 1 stops in the middle of an exchange of ranks whose mean is 6; rank 0 is interrupted."""
-    mine[:] = (0, 3, 9, 12)[comm.rank]
-    stopped = stopping(1, lambda: mine[0] == 6)
-    comm.Barrier()
-    if comm.rank == 0:
-        with stopped.interrupts():
-            operation(mine)
-        assert 0 < np.count_nonzero(mine == 6) < mine.size
-    else:
-        operation(mine)
+def interrupt(comm, operation, mine, **timing):
+    def prepare():
+        mine[:] = (0, 3, 9, 12)[comm.rank]
+
+    return interrupt_in_the_middle(comm, prepare, lambda: operation(mine), [mine], **timing)
 
 
 @pytest.mark.mpi
@@ -183,13 +178,13 @@ def interrupt_in_the_middle(comm, stopping, operation, mine):
     ],
     indirect=["transport"],
 )
-def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, stopping, late, what):
+def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, late, what):
     mine = np.zeros(4_000_000)
     with GroupAllreduce(
         comm, mine, group_size=4, sync_period=NEVER, wait="group", late=late
     ) as average:
         operation = average if what == "call" else getattr(average, what)
-        interrupt_in_the_middle(comm, stopping, operation, mine)
+        interrupt(comm, operation, mine)
         if comm.rank == 0:
             left = mine.copy()
             mine[:] = 1e9
@@ -209,16 +204,14 @@ def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, stopping, l
     [("adaptive", "messages"), ("adaptive", "shared"), ("dedicated", "messages")],
     indirect=["transport"],
 )
-def test_an_exchange_that_was_interrupted_loses_no_update_and_counts_none_twice(
-    comm, stopping, engine
-):
+def test_an_exchange_that_was_interrupted_loses_no_update_and_counts_none_twice(comm, engine):
     """Conserving: what came in after the exception is not taken for the application's change."""
     mine = np.zeros(4_000_000)
     with GroupAllreduce(
         comm, mine, group_size=4, sync_period=NEVER, wait="group", engine=engine
     ) as average:
         average(mine)
-        interrupt_in_the_middle(comm, stopping, average, mine)
+        interrupt(comm, average, mine)
         average.synchronize(mine)
         np.testing.assert_array_equal(mine, 6)
 
@@ -226,19 +219,14 @@ def test_an_exchange_that_was_interrupted_loses_no_update_and_counts_none_twice(
 @pytest.mark.mpi
 @pytest.mark.ranks(4)
 @pytest.mark.transports("messages")
-def test_a_change_is_left_out_if_a_stopped_rank_may_still_write_to_its_base(comm, stopping):
+def test_a_change_is_left_out_if_a_stopped_rank_may_still_write_to_its_base(comm):
     """Rank 1 is stopped for longer than rank 0's exception waits for its messages."""
-    mine = np.full(2_000_000, (0.0, 3.0, 9.0, 12.0)[comm.rank])
+    mine = np.zeros(2_000_000)
     with GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, wait="group") as average:
-        stopped = stopping(1, lambda: mine[0] == 6)
-        comm.Barrier()
+        attempts = interrupt(comm, average, mine, seconds=1.5)
         if comm.rank == 0:
-            with stopped.interrupts(1.5):
-                average(mine)
-            wait_until(lambda: average.executed == 1)
+            wait_until(lambda: average.executed == attempts)
             mine += 4
-        else:
-            average(mine)
         for mean in (6, 10):
             average(mine)
             np.testing.assert_array_equal(mine, mean)

@@ -193,6 +193,24 @@ def test_who_still_computes_at_the_end_is_information_and_a_warning_if_nothing_m
 
 @pytest.mark.mpi
 @before_exchanges
+def test_at_their_own_pace_each_rank_s_calls_are_counted(comm, reports, caplog):
+    caplog.set_level(logging.INFO, "collectives")
+    mine = np.zeros(3)
+    with GroupAllreduce(comm, mine, group_size=2, pace="own", stall=SHORT) as average:
+        for _ in range(2 if comm.rank == 2 else 5):
+            average(mine)
+        if comm.rank == 2:
+            while reports.told.count(logging.INFO) < 3:
+                time.sleep(SHORT / 4)
+                reports.hear()
+        average.join(mine)
+    if comm.rank != 2:
+        words = " s in join() after 5 calls for rank 2: still computing (2 calls completed)"
+        assert words in reports.texts[0]
+
+
+@pytest.mark.mpi
+@before_exchanges
 def test_nothing_is_a_stall_where_that_is_0(comm, reports, caplog):
     caplog.set_level(logging.INFO, "collectives")
     mine = np.zeros(3)

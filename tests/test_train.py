@@ -467,7 +467,8 @@ def test_another_algorithm_is_recorded_with_its_own_bound(runs, more_ended):
     run = runs / "allreduce"
     configuration = json.loads((run / "config.json").read_text())
     assert configuration["algorithm"] == "allreduce"
-    assert configuration["options"] == {"transport": None} and "sync_period" not in configuration
+    assert configuration["options"] == {"compute_limit": None, "transport": None}
+    assert "sync_period" not in configuration
     assert "wagma.train: algorithm: allreduce\n" in (run / "rank-0001.log").read_text()
     everyone = [metrics(run, rank) for rank in range(RANKS)]
     for one in (one for records in everyone for one in records):

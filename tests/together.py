@@ -120,35 +120,43 @@ def interrupted(seconds=0.15, once=None):
 class StoppingRank:
     """A rank that stops, with all its threads, as soon as a condition holds there.
 
-    All ranks construct it. The rank goes on when `interrupts` has interrupted another one.
+    All ranks construct it, and it goes on by itself where no rank lets it, because the test failed.
     """
 
     def __init__(self, comm, rank, condition):
         self.process = psutil.Process(comm.bcast(os.getpid(), rank))
         self.condition = condition
+        self.lock = threading.Lock()
+        self.over = False
         self.thread = threading.Thread(target=self.stop) if comm.rank == rank else None
 
     def __enter__(self):
         if self.thread:
-            # Goes on by itself where no rank lets it, because the test has failed there.
             command = ["sh", "-c", "timeout 30 cat; kill -CONT $PPID"]
             self.guard = subprocess.Popen(command, stdin=subprocess.PIPE)
             self.thread.start()
         return self
 
     def __exit__(self, *_):
+        """After this it does not stop any more."""
+        with self.lock:
+            self.over = True
         if self.thread:
             self.thread.join()
             self.guard.stdin.close()
             self.guard.wait()
 
     def stop(self):
-        wait_until(self.condition)
-        self.process.suspend()
+        wait_until(lambda: self.over or self.condition())
+        with self.lock:
+            if not self.over:
+                self.process.suspend()
 
-    @contextlib.contextmanager
-    def interrupts(self, seconds=0.2):
-        """The block is interrupted while that rank is stopped, which goes on so much later."""
+    def interrupt(self, operation, seconds):
+        """Interrupt the operation while that rank is stopped, which goes on so much later.
+
+        Return whether the operation did not end before that.
+        """
         going_on = threading.Timer(seconds, self.process.resume)
 
         def stopped():
@@ -158,9 +166,40 @@ class StoppingRank:
             going_on.start()
             interrupt()
 
-        with signalled(handle, 0.1, once=stopped), pytest.raises(Interrupted):
-            yield
-        going_on.join()
+        try:
+            with signalled(handle, 0.1, once=stopped):
+                operation()
+        except Interrupted:
+            going_on.join()
+            return True
+        return False
+
+
+def interrupt_in_the_middle(comm, prepare, operation, arrays, seconds=0.2):
+    """All ranks average arrays to 6; rank 1 stops in the middle, and rank 0 is interrupted there.
+
+    Prepare and try again where rank 1's stop came too late, as on a machine with other load. Return
+    how often it was tried.
+    """
+    for attempts in range(1, 20):
+        prepare()
+        with StoppingRank(comm, 1, lambda: arrays[0][0] == 6) as stopping:
+            comm.Barrier()
+            in_the_middle = False
+            if comm.rank == 0:
+                in_the_middle = stopping.interrupt(operation, seconds)
+                in_the_middle &= not all((array == 6).all() for array in arrays)
+            else:
+                operation()
+        # Rank 0 must not wait here for the others, which may be in the exchange still.
+        if comm.bcast(in_the_middle):
+            return attempts
+        request = comm.Ibarrier()
+        while not request.Test():
+            if comm.rank == 0:
+                stopping.process.resume()
+            time.sleep(0.001)
+    pytest.fail("rank 1 never stopped in the middle")
 
 
 def weighted(a, weight_a, b, weight_b):
