@@ -41,7 +41,7 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 	collectives/memory collectives/protocols collectives/exchange collectives/exchange/* collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
-.PHONY: help train check test test-extra test-openmpi test-cuda-mpi tree bench lint docs dist clean
+.PHONY: help train check test test-extra test-openmpi test-cuda-mpi tree bench figures lint docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +52,7 @@ help:
 	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
 	@echo "make test-cuda-mpi  tests of devices with a CUDA-aware MPI, in .venv-cuda-mpi; no GPU needed"
 	@echo "make bench   measure; ARGS go to the benchmarks"
+	@echo "make figures draw the papers' figures in docs/figures from the results"
 	@echo "make lint    check the style, the types and the stubs"
 	@echo "make docs    build the documentation as a site, in build/site"
 	@echo "make dist    build an sdist and a wheel, in dist, and try them in a clean environment"
@@ -92,6 +93,9 @@ tree:
 
 bench: $(VENV)/built
 	@$(RUN) -m benchmarks $(ARGS)
+
+figures: $(VENV)/built
+	@$(RUN) -m benchmarks --figures
 
 STUBS := $(wildcard collectives/*/*.pyi wagma/*/*.pyi)
 
