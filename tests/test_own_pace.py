@@ -204,6 +204,24 @@ def test_a_job_ends_by_the_work_that_its_ranks_have_done_together(comm):
         np.testing.assert_allclose(mine, average.total_calls / comm.size, rtol=1e-12)
 
 
+@pytest.mark.ranks(3, 4)
+def test_the_total_is_that_of_the_last_call_while_others_make_more(comm):
+    """So it belongs to what a rank reads, or saves, beside it: the others' averages run here."""
+    mine, kept = np.zeros(3), np.zeros(3)
+    with own_pace(comm, mine, keep_average=True) as average:
+        average.synchronize(mine)
+        for _ in range(12 * (comm.rank > 0)):
+            mine += 1
+            average(mine)
+        comm.Ibarrier().Wait()
+        if comm.rank == 0:
+            assert average.executed >= 12
+            assert average.total_calls == 0
+            _, total = average.last_average(kept)
+            assert average.total_calls == total > 0
+            np.testing.assert_allclose(kept, total / comm.size, rtol=1e-12)
+
+
 @pytest.mark.ranks(1, 4)
 def test_what_is_not_published_does_not_count(comm):
     mine = np.zeros(3)
