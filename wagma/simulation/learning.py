@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,11 +94,26 @@ def learn(
         UsageError: no rank has completed a step in time.
     """
     shown = shown or progress.Silent()
+    with closing(shown), threads(1), collected():
+        return _learn(settings, task, job, Batched(task).answer if batched else None, shown)
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """Free at the end what the block's ranks had: vectors in cycles, whose size Python ignores.
+
+    Collections do not look at what is there already: that is torch's, and takes them longer than a
+    hundred steps of a small model.
+    """
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
     try:
-        with closing(shown), threads(1):
-            return _learn(settings, task, job, Batched(task).answer if batched else None, shown)
+        yield
     finally:
-        gc.collect()  # what the ranks had: vectors in cycles, whose size Python does not know
+        gc.collect()
+        if freezes:
+            gc.unfreeze()
 
 
 def _learn(
