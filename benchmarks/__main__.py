@@ -58,6 +58,10 @@ RANKS = {
     "learning_wall": (None,),
     "learning_stragglers": tuple((None, "--ranks", ranks) for ranks in ("8", "16", "64")),
     "learning_traces": (None,),
+    "learning_own_pace": tuple((None, "--ranks", ranks) for ranks in ("4", "8")),
+    "ablations_own_pace": tuple((None, "--ranks", ranks) for ranks in ("8", "64")),
+    "learning_bias": (None,),
+    "own_pace": (4, 8),
     **dict.fromkeys(FIGURES, (None,)),
     "simulation_speed": (None,),
     "scaling_figures": (None,),
@@ -69,7 +73,8 @@ BY_NAME = (
     *("late_rules", "late_gradients", "ablations", "comparisons"),
     *("stragglers", "simulated_stragglers", "simulated_ripples", "hop", "simulated_hop", "wp_sgd"),
     *("wp_sgd_wall", "simulated_partial_reduce", "partial_reduce_weights"),
-    *("learning_wall", "learning_stragglers", "learning_traces", *FIGURES),
+    *("learning_wall", "learning_stragglers", "learning_traces", "learning_own_pace"),
+    *("ablations_own_pace", "learning_bias", "own_pace", *FIGURES),
 )
 
 

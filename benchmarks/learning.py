@@ -54,6 +54,7 @@ def train(run: Run) -> dict:
     summary = learned.summary
     return {
         "accuracy": summary["accuracy"],
+        "evaluations": summary["evaluations"],
         "wall_s": summary["wall_s"],
         "samples_per_s": summary["samples_per_s"],
         "waiting_share": summary["waiting_share"],

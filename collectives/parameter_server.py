@@ -112,6 +112,27 @@ class ParameterServer(PeerCollective):
         self.server = int(server)
 
     @property
+    def speed(self) -> float:
+        """This rank's speed, in steps per second, which its calls tell the server; 0: unknown.
+
+        Raises:
+            TypeError, ValueError: it is set to something else than a number of at least 0.
+        """
+        return self._protocol.speed
+
+    @speed.setter
+    def speed(self, speed: float) -> None:
+        self._protocol.speed = checked_weight(speed, "speed")
+
+    def steps_beside(self, most: int) -> int:
+        """Return how many steps this rank makes while the fastest one makes `most`, at least 1.
+
+        The server's answer to each call says how fast the fastest rank is, of those whose `speed`
+        it knows; until then, the answer is `most`.
+        """
+        return self._protocol.steps_beside(most)
+
+    @property
     def dropped(self) -> int:
         """On the server: the number of changes dropped ("backup", "ringmaster")."""
         return self._protocol.dropped

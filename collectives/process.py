@@ -19,6 +19,7 @@ __all__ = [
     "add",
     "check_not_forked",
     "check_owner",
+    "clock",
     "describe",
     "end_job",
     "fail",
@@ -159,6 +160,11 @@ def place_of(comm):
     offers what this module does for a rank that is a process.
     """
     return getattr(comm, "place", sys.modules[__name__])
+
+
+def clock() -> float:
+    """Return the time, in seconds since some moment."""
+    return time.perf_counter()
 
 
 def world_size() -> int:

@@ -113,7 +113,7 @@ class Bench(peer_rank.PeerRankPort):
     def halve(self, source, kind, number):
         self.mix(source, Fraction(1, 2), Fraction(1, 2))
 
-    def write_change(self, kind, number):
+    def write_change(self, kind, number, weight):
         self.pending.append(("send", self.sent))
 
     def hold(self):
@@ -208,7 +208,7 @@ class Bench(peer_rank.PeerRankPort):
     def sends(self):
         self.sent = Fraction(0) if self.change is None else self.change
         self.published = True
-        self.driven.write_change(2, 0)
+        self.driven.write_change(2, 0, 0)
 
     def returns(self):
         scale = self.random.choice((1, 1, Fraction(1, 3)))

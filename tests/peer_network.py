@@ -173,8 +173,8 @@ class Rank(peer_rank.PeerRankPort):
     def write_model(self, kind, number, weight):
         self.written = self.message(kind, number, self.epoch, weight, self.model)
 
-    def write_change(self, kind, number):
-        self.written = self.message(kind, number, self.epoch, 0, self.kept_apart)
+    def write_change(self, kind, number, weight):
+        self.written = self.message(kind, number, self.epoch, weight, self.kept_apart)
         # It is in the server's hands now.
         self.published = self.published + self.kept_apart
 

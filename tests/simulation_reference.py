@@ -334,8 +334,8 @@ class MessageRank(peers.Port):
     def write_model(self, kind, number, weight):
         self.message, self.nbytes = (kind, number, weight), MESSAGE + self.reference.settings.nbytes
 
-    def write_change(self, kind, number):
-        self.write_model(kind, number, 0)
+    def write_change(self, kind, number, weight):
+        self.write_model(kind, number, weight)
 
     def post(self, destination):
         self.reference.send(self, self.reference.ranks[destination])

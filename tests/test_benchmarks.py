@@ -266,6 +266,14 @@ def test_the_page_of_the_simulation_shows_the_tables_of_the_scaling_figures(scal
     assert missing == []
 
 
+def test_the_page_shows_the_bias_of_all_methods(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    learning_bias = importlib.import_module("learning_bias")
+    results = json.loads((BENCHMARKS / "results" / "learning-bias-8.json").read_text())["results"]
+    page = (BENCHMARKS.parent / "docs" / "own-pace.md").read_text()
+    assert learning_bias.table(results) in page
+
+
 FIGURES = sorted(path.stem for path in BENCHMARKS.glob("figure_*.py"))
 
 

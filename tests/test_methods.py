@@ -194,6 +194,12 @@ def test_a_server_s_model_takes_a_nesterov_step_by_what_a_rank_changed_in_its_lo
         ({"mode": "async-local", "local_steps": 0}, ValueError, "local_steps is 0, less than 1"),
         ({"mode": "async-local", "local_steps": "2"}, TypeError, "local_steps is '2', not an int"),
         ({"mode": "async-local", "local_steps": [2, 3]}, ValueError, "2 numbers, not one for each"),
+        ({"dynamic_steps": True}, ValueError, "dynamic_steps is set, but mode is 'bsp'"),
+        (
+            {"mode": "async-local", "local_steps": [2], "dynamic_steps": True},
+            ValueError,
+            "a number for each rank, but dynamic_steps is set",
+        ),
     ],
 )
 def test_local_steps_are_checked(given, error, message):

@@ -261,6 +261,12 @@ def test_arguments_of_ones_own_are_checked_as_the_command_checks_them():
     assert method.problem(method.resolved(local), 3) is None
     problem = "local_steps has 3 numbers, not one for each of 4 ranks"
     assert method.problem(method.resolved(local), 4) == problem
+    dynamic = method.given(["mode=async-local", "local_steps=4+1", "dynamic_steps"])
+    problem = "local_steps has a number for each rank, but dynamic_steps is set"
+    assert method.problem(method.resolved(dynamic), 2) == problem
+    dynamic = method.given(["dynamic_steps"])
+    problem = "dynamic_steps is True, but mode is not async-local"
+    assert method.problem(method.resolved(dynamic), 2) == problem
     with pytest.raises(argparse.ArgumentTypeError, match="outer_momentum must be a number of at"):
         method.given(["outer_momentum=1"])
 

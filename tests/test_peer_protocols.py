@@ -418,6 +418,21 @@ def is_synchronous(states):
     return check
 
 
+def test_the_server_tells_each_rank_how_fast_the_fastest_one_is():
+    def make(port, rank, size):
+        made = served("async-local")(port, rank, size)
+        made.speed = (2.0, 0.5, 4.0, 0.0)[rank]
+        return made
+
+    world = world_of(make, [(CALL, CALL, LEAVE)] * 4, lambda *state: None)
+    assert [rank.protocol.steps_beside(8) for rank in world.ranks] == [8] * 4
+    ranks = [rank.protocol for rank in run_to_the_end(world, 0).ranks]
+    assert max(rank.fastest for rank in ranks) == ranks[2].fastest == 4
+    ranks[1].fastest = 4
+    assert [rank.steps_beside(8) for rank in ranks[1:]] == [1, 8, 8]  # the last one's is unknown
+    assert ranks[1].steps_beside(7) == 1
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_bsp_is_synchronous_sgd(seed):
     generator = random.Random(seed)
@@ -816,25 +831,25 @@ class NoRoundFromHome(parameter_server.ParameterServerProtocol):
 class DropsLater(parameter_server.ParameterServerProtocol):
     """What is just too old is not dropped."""
 
-    def absorb(self, source, number):
-        super().absorb(source, number + 1)
+    def absorb(self, source, number, speed):
+        super().absorb(source, number + 1, speed)
 
 
 class CountsWhatIsDropped(parameter_server.ParameterServerProtocol):
     """What is dropped makes other changes older."""
 
-    def absorb(self, source, number):
+    def absorb(self, source, number, speed):
         before = self.dropped
-        super().absorb(source, number)
+        super().absorb(source, number, speed)
         self.version += self.dropped - before
 
 
 class DropsUnanswered(parameter_server.ParameterServerProtocol):
     """Whose change is dropped gets no model."""
 
-    def absorb(self, source, number):
+    def absorb(self, source, number, speed):
         self.answers = self.version - number < self.max_age or source == self.rank
-        super().absorb(source, number)
+        super().absorb(source, number, speed)
 
     def reply(self, rank):
         if self.answers:
@@ -844,8 +859,8 @@ class DropsUnanswered(parameter_server.ParameterServerProtocol):
 class LooksAheadAtOnce(parameter_server.ParameterServerProtocol):
     """Momentum is applied with each change."""
 
-    def absorb(self, source, number):
-        super().absorb(source, number)
+    def absorb(self, source, number, speed):
+        super().absorb(source, number, speed)
         if self.version % self.size:
             self.port.look_ahead(self.momentum)
 

@@ -298,9 +298,9 @@ class ReplacedInPart(peer_rank.PeerRankProtocol):
 class SentNotFinite(peer_rank.PeerRankProtocol):
     """Sends what it has in place of a change that does not count."""
 
-    def write_change(self, kind, number):
+    def write_change(self, kind, number, weight):
         self.keep_apart()
-        self.port.write_change(kind, number)
+        self.port.write_change(kind, number, weight)
 
 
 class ScaledIsSame(peer_rank.PeerRankProtocol):

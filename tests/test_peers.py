@@ -387,6 +387,22 @@ def test_a_server_has_nesterov_s_momentum_after_as_many_changes_as_ranks(comm, l
                 momentum = gathered = 0.0
 
 
+@pytest.mark.ranks(1, 3, 4)
+def test_a_rank_learns_how_many_steps_it_makes_beside_the_fastest_one(comm):
+    mine = np.zeros(3)
+    with ParameterServer(comm, mine, mode="async-local") as server:
+        server(mine)
+        assert server.steps_beside(12) == 12
+        server.speed = 1 + comm.rank
+        server(mine)
+        comm.Barrier()  # the server knows all speeds
+        server(mine)
+        assert server.steps_beside(12) == 12 * (1 + comm.rank) // comm.size
+        with pytest.raises(ValueError, match="speed is -1"):
+            server.speed = -1
+        comm.Barrier()
+
+
 @pytest.mark.ranks(3, 4)
 def test_a_rank_that_is_too_slow_is_not_waited_for_and_changes_no_model(comm):
     mine = np.zeros(500)

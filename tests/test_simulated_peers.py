@@ -452,6 +452,17 @@ def test_ranks_train_by_themselves_between_two_updates_that_they_send():
     assert learned.summary["dropped"] == 0
 
 
+def test_ranks_measure_how_many_steps_they_make_in_the_time_of_the_fastest_one():
+    label = "parameter-server:mode=async-local:local_steps=4:dynamic_steps"
+    slow = job(4, 20)
+    slow.step_times[:] = [1.0, 4.0, 1.0, 2.0]
+    learned = learn(settings(label, 20), digits_task(), slow)
+    versions = [[each["version"] for each in rank] for rank in learned.outcomes]
+    # Steps from one update to the next: calls of the collective are numbered by what they send.
+    made = [[rank.count(call) for call in range(max(rank) + 1)] for rank in versions]
+    assert made[0][:4] == [4] * 4 and made[1][:4] == [4, 1, 1, 1] and made[3][:4] == [4, 2, 2, 2]
+
+
 def test_a_training_skips_iterations():
     slow = job(8, 20)
     slow.step_times[:, 1] *= 4

@@ -987,6 +987,15 @@ def test_a_rank_sends_an_update_after_its_local_steps():
         simulate("parameter-server", times[:, :2], FREE, chosen)
 
 
+def test_the_fastest_rank_makes_the_local_steps_and_others_as_many_in_the_same_time():
+    """The first update of each rank has four; rank 1's at 16 s, and then one of every step."""
+    times = np.array([[1.0, 4.0, 1.25]] * 40)
+    chosen = Settings(8, mode="async-local", local_steps=4, dynamic_steps=True)
+    result = simulate("parameter-server", times, FREE, chosen, 32.0)
+    assert result.made.tolist() == [32, 8, 25] and result.waited.sum() == 0
+    assert result.messages == 2 * ((1 + 4) + (1 + 7))  # rank 2's next updates have three
+
+
 def test_a_round_does_not_wait_for_its_backups():
     """Rank 2 takes so long that its changes are dropped, and the others do not notice it."""
     times = np.array([[1.0, 1.5, 40.0]] * 10)

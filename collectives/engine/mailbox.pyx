@@ -137,8 +137,8 @@ cdef class Mailbox(PeerRankPort):
     cdef void write_model(self, int kind, long long number, double weight) noexcept nogil:
         self._write(kind, number, weight, self.vectors.model)
 
-    cdef void write_change(self, int kind, long long number) noexcept nogil:
-        self._write(kind, number, 0, self.vectors.change)
+    cdef void write_change(self, int kind, long long number, double weight) noexcept nogil:
+        self._write(kind, number, weight, self.vectors.change)
 
     cdef void _write(
         self, int kind, long long number, double weight, char *vector

@@ -12,7 +12,8 @@ A change has weight 1/P, so that a round of all ranks is one step with their mea
   is dropped; its rank receives the model all the same.
 - ASYNC_LOCAL: as ASP, of changes that each consist of several steps, and with delayed Nesterov
   momentum: a change has weight ε/P, and after every P of them the model looks ahead, by β times
-  the sum of all that it has changed, which has decayed by β each time.
+  the sum of all that it has changed, which has decayed by β each time. Ranks tell the server
+  their speeds, and it tells them the fastest one's.
 
 The server does not wait for a rank that has left, or is about to average with all. Its own
 application is one of the ranks.
@@ -69,6 +70,8 @@ class ParameterServerProtocol(PeerProtocol):
         version: that of the model that the application has received, or that the server holds: how
             many rounds have ended (BSP, BACKUP), or how many changes were added to it (the others).
         dropped: on the server, how many changes arrived too late.
+        speed: this rank's, in steps per second, which the application sets; 0: unknown.
+        fastest: that of the fastest rank, as far as the server knew in the last call; 0: unknown.
         lag: version of the model last received, minus that of the model before.
     """
 
@@ -98,6 +101,9 @@ class ParameterServerProtocol(PeerProtocol):
         self.held = 0
         self.dropped = 0
         self.lag = 0
+        self.speed = 0
+        self.fastest = 0
+        self.speeds = array.array("d", [0]) * len(self.awaited)
         self.came = 0
         self.waiting = array.array("i", [0]) * len(self.awaited)
 
@@ -115,24 +121,30 @@ class ParameterServerProtocol(PeerProtocol):
         """Send the change to the server, and wait for its model."""
         self.calling = True
         if self.rank == self.server:
-            self.absorb(self.rank, self.held)
+            self.absorb(self.rank, self.held, self.speed)
         else:
-            self.port.write_change(PUSH, self.held)
+            self.port.write_change(PUSH, self.held, self.speed)
             self.port.post(self.server)
 
     def received(self, source, kind, number, weight):
         if kind == PUSH:
             # A rank that calls after being away has met all others: they will call as well.
             self.came_back = max(self.came_back, self.away[source])
-            self.absorb(source, number)
+            self.absorb(source, number, weight)
         elif kind == LAST:
             self.settle(source)
         else:
             self.port.mix(source, 0, 1)
-            self.pulled(number)
+            self.pulled(number, weight)
 
-    def absorb(self, source, number):
-        """Add a change to the server's model, or drop it; it was made on version `number`."""
+    def absorb(self, source, number, speed):
+        """Add a change to the server's model, or drop it.
+
+        Args:
+            source, speed: the rank that has made it, and how fast it is.
+            number: the version of the model that it was made on.
+        """
+        self.speeds[source] = speed
         rounds: cython.bint = self.mode == BSP or self.mode == BACKUP
         age: cython.longlong = self.version - number
         if age >= (1 if rounds else self.max_age):
@@ -166,7 +178,7 @@ class ParameterServerProtocol(PeerProtocol):
             self.port.publish(self.share)
         else:
             self.calling = True
-            self.port.write_change(LAST, self.calls)
+            self.port.write_change(LAST, self.calls, 0)
             self.port.post(self.server)
 
     def join(self):
@@ -203,14 +215,24 @@ class ParameterServerProtocol(PeerProtocol):
 
     def reply(self, rank):
         """Send the server's model to a rank."""
+        fastest: cython.double = self.fastest_of_all()
         if rank == self.rank:
-            self.pulled(self.version)
+            self.pulled(self.version, fastest)
         else:
-            self.port.write_model(PULL, self.version, 0)
+            self.port.write_model(PULL, self.version, fastest)
             self.port.post(rank)
 
-    def pulled(self, version):
+    def fastest_of_all(self):
+        """Return the highest of the speeds that ranks have told the server."""
+        i: cython.int
+        fastest: cython.double = 0
+        for i in range(len(self.speeds)):
+            fastest = max(fastest, self.speeds[i])
+        return fastest
+
+    def pulled(self, version, fastest):
         """Return from the call with the server's model."""
+        self.fastest = fastest
         self.lag = version - self.held
         self.held = version
         if self.rank != self.server:
@@ -218,6 +240,12 @@ class ParameterServerProtocol(PeerProtocol):
         self.calls += 1
         self.calling = False
         self.port.return_model(1)
+
+    def steps_beside(self, most):
+        """Return how many steps this rank makes while the fastest one makes `most`, at least 1."""
+        if self.speed == 0 or self.fastest == 0:
+            return most
+        return max(1, cython.cast(cython.longlong, most * self.speed / self.fastest))
 
     def is_waited_for_by(self, rank):
         return rank == self.server

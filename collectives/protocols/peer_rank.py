@@ -149,11 +149,11 @@ class PeerRankProtocol(Port):
     def write_model(self, kind, number, weight):
         self.port.write_model(kind, number, weight)
 
-    def write_change(self, kind, number):
+    def write_change(self, kind, number, weight):
         self.keep_apart()
         if not self.changed:
             self.port.clear()
-        self.port.write_change(kind, number)
+        self.port.write_change(kind, number, weight)
 
     def post(self, destination):
         self.port.post(destination)

@@ -3,7 +3,7 @@ cdef int LEAVE, AWAY
 cdef class Port:
     cdef void write(self, int kind, long long number) noexcept nogil
     cdef void write_model(self, int kind, long long number, double weight) noexcept nogil
-    cdef void write_change(self, int kind, long long number) noexcept nogil
+    cdef void write_change(self, int kind, long long number, double weight) noexcept nogil
     cdef void post(self, int destination) noexcept nogil
     cdef double mix(self, int source, double keep, double share) noexcept nogil
     cdef void halve(self, int source, int kind, long long number) noexcept nogil

@@ -31,8 +31,8 @@ class Port:
         """Write a message with X and a weight."""
         raise NotImplementedError
 
-    def write_change(self, kind, number):
-        """Write a message with D."""
+    def write_change(self, kind, number, weight):
+        """Write a message with D and a weight."""
         raise NotImplementedError
 
     def post(self, destination):

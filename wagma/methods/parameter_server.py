@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wagma.arguments import not_negative, number, whole
-from wagma.methods.method import Method, Option
+from wagma.methods.method import Method, Option, on_or_off
 
 
 def none_left(backups: int, ranks: int) -> str | None:
@@ -30,9 +30,11 @@ def momentum(text: str) -> float:
 def check(options: Mapping[str, Any], ranks: int) -> None:
     """Raise ValueError if an option belongs to another mode, or not to so many ranks."""
     for name, mode in MODE_OF.items():
-        if options[name] is not None and options["mode"] != mode:
+        if options[name] not in (None, False) and options["mode"] != mode:
             raise ValueError(f"{name} is {options[name]}, but mode is not {mode}")
     counts = options["local_steps"]
+    if isinstance(counts, tuple) and options["dynamic_steps"]:
+        raise ValueError("local_steps has a number for each rank, but dynamic_steps is set")
     if isinstance(counts, tuple) and len(counts) != ranks:
         raise ValueError(
             f"local_steps has {len(counts)} numbers, not one for each of {ranks} ranks"
@@ -43,6 +45,7 @@ def check(options: Mapping[str, Any], ranks: int) -> None:
 MODE_OF = {
     "max_age": "ringmaster",
     "local_steps": "async-local",
+    "dynamic_steps": "async-local",
     "outer_momentum": "async-local",
     "outer_rate": "async-local",
 }
@@ -84,6 +87,13 @@ METHOD = Method(
             convert=steps,
             metavar="H|H0+H1+…",
             otherwise="10",
+        ),
+        Option(
+            "dynamic_steps",
+            "with mode=async-local, the fastest rank makes local_steps, and the others as many as "
+            "they can in the same time",
+            False,
+            convert=on_or_off,
         ),
         Option(
             "outer_momentum",

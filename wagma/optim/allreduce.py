@@ -101,9 +101,7 @@ class Allreduce(GradientAveraging):
         self.computed, begun_at = 0, self._clock()
         for number, batch in enumerate(batches):
             if number and self.compute_limit is not None:
-                device = self.flat.device
-                if device.type != "cpu":
-                    torch.get_device_module(device).current_stream(device).synchronize()
+                self.flat.wait_for_device()
                 if self._clock() - begun_at >= self.compute_limit:
                     self.left_out += len(batches) - number
                     return

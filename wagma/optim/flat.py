@@ -366,6 +366,12 @@ class FlatModel:
                 "would not be averaged"
             )
 
+    def wait_for_device(self) -> None:
+        """Wait until a device has done what its current stream has to do, before reading a clock.
+        """
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).current_stream(self.device).synchronize()
+
     def mark_changed(self) -> None:
         """Make autograd refuse a graph built with the parameters before they changed."""
         for tensor in self.averaged:

@@ -9,6 +9,7 @@ import torch
 
 import collectives
 from collectives.parameter_server import MODE_OF
+from collectives.process import place_of
 from collectives.result import Result
 from collectives.settings import checked_integer
 from wagma.optim.peers import PeerAveraging
@@ -46,6 +47,7 @@ class ParameterServer(PeerAveraging):
         backups: int = 0,
         max_age: int | None = None,
         local_steps: int | Sequence[int] | None = None,
+        dynamic_steps: bool = False,
         outer_momentum: float | None = None,
         outer_rate: float | None = None,
         server: int = 0,
@@ -67,6 +69,9 @@ class ParameterServer(PeerAveraging):
             local_steps: of the mode "async-local": steps from one update that is sent to the next,
                 at least 1: one number for all ranks, or a sequence with a number for each, so that
                 slow ones make fewer in the same time; None: 10.
+            dynamic_steps: of the mode "async-local": the fastest rank makes `local_steps`, and the
+                others as many as they can in the same time, by the speeds that all measure between
+                their updates. The first time all make `local_steps`.
             outer_momentum, outer_rate: of the mode "async-local", as for
                 `collectives.ParameterServer`.
             server: the rank that keeps the model, and trains as well.
@@ -83,6 +88,7 @@ class ParameterServer(PeerAveraging):
                 "backups": backups,
                 "max_age": max_age,
                 "local_steps": local_steps,
+                "dynamic_steps": dynamic_steps,
                 "outer_momentum": outer_momentum,
                 "outer_rate": outer_rate,
                 "server": server,
@@ -99,13 +105,19 @@ class ParameterServer(PeerAveraging):
         backups: int,
         server: int,
         local_steps: int | Sequence[int] | None,
+        dynamic_steps: bool,
         **options: Any,
     ) -> collectives.ParameterServer:
         self._settings: dict[str, Any] = {"mode": mode, "backups": backups, "server": server}
         every = steps_of_ranks(mode, local_steps, comm.size)
-        self._local_steps, self._steps_made = every[comm.rank], 0
         if mode == "async-local":
             self._settings["local_steps"] = every[0] if len(set(every)) == 1 else every
+            self._settings["dynamic_steps"] = dynamic_steps
+        self._local_steps, self._dynamic = every[comm.rank], dynamic_steps
+        self._clock = place_of(comm).clock
+        self._steps_made = self._sent_at = 0
+        self._steps_between = self._local_steps
+        self._began = self._clock()
         return collectives.ParameterServer(
             comm, self.flat.vectors, mode=mode, backups=backups, server=server, **options
         )
@@ -116,20 +128,43 @@ class ParameterServer(PeerAveraging):
         *,
         mode: str,
         local_steps: int | Sequence[int] | None,
+        dynamic_steps: bool,
         **settings: Any,
     ) -> dict[str, Any]:
         steps_of_ranks(mode, local_steps, None)
-        return {"local_steps": local_steps}
+        if dynamic_steps and mode != "async-local":
+            raise ValueError(f"dynamic_steps is set, but mode is {mode!r}, not 'async-local'")
+        if dynamic_steps and isinstance(local_steps, Sequence):
+            raise ValueError("local_steps has a number for each rank, but dynamic_steps is set")
+        return {"local_steps": local_steps, "dynamic_steps": dynamic_steps}
 
     def _average_model(self, **weight: float) -> None:
         """Send the model's change to the server, if it is due, and receive the model."""
         self._steps_made += 1
-        if self._steps_made % self._local_steps == 0:
+        if self._steps_made - self._sent_at == self._steps_between:
+            if self._dynamic:
+                self._tell_speed()
             super()._average_model(**weight)
+            if self._dynamic:
+                self._steps_between = self.collective.steps_beside(self._local_steps)
+            self._sent_at, self._began = self._steps_made, self._clock()
             return
         self.flat.check_places()
         call = self.collective.version  # which will have this step
         self._note(Result(call, True, call, (self.collective.rank,), 1.0, False))
+
+    def _tell_speed(self) -> None:
+        """Have the next call tell the server in how much time these steps were made."""
+        self.flat.wait_for_device()
+        seconds = self._clock() - self._began
+        if seconds > 0:
+            self.collective.speed = self._steps_between / seconds
+
+    def synchronize(self) -> None:
+        """See `Averaging.synchronize`; the time in it is none of this rank's steps."""
+        before = self._clock()
+        super().synchronize()
+        self._began += self._clock() - before
 
     @property
     def _steps(self) -> int:

@@ -53,6 +53,10 @@ class Place:
         """Return the node of this rank."""
         return Node(comm)
 
+    def clock(self) -> float:
+        """Return the simulated time, in seconds."""
+        return self.comm.ranks.now()
+
     def world_size(self) -> int:
         """Return the number of ranks of the job."""
         return self.comm.size

@@ -111,4 +111,6 @@ def parameter_server(settings: Settings, ranks: int) -> PeerMethod:
     def make(port: Any, rank: int, size: int) -> Any:
         return ParameterServerProtocol(port, rank, size, mode, server, omitted, max_age, *outer)
 
-    return PeerMethod(make, settings.nbytes, alone, periods=periods)
+    return PeerMethod(
+        make, settings.nbytes, alone, periods=periods, dynamic=bool(settings.dynamic_steps)
+    )

@@ -90,8 +90,8 @@ cdef class SimulatedPort(PeerRankPort):
     cdef void write_model(self, int kind, long long number, double weight) noexcept nogil:
         self.write_vector(kind, number, weight, False)
 
-    cdef void write_change(self, int kind, long long number) noexcept nogil:
-        self.write_vector(kind, number, 0, True)
+    cdef void write_change(self, int kind, long long number, double weight) noexcept nogil:
+        self.write_vector(kind, number, weight, True)
 
     cdef void write_vector(
         self, int kind, long long number, double weight, bint changes
@@ -247,6 +247,8 @@ cdef class PeerMethod(Method):
         servers: number of ranks of the protocol, the last ones, whose applications make no calls.
         layout: of the vectors that all ranks average, if they have values; see `initialize`.
         periods: for each rank, of how many steps only the last one calls; None: each does.
+        dynamic: whether these are the fastest rank's, of a parameter server, and others make as
+            many as they can in the same time.
 
     Attributes:
         operations: the ranks' `Operations`, if vectors have values.
@@ -254,15 +256,23 @@ cdef class PeerMethod(Method):
     """
 
     cdef object make, periods
+    cdef bint dynamic
+    # By rank, since its last call: the steps made, the time that they took, and the steps due.
+    cdef list made, took, due
     cdef long long nbytes
     cdef readonly list ports
     cdef readonly Operations operations
     cdef Layout layout
     cdef int attached
 
-    def __init__(self, make, nbytes, servers=0, Layout layout=None, periods=None):
+    def __init__(
+        self, make, nbytes, servers=0, Layout layout=None, periods=None, bint dynamic=False
+    ):
         self.make, self.nbytes, self.servers = make, nbytes, servers
-        self.layout, self.periods = layout, periods
+        self.layout, self.periods, self.dynamic = layout, periods, dynamic
+        if periods is not None:
+            self.made, self.took = [0] * len(periods), [0.0] * len(periods)
+            self.due = list(periods)
 
     cpdef begin(self):
         cdef int rank, size = self.simulation.engines
@@ -381,10 +391,23 @@ cdef class PeerMethod(Method):
 
     cpdef arrives(self, int rank):
         cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
-        if self.periods is None or (self.simulation.steps[rank] + 1) % self.periods[rank] == 0:
+        if self.periods is None or self.is_due(rank, port.protocol):
             self.simulation.later(port.staging_time, STAGED, rank)
         else:
             self.simulation.returns(rank)
+
+    cdef bint is_due(self, int rank, protocol):
+        """Count a step; return whether the rank sends an update after it."""
+        if self.dynamic and self.made[rank] == 0:
+            self.due[rank] = protocol.steps_beside(self.periods[rank])
+        self.made[rank] += 1
+        self.took[rank] += self.simulation.step_times[self.simulation.steps[rank], rank]
+        if self.made[rank] < self.due[rank]:
+            return False
+        if self.dynamic and self.took[rank] > 0:
+            protocol.speed = self.made[rank] / self.took[rank]
+        self.made[rank], self.took[rank] = 0, 0.0
+        return True
 
     cpdef happens(self, int kind, int rank, long long a, long long b):
         cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
