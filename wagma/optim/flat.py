@@ -367,7 +367,7 @@ class FlatModel:
             )
 
     def wait_for_device(self) -> None:
-        """Wait until a device has done what its current stream has to do, before reading a clock."""
+        """Wait until a device has done what is on its current stream, before reading a clock."""
         if self.device.type != "cpu":
             torch.get_device_module(self.device).current_stream(self.device).synchronize()
 
