@@ -110,10 +110,34 @@ def in_words(row):
     """Return a line about a method."""
     time = "–" if row["time"] is None else f"{row['time']:.2f}"
     return (
-        f"throughput {row['throughput']:.2f}, time {time} of {row['times_s'][0]} s, accuracy "
-        f"{100 * row['accuracy']:+.1f} of {100 * row['accuracies'][0]:.1f} ± "
+        f"throughput {row['throughput']:.2f}, time {time} of {seconds(row['times_s'][0])}, "
+        f"accuracy {100 * row['accuracy']:+.1f} of {100 * row['accuracies'][0]:.1f} ± "
         f"{100 * (row['deviation'] or 0):.1f} %"
     )
+
+
+def seconds(value):
+    """Return seconds as text, with a dash for None."""
+    return "–" if value is None else f"{value:.1f} s"
+
+
+def table(results):
+    """Return the table of Markdown, of the results of all numbers of ranks."""
+    lines = [f"| simulated ÷ measured | {' | '.join(METHODS)} |", "|---" * (1 + len(METHODS)) + "|"]
+    for ranks, rows in results.items():
+        for case, row in rows.items():
+            cells = [row[label] for label in METHODS]
+            lines.append(f"| {ranks} ranks, {case} | {' | '.join(map(cell, cells))} |")
+    return "\n".join(lines)
+
+
+def cell(row):
+    """Return "1.02, 0.91, 96.1 − 0.2 ± 1.0 %"."""
+    time = "–" if row["time"] is None else f"{row['time']:.2f}"
+    more = 100 * row["accuracy"]
+    sign = "−" if more < 0 else "+"
+    accuracy = f"{100 * row['accuracies'][0]:.1f} {sign} {abs(more):.1f}"
+    return f"{row['throughput']:.2f}, {time}, {accuracy} ± {100 * row['deviation']:.1f} %"
 
 
 def main():

@@ -274,6 +274,15 @@ def test_the_page_shows_the_bias_of_all_methods(monkeypatch):
     assert learning_bias.table(results) in page
 
 
+def test_the_page_compares_simulated_trainings_with_measured_ones(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    learning_wall = importlib.import_module("learning_wall")
+    files = {ranks: BENCHMARKS / "results" / f"learning-wall-{ranks}.json" for ranks in (4, 8)}
+    results = {ranks: json.loads(file.read_text())["results"] for ranks, file in files.items()}
+    page = (BENCHMARKS.parent / "docs" / "simulated-training.md").read_text()
+    assert learning_wall.table(results) in page
+
+
 FIGURES = sorted(path.stem for path in BENCHMARKS.glob("figure_*.py"))
 
 
