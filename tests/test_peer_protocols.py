@@ -433,6 +433,17 @@ def test_the_server_tells_each_rank_how_fast_the_fastest_one_is():
     assert ranks[1].steps_beside(7) == 1
 
 
+def test_the_server_knows_the_highest_of_all_ranks_newest_speeds():
+    server = served("async-local")(None, 0, 5)
+    drawn = random.Random(0)
+    newest = [0] * 5
+    for _ in range(200):
+        rank = drawn.randrange(5)
+        newest[rank] = drawn.choice((0, 1.0, 2.0, 3.5))
+        server.note_speed(rank, newest[rank])
+        assert server.highest == max(newest)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_bsp_is_synchronous_sgd(seed):
     generator = random.Random(seed)

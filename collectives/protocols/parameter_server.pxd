@@ -8,14 +8,14 @@ cdef class ParameterServerProtocol(PeerProtocol):
     cdef int[::1] waiting
     cdef double[::1] speeds
     cdef int mode, server, backups, came
-    cdef double share, momentum
+    cdef double share, momentum, highest
     cdef public double speed, fastest
     cdef long long max_age
     cdef public long long version, held, dropped, lag
 
     cdef void absorb(self, int source, long long number, double speed) noexcept nogil
     cdef void reply(self, int rank) noexcept nogil
-    cdef double fastest_of_all(self) noexcept nogil
+    cdef void note_speed(self, int rank, double speed) noexcept nogil
     cdef void pulled(self, long long version, double fastest) noexcept nogil
     cpdef long long steps_beside(self, long long most) noexcept
     cdef void settle(self, int source) noexcept nogil

@@ -103,7 +103,9 @@ class ParameterServerProtocol(PeerProtocol):
         self.lag = 0
         self.speed = 0
         self.fastest = 0
+        # On the server: all ranks' speeds, and the highest of them.
         self.speeds = array.array("d", [0]) * len(self.awaited)
+        self.highest = 0
         self.came = 0
         self.waiting = array.array("i", [0]) * len(self.awaited)
 
@@ -144,7 +146,7 @@ class ParameterServerProtocol(PeerProtocol):
             source, speed: the rank that has made it, and how fast it is.
             number: the version of the model that it was made on.
         """
-        self.speeds[source] = speed
+        self.note_speed(source, speed)
         rounds: cython.bint = self.mode == BSP or self.mode == BACKUP
         age: cython.longlong = self.version - number
         if age >= (1 if rounds else self.max_age):
@@ -215,20 +217,23 @@ class ParameterServerProtocol(PeerProtocol):
 
     def reply(self, rank):
         """Send the server's model to a rank."""
-        fastest: cython.double = self.fastest_of_all()
         if rank == self.rank:
-            self.pulled(self.version, fastest)
+            self.pulled(self.version, self.highest)
         else:
-            self.port.write_model(PULL, self.version, fastest)
+            self.port.write_model(PULL, self.version, self.highest)
             self.port.post(rank)
 
-    def fastest_of_all(self):
-        """Return the highest of the speeds that ranks have told the server."""
+    def note_speed(self, rank, speed):
+        """Note a rank's speed; look at all of them only if it was the fastest, and is slower now."""
         i: cython.int
-        fastest: cython.double = 0
-        for i in range(len(self.speeds)):
-            fastest = max(fastest, self.speeds[i])
-        return fastest
+        former: cython.double = self.speeds[rank]
+        self.speeds[rank] = speed
+        if speed >= self.highest:
+            self.highest = speed
+        elif former == self.highest:
+            self.highest = 0
+            for i in range(len(self.speeds)):
+                self.highest = max(self.highest, self.speeds[i])
 
     def pulled(self, version, fastest):
         """Return from the call with the server's model."""
