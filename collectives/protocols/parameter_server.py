@@ -224,7 +224,7 @@ class ParameterServerProtocol(PeerProtocol):
             self.port.post(rank)
 
     def note_speed(self, rank, speed):
-        """Note a rank's speed; look at all of them only if it was the fastest, and is slower now."""
+        """Note a rank's speed; look at all only if it was the fastest, and is slower now."""
         i: cython.int
         former: cython.double = self.speeds[rank]
         self.speeds[rank] = speed
