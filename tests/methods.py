@@ -24,6 +24,7 @@ class Method(NamedTuple):
         exclusive: whether a step may wait for other ranks' next steps, so that none of them may
             wait for this rank in a barrier or in another optimizer's step.
         in_step: whether ranks make the same steps, and versions number these.
+        vectors: how many of the model's length it has beside the collective's and the momentum.
     """
 
     kind: type
@@ -33,6 +34,7 @@ class Method(NamedTuple):
     rounding: float = 0
     exclusive: bool = False
     in_step: bool = True
+    vectors: int = 1
 
     def wrap(self, model, comm, make=None, **settings):
         local = (make or momentum_sgd)(model.parameters())
@@ -42,10 +44,16 @@ class Method(NamedTuple):
         return self.kind(local, model, comm=comm, **settings)
 
 
+# For ranks with different data.
+SHARDS = {"average_state": True, "correction": "control-variates"}
+
 METHODS = {
     "wagma": Method(optim.WAGMA, {"sync_period": 4}, repeatable=False),
     "wagma-group": Method(optim.WAGMA, {"sync_period": 4, "wait": "group"}),
     "wagma-overlap": Method(optim.WAGMA, {"sync_period": 4, "wait": "group", "overlap": True}),
+    "wagma-shards": Method(
+        optim.WAGMA, {"sync_period": 4, **SHARDS}, repeatable=False, rounding=1e-5, vectors=5
+    ),
     "allreduce": Method(optim.Allreduce, {}),
     "eager-sgd": Method(optim.EagerSGD, {"sync_period": 4}, False, rounding=1e-5),
     "eager-sgd-majority": Method(

@@ -11,6 +11,7 @@ import torch
 import torch_device
 from methods import (
     METHODS,
+    SHARDS,
     backward,
     bits,
     bits_of,
@@ -32,6 +33,9 @@ REPEATABLE = {name: method for name, method in METHODS.items() if method.repeata
 REPEATABLE["eager-sgd-in-step"] = METHODS["eager-sgd"]._replace(
     settings={"sync_period": 1}, repeatable=True
 )
+for name in ("wagma-group", "local-sgd"):
+    settings = METHODS[name].settings | SHARDS
+    REPEATABLE[f"{name}-shards"] = METHODS[name]._replace(settings=settings)
 repeatable = pytest.mark.parametrize("method", REPEATABLE.values(), ids=REPEATABLE)
 
 
@@ -134,6 +138,28 @@ def test_models_that_their_devices_average_have_the_bits_of_the_cpu(
     assert averaged == history(comm, METHODS[name], "cpu")
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_moments_are_averaged_with_their_numbers_wherever_these_are(comm, device, path, capturable):
+    """AdamW's count of steps is on the host, or with `capturable` on the device."""
+    ends = []
+    for place in (device, "cpu"):
+        model = make_model(comm.rank).to(place)
+        options = {"foreach": False, "capturable": capturable and place != "cpu"}
+        local = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+        optimizer = optim.WAGMA(local, model, comm=comm, sync_period=3, wait="group", **SHARDS)
+        with optimizer:
+            assert optimizer.collective.path == ("host" if place == "cpu" else path)
+            with optimizer.join():
+                train(comm, model, optimizer, range(4 + comm.rank))
+            counts = {float(of["step"]) for of in optimizer.state.values()}
+            train(comm, model, optimizer, range(8, 10))
+            ends.append((counts, [p.detach().cpu() for p in model.parameters()]))
+    assert len(ends[0][0]) == 1
+    assert ends[0][0] == ends[1][0]
+    for mine, expected in zip(ends[0][1], ends[1][1], strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
 def test_gradients_that_some_ranks_lack_have_the_bits_of_the_cpu_where_devices_average(
     comm, device, monkeypatch
 ):
@@ -175,7 +201,8 @@ def waits():
 @each_method
 def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, device, method):
     model = make_model(comm.rank, width=500).to(device)
-    size = sum(value.nbytes for value in model.state_dict().values())
+    model_size = sum(value.nbytes for value in model.state_dict().values())
+    size = model_size * method.vectors
     slack = size // 3  # what overlaps has buffers, here a sixth of the model, twice more
     before = torch_device.counts()
     with growing_by(size + slack), ExitStack() as stack:
@@ -191,7 +218,7 @@ def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, 
             for step in range(5 + comm.rank):
                 backward(model, comm.rank, step)
                 begun = waits()
-                momentum = 0 if step else size
+                momentum = 0 if step else model_size
                 with growing_by(momentum + slack):
                     optimizer.step()
                 waited += waits() - begun

@@ -2,15 +2,28 @@
 
 from dataclasses import replace
 
-from wagma.methods.method import Method
-from wagma.methods.shared import GRAPH
+from wagma.arguments import whole
+from wagma.methods.method import Method, Option
+from wagma.methods.shared import AVERAGE_STATE, CORRECTION, GRAPH
 
 METHOD = Method(
     "ad-psgd",
     "models of random pairs, in the background; no rank waits",
     optimizer="wagma.optim.ADPSGD",
     simulated="wagma.simulation.peer_methods.ad_psgd",
-    options=(replace(GRAPH, otherwise="any two ranks may meet"),),
+    options=(
+        replace(GRAPH, otherwise="any two ranks may meet"),
+        AVERAGE_STATE,
+        CORRECTION,
+        Option(
+            "correction_period",
+            "steps whose gradients a control variate is the mean of",
+            10,
+            convert=whole(1),
+            metavar="STEPS",
+            simulated=False,
+        ),
+    ),
     color="#E69F00",
     seeded=True,
 )

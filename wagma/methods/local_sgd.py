@@ -1,7 +1,15 @@
 """Local SGD."""
 
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import CONTRACTION, SYNC_PERIOD, TRANSPORT, WEIGHTS, WIRE_DTYPE
+from wagma.methods.shared import (
+    AVERAGE_STATE,
+    CONTRACTION,
+    CORRECTION,
+    SYNC_PERIOD,
+    TRANSPORT,
+    WEIGHTS,
+    WIRE_DTYPE,
+)
 
 METHOD = Method(
     "local-sgd",
@@ -17,6 +25,8 @@ METHOD = Method(
             "count",
             choices=("count", "solo"),
         ),
+        AVERAGE_STATE,
+        CORRECTION,
         WEIGHTS,
         CONTRACTION,
         WIRE_DTYPE,

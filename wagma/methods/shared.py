@@ -137,6 +137,21 @@ CONTRACTION = Option(
     metavar="R",
     simulated=False,
 )
+AVERAGE_STATE = Option(
+    "average_state",
+    "average the local optimizer's state, such as momentum, with the model, for ranks with "
+    "different data",
+    False,
+    convert=on_or_off,
+    simulated=False,
+)
+CORRECTION = Option(
+    "correction",
+    "correct gradients towards the mean of all ranks' gradients, for ranks with different data",
+    choices=("control-variates",),
+    otherwise="none",
+    simulated=False,
+)
 SHARED = (
     GROUP_SIZE,
     SYNC_PERIOD,

@@ -2,7 +2,9 @@
 
 from wagma.methods.method import Method, Option, on_or_off
 from wagma.methods.shared import (
+    AVERAGE_STATE,
     CONTRACTION,
+    CORRECTION,
     GROUP_SIZE,
     SYNC_PERIOD,
     TRANSPORT,
@@ -50,6 +52,8 @@ METHOD = Method(
             False,
             convert=on_or_off,
         ),
+        AVERAGE_STATE,
+        CORRECTION,
         WEIGHTS,
         CONTRACTION,
         WIRE_DTYPE,

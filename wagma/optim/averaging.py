@@ -18,6 +18,7 @@ from collectives.collective import check_comm
 from collectives.meeting import meet
 from collectives.process import load_mpi
 from collectives.settings import checked_weight, difference, limits, unknown_option
+from wagma.optim.extras import Extra
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
 from wagma.optim.vectors import DeviceVector
@@ -76,6 +77,19 @@ class Averaging(Wrapper):
     the main script: import `mpi4py.MPI` there only inside `if __name__ == "__main__"` or a
     function.
 
+    For ranks with different data some methods have two more options, off by default, whose vectors
+    are averaged as parts of the model's:
+
+    - ``average_state=True`` averages the local optimizer's state: its tensors of a parameter's
+      shape, such as momentum, and its numbers, such as Adam's count of steps, which corrects the
+      bias of moments that are averaged with it. The optimizer's tensors become views of vectors.
+    - ``correction="control-variates"`` (SCAFFOLD, Karimireddy et al., ICML 2020, option II, without
+      a server) corrects a rank's gradient g to g + c − cr: cr is the mean of its own gradients over
+      its last τ steps, and c the mean of all ranks' cr. After a step ``.grad`` is the corrected
+      gradient. Adam, AdamW, Adamax and RAdam with `average_state` use it in first moments only.
+      All ranks have the same weight. A rank that leaves `join` takes its cr out of c; after the
+      block, and after a checkpoint of another rank or another number of ranks, every cr is c.
+
     A method is a subclass with `_make_collective` and `_take_step`; `interfaces.Collective`
     describes a collective.
 
@@ -116,8 +130,9 @@ class Averaging(Wrapper):
 
         Raises:
             TypeError, ValueError: the model cannot be averaged (the message names the parameter),
-                or models, methods, settings or kinds of devices differ between ranks (it names the
-                ranks); the same on every rank.
+                the local optimizer's state cannot (`average_state`; it names the state), or models,
+                methods, settings or kinds of devices differ between ranks (it names the ranks); the
+                same on every rank.
             collectives.CudaError: the model is on a device, and there is no CUDA driver.
         """
         if comm is None:
@@ -136,11 +151,17 @@ class Averaging(Wrapper):
         raise_collectively(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         device = next(t.value.device.type for t in tensors if t.value.is_floating_point())
-        raise_collectively(comm, difference(comm, {"the model's device": device}))
+        try:
+            known = self._look_at(optimizer)
+        except TypeError as problem:
+            known, error = {}, problem
+        raise_collectively(comm, error)
+        raise_collectively(comm, difference(comm, {"the model's device": device, **known}))
         broadcast(comm, tensors)
         self.comm = comm
         self.flat = FlatModel(model, tensors)
         try:
+            self._extras = self._make_extras(**arguments)
             self.collective: Any = self._make_collective(comm, **arguments, **options)
         except BaseException:
             self.flat.release()
@@ -170,8 +191,20 @@ class Averaging(Wrapper):
         """
         return {}
 
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return what must not differ between ranks of a local optimizer, which is usable.
+
+        Raises:
+            TypeError: the method does not support it after all.
+        """
+        return {}
+
+    def _make_extras(self, **settings: Any) -> list[Extra]:
+        """Return what is averaged in addition to the model."""
+        return []
+
     def _make_collective(self, comm: MPI.Intracomm, **settings: Any) -> Collective:
-        """Make the collective that averages, for vectors like those of `flat`; collective."""
+        """Make the collective that averages, for vectors like `_vectors`; collective."""
         raise NotImplementedError
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
@@ -197,9 +230,14 @@ class Averaging(Wrapper):
         )
 
     @property
-    def _model_vectors(self) -> list[np.ndarray | DeviceVector]:
-        """The model's vectors for the collective's `average`, `synchronize`, `load` and `join`."""
-        return self.flat.vectors
+    def _vectors(self) -> list[np.ndarray | DeviceVector]:
+        """The vectors for the collective: those of the model, and of what else is averaged."""
+        return [*self.flat.vectors, *(each for extra in self._extras for each in extra.vectors)]
+
+    @property
+    def _memory(self) -> list[torch.Tensor]:
+        """The same vectors as tensors."""
+        return [*self.flat.memory, *(each for extra in self._extras for each in extra.memory)]
 
     # What a user calls
 
@@ -249,7 +287,7 @@ class Averaging(Wrapper):
         self.complete()
         self.flat.check()
         self._average_now()
-        self.flat.mark_changed()
+        self._changed()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -270,14 +308,16 @@ class Averaging(Wrapper):
         """Hold in the model what `get` overwrites its vectors by; yield what that returns."""
         self._check_usable()
         self.flat.check()
-        own = self.flat.save()
+        own = self._save()
         outstanding = self._set_aside()
         self._inside_average = True
         try:
-            yield get(self._model_vectors)
+            got = get(self._vectors)
+            self._extras_changed()
+            yield got
         finally:
             self._inside_average = False
-            self.flat.restore(own)
+            self._restore(own)
             self._put_back(outstanding)
             self._release()  # if the optimizer was closed inside the block
 
@@ -312,6 +352,8 @@ class Averaging(Wrapper):
                 self._check_usable()
                 self.complete()
                 self.flat.check()
+                for extra in self._extras:
+                    extra.leave()
                 begun.enter_context(self._joined())
         finally:
             self._inside_join = False
@@ -325,20 +367,22 @@ class Averaging(Wrapper):
                 yield
         finally:
             self._has_joined = False
-        self.flat.mark_changed()
+        for extra in self._extras:
+            extra.joined()
+        self._changed()
 
     def _average_now(self) -> None:
         """Set every rank's model to the average over all ranks."""
-        self.collective.synchronize(self._model_vectors)
+        self.collective.synchronize(self._vectors)
 
     def _go_on_from(self, averaging: dict[str, Any]) -> None:
         """Continue from the current model, with the version in `averaging`: see `state_dict`."""
-        self.collective.load(self._model_vectors, averaging["version"])
+        self.collective.load(self._vectors, averaging["version"])
 
     @contextmanager
     def _taking_part(self) -> Iterator[None]:
         """Make no more steps, and take part in the others'; wait at the end of the block."""
-        with self.collective.joining(self._model_vectors):
+        with self.collective.joining(self._vectors):
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -361,6 +405,9 @@ class Averaging(Wrapper):
             "ranks": self.collective.size,
             "equal": self._inside_average or self._just_averaged,
         }
+        more = {type(extra).__name__: extra.state_dict() for extra in self._extras}
+        if any(more.values()):
+            averaging |= {"rank": self.collective.rank, "extras": more}
         return {**state, "averaging": averaging}
 
     def model_state_dict(self) -> dict[str, Any]:
@@ -398,9 +445,32 @@ class Averaging(Wrapper):
         averaging = state.pop("averaging", {"version": self.collective.version})
         super().load_state_dict(state)
         self.flat.check()
+        for extra in self._extras:
+            extra.loaded(averaging.get("extras", {}).get(type(extra).__name__))
         if self.collective.rank == 0 and not averaging.get("equal"):
             warn_of_ranks(averaging.get("ranks", self.collective.size), self.collective.size)
+        restarts = self._extras and not self._each_has_its_own(averaging)
         self._go_on_from(averaging)
+        if restarts:
+            for extra in self._extras:
+                extra.joined()
+
+    def _each_has_its_own(self, averaging: dict[str, Any]) -> bool:
+        """Return whether every rank is loading the state that it saved; collective.
+
+        The collective must load vectors next, because it loads others here.
+        """
+        mine = averaging.get("rank") == self.collective.rank
+        mine = mine and averaging["ranks"] == self.collective.size
+        own = self._save()
+        for vector in self._memory:
+            vector.fill_(mine)
+        try:
+            self.collective.load(self._vectors, 0)
+            self.collective.average(self._vectors)
+            return bool(self._memory[0].eq(1).all())
+        finally:
+            self._restore(own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the wrapped optimizer: `torch.optim.Optimizer.add_param_group`.
@@ -416,7 +486,9 @@ class Averaging(Wrapper):
         self.optimizer.add_param_group(param_group)
         try:
             self.flat.check_members(self.param_groups)
-        except ValueError:
+            for extra in self._extras:
+                extra.check_group(self.param_groups[before])
+        except (TypeError, ValueError):
             del self.param_groups[before:]
             raise
 
@@ -448,8 +520,83 @@ class Averaging(Wrapper):
     def _average_model(self, **weight: float) -> None:
         """Call the collective with the model, which is overwritten by the result."""
         self.flat.check_places()
-        self._note(self.collective(self.flat.vectors, **weight))
+        self._begin_call()
+        self._note(self.collective(self._vectors, **weight))
+        self._end_call()
+        self._changed()
+
+    def _bare_step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take the wrapped optimizer's step, and what belongs to it in the other vectors."""
+        if closure is None:
+            self._before_step()
+            loss = super()._bare_step()
+        else:
+            loss = super()._bare_step(self._completed(closure))
+        for extra in self._extras:
+            extra.after_step()
+        return loss
+
+    def _before_step(self) -> None:
+        for extra in self._extras:
+            extra.before_step()
+
+    def _completed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure whose gradients the local optimizer's step may use."""
+
+        def compute() -> Any:
+            loss = closure()
+            self._before_step()
+            return loss
+
+        return compute if self._extras else closure
+
+    @property
+    def _may_average(self) -> bool:
+        """Whether the next call may average."""
+        return True
+
+    def _begin_call(self) -> None:
+        for extra in self._extras:
+            extra.begin_call(self._memory if self._may_average else [], self._count_excluded)
+
+    def _end_call(self) -> None:
+        for extra in self._extras:
+            extra.end_call(self._count_excluded)
+
+    def _count_excluded(self) -> int:
+        """Return how many of this rank's vectors the collective has excluded so far."""
+        excluded: int = self.collective.statistics().nonfinite
+        return excluded
+
+    def _changed(self) -> None:
+        """Go on from what the collective has put into the vectors."""
         self.flat.mark_changed()
+        self._extras_changed()
+
+    def _extras_changed(self) -> None:
+        if self._extras:
+            staged = self.collective.path == "staged"
+            on_host = list(self.collective.on_host) if staged else []
+            for extra in reversed(self._extras):
+                count = len(extra.memory)
+                extra.changed(on_host[-count:] if on_host and count else None)
+                del on_host[len(on_host) - count :]
+
+    def _save(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return a copy of the model and of what else is averaged, for `_restore`."""
+        vectors, constants = self.flat.save()
+        more = [vector.clone() for extra in self._extras for vector in extra.memory]
+        return vectors + more, constants
+
+    def _restore(self, saved: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
+        """Put the values that `_save` returned back, bit for bit."""
+        vectors, constants = saved
+        count = len(self.flat.memory)
+        self.flat.restore((vectors[:count], constants))
+        for vector, value in zip(self._memory[count:], vectors[count:], strict=True):
+            vector.copy_(value)
+        for extra in self._extras:
+            extra.changed(None)
 
     def _note(self, result: Any) -> None:
         self.result = result
@@ -472,6 +619,8 @@ class Averaging(Wrapper):
             try:
                 self._keep_last_average()
             finally:
+                for extra in self._extras:
+                    extra.release()
                 self.flat.release()
 
     # What a method that overlaps does with an outstanding average

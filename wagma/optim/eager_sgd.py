@@ -94,7 +94,7 @@ class EagerSGD(GradientAveraging):
 
     def _average_now(self) -> None:
         """Set every rank's model to the average over all ranks; contributions are unaffected."""
-        self.collective.average(self._model_vectors)
+        self.collective.average(self._vectors)
 
     def _go_on_from(self, averaging: dict[str, Any]) -> None:
         """Continue with its version, without outstanding contributions."""
@@ -109,7 +109,7 @@ class EagerSGD(GradientAveraging):
         is_last = made == self.collective.version
         if is_last:
             self._step_with_what_has_come()
-        self.collective.average(self._model_vectors, weight=float(is_last))
+        self.collective.average(self._vectors, weight=float(is_last))
 
     def _step_with_what_has_come(self, own: np.ndarray | bool = False) -> Any:
         """Take a step with the parameters whose gradients have arrived or are this rank's own."""

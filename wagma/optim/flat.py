@@ -324,6 +324,11 @@ class FlatModel:
             for module, attribute in tensor.homes
         ]
 
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The averaged tensors that are parameters, frozen or not."""
+        return [tensor for tensor in self.averaged if "parameter" in tensor.kind]
+
     def of(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the averaged tensors of a dtype, in their order in its vector."""
         return [tensor for tensor in self.averaged if tensor.value.dtype is dtype]

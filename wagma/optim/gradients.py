@@ -154,7 +154,7 @@ class GradientAveraging(Averaging):
         return {}
 
     @property
-    def _model_vectors(self) -> list[np.ndarray | DeviceVector]:
+    def _vectors(self) -> list[np.ndarray | DeviceVector]:
         return self._gradients.with_model(self.flat)
 
     @contextmanager

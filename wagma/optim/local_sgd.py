@@ -10,6 +10,8 @@ import torch
 
 import collectives
 from wagma.optim.averaging import Averaging, weights_of
+from wagma.optim.extras import Extra
+from wagma.optim.shards import Shards
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
@@ -53,6 +55,8 @@ class LocalSGD(Averaging):
         trigger: str = "count",
         weights: str = "given",
         contraction: float = 0.9,
+        average_state: bool = False,
+        correction: str | None = None,
         comm: MPI.Intracomm | None = None,
         wire_dtype: str | torch.dtype | None = None,
         **options: Unpack[collectives.GroupOptions],
@@ -66,6 +70,8 @@ class LocalSGD(Averaging):
                 first.
             weights, contraction: as for `collectives.GroupAllreduce`: the weight of a model is the
                 one given to its last step, or depends on the rank's work since the last average.
+            average_state, correction: for ranks with different data, see `Averaging`; a correction
+                needs weights="given".
             wire_dtype: as for `collectives.GroupAllreduce`.
             **options: see `collectives.GroupOptions`.
 
@@ -80,6 +86,8 @@ class LocalSGD(Averaging):
                 "trigger": trigger,
                 "weights": weights,
                 "contraction": contraction,
+                "average_state": average_state,
+                "correction": correction,
                 "wire_dtype": wire_dtype,
             },
             comm=comm,
@@ -88,19 +96,40 @@ class LocalSGD(Averaging):
         self.trigger = trigger
 
     def _check_settings(
-        self, optimizer: torch.optim.Optimizer, *, trigger: str, **settings: Any
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        trigger: str,
+        weights: str,
+        average_state: bool,
+        correction: str | None,
+        **settings: Any,
     ) -> dict[str, Any]:
         if trigger not in ("count", "solo"):
             raise ValueError(f"trigger is {trigger!r}, not one of count, solo")
-        return {"trigger": trigger}
+        self._shards = Shards(average_state, correction)
+        self._shards.check_weights(weights)
+        return {"trigger": trigger, **self._shards.settings}
+
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return self._shards.look_at(optimizer)
+
+    def _make_extras(self, *, sync_period: int, **settings: Any) -> list[Extra]:
+        return self._shards.make(self.flat, sync_period, replaced=True)
 
     def _make_collective(
-        self, comm: MPI.Intracomm, *, trigger: str, **options: Any
+        self,
+        comm: MPI.Intracomm,
+        *,
+        trigger: str,
+        average_state: bool,
+        correction: str | None,
+        **options: Any,
     ) -> collectives.GroupAllreduce | collectives.TriggeredAverage:
         if trigger == "solo":
-            return collectives.TriggeredAverage(comm, self.flat.vectors, **options)
+            return collectives.TriggeredAverage(comm, self._vectors, **options)
         return collectives.GroupAllreduce(
-            comm, self.flat.vectors, group_size=1, wait="group", **options
+            comm, self._vectors, group_size=1, wait="group", **options
         )
 
     @property
@@ -110,6 +139,7 @@ class LocalSGD(Averaging):
             "sync_period": self.collective.sync_period,
             "trigger": self.trigger,
             **weights_of(self.collective),
+            **self._shards.settings,
         }
 
     @property
@@ -130,6 +160,10 @@ class LocalSGD(Averaging):
         """
         self._check_outside_join("synchronize()")
         super().synchronize()
+        if self.trigger == "solo":
+            # Ranks that waited for others' averages had no weight in all but the first of these.
+            for extra in self._extras:
+                extra.joined()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -157,8 +191,14 @@ class LocalSGD(Averaging):
                 "steps: use it after the block"
             )
 
+    @property
+    def _may_average(self) -> bool:
+        averaging = self.collective
+        return self.trigger == "solo" or (averaging.version + 1) % averaging.sync_period == 0
+
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimizer, then average the model if it is due."""
+        self._shards.check_weight(weight)
         loss = self._local_step(closure)
         self._average_model(weight=weight)  # in a group of one rank, except for every τ-th call
         return loss

@@ -18,25 +18,26 @@ if TYPE_CHECKING:
 class Overlap:
     """At most one pending call of a collective, which averages a copy of the model.
 
-    When the average arrives it replaces the trained parameters, which must not have changed
-    meanwhile. Buffers, such as BatchNorm's statistics, and frozen parameters become the average
-    plus their changes meanwhile. Memory: a copy of the model, and one more of buffers and frozen
-    parameters.
+    Further vectors may be averaged with the model; the average replaces them as well. When the
+    average arrives it replaces the trained parameters, which must not have changed meanwhile.
+    Buffers, such as BatchNorm's statistics, and frozen parameters become the average plus their
+    changes meanwhile. Memory: a copy of the model, and one more of buffers and frozen parameters.
 
     Attributes:
         call: handle of the call whose average has not been put into the model yet, or None.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, averages are copied from it later
-    def __init__(self, flat: FlatModel, collective: GroupAllreduce):
+    def __init__(self, flat: FlatModel, more: list[torch.Tensor], collective: GroupAllreduce):
         self._flat, self._collective = flat, collective
-        self._average = [torch.zeros_like(vector) for vector in flat.memory]
+        self._memory = [*flat.memory, *more]
+        self._average = [torch.zeros_like(vector) for vector in self._memory]
         self._vectors = list(map(for_collective, self._average))
         self.call: Call | None = None
 
     def start(self, **given: float) -> None:
         """Begin to average the model as it is now, with this weight and work."""
-        for copy, vector in zip(self._average, self._flat.memory, strict=True):
+        for copy, vector in zip(self._average, self._memory, strict=True):
             copy.copy_(vector)
         averaged = self._flat.averaged
         self._trained = [tensor for tensor in averaged if tensor.value.requires_grad]
@@ -74,8 +75,7 @@ class Overlap:
     @torch.no_grad()
     def _put(self) -> None:
         changes = [(value, value - before) for value, before in self._others]
-        for vector, average in zip(self._flat.memory, self._average, strict=True):
+        for vector, average in zip(self._memory, self._average, strict=True):
             vector.copy_(average)
         for value, change in changes:
             value.add_(change.nan_to_num(0, 0, 0))
-        self._flat.mark_changed()

@@ -53,12 +53,15 @@ def current_stream(device: torch.device) -> int:
     return stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.native_handle
 
 
-def new_vector(values: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def new_vector(
+    values: list[torch.Tensor], dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return a vector of zeros for tensors of one dtype and device, and its part for each.
 
-    A part has a storage of its own, so that saving or copying it does not include other parts.
+    A part has a storage of its own, so that saving or copying it does not include other parts. The
+    vector has the given dtype, by default that of the tensors.
     """
-    dtype, device = values[0].dtype, values[0].device
+    dtype, device = dtype or values[0].dtype, values[0].device
     unit = ALIGNMENT // dtype.itemsize
     starts, length = [], 0
     for value in values:

@@ -10,7 +10,9 @@ import torch
 
 import collectives
 from wagma.optim.averaging import Averaging, weights_of
+from wagma.optim.extras import Extra
 from wagma.optim.overlap import Overlap
+from wagma.optim.shards import Shards
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
@@ -81,6 +83,8 @@ class WAGMA(Averaging):
         weights: str = "given",
         contraction: float = 0.9,
         overlap: bool = False,
+        average_state: bool = False,
+        correction: str | None = None,
         wire_dtype: str | torch.dtype | None = None,
         **options: Unpack[collectives.GroupOptions],
     ):
@@ -105,6 +109,8 @@ class WAGMA(Averaging):
                 over all ranks.
             overlap: whether to compute the next gradient while the model is averaged; needs memory
                 for one more model, and once more for its buffers and frozen parameters.
+            average_state, correction: for ranks with different data, see `Averaging`; a correction
+                needs late="conserving" and weights="given".
             wire_dtype: as for `collectives.GroupAllreduce`.
             **options: see `collectives.GroupOptions`.
 
@@ -125,32 +131,60 @@ class WAGMA(Averaging):
                 "weights": weights,
                 "contraction": contraction,
                 "overlap": overlap,
+                "average_state": average_state,
+                "correction": correction,
                 "wire_dtype": wire_dtype,
             },
             comm=comm,
             **options,
         )
         self.overlap = overlap
-        self._overlap: Any = Overlap(self.flat, self.collective) if overlap else None
+        more = [vector for extra in self._extras for vector in extra.memory]
+        self._overlap: Any = Overlap(self.flat, more, self.collective) if overlap else None
 
     def _check_settings(
-        self, optimizer: torch.optim.Optimizer, *, overlap: bool, **settings: Any
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        overlap: bool,
+        average_state: bool,
+        correction: str | None,
+        late: str | None,
+        weights: str,
+        **settings: Any,
     ) -> dict[str, Any]:
         if not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True or False, not {overlap!r}")
-        return {"overlap": overlap}
+        self._shards = Shards(average_state, correction)
+        self._shards.check_weights(weights)
+        if correction is not None and late == "paper":
+            raise ValueError(f"correction={correction!r} needs late='conserving'")
+        return {"overlap": overlap, **self._shards.settings}
+
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return self._shards.look_at(optimizer)
+
+    def _make_extras(self, *, sync_period: int, wait: str, **settings: Any) -> list[Extra]:
+        return self._shards.make(self.flat, sync_period, replaced=wait == "group")
 
     def _make_collective(
-        self, comm: MPI.Intracomm, *, overlap: bool, **options: Any
+        self,
+        comm: MPI.Intracomm,
+        *,
+        overlap: bool,
+        average_state: bool,
+        correction: str | None,
+        **options: Any,
     ) -> collectives.GroupAllreduce:
-        return collectives.GroupAllreduce(comm, self.flat.vectors, **options)
+        return collectives.GroupAllreduce(comm, self._vectors, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """S, τ, groups, pace, which ranks a step waits for, the late rule, weights, and overlap."""
+        """S, τ, groups, pace, whom a step waits for, the late rule, and the options by name."""
         names = ("group_size", "sync_period", "groups", "pace", "wait", "late")
         values = {name: getattr(self.collective, name) for name in names}
-        return {**values, **weights_of(self.collective), "overlap": self.overlap}
+        weights = weights_of(self.collective)
+        return {**values, **weights, "overlap": self.overlap, **self._shards.settings}
 
     def step(
         self,
@@ -170,9 +204,11 @@ class WAGMA(Averaging):
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimizer, then average the model (Algorithm 2)."""
+        self._shards.check_weight(weight)
         loss = self._local_step(closure)
         if self.overlap and not self._next_waits_for_all():
             self.flat.check_places()
+            self._begin_call()
             self._overlap.start(weight=weight, **self._work)
         else:
             self._average_model(weight=weight, **self._work)
@@ -252,13 +288,13 @@ class WAGMA(Averaging):
         self._check_usable()
         self.complete()
         self.flat.check()
-        own = self.flat.save()
+        own = self._save()
         try:
-            self.collective.average(self.flat.vectors)  # the total of all steps comes with it
-            version = self.collective.snapshot(self.flat.vectors)
-            snapshot = self.flat.save()
+            self.collective.average(self._vectors)  # the total of all steps comes with it
+            version = self.collective.snapshot(self._vectors)
+            snapshot = self._save()
         finally:
-            self.flat.restore(own)
+            self._restore(own)
         state = self.state_dict()
         state["averaging"] |= {"snapshot": snapshot, "version": version}
         return state
@@ -267,17 +303,17 @@ class WAGMA(Averaging):
         if not self._at_own_pace:
             super()._go_on_from(averaging)
             return
-        vectors, total = self.flat.vectors, averaging.get("total", 0.0)
+        vectors, total = self._vectors, averaging.get("total", 0.0)
         # Without a snapshot ranks have saved different versions, whose numbers choose groups only.
         if averaging.get("snapshot") is None or averaging["ranks"] != self.collective.size:
             self.collective.load(vectors, 0, total=total)
             return
-        own = self.flat.save()
-        self.flat.restore(averaging["snapshot"])
+        own = self._save()
+        self._restore(averaging["snapshot"])
         try:
             self.collective.load(vectors, averaging["version"], total=total)
         finally:
-            self.flat.restore(own)
+            self._restore(own)
         self.collective.rebase(vectors)
 
     # Overlap
@@ -308,7 +344,12 @@ class WAGMA(Averaging):
                 "under way (overlap), which would undo the change: call complete() before it, or "
                 "make it in a hook of the optimizer's step"
             )
+        self._take()
+
+    def _take(self) -> None:
         self._note(self._overlap.take())
+        self._end_call()
+        self._changed()
 
     def _set_aside(self) -> Any:
         call = self._overlap and self._overlap.call
@@ -326,8 +367,10 @@ class WAGMA(Averaging):
     def _keep_last_average(self) -> None:
         try:
             if self._is_outstanding():
-                keep = self._overlap.drop if self._overlap.changed() else self._overlap.take
-                self._note(keep())
+                if self._overlap.changed():
+                    self._note(self._overlap.drop())
+                else:
+                    self._take()
         finally:
             self._overlap = None  # with its copy of the model
 
