@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from collectives import device, settings
@@ -83,6 +83,14 @@ class GroupAllreduce(Collective):
             mean m of vectors x_i with shares s_i is at most about u·(Σ s_i |x_i − r| + |m − r|),
             where u is 2⁻¹¹ or 2⁻⁸ (and 2⁻²⁴ more in float16, whose largest difference is ±65504).
             None: arrays are sent in their own dtype. It has no effect if all ranks share memory.
+        only_all_ranks: indices of arrays of `like` that take part only in averages over all ranks,
+            to save traffic. In other versions each rank keeps its own of them, with its changes, so
+            that their sum over all ranks is conserved as that of the others is. It needs
+            late="conserving".
+        every: dict from indices of other arrays to numbers N of versions: those arrays take part in
+            versions N − 1, 2N − 1, … and in averages over all ranks. An array must take part
+            whenever a later one does: periods multiply along the list, then come arrays of
+            `only_all_ranks`; array 0 takes part in every version.
         **options: see `GroupOptions`.
 
     Attributes:
@@ -119,6 +127,8 @@ class GroupAllreduce(Collective):
         weights: str = "given",
         contraction: float = 0.9,
         wire_dtype: npt.DTypeLike | None = None,
+        only_all_ranks: Sequence[int] = (),
+        every: Mapping[int, int] | None = None,
         **options: Unpack[GroupOptions],
     ):
         self._construct(
@@ -135,6 +145,8 @@ class GroupAllreduce(Collective):
             weights=weights,
             contraction=contraction,
             wire_dtype=wire_dtype,
+            only_all_ranks=only_all_ranks,
+            every=every,
         )
 
     def _construct(
@@ -164,7 +176,7 @@ class GroupAllreduce(Collective):
         super()._construct(comm, like, options, **given)
 
     def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
-        return settings.group_error(comm, given)
+        return settings.group_error(comm, given) or settings.periods_error(given)
 
     def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
         self.group_size, self.sync_period = int(given["group_size"]), int(given["sync_period"])
@@ -200,6 +212,7 @@ class GroupAllreduce(Collective):
                 late="sums" if self._summing else self.late,
                 weighing=settings.weighing(self.weights, self.contraction, self.sync_period),
                 drawing_seed=given["seed"] if self._draws else None,
+                array_periods=settings.periods_of(given),
                 wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
                 sharing=sharing,
                 initial=self._initial(None),

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import math
 import os
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import pairwise
 
@@ -158,6 +159,66 @@ def group_error(comm, settings: dict) -> Exception | None:
         or average_error(settings)
         or pace_error(settings)
     )
+
+
+def periods_error(settings: dict) -> Exception | None:
+    """Return the error in which arrays take part in which versions, or None."""
+    only, every = settings.get("only_all_ranks", ()), settings.get("every") or {}
+    if not isinstance(only, Sequence) or isinstance(only, str):
+        return TypeError(f"only_all_ranks is {only!r}, not a list of indices")
+    if not isinstance(every, Mapping):
+        return TypeError(f"every is {every!r}, not a dict from indices to numbers of versions")
+    if not only and not every:
+        return None
+    count = array_count(settings)
+    for index in (*only, *every):
+        if not is_integer(index):
+            return TypeError(f"array {index!r} of only_all_ranks or every is not an integer")
+        if not 0 <= index < count:
+            return ValueError(f"there is no array {index} for only_all_ranks or every: {count} are")
+    for index, period in every.items():
+        if not is_integer(period):
+            return TypeError(f"every[{index}] is {period!r}, not an integer")
+        if not 1 <= period <= LARGEST_INTEGER:
+            return ValueError(f"every[{index}] is {period}, not 1 to {LARGEST_INTEGER}")
+        if index in only:
+            return ValueError(f"array {index} is in only_all_ranks and in every")
+    if settings["late"] != "conserving":
+        return ValueError(
+            f"late is {settings['late']!r} with only_all_ranks or every, not 'conserving': under "
+            "another rule an array that is left out of a version would lose updates"
+        )
+    return order_error(periods_of(settings))
+
+
+def order_error(periods: tuple[int, ...]) -> Exception | None:
+    """Return why these periods of arrays are in a wrong order, or None."""
+    if periods[0] != 1:
+        return ValueError("array 0 must take part in every version")
+    for index in range(1, len(periods)):
+        before, period = periods[index - 1 : index + 1]
+        if period and (before == 0 or period % before):
+            return ValueError(
+                f"array {index} takes part in versions in which array {index - 1} does not: an "
+                "array must take part whenever a later one does"
+            )
+    return None
+
+
+def periods_of(settings: dict) -> tuple[int, ...]:
+    """Return for each array the versions from one that averages it to the next.
+
+    0: only averages over all ranks do.
+    """
+    only, every = settings.get("only_all_ranks", ()), settings.get("every") or {}
+    indices = range(array_count(settings))
+    return tuple(0 if index in only else int(every.get(index, 1)) for index in indices)
+
+
+def array_count(settings: dict) -> int:
+    """Return the number of arrays that are averaged together."""
+    length = settings["length"]
+    return len(length) if isinstance(length, list) else 1
 
 
 def pace_error(settings: dict) -> Exception | None:

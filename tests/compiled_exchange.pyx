@@ -53,9 +53,12 @@ cdef class PythonPort(SharedExchangePort):
         with gil:
             return self.port.weigh([members[i] for i in range(size)])
 
-    cdef long long average(self, Py_ssize_t block, const int *members, int size) noexcept nogil:
+    cdef long long average(
+        self, long long number, bint together, Py_ssize_t block, const int *members, int size
+    ) noexcept nogil:
         with gil:
-            return self.port.average(block, [members[i] for i in range(size)])
+            return self.port.average(
+                number, together, block, [members[i] for i in range(size)])
 
     cdef double total_weight(self) noexcept nogil:
         with gil:

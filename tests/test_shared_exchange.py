@@ -68,8 +68,8 @@ class Recorder:
     def weigh(self, members, size=None):
         return self.note("weigh", *members[:size], self.random.choice((0.0, 1.0, 2.5)))
 
-    def average(self, block, members, size=None):
-        return self.note("average", block, *members[:size], self.begun())
+    def average(self, number, together, block, members, size=None):
+        return self.note("average", number, bool(together), block, *members[:size], self.begun())
 
     def over(self, ticket):
         return self.note("over", ticket, self.random.random() < 0.8)

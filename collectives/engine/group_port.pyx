@@ -78,7 +78,7 @@ cdef class GroupsPort(GroupQueue):
                 group.members, group.size, group.me, group_tag(number), weight,
                 self.vectors.start[self.deciding.source],
                 self.vectors.of[X] if self.deciding.present else NULL,
-                self.deciding.lent, False, arrays, NULL, NULL)
+                self.deciding.lent, False, arrays, NULL, NULL, self.vectors.layout.count)
 
     cdef bint is_exchanged(self) noexcept nogil:
         return self.exchange.progress()

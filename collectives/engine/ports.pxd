@@ -41,7 +41,8 @@ cdef class EnginePort(RankPort):
     cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil
     cdef double own_count(self) noexcept nogil
     cdef void begin_by_messages(
-        self, const int *members, int size, int me, int tag, bint keeps) noexcept nogil
+        self, const int *members, int size, int me, int tag, bint keeps, int averaged
+    ) noexcept nogil
     cdef int kept_in(self) noexcept nogil
 
 cdef class VersionsPort(EnginePort):

@@ -96,7 +96,8 @@ cdef class EnginePort(RankPort):
     cdef void begin_average(self, long long number) noexcept nogil:
         if not (self.exchange.shares(self.everyone, self.size) and self.begin_shared(number)):
             self.begin_by_messages(
-                self.everyone, self.size, self.rank, operation_tag(self.operations.ops), False)
+                self.everyone, self.size, self.rank, operation_tag(self.operations.ops), False,
+                self.vectors.layout.count)
 
     cdef bint begin_shared(self, long long number) noexcept nogil:
         """Begin in memory that all ranks share; return whether this average is made there.
@@ -121,7 +122,7 @@ cdef class EnginePort(RankPort):
         return 0
 
     cdef void begin_by_messages(
-        self, const int *members, int size, int me, int tag, bint keeps
+        self, const int *members, int size, int me, int tag, bint keeps, int averaged
     ) noexcept nogil:
         self.reduction.own_count = self.own_count()
         self.exchange.begin(
@@ -130,7 +131,7 @@ cdef class EnginePort(RankPort):
             self.contribution.lent, keeps,
             self.vectors.arrays(self.contribution.target),
             self.vectors.arrays(self.contribution.copy),
-            self.vectors.arrays(self.contribution.saved))
+            self.vectors.arrays(self.contribution.saved), averaged)
 
     cdef bint is_exchanged(self) noexcept nogil:
         if not self.exchange.progress():
@@ -201,7 +202,7 @@ cdef class VersionsPort(EnginePort):
         else:
             self.begin_by_messages(
                 self.groups.members, self.groups.count, me, version_tag(version, self.window),
-                self.publishing.keeps)
+                self.publishing.keeps, self.groups.averaged(version + self.operations.base))
 
     cdef bint begin_shared(self, long long number) noexcept nogil:
         if self.operations.operation == AVERAGE:

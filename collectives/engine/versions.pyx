@@ -61,6 +61,8 @@ cdef class GroupVersions(NativeCollective):
         passive: whether ranks take part in a version before their application calls.
         late: the name of the late rule: see `late_rules`.
         weighing: the vectors' weights, as `settings.weighing` returns them.
+        array_periods: of each array, the versions from one that averages it to the next: see
+            `settings.periods_of`.
         drawing_seed: seed for drawing the one rank that may start each version; None: any may.
         initial: the vector that `like` is a copy of, if it is in other memory; None: `like`.
         others: the other arguments of `Driver`.
@@ -68,13 +70,13 @@ cdef class GroupVersions(NativeCollective):
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
                  bint own_pace, bint keep_average, bint passive, late, weighing, drawing_seed,
-                 initial=None, **others):
+                 array_periods, initial=None, **others):
         cdef UserVector opened
         cdef ActivationTree tree
         cdef int window
         NativeCollective.__init__(self, control, data, like, **others)
         self.groups = Groups(
-            self.rank, self.size, group_size, fixed, sync_period if own_pace else 0)
+            self.rank, self.size, group_size, fixed, sync_period if own_pace else 0, array_periods)
         kind = OwnPaceProtocol if own_pace else WaitAvoidingProtocol
         self.versions = kind(self.dimensions, group_size, sync_period, passive)
         if drawing_seed is not None:

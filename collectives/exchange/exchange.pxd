@@ -13,7 +13,7 @@ cdef class Exchange:
     cdef void begin(
         self, const int *members, int size, int me, int tag,
         double weight, char *source, char **user, bint lent, bint keeps,
-        char **target, char **copy, char **saved
+        char **target, char **copy, char **saved, int averaged
     ) noexcept nogil
     cdef bint shares(self, const int *members, int size) noexcept nogil
     cdef void begin_in_memory(

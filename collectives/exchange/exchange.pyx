@@ -22,9 +22,11 @@ cdef class Exchange:
     cdef void begin(
         self, const int *members, int size, int me, int tag,
         double weight, char *source, char **user, bint lent, bint keeps,
-        char **target, char **copy, char **saved
+        char **target, char **copy, char **saved, int averaged
     ) noexcept nogil:
         """Average `source`, an engine vector, over the members, into the arrays of `target`.
+
+        Only the first arrays are `averaged`: the mean of the others is what this member has.
 
         If `lent`, the application's arrays, `user`, are averaged instead of the source, with the
         same `weight`; if it also `keeps` them, the source receives a copy.
@@ -33,6 +35,7 @@ cdef class Exchange:
         The mean is also written to `copy`, and the old content of `target` to `saved`, unless
         they are NULL.
         """
+        self.reduction.average_arrays(averaged)
         self.reduction.members = members
         self.reduction.size = size
         self.reduction.me = me

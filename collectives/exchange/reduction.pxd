@@ -13,6 +13,9 @@ cdef class Reduction:
     cdef Layout wire
     cdef Space space
     cdef int tag, size, me, error
+    # How many of the arrays, from the first on, are averaged, and where these end in `wire`.
+    cdef int averaged
+    cdef Py_ssize_t end
     cdef const int *members
     cdef char *source
     # The application's arrays. `lent`: they are averaged instead of the source, block by block;
@@ -35,6 +38,8 @@ cdef class Reduction:
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil
     cdef void remember(self, const char *vector) noexcept nogil
     cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil
+    cdef void average_arrays(self, int count) noexcept nogil
+    cdef void write_others(self) noexcept nogil
     cdef void write_source(self) noexcept nogil
     cdef char *outgoing(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil
     cdef char *_sendable(self, char *space, Py_ssize_t low, Py_ssize_t high) noexcept nogil

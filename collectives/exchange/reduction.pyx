@@ -31,6 +31,11 @@ cdef class Reduction:
         self.wire = layout if self.compression is None else self.compression.wire
         self.space = layout.space if self.compression is None else self.compression.space
 
+    cdef void average_arrays(self, int count) noexcept nogil:
+        """Average so many of the arrays; of the others each member keeps its own."""
+        self.averaged = count
+        self.end = self.wire.size if count == self.wire.count else self.wire.begin[count]
+
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil:
         """Return whether all these messages are complete."""
         cdef int rc, done = 0
@@ -188,6 +193,24 @@ cdef class Reduction:
             begin = self.wire.begin[i] + first * self.wire.itemsize[i] - low
             self._write_array(decodes, i, first, count, a + begin, share_a,
                               b + begin if b != NULL else NULL, share_b)
+
+    cdef void write_others(self) noexcept nogil:
+        """Write what this member contributes of the arrays that are not averaged as their mean."""
+        cdef char *own
+        cdef int i
+        for i in range(self.averaged, self.layout.count):
+            own = self.source + self.layout.begin[i]
+            if self.lent and self.keeps:
+                self.space.copy(own, self.user[i], self.layout.bytes[i])
+            elif self.lent:
+                own = self.user[i]
+            if self.saved != NULL:
+                self.space.copy(self.saved[i], self.target[i], self.layout.bytes[i])
+            if self.own_weight > 0:
+                if self.target[i] != own:
+                    self.space.copy(self.target[i], own, self.layout.bytes[i])
+                if self.copy != NULL:
+                    self.space.copy(self.copy[i], self.target[i], self.layout.bytes[i])
 
     cdef void write_source(self) noexcept nogil:
         """Write the source as the mean of a single member."""

@@ -14,9 +14,12 @@ cdef class Groups:
         rank, size: this rank, and the number of ranks.
         group_size, fixed: see `topology.shuffle`.
         period: versions from one whose group is all ranks to the next; 0: there is none.
+        array_periods: of each array, as `settings.periods_of` returns them.
     """
 
-    def __init__(self, int rank, int size, int group_size, bint fixed=False, long long period=0):
+    def __init__(self, int rank, int size, int group_size, bint fixed, long long period,
+                 array_periods):
+        cdef int each
         cdef int position, place = 0
         cdef int *base = <int *>calloc(8 * size, sizeof(int))
         if base == NULL:
@@ -27,6 +30,12 @@ cdef class Groups:
         self.cycle_index, self.chunk_begin = base + 3 * size, base + 4 * size
         self.chunk_end, self.members = base + 5 * size, base + 6 * size
         self.everyone = base + 7 * size
+        self.arrays = len(array_periods)
+        self.array_periods = <long long *>calloc(self.arrays, sizeof(long long))
+        if self.array_periods == NULL:
+            raise MemoryError
+        for each in range(self.arrays):
+            self.array_periods[each] = array_periods[each]
         sigma = shuffle(size, group_size, fixed)
         begin = {}
         for position in range(size):
@@ -45,6 +54,7 @@ cdef class Groups:
 
     def __dealloc__(self):
         free(self.cycles)
+        free(self.array_periods)
 
     cdef int find(self, long long version) noexcept nogil:
         """Fill `members` with this rank's group of the version; return the rank's index in it."""
@@ -86,6 +96,18 @@ cdef class Groups:
     cdef bint is_of_all(self, long long version) noexcept nogil:
         """Return whether a version's group is all ranks, as one in every period is."""
         return self.period > 0 and (version + 1) % self.period == 0
+
+    @cython.cdivision(False)
+    cdef int averaged(self, long long version) noexcept nogil:
+        """Return how many of the arrays, from the first on, a version averages."""
+        cdef int count = self.arrays
+        if self.is_of_all(version):
+            return count
+        while count > 0 and (
+                self.array_periods[count - 1] == 0
+                or (version + 1) % self.array_periods[count - 1] != 0):
+            count -= 1
+        return count
 
     cdef int _position(self, int rank, long long version) noexcept nogil:
         """Return the position of a rank in the version's permuted list of ranks."""

@@ -340,7 +340,9 @@ class SharedExchangeProtocol:
         total: cython.double = self.port.weigh(members, size)
         self.averaging.totals[slot] = total
         if total > 0:
-            self.averaging.tickets[slot] = self.port.average(block, members, size)
+            self.averaging.tickets[slot] = self.port.average(
+                number, self.together and number == self.number, block, members, size
+            )
         else:
             self.averaging.tickets[slot] = self.port.begun()
         self.end_blocks()

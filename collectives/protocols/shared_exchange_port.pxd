@@ -9,7 +9,9 @@ cdef class SharedExchangePort:
     cdef void return_block(self, Py_ssize_t block) noexcept nogil
     cdef void keep_arrays(self) noexcept nogil
     cdef double weigh(self, const int *members, int size) noexcept nogil
-    cdef long long average(self, Py_ssize_t block, const int *members, int size) noexcept nogil
+    cdef long long average(
+        self, long long number, bint together, Py_ssize_t block, const int *members, int size
+    ) noexcept nogil
     cdef double total_weight(self) noexcept nogil
     cdef bint end_part(self, int rank, double total) noexcept nogil
     cdef void average_counts(

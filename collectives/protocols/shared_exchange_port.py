@@ -44,8 +44,12 @@ class SharedExchangePort:
         """Return the total weight of the members, of whose exchange this rank averages a block."""
         raise NotImplementedError
 
-    def average(self, block, members, size):
-        """Average a block of the members weighed last to their targets; return the ticket."""
+    def average(self, number, together, block, members, size):
+        """Average a block of the members weighed last to their targets; return the ticket.
+
+        An exchange may average some arrays only, unless its members enter it `together`: of the
+        others, and of the blocks that have nothing else, each member keeps its own.
+        """
         raise NotImplementedError
 
     def total_weight(self):

@@ -220,7 +220,7 @@ cdef class SimulatedGroupPort(GroupRankPort):
     cdef void take(self, Average average) noexcept nogil:
         """Store the mean where it goes; until the exchange is complete nothing else is there."""
         self.total = average.weight
-        average.write(self.values.arrays(self.deciding.target), NULL, NULL, NULL)
+        average.write(self.values.arrays(self.deciding.target), NULL, NULL, NULL, NULL)
 
     cdef void changed(self) noexcept nogil:
         pass

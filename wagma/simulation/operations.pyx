@@ -186,5 +186,5 @@ cdef class Operations:
             member.total = self.average.weight
             self.average.write(
                 member.vectors.arrays(member.contribution.target),
-                member.vectors.arrays(member.contribution.copy), NULL, NULL)
+                member.vectors.arrays(member.contribution.copy), NULL, NULL, NULL)
             self.simulation.later(self.average_time, self.agreed_kind + 1, member.rank)

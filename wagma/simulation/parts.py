@@ -219,6 +219,7 @@ class GroupVersions(Part):
         drawing_seed: int | None,
         wire_dtype: str | None,
         sharing: bool,
+        array_periods: tuple[int, ...],
         initial: Any = None,
         **common: Any,
     ) -> None:
@@ -240,6 +241,7 @@ class GroupVersions(Part):
                 weighing=weighing,
                 wire_dtype=wire_dtype,
                 seed=drawing_seed or 0,
+                array_periods=array_periods,
             )
 
         self.method = self.ranks.method(GroupAveraging, make)

@@ -108,7 +108,7 @@ cdef class AveragingPort(RankPort):
         self.total, self.exchanged = average.weight, True
         average.write(
             self.vectors.arrays(self.held.target), self.vectors.arrays(self.held.copy), NULL,
-            self.vectors.start[SNAPSHOT])
+            NULL, self.vectors.start[SNAPSHOT])
 
     cdef bint is_exchanged(self) noexcept nogil:
         return self.exchanged

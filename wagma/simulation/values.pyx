@@ -64,9 +64,10 @@ cdef class Average:
         free(self.sources)
 
     cdef void begin(self) noexcept nogil:
-        """Begin an average of no members."""
+        """Begin an average of no members, and of all arrays unless `averaged` is set to fewer."""
         self.size = 0
         self.count = 0
+        self.averaged = self.layout.count
 
     cdef void add(self, char **arrays, double weight, char *reference) noexcept nogil:
         """Add the next member, in the order of their ranks.
@@ -86,7 +87,7 @@ cdef class Average:
         self.weight = 0
         if self.size == 1:
             self.weight = self.weights[0]
-        elif sliced or compressed or suits(self.wire.size - HEADER, self.size):
+        elif sliced or compressed or suits(self._end() - HEADER, self.size):
             for k in range(self.size):
                 self.weight += self.weights[k]
             for k in range(self.size):
@@ -96,12 +97,18 @@ cdef class Average:
             self._double()
         return self.weight
 
+    cdef Py_ssize_t _end(self) noexcept nogil:
+        """Return where the arrays that are averaged end in a vector that is sent."""
+        if self.averaged == self.wire.count:
+            return self.wire.size
+        return self.wire.begin[self.averaged]
+
     cdef void _slice(self) noexcept nogil:
         cdef Py_ssize_t first
         cdef int i
         if self.weight == 0:
             return
-        for i in range(self.layout.count):
+        for i in range(self.averaged):
             first = 0
             while first < self.layout.length[i]:
                 self._slice_part(i, first, min(PART, self.layout.length[i] - first))
@@ -128,7 +135,7 @@ cdef class Average:
         cdef double *weights = self.shares + self.most
         cdef Py_ssize_t first
         cdef int i
-        for i in range(self.layout.count):
+        for i in range(self.averaged):
             first = 0
             while first < self.layout.length[i]:
                 self._double_part(
@@ -170,12 +177,14 @@ cdef class Average:
         weights[one] = total
 
     cdef void write(
-        self, char **target, char **copy, char **saved, char *reference
+        self, char **target, char **copy, char **saved, char **own, char *reference
     ) noexcept nogil:
         """Write the mean to a member's target and copy, if it has a weight; first save the target.
 
         Args:
             copy, saved: NULL: neither.
+            own: what the member contributed, of which it keeps the arrays that are not averaged;
+                NULL: it has no weight.
             reference: the member's, as in `add`.
         """
         cdef int i
@@ -183,9 +192,14 @@ cdef class Average:
             self.layout.copy(saved, target)
         if self.weight > 0:
             for i in range(self.layout.count):
-                self._write_array(i, target[i], reference)
-            if copy != NULL:
-                self.layout.copy(copy, target)
+                if i < self.averaged:
+                    self._write_array(i, target[i], reference)
+                elif own == NULL:
+                    continue
+                elif target[i] != own[i]:
+                    self.layout.space.copy(target[i], own[i], self.layout.bytes[i])
+                if copy != NULL:
+                    self.layout.space.copy(copy[i], target[i], self.layout.bytes[i])
 
     cdef void _write_array(self, int i, char *target, char *reference) noexcept nogil:
         if self.size == 1:

@@ -200,11 +200,14 @@ cdef class SimulatedPort(RankPort):
 
     cdef void take(self, Average average) noexcept nogil:
         """Store the mean where it goes; until its exchange is complete nothing else is there."""
+        cdef char **own = NULL
+        if self.publishing.weight > 0:
+            own = self.vectors.values.of[X if self.publishing.lent else self.publishing.source]
         self.total, self.count = average.weight, average.count / average.size
         average.write(
             self.vectors.values.arrays(self.publishing.target),
             self.vectors.values.arrays(self.publishing.copy),
-            self.vectors.values.arrays(self.publishing.saved), self.referred())
+            self.vectors.values.arrays(self.publishing.saved), own, self.referred())
 
     cdef void number_from(self, long long first, long long shift) noexcept nogil:
         """Exchanges need no numbers."""

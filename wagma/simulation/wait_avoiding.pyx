@@ -60,6 +60,7 @@ cdef class GroupAveraging(VersionsMethod):
         wire_dtype: see `collectives.GroupAllreduce`.
         seed: of the drawing.
         own_pace: whether ranks make any number of calls: see `collectives.protocols.own_pace`.
+        array_periods: of each of the layout's arrays, as `settings.periods_of` returns them.
     """
 
     cdef readonly int group_size
@@ -82,7 +83,7 @@ cdef class GroupAveraging(VersionsMethod):
     cdef Layout layout
     cdef Average average
     cdef bint sharing
-    cdef object weighing, wire_dtype
+    cdef object weighing, wire_dtype, array_periods
     cdef unsigned long long seed
     # By the members' nodes, or by their number where the machine has one level.
     cdef dict exchange_times
@@ -91,7 +92,8 @@ cdef class GroupAveraging(VersionsMethod):
     def __init__(self, group_size, sync_period, nbytes, wait="nobody", doubling=False,
                  drawing=False, synchronous_averages=1, fixed=False, overlap=False,
                  late="paper", Layout layout=None, sharing=False, weighing=None, wire_dtype=None,
-                 seed=0, own_pace=False):
+                 seed=0, own_pace=False, array_periods=(1,)):
+        self.array_periods = array_periods
         self.own_pace = own_pace
         self.group_size, self.sync_period, self.nbytes = group_size, sync_period, nbytes
         self.passive, self.doubling, self.fixed = wait == "nobody", doubling, fixed
@@ -104,7 +106,8 @@ cdef class GroupAveraging(VersionsMethod):
         cdef int ranks = self.simulation.ranks
         machine = self.simulation.machine
         self.groups = Groups(
-            0, ranks, self.group_size, self.fixed, self.sync_period if self.own_pace else 0)
+            0, ranks, self.group_size, self.fixed, self.sync_period if self.own_pace else 0,
+            self.array_periods)
         peers = [[peer for peer, _ in activation_peers(rank, ranks)] for rank in range(ranks)]
         self.peers = np.array(peers, dtype=np.intc).reshape(ranks, -1)
         self.dimensions = self.peers.shape[1]
@@ -361,14 +364,15 @@ cdef class GroupAveraging(VersionsMethod):
             return
         self.present[slot, first] = 0
         self.groups.of(rank, version, members)
+        cdef int averaged = self.groups.averaged(version)
         if self.layout is not None:
-            self._exchange(members, size)
-        time = self._exchange_time(members, size)
+            self._exchange(members, size, averaged)
+        time = self._exchange_time(members, size, averaged)
         for i in range(size):
             self._end_later(time, members[i])
 
-    cdef void _exchange(self, int *members, int size):
-        """Average the members' vectors, now that all have begun the exchange."""
+    cdef void _exchange(self, int *members, int size, int averaged):
+        """Average so many of the members' arrays, now that all have begun the exchange."""
         cdef int i
         cdef bint together = self.sharing
         self.average.begin()
@@ -376,21 +380,29 @@ cdef class GroupAveraging(VersionsMethod):
             (<SimulatedPort>self.ports[members[i]]).contribute(self.average)
             together = together and (
                 self.simulation.node_of[members[i]] == self.simulation.node_of[members[0]])
+        self.average.averaged = averaged
         self.average.compute(together)
         for i in range(size):
             (<SimulatedPort>self.ports[members[i]]).take(self.average)
 
-    cdef double _exchange_time(self, int *members, int size):
+    cdef double _exchange_time(self, int *members, int size, int averaged):
         """Return the seconds of a group's average."""
         cdef int i
-        nodes, key = [0] * size, size
+        nodes, key = [0] * size, (size, averaged)
         if self.two_levels:
             nodes = [self.simulation.node_of[members[i]] for i in range(size)]
-            key = tuple(nodes)
+            key = (*nodes, averaged)
         if key not in self.exchange_times:
             self.exchange_times[key] = placed_allreduce_time(
-                self.simulation.machine, nodes, self.nbytes, self.doubling)
+                self.simulation.machine, nodes, self._bytes_of(averaged), self.doubling)
         return self.exchange_times[key]
+
+    cdef long long _bytes_of(self, int averaged):
+        """Return how many bytes of the model so many arrays have, of whatever length it is."""
+        if self.layout is None or averaged == self.layout.count:
+            return self.nbytes
+        sizes = [self.layout.bytes[i] for i in range(self.layout.count)]
+        return round(self.nbytes * sum(sizes[:averaged]) / sum(sizes))
 
     cdef void join_all(self):
         """Take part in the average over all ranks, which begins once the last rank does."""
@@ -402,7 +414,8 @@ cdef class GroupAveraging(VersionsMethod):
         for rank in range(self.simulation.ranks):
             self.groups.members[rank] = rank
         if self.layout is not None:
-            self._exchange(self.groups.members, self.simulation.ranks)
+            self._exchange(
+                self.groups.members, self.simulation.ranks, self.layout.count)
         for rank in range(self.simulation.ranks):
             self._end_later(self.average_time, rank)
 

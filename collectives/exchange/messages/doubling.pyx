@@ -52,7 +52,7 @@ cdef class Doubling:
     cdef bint progress(self) noexcept nogil:
         """Progress without blocking; return whether the mean is complete."""
         cdef long long began
-        while self.low < self.layout.size and self.reduction.error == 0:
+        while self.low < self.reduction.end and self.reduction.error == 0:
             if not self.reduction.have_arrived(self.requests, 2):
                 return False
             began = now()
@@ -62,7 +62,7 @@ cdef class Doubling:
         return self.reduction.error == 0
 
     cdef void _begin_block(self) noexcept nogil:
-        self.high = min(self.layout.size, self.low + self.block)
+        self.high = min(self.reduction.end, self.low + self.block)
         self.summed = False
         if self.low == 0:
             self.reduction.weight = self.reduction.own_weight
@@ -70,7 +70,7 @@ cdef class Doubling:
             self.reduction.count = self.reduction.own_count
             count_in(self.reduction.source)[0] = self.reduction.count
         if self.schedule.done:
-            self.high = self.layout.size
+            self.high = self.reduction.end
             self._finish_block(self.reduction.source + self.low, 1, NULL, 0)
         else:
             self._post()
@@ -154,6 +154,6 @@ cdef class Doubling:
             self.reduction.count /= self.reduction.size
         self.reduction.write(self.low, self.high, a, share_a, b, share_b)
         self.low = self.high
-        if self.low < self.layout.size:
+        if self.low < self.reduction.end:
             self.schedule.begin(self.reduction.size, self.reduction.me)
             self._begin_block()

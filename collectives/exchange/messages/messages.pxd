@@ -7,12 +7,14 @@ cdef class Messages(Transport):
     cdef Reduction reduction
     cdef Doubling doubling
     cdef Slices slices
-    cdef Py_ssize_t length
     cdef bint sliced
+    # Whether the arrays that are not averaged are still to be written.
+    cdef bint others_left
     # The exchange begins once the application's vector has arrived from its device.
     cdef bint coming
-    # The ticket of the passes that write the mean of a single member.
+    # The ticket of the passes that write these, or the mean of a single member.
     cdef long long written
 
     cdef void begin(self, bint sliced) noexcept nogil
     cdef void _begin_whole(self) noexcept nogil
+    cdef void _write_others(self) noexcept nogil

@@ -17,7 +17,6 @@ cdef class Messages(Transport):
         self.reduction = reduction
         self.doubling = Doubling(comm, reduction)
         self.slices = Slices(comm, reduction, used)
-        self.length = reduction.wire.size - HEADER
 
     cdef void begin(self, bint sliced) noexcept nogil:
         """Begin the reduction; if `sliced`, it is to round as slices do.
@@ -26,8 +25,10 @@ cdef class Messages(Transport):
         mean.
         """
         cdef int size = self.reduction.size
+        cdef Py_ssize_t length = self.reduction.end - HEADER
+        self.others_left = self.reduction.averaged < self.reduction.layout.count
         self.sliced = size > 1 and (
-            sliced or self.reduction.compression is not None or suits(self.length, size)
+            sliced or self.reduction.compression is not None or suits(length, size)
             or self.reduction.space.deferred)
         self.coming = not self.sliced
         if self.sliced:
@@ -47,6 +48,7 @@ cdef class Messages(Transport):
             self.reduction.write_source()
             self.written = self.reduction.space.begun()
         else:
+            self._write_others()
             self.doubling.begin()
 
     cdef bint progress(self) noexcept nogil:
@@ -56,7 +58,23 @@ cdef class Messages(Transport):
                 return False
         if self.reduction.size == 1:
             return self.reduction.space.over(self.written)
-        return self.slices.progress() if self.sliced else self.doubling.progress()
+        if not self.sliced:
+            return self.doubling.progress()
+        if not self.slices.progress():
+            return False
+        if self.others_left:
+            if not self.reduction.has_user(self.reduction.wire.size):
+                return False
+            self._write_others()
+            self.reduction.give_back_user(self.reduction.wire.size)
+        return self.reduction.space.over(self.written)
+
+    cdef void _write_others(self) noexcept nogil:
+        """Write the arrays that are not averaged, if there are any."""
+        if self.others_left:
+            self.others_left = False
+            self.reduction.write_others()
+        self.written = self.reduction.space.begun()
 
     cdef void adopt(self, char **kept) noexcept nogil:
         if self.coming:

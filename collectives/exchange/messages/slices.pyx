@@ -71,7 +71,7 @@ cdef class Slices:
         cdef int others = self.reduction.size - 1
         cdef int other, member
         self.slicing.lay_out(
-            self.wire.size - HEADER, self.reduction.size, self.wire.space.block)
+            self.reduction.end - HEADER, self.reduction.size, self.wire.space.block)
         self.left = self.slicing.blocks
         self.weighed = False
         self.finished = 0

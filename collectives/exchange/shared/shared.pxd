@@ -25,17 +25,22 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef char **user
     cdef char **kept
     cdef Py_ssize_t own_block
+    # How many arrays that exchange averages, and this rank's weight in it.
+    cdef int own_averaged
+    cdef double own_weight
     # The bytes and number of blocks for as many members as `divided` says.
     cdef int divided
     cdef Py_ssize_t block, count
-    # Of the block that is averaged, by member.
+    # How many arrays are averaged, from the first on; and of the block that is averaged, by member.
+    cdef int averaged
     cdef double *shares
     cdef char **vectors
     cdef char **sources
     cdef char **targets
 
     cdef bint joins(self, const int *members, int size) noexcept nogil
-    cdef void begin(self, char **user, int size) noexcept nogil
+    cdef void begin(self, long long number, bint together, char **user, int size) noexcept nogil
+    cdef int _averaged_in(self, long long number, bint together) noexcept nogil
     cdef void _divide(self, int size) noexcept nogil
     cdef char *_at(self, int rank, int place, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
     cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
@@ -44,6 +49,9 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
     cdef void _average(
         self, Py_ssize_t low, Py_ssize_t high, const int *members, int size, int taker
+    ) noexcept nogil
+    cdef void _keep(
+        self, Py_ssize_t begin, Py_ssize_t bytes, const int *members, int size
     ) noexcept nogil
 
 @cython.final

@@ -72,9 +72,13 @@ cdef class SharedBlocks(SharedExchangePort):
 
     # Blocks
 
-    cdef void begin(self, char **user, int size) noexcept nogil:
+    cdef void begin(
+        self, long long number, bint together, char **user, int size
+    ) noexcept nogil:
         """Set the application's arrays, and the number of members, of this rank's exchange."""
         self.user = user
+        self.own_averaged = self._averaged_in(number, together)
+        self.own_weight = self.parts[self.rank].weight
         self._divide(size)
         self.own_block = self.block
 
@@ -84,6 +88,12 @@ cdef class SharedBlocks(SharedExchangePort):
             self.divided = size
             self.block = shared_block(self.length, size, self.layout.space.block)
             self.count = (self.length + self.block - 1) // self.block
+
+    cdef int _averaged_in(self, long long number, bint together) noexcept nogil:
+        """Return how many arrays, from the first on, an exchange averages."""
+        if self.groups is None or together:
+            return self.layout.count
+        return self.groups.averaged(number + self.shift)
 
     cdef Py_ssize_t blocks(self, int size) noexcept nogil:
         self._divide(size)
@@ -147,6 +157,8 @@ cdef class SharedBlocks(SharedExchangePort):
         cdef char *ours
         cdef int i
         for i in range(self.layout.count):
+            if i >= self.own_averaged and self.own_weight == 0 and not publishes:
+                break  # what it contributed is 0, in place of what it keeps
             count = self.layout.part(i, low, high, &first) * self.layout.itemsize[i]
             begin = first * self.layout.itemsize[i]
             ours = vector + self.layout.begin[i] + begin
@@ -170,11 +182,14 @@ cdef class SharedBlocks(SharedExchangePort):
                 self.shares[i] /= total
         return total
 
-    cdef long long average(self, Py_ssize_t block, const int *members, int size) noexcept nogil:
+    cdef long long average(
+        self, long long number, bint together, Py_ssize_t block, const int *members, int size
+    ) noexcept nogil:
         cdef long long began = now()
         cdef Py_ssize_t low
         cdef int k, taker = 0
         self._divide(size)
+        self.averaged = self._averaged_in(number, together)
         low = HEADER + block * self.block
         for k in range(size):
             self.sources[k] = self._source(members[k], block, self.block)
@@ -197,6 +212,9 @@ cdef class SharedBlocks(SharedExchangePort):
             count = self.layout.part(i, low, high, &first)
             itemsize = self.layout.itemsize[i]
             begin = self.layout.begin[i] + first * itemsize
+            if i >= self.averaged:
+                self._keep(begin, count * itemsize, members, size)
+                continue
             while count > 0:
                 n = count if self.layout.space.deferred else min(count, CHUNK)
                 for k in range(size):
@@ -212,6 +230,19 @@ cdef class SharedBlocks(SharedExchangePort):
                         self.layout.space.copy(self.targets[k] + begin, mean, n * itemsize)
                 begin += n * itemsize
                 count -= n
+
+    cdef void _keep(
+        self, Py_ssize_t begin, Py_ssize_t bytes, const int *members, int size
+    ) noexcept nogil:
+        """Let each member have its own of these bytes, of an array that is not averaged."""
+        cdef char *own
+        cdef int k
+        for k in range(size):
+            own = self.sources[k] + begin
+            if self.parts[members[k]].saves:
+                self.layout.space.copy(self.memory.result(members[k]) + begin, own, bytes)
+            if self.targets[k] != NULL and self.targets[k] != self.sources[k]:
+                self.layout.space.copy(self.targets[k] + begin, own, bytes)
 
     # The end of an exchange
 
@@ -306,7 +337,7 @@ cdef class Shared(Transport):
         they receive the mean. `ringed`, by way of the ring alone, is possible if they do both, or
         if this rank has weight 0 and receives nothing.
         """
-        self.blocks.begin(user, size)
+        self.blocks.begin(number, together, user, size)
         self.steps.begin(number, together, members, size, lent, user != NULL, ringed)
 
     cdef bint progress(self) noexcept nogil:
