@@ -45,7 +45,12 @@ def test_each_array_is_averaged_in_its_versions(comm, lengths):
     x = zeros(lengths)
     expected = np.zeros((comm.size, 3))
     with GroupAllreduce(
-        comm, x, group_size=size, sync_period=PERIOD, wait="group", only_all_ranks=[2],
+        comm,
+        x,
+        group_size=size,
+        sync_period=PERIOD,
+        wait="group",
+        only_all_ranks=[2],
         every={1: 2},
     ) as allreduce:
         for t in range(2 * PERIOD + 3):
@@ -146,7 +151,12 @@ def test_a_rank_whose_change_is_not_finite_keeps_its_other_arrays(comm, lengths,
 def test_compressed_arrays_take_part_in_their_versions(comm, lengths):
     x = zeros(lengths)
     with GroupAllreduce(
-        comm, x, group_size=2, sync_period=PERIOD, wait="group", only_all_ranks=[2],
+        comm,
+        x,
+        group_size=2,
+        sync_period=PERIOD,
+        wait="group",
+        only_all_ranks=[2],
         wire_dtype="float16",
     ) as allreduce:
         for t in range(PERIOD):

@@ -284,7 +284,7 @@ def test_first_moments_are_corrected_and_second_moments_are_not(name):
     """A step by moments is Adam's with g + c − cr in the first moment; else it has that one."""
     model, optimizer, state = wrapped(OPTIMIZERS[name], torch.float64)
     flat = FlatModel(model, list(survey(model, optimizer)))
-    variates = ControlVariates(optimizer, flat, period=100, by_moments=True, replaced=False)
+    variates = ControlVariates(optimizer, flat, steps=100, by_moments=True, replaced=False)
     run(model, optimizer, range(3), state)
     generator = torch.Generator().manual_seed(5)
     for vectors in (variates.mean, variates.own):
@@ -321,7 +321,7 @@ def test_without_averaged_state_adams_gradient_is_corrected():
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters())
     flat = FlatModel(model, list(survey(model, optimizer)))
-    variates = ControlVariates(optimizer, flat, period=2, by_moments=False, replaced=False)
+    variates = ControlVariates(optimizer, flat, steps=2, by_moments=False, replaced=False)
     variates.mean.memory[0].fill_(0.25)
     backward(model, 0, 0)
     before = next(model.parameters()).grad.clone()
@@ -333,7 +333,7 @@ def test_a_sparse_gradient_is_refused_by_name():
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     flat = FlatModel(model, list(survey(model, optimizer)))
-    variates = ControlVariates(optimizer, flat, period=2, by_moments=False, replaced=False)
+    variates = ControlVariates(optimizer, flat, steps=2, by_moments=False, replaced=False)
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(TypeError, match=r"'0.weight' has a gradient that is torch.sparse"):
         variates.before_step()

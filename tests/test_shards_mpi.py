@@ -23,13 +23,29 @@ CASES = {
     "own": (WAGMA, {"sync_period": PERIOD, "pace": "own"}),
     "overlap": (WAGMA, {"sync_period": PERIOD, "overlap": True}),
     "own-overlap": (WAGMA, {"sync_period": PERIOD, "pace": "own", "overlap": True}),
+    "rare": (
+        WAGMA,
+        {"sync_period": PERIOD, "average_state": "all-ranks", "correction_every": "all-ranks"},
+    ),
+    "own-rare": (
+        WAGMA,
+        {
+            "sync_period": PERIOD,
+            "pace": "own",
+            "average_state": 2,
+            "correction_every": "all-ranks",
+        },
+    ),
+    "group-third": (WAGMA, {"sync_period": PERIOD, "wait": "group", "average_state": 3}),
+    "overlap-rare": (
+        WAGMA,
+        {"sync_period": PERIOD, "overlap": True, "average_state": 2, "correction_every": 1},
+    ),
     "local": (LocalSGD, {"sync_period": PERIOD}),
     "local-solo": (LocalSGD, {"sync_period": PERIOD, "trigger": "solo"}),
     "pairs": (ADPSGD, {"correction_period": PERIOD}),
 }
 each_case = pytest.mark.parametrize("case", CASES)
-COLLECTIVE = {"common", "group", "own", "overlap", "own-overlap", "local"}
-each_group_case = pytest.mark.parametrize("case", [case for case in CASES if case in COLLECTIVE])
 MAKERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -100,7 +116,9 @@ def test_gradients_that_are_not_finite_leave_the_sums_equal(comm, case):
 
 @pytest.mark.ranks(4)
 @each_maker
-@pytest.mark.parametrize("case", ["common", "group", "overlap", "local"])
+@pytest.mark.parametrize(
+    "case", ["common", "group", "overlap", "rare", "group-third", "overlap-rare", "local"]
+)
 def test_after_an_average_over_all_ranks_all_state_is_equal(comm, case, maker):
     model, optimizer = wrap(case, comm, maker)
     with optimizer:
@@ -144,7 +162,9 @@ def test_averaged_momentum_is_the_mean_of_the_groups(comm):
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize("case", ["common", "group", "own", "overlap", "local", "pairs"])
+@pytest.mark.parametrize(
+    "case", ["common", "group", "own", "overlap", "rare", "own-rare", "local", "pairs"]
+)
 def test_ranks_with_fewer_steps_leave_their_part(comm, case):
     """Then all ranks have the same c and cr, and the sums are equal again."""
     model, optimizer = wrap(case, comm)
@@ -176,7 +196,7 @@ def test_a_rank_that_has_left_leaves_nothing_in_c(comm):
 @pytest.mark.ranks(4)
 @pytest.mark.transports("shared")
 @each_maker
-@pytest.mark.parametrize("case", ["group", "local"])
+@pytest.mark.parametrize("case", ["group", "group-third", "local"])
 def test_a_checkpoint_of_each_rank_continues_bit_for_bit(comm, case, maker):
     model, optimizer = wrap(case, comm, maker)
     with optimizer:
@@ -292,6 +312,14 @@ def test_a_closures_gradients_are_corrected(comm):
         (LocalSGD, {"weights": "wp"}, "correction='control-variates' needs weights='given'"),
         (LocalSGD, {"correction": "scaffold"}, "correction is 'scaffold', not None or"),
         (ADPSGD, {"average_state": 1}, "average_state must be True or False, not 1"),
+        (LocalSGD, {"average_state": 2}, "average_state must be True or False, not 2"),
+        (WAGMA, {"average_state": 0}, "average_state is 0, not True, False, a number of versions"),
+        (WAGMA, {"correction_every": 2}, "correction_every is 2, not 1 or 'all-ranks'"),
+        (
+            WAGMA,
+            {"average_state": 2, "correction": None, "late": "paper"},
+            "late is 'paper' with only_all_ranks or every",
+        ),
         (ADPSGD, {"correction_period": 0}, "correction_period is 0, not an integer of at least"),
     ],
 )

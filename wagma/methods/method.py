@@ -53,6 +53,7 @@ class Option:
         otherwise: the default in words, if its value does not say enough.
         simulated: whether the simulated method takes it as well.
         problem: returns why a value is invalid for a number of ranks, None if it is valid.
+        switch: whether its name alone stands for "true", which other values exclude.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Option:
     otherwise: str = ""
     simulated: bool = True
     problem: Callable[[Any, int], str | None] = never
+    switch: bool = False
 
     @property
     def flag(self) -> str:
@@ -75,12 +77,16 @@ class Option:
         """How it is written: "option=a|b", "option=N" or "option"."""
         if self.convert is on_or_off:
             return self.name
+        if self.switch:
+            return f"{self.name}[={self.metavar}]"
         return f"{self.name}={'|'.join(self.choices) or self.metavar}"
 
     def words(self) -> list[str]:
         """Return the known ways to write it, for completion."""
         if self.convert is on_or_off:
             return [self.name]
+        if self.switch:
+            return [self.name, f"{self.name}="]
         return [f"{self.name}={choice}" for choice in self.choices or ("",)]
 
     @property
@@ -162,7 +168,7 @@ class Method:
                 )
             if option.name in values:
                 raise argparse.ArgumentTypeError(f"{option.name} is given twice")
-            if not sign and option.convert is not on_or_off:
+            if not (sign or option.switch or option.convert is on_or_off):
                 raise argparse.ArgumentTypeError(f"{option.name} needs a value: {option.usage}")
             try:
                 values[option.name] = option.value_of(text if sign else "true")

@@ -59,6 +59,20 @@ def no_such_graph(name: str | None, ranks: int) -> str | None:
     return None
 
 
+def period(text: str) -> bool | int | str:
+    """Convert how often something is averaged: true, false, a number of versions, or all-ranks."""
+    if text.lower() in ("true", "false"):
+        return on_or_off(text)
+    if text == "all-ranks":
+        return text
+    try:
+        return whole(1)(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"must be true, false, a whole number from 1 on or all-ranks, not {text!r}"
+        ) from None
+
+
 GROUP_SIZE = Option(
     "group_size",
     "ranks per group",
@@ -143,6 +157,15 @@ AVERAGE_STATE = Option(
     "different data",
     False,
     convert=on_or_off,
+    simulated=False,
+)
+CORRECTION_EVERY = Option(
+    "correction_every",
+    "versions in which the mean of the ranks' gradients is averaged: every one, or those over all "
+    "ranks",
+    1,
+    choices=("1", "all-ranks"),
+    convert=period,
     simulated=False,
 )
 CORRECTION = Option(

@@ -1,15 +1,19 @@
 """WAGMA-SGD (Li et al.)."""
 
+from dataclasses import replace
+
 from wagma.methods.method import Method, Option, on_or_off
 from wagma.methods.shared import (
     AVERAGE_STATE,
     CONTRACTION,
     CORRECTION,
+    CORRECTION_EVERY,
     GROUP_SIZE,
     SYNC_PERIOD,
     TRANSPORT,
     WEIGHTS,
     WIRE_DTYPE,
+    period,
 )
 
 METHOD = Method(
@@ -52,8 +56,16 @@ METHOD = Method(
             False,
             convert=on_or_off,
         ),
-        AVERAGE_STATE,
+        replace(
+            AVERAGE_STATE,
+            help=f"{AVERAGE_STATE.help}; N: in every N-th version only",
+            convert=period,
+            metavar="N|all-ranks",
+            otherwise="off",
+            switch=True,
+        ),
         CORRECTION,
+        CORRECTION_EVERY,
         WEIGHTS,
         CONTRACTION,
         WIRE_DTYPE,

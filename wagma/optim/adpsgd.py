@@ -86,7 +86,7 @@ class ADPSGD(PeerAveraging):
         correction_period: int,
         **settings: Any,
     ) -> dict[str, Any]:
-        self._shards = Shards(average_state, correction)
+        self._shards = Shards(average_state, correction, often=True)
         if not is_integer(correction_period) or correction_period < 1:
             raise ValueError(
                 f"correction_period is {correction_period!r}, not an integer of at least 1"

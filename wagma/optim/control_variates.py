@@ -71,7 +71,7 @@ class ControlVariates(Extra):
     Args:
         optimizer: the local optimizer.
         flat: the model.
-        period: τ, number of steps with a gradient that cr is the mean of.
+        steps: τ, number of steps with a gradient that cr is the mean of.
         by_moments: whether first moments are corrected instead of gradients, if the optimizer is
             one of `WITH_MOMENTS`.
         replaced: whether a vector that is not finite has weight 0, and is replaced by the others'
@@ -88,11 +88,12 @@ class ControlVariates(Extra):
         optimizer: torch.optim.Optimizer,
         flat: FlatModel,
         *,
-        period: int,
+        steps: int,
         by_moments: bool,
         replaced: bool,
     ):
-        self.optimizer, self.flat, self.period, self.replaced = optimizer, flat, period, replaced
+        self.optimizer, self.flat, self.replaced = optimizer, flat, replaced
+        self._steps = steps
         self._by_moments = (
             by_moments
             and isinstance(optimizer, WITH_MOMENTS)
@@ -152,7 +153,7 @@ class ControlVariates(Extra):
 
         The change of cr is added to c; `_sum` has the former cr until the call has returned.
         """
-        if self._count < self.period:
+        if self._count < self._steps:
             return
         ends = [end for vector in self._sum.memory for end in torch.aminmax(vector)]
         finite = torch.stack([end.isfinite() for end in ends]).all()

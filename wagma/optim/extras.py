@@ -18,7 +18,10 @@ class Extra:
 
     Attributes:
         memory: list of the vectors, as 1-D tensors of zeros at first.
+        period: versions from one that averages them to the next; 0: only averages over all ranks.
     """
+
+    period = 1
 
     memory: list[torch.Tensor]
 

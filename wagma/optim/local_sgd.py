@@ -107,7 +107,7 @@ class LocalSGD(Averaging):
     ) -> dict[str, Any]:
         if trigger not in ("count", "solo"):
             raise ValueError(f"trigger is {trigger!r}, not one of count, solo")
-        self._shards = Shards(average_state, correction)
+        self._shards = Shards(average_state, correction, often=True)
         self._shards.check_weights(weights)
         return {"trigger": trigger, **self._shards.settings}
 

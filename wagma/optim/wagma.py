@@ -83,8 +83,9 @@ class WAGMA(Averaging):
         weights: str = "given",
         contraction: float = 0.9,
         overlap: bool = False,
-        average_state: bool = False,
+        average_state: bool | int | str = False,
         correction: str | None = None,
+        correction_every: int | str = 1,
         wire_dtype: str | torch.dtype | None = None,
         **options: Unpack[collectives.GroupOptions],
     ):
@@ -111,6 +112,10 @@ class WAGMA(Averaging):
                 for one more model, and once more for its buffers and frozen parameters.
             average_state, correction: for ranks with different data, see `Averaging`; a correction
                 needs late="conserving" and weights="given".
+            average_state, correction_every: to save traffic, a number N of versions as
+                `average_state` averages the state in every N-th version and over all ranks;
+                "all-ranks" averages state, or the mean control variate, in averages over all ranks
+                only. These need late="conserving".
             wire_dtype: as for `collectives.GroupAllreduce`.
             **options: see `collectives.GroupOptions`.
 
@@ -133,6 +138,7 @@ class WAGMA(Averaging):
                 "overlap": overlap,
                 "average_state": average_state,
                 "correction": correction,
+                "correction_every": correction_every,
                 "wire_dtype": wire_dtype,
             },
             comm=comm,
@@ -147,15 +153,16 @@ class WAGMA(Averaging):
         optimizer: torch.optim.Optimizer,
         *,
         overlap: bool,
-        average_state: bool,
+        average_state: bool | int | str,
         correction: str | None,
+        correction_every: int | str,
         late: str | None,
         weights: str,
         **settings: Any,
     ) -> dict[str, Any]:
         if not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True or False, not {overlap!r}")
-        self._shards = Shards(average_state, correction)
+        self._shards = Shards(average_state, correction, correction_every)
         self._shards.check_weights(weights)
         if correction is not None and late == "paper":
             raise ValueError(f"correction={correction!r} needs late='conserving'")
@@ -172,11 +179,13 @@ class WAGMA(Averaging):
         comm: MPI.Intracomm,
         *,
         overlap: bool,
-        average_state: bool,
+        average_state: bool | int | str,
         correction: str | None,
+        correction_every: int | str,
         **options: Any,
     ) -> collectives.GroupAllreduce:
-        return collectives.GroupAllreduce(comm, self._vectors, **options)
+        periods = self._shards.periods(self.flat, self._extras)
+        return collectives.GroupAllreduce(comm, self._vectors, **periods, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
