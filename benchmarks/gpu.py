@@ -34,6 +34,9 @@ step     WAGMA's step of a model of ResNet-50's size, and the local optimizer's 
          average by gloo of a vector of that size on the host, with both copies; torch's report of
          operations that wait for the device; needs torch
 
+shards   averaged optimizer state and control variates: trainings on the device beside the CPU's, by
+         fused, compiled and other optimizers and in mixed precision; seconds of steps; needs torch
+
 staged, direct and passive are measured once more under MPS, which is started and ended for that.
 """
 
@@ -54,6 +57,7 @@ import gpu_calls
 import gpu_parts
 import gpu_preflight
 import gpu_queue
+import gpu_shards
 import gpu_tests
 import traced
 from common import figure, machine, mpiexec, parser, report, rounded
@@ -83,6 +87,7 @@ PARTS = {
     "calls": gpu_calls.calls,
     "memory": gpu_parts.memory,
     "step": gpu_parts.step,
+    "shards": gpu_shards.shards,
 }
 
 
@@ -104,6 +109,7 @@ PLAN = (
     *(Job("tests", 1, 90), Job("tests", 4, 120), Job("aware", 2, 60), Job("direct-tests", 4, 90)),
     *(Job("copies", 1, 60), Job("staged", 2, 60), Job("passive", 2, 60), Job("queue", 2, 60)),
     *(Job("calls", 2, 75), Job("direct", 2, 60), Job("step", 2, 75), Job("memory", 2, 45)),
+    Job("shards", 2, 120),
     *(Job("staged", 4, 75), Job("passive", 4, 60), Job("direct", 4, 60)),
     *(Job("direct", 2, 60, True), Job("passive", 2, 60, True), Job("staged", 2, 60, True)),
     *(Job("direct", 4, 60, True), Job("passive", 4, 60, True), Job("staged", 4, 75, True)),

@@ -45,21 +45,22 @@ def train(run: Run) -> dict:
 
     settings = dict(run.settings)
     shards = settings.pop("shards", "iid"), settings.pop("dirichlet_alpha", None)
-    path = settings.pop("task", None)
+    path, model = settings.pop("task", None), settings.pop("model", None)
     task = scripted(path) if path else digits.task(shards[0], Alone(), shards[1])
+    task = task._replace(model=model) if model else task
     began = time.perf_counter()
     torch.set_num_threads(1)
     with threads(1):
         learned = train(task, run.label, run.step_times, run.machine, **settings)
     summary = learned.summary
     return {
-        "accuracy": summary["accuracy"],
+        **{name: summary[name] for name in summary["metrics"]},
         "evaluations": summary["evaluations"],
         "wall_s": summary["wall_s"],
         "samples_per_s": summary["samples_per_s"],
         "waiting_share": summary["waiting_share"],
         "timely_share": summary["timely_share"],
-        "points": [(each["elapsed_s"], each["accuracy"]) for each in summary["evaluations"]],
+        "points": [(each["elapsed_s"], each.get("accuracy")) for each in summary["evaluations"]],
         "steps": [each["step"] for each in summary["evaluations"]],
         "ranks": len(summary["steps_of_rank"]),
         "took_s": time.perf_counter() - began,

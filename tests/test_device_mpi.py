@@ -141,6 +141,10 @@ LONG = {
         collectives.GroupAllreduce,
         lambda size: {"wait": "group", "sync_period": 3, "wire_dtype": "float16"},
     ),
+    "group, some arrays": Case(
+        collectives.GroupAllreduce,
+        lambda size: {"wait": "group", "sync_period": 4, "every": {1: 2}, "only_all_ranks": [2]},
+    ),
     "triggered": CASES["triggered"],
 }
 
