@@ -91,6 +91,8 @@ class GroupAllreduce(Collective):
             versions N − 1, 2N − 1, … and in averages over all ranks. An array must take part
             whenever a later one does: periods multiply along the list, then come arrays of
             `only_all_ranks`; array 0 takes part in every version.
+        leased: indices of arrays, in a row, whose sum over all ranks is of parts that ranks tell by
+            `lease`; with pace="own" only. It takes memory for one more of these arrays.
         **options: see `GroupOptions`.
 
     Attributes:
@@ -129,6 +131,7 @@ class GroupAllreduce(Collective):
         wire_dtype: npt.DTypeLike | None = None,
         only_all_ranks: Sequence[int] = (),
         every: Mapping[int, int] | None = None,
+        leased: Sequence[int] = (),
         **options: Unpack[GroupOptions],
     ):
         self._construct(
@@ -147,6 +150,7 @@ class GroupAllreduce(Collective):
             wire_dtype=wire_dtype,
             only_all_ranks=only_all_ranks,
             every=every,
+            leased=leased,
         )
 
     def _construct(
@@ -176,7 +180,9 @@ class GroupAllreduce(Collective):
         super()._construct(comm, like, options, **given)
 
     def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
-        return settings.group_error(comm, given) or settings.periods_error(given)
+        return settings.group_error(comm, given) or (
+            settings.periods_error(given) or settings.lease_error(given)
+        )
 
     def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
         self.group_size, self.sync_period = int(given["group_size"]), int(given["sync_period"])
@@ -184,6 +190,7 @@ class GroupAllreduce(Collective):
         self.pace, self.keep_average = given["pace"], given["keep_average"]
         self.weights, self.contraction = given["weights"], given["contraction"]
         self.wire_dtype = given["wire_dtype"]
+        self._leases = settings.leased_of(given) is not None
         super()._build(native, comm, like, given)
 
     def _allocate(self, native: Any, node: Node, like: Any, given: dict[str, Any]) -> None:
@@ -213,6 +220,7 @@ class GroupAllreduce(Collective):
                 weighing=settings.weighing(self.weights, self.contraction, self.sync_period),
                 drawing_seed=given["seed"] if self._draws else None,
                 array_periods=settings.periods_of(given),
+                leased=settings.leased_of(given),
                 wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
                 sharing=sharing,
                 initial=self._initial(None),
@@ -390,6 +398,25 @@ class GroupAllreduce(Collective):
         with device.fetched(self, vector, stream, changes=False) as vector:
             self._check_own_pace("rebase")
             self.native.rebase(vector)
+
+    def lease(self, vector: Vector, *, stream: Stream | None = None) -> None:
+        """Tell this rank's part of the `leased` arrays, which counts only while it publishes.
+
+        Not collective. If the rank then publishes nothing for 4 `sync_period` versions, its engine
+        subtracts the part from its snapshot, and adds it again before the next publication. So
+        the sum over all ranks is that of the parts of those that go on. It waits at most for an
+        exchange in progress; `load` and `join` end the lease.
+
+        Args:
+            vector: with the part in the leased arrays; the others are not read.
+
+        Raises:
+            ValueError: the collective was made without `leased`, or with pace="common".
+        """
+        with device.fetched(self, vector, stream, changes=False) as vector:
+            if not self._leases:
+                self._refuse("lease() needs a collective made with leased arrays")
+            self.native.lease(vector)
 
     def _check_own_pace(self, name: str) -> None:
         if self.pace != "own":

@@ -191,6 +191,32 @@ def periods_error(settings: dict) -> Exception | None:
     return order_error(periods_of(settings))
 
 
+def lease_error(settings: dict) -> Exception | None:
+    """Return the error in which arrays are leased, or None."""
+    leased = settings.get("leased", ())
+    if not isinstance(leased, Sequence) or not all(map(is_integer, leased)):
+        return TypeError(f"leased is {leased!r}, not a list of indices")
+    if not leased:
+        return None
+    begin, end = min(leased), max(leased) + 1
+    if begin < 0 or end > array_count(settings) or sorted(leased) != list(range(begin, end)):
+        return ValueError(
+            f"leased is {leased!r}, not indices of arrays in a row: there are "
+            f"{array_count(settings)}"
+        )
+    if settings.get("pace") != "own":
+        return ValueError(
+            "leased is given with pace 'common', in which no rank is late for so long"
+        )
+    return None
+
+
+def leased_of(settings: dict) -> tuple[int, int] | None:
+    """Return the first of the leased arrays and the one after the last; None: there are none."""
+    leased = settings.get("leased", ())
+    return (min(leased), max(leased) + 1) if leased else None
+
+
 def order_error(periods: tuple[int, ...]) -> Exception | None:
     """Return why these periods of arrays are in a wrong order, or None."""
     if periods[0] != 1:

@@ -54,7 +54,8 @@ all_ranks = load_source("all_ranks")
 protocols = load_source("wait_avoiding", "all_ranks")
 own_pace = load_source("own_pace", "wait_avoiding")
 contribution = load_source("contribution", "all_ranks")
-snapshots = load_source("snapshots", "all_ranks", "contribution", "job_count")
+leases = load_source("lease", "contribution")
+snapshots = load_source("snapshots", "all_ranks", "contribution", "job_count", "lease")
 late_rules = load_source("late_rules", "contribution", "snapshots")
 rank_port = load_source("rank_port")
 rank_protocol = load_source("rank", "all_ranks")
@@ -112,6 +113,7 @@ class Invariant(enum.Enum):
     COUNTED = "the ranks' counts are, in sum, the work of the calls whose changes are published"
     COMMON = "after a version over all ranks all snapshots were the same"
     SPREAD = "a published change is in all snapshots after as many versions as a period has"
+    LEASED = "a rank's part is out of its snapshot exactly where it published too long ago"
     HIGHEST = "all ranks leave an operation after the last version that any has started"
 
 

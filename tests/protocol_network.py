@@ -52,6 +52,7 @@ from protocol_scenarios import (
     CALL,
     INTERRUPTED_CALL,
     JOIN,
+    LEASE,
     NONFINITE_CALL,
     ONE_AT_A_TIME,
     PUBLISH,
@@ -168,7 +169,8 @@ class Application:
             publishes = self.rank.driven.next_step() == version_steps.PUBLISH
             self.hand_over() if publishes else self.collect()
         elif self.stage == Stage.PUBLISHING:
-            self.rank.note_publication()
+            if self.rank.driven.purpose == version_steps.PUBLISHING:
+                self.rank.note_publication()
             self.rank.driven.take(version_steps.SHARE)
             self.compute()
         elif self.stage == Stage.AGREEING:
@@ -188,6 +190,9 @@ class Application:
             self.rank.publishing.give(self.rank.weight_of_update())
         if operation == PUBLISH:
             self.rank.driven.hold(version_steps.PUBLISHING)
+            self.stage = Stage.PUBLISHING
+        elif operation == LEASE:
+            self.rank.driven.hold(version_steps.LEASING)
             self.stage = Stage.PUBLISHING
         elif operation == JOIN:
             self.stage = Stage.AGREEING
@@ -268,11 +273,27 @@ class Application:
 
 
 class Numbers(contribution.Vectors):
-    """A rank's vectors, each one exact number, and what an exchange makes of them."""
+    """A rank's vectors, each one exact number, and what an exchange makes of them.
+
+    Attributes:
+        part: the rank's own. taken_out: how much of it the snapshot does not have now.
+    """
 
     def __init__(self):
         self.of = [Fraction(0)] * 4
         self.finite = True
+        self.part = self.taken_out = Fraction(0)
+
+    def keep_part(self):
+        self.part = self.of[contribution.X]
+
+    def take_out_part(self):
+        self.of[contribution.SNAPSHOT] -= self.part
+        self.taken_out = self.part
+
+    def put_back_part(self):
+        self.of[contribution.SNAPSHOT] += self.part
+        self.taken_out = Fraction(0)
 
     def copy(self, to, source):
         self.of[to] = self.of[source]
@@ -394,6 +415,7 @@ class Rank:
             self.publishing.weigh_by(contribution.WORK, 0, 0)
         self.publishing.replace()
         self.publishing.count_once()
+        self.publishing.lease.limit = scenario.lease
         self.driven = world.driven_type(self.protocol, self.publishing)
         self.driven.attach(Port(self))
         self.total_weight = self.mean_count = 0
@@ -606,13 +628,19 @@ class Rank:
         )
         self.check_joined()
         self.driven.take(version_steps.BEGIN_VERSION)
+        lease, age = self.publishing.lease, version - self.publishing.published_version
+        late = bool(lease.limit and lease.held and age >= lease.limit)
+        require(lease.expired == late, Invariant.LEASED, self, version, age)
+        if lease.expired:
+            self.world.met.add("expired")
 
     def exchange_in_group(self, version):
         network, label = self.world.network, (VERSION, version)
         self.contributed = self.contribution, self.snapshot
         own = self.sum_of_this()
         if self.world.pace:
-            self.world.pace.begin_version(self.number, label, own.value, own.count)
+            whole = own.value + self.vectors.taken_out
+            self.world.pace.begin_version(self.number, label, whole, own.count)
         self.exchange = Exchange(
             network,
             label,
@@ -797,7 +825,8 @@ class Rank:
     def exchange_with_all(self):
         network, label = self.world.network, (OPERATION, self.protocol.ops)
         if self.world.pace:
-            self.world.pace.begin(self.number, label, self.snapshot, self.publishing.job.count)
+            whole = self.snapshot + self.vectors.taken_out
+            self.world.pace.begin(self.number, label, whole, self.publishing.job.count)
         self.average = Exchange(
             network,
             label,
@@ -854,7 +883,9 @@ class Rank:
             if operation == all_ranks.FINISH or not self.protocol.joined:
                 self.returned = self.model
         else:
-            self.world.published += self.weighted_snapshot - self.weighted_before
+            whole = self.weighted_before + self.vectors.taken_out
+            self.world.published += self.weighted_snapshot - whole
+            self.vectors.taken_out = Fraction(0)
             self.unpublished = 0
             if self.world.pace:
                 self.world.pace.load(self.number, self.snapshot, self.protocol.next)
@@ -897,7 +928,15 @@ class Rank:
             self.left,
             self.world.scenario.own_pace and self.seen,
             self.vectors.finite,
+            self.world.scenario.lease and self.leased,
         )
+
+    @property
+    def leased(self):
+        """What the rank's part depends on, besides its value."""
+        lease = self.publishing.lease
+        age = self.protocol.next - self.publishing.published_version
+        return lease.held, lease.expired, min(age, lease.limit)
 
     def __str__(self):
         state = vars(self.protocol)
@@ -1065,7 +1104,8 @@ class World:
         require(exchange.contribution.parts <= result.parts, Invariant.ONE_EACH, details)
         key = (*exchange.label, *exchange.members)
         if key not in self.sums and exchange.label[0] == OPERATION:
-            self.check_conserved(result.value - self.unpublished, details)
+            whole = result.value + sum(rank.vectors.taken_out for rank in self.ranks)
+            self.check_conserved(whole - self.unpublished, details)
             self.unpublished = 0
         first = self.sums.setdefault(key, result)
         require(first == result, Invariant.ONE_EACH, details, "and", first)
@@ -1157,7 +1197,8 @@ class World:
             require(rank.left, Invariant.ENDS, *self.ranks)
         self.check_drained()
         self.check_executed()
-        self.check_conserved(sum(rank.weighted_snapshot for rank in self.ranks), "at the end")
+        wholes = [rank.weighted_snapshot + rank.vectors.taken_out for rank in self.ranks]
+        self.check_conserved(sum(wholes), "at the end")
 
     def check_drained(self):
         left_over = [*self.network.control.items(), *filter(None, self.network.data)]

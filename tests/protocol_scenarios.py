@@ -16,6 +16,8 @@ INTERRUPTED_CALL = "interrupted call"
 # Under the conserving rule it contributes no change.
 NONFINITE_CALL = "call with a vector that is not finite"
 PUBLISH = "publish"
+# Tell the rank's part of the vector, which is what the application has then.
+LEASE = "lease"
 AVERAGE = all_ranks.AVERAGE
 SYNCHRONIZE = all_ranks.SYNCHRONIZE
 JOIN = all_ranks.JOIN
@@ -65,6 +67,7 @@ class Scenario(Grouped):
         weighted: whether calls have different weights; `by_work`: and these add up.
         own_pace: whether ranks make any number of calls, and each `sync_period`-th version is of
             all ranks; then ranks are passive and the late rule conserving, without draws or work.
+        lease: for how many versions a rank may publish nothing before its part expires; 0: always.
     """
 
     world_size: int
@@ -83,6 +86,7 @@ class Scenario(Grouped):
     weighted: bool = False
     by_work: bool = False
     own_pace: bool = False
+    lease: int = 0
 
 
 def random_epoch(generator, calls):
@@ -178,8 +182,10 @@ def random_weighted_scenario(generator):
     )
 
 
-def random_own_pace_programs(generator, world_size):
+def random_own_pace_programs(generator, world_size, leases):
     """Make one program a rank: the same operations, and any number of calls between them.
+
+    For nine calls there are so many `leases`.
 
     Where some join, others go on to average; ranks may close earlier or later than others.
     """
@@ -197,8 +203,8 @@ def random_own_pace_programs(generator, world_size):
             made = generator.randint(0, len(averages)) if last == JOIN else len(averages)
             for operation in (*averages[:made], last):
                 calls = generator.randint(0, busy)
-                kinds = CALL, INTERRUPTED_CALL, NONFINITE_CALL, PUBLISH
-                program += generator.choices(kinds, (9, 1, 1, 1), k=calls)
+                kinds = CALL, INTERRUPTED_CALL, NONFINITE_CALL, PUBLISH, LEASE
+                program += generator.choices(kinds, (9, 1, 1, 1, leases), k=calls)
                 program.append(operation)
         if mismatched and generator.random() < 0.3:
             operation = generator.choice((AVERAGE, SYNCHRONIZE, JOIN, Load(0)))
@@ -211,11 +217,12 @@ def random_own_pace_scenario(generator):
     """Make a random scenario in which each of up to 16 ranks makes as many calls as it likes."""
     scenario = random_scenario(generator)
     world_size = generator.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 12, 16))
+    lease = generator.choice((0, 0, 1, 2, 4))
     return replace(
         scenario,
         world_size=world_size,
         group_size=min(generator.choice((1, 2, 2, 3, 4, 16)), world_size),
-        programs=random_own_pace_programs(generator, world_size),
+        programs=random_own_pace_programs(generator, world_size, 2 * (lease > 0)),
         passive=True,
         conserving=True,
         frozen=random_ranks(generator, world_size, (0, 0.4)),
@@ -223,6 +230,7 @@ def random_own_pace_scenario(generator):
         failing=random_ranks(generator, world_size, (0, 0, 0, 0.2, 1)),
         absent=random_ranks(generator, world_size, (0, 0, 0, 0, 0.2)),
         own_pace=True,
+        lease=lease,
     )
 
 

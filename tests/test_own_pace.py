@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from together import assert_equal_everywhere, same_everywhere, wait_until
+from together import assert_equal_everywhere, compute_until, same_everywhere, wait_until
 
 from collectives import GroupAllreduce, RankFailedError
 from wagma.optim import WAGMA
@@ -332,6 +332,7 @@ def test_who_loads_its_snapshot_goes_on_where_the_job_was(comm):
         ("common", lambda a, x: a.snapshot(x), r"snapshot\(\) needs pace 'own'"),
         ("common", lambda a, x: a.load(x, 0, total=3), "total is given with pace 'common'"),
         ("common", lambda a, x: a.rebase(x), r"rebase\(\) needs pace 'own'"),
+        ("own", lambda a, x: a.lease(x), r"lease\(\) needs a collective made with leased arrays"),
         ("own", lambda a, x: a(x, work=-1), "work is -1, not between 0"),
         ("own", lambda a, x: a.load(x, 0, total="3"), "total is a str, not a number"),
     ],
@@ -517,3 +518,52 @@ def test_a_checkpoint_of_each_rank_continues_with_its_snapshot_and_the_total(com
         optimizer.synchronize()
         assert optimizer.total_steps == steps + comm.size
         np.testing.assert_allclose(counting.weight, -steps / comm.size - 1, rtol=1e-6)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize(
+    "lengths", [(30, 20, 10), (50_000, 150_001, 70_000)], ids=["short", "long"]
+)
+def test_the_part_of_a_rank_that_computes_expires_and_comes_back(comm, lengths):
+    """Rank 0 makes no call in 8 periods of the others': what they sum is theirs alone meanwhile."""
+    period, part = 2, float(16 * (comm.rank + 1))
+    x = [np.zeros(length) for length in lengths]
+    everyone = sum(16.0 * (rank + 1) for rank in range(comm.size))
+    with GroupAllreduce(
+        comm, x, group_size=2, sync_period=period, pace="own", leased=[1, 2]
+    ) as average:
+        for array in x[1:]:
+            array += part
+        average(x)
+        average.lease([np.full(length, part) for length in lengths])
+        comm.Barrier()
+        if comm.rank == 0:
+            compute_until(comm, False)
+        else:
+            for _ in range(8 * 4 * period):
+                average(x)
+            others = (everyone - 16) / comm.size
+            for array in x[1:]:
+                np.testing.assert_allclose(array, others, rtol=1e-9)
+            compute_until(comm, True)
+        average(x)
+        mean = [array.copy() for array in x]
+        average.average(mean)
+        assert not mean[0].any()
+        for array in mean[1:]:
+            np.testing.assert_allclose(array, everyone / comm.size, rtol=1e-9)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"leased": [1]}, "leased is given with pace 'common'"),
+        ({"leased": [0, 2], "pace": "own"}, r"leased is \[0, 2\], not indices of arrays in a row"),
+        ({"leased": [3], "pace": "own"}, r"leased is \[3\], not indices of arrays in a row"),
+        ({"leased": 1, "pace": "own"}, "leased is 1, not a list of indices"),
+    ],
+)
+def test_what_cannot_be_leased_is_refused(comm, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        GroupAllreduce(comm, [np.zeros(3) for _ in range(3)], group_size=2, **options)

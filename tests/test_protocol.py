@@ -94,7 +94,7 @@ def test_random_runs_at_the_own_pace_of_up_to_16_ranks_keep_every_invariant(bloc
     count = 100 if block == 0 else 1000
     seeds = range(block * count, (block + 1) * count)
     met = set().union(*(run_seed(seed, random_own_pace_scenario).met for seed in seeds))
-    assert met >= EVERYTHING | {"not finite"}
+    assert met >= EVERYTHING | {"not finite", "expired"}
 
 
 def test_at_the_own_pace_engines_are_a_period_apart_and_two_while_ranks_load():

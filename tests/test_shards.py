@@ -357,13 +357,17 @@ class Point(nn.Module):
 
 
 def descend(kind, steps, slow=1.0, momentum=0.0, **options):
-    """Minimize on four simulated ranks, rank 3 slower than the others; return where each ends."""
+    """Minimize on four simulated ranks, rank 3 slower than the others; return where each ends.
+
+    All end at about the same time.
+    """
+    made = [steps if rank < 3 else int(steps / slow) for rank in range(4)]
 
     def live(comm):
         model = Point(comm.rank)
         local = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
         with kind(local, model, comm=comm, **options) as optimizer:
-            for _ in range(steps if comm.rank < 3 else int(steps / slow)):
+            for _ in range(made[comm.rank]):
                 comm.ranks.compute(comm.rank)
                 optimizer.zero_grad()
                 model().backward()
@@ -372,7 +376,8 @@ def descend(kind, steps, slow=1.0, momentum=0.0, **options):
                 return model.place.item()
 
     times = np.random.default_rng(1).uniform(0.8, 1.2, (steps + 1, 4))
-    times[:, 3] *= slow
+    for rank, count in enumerate(made):
+        times[:, rank] *= steps / times[:count, rank].sum()
     return Ranks(Job(MACHINES["hdr"], times)).run(live)
 
 
@@ -426,3 +431,31 @@ def test_pairs_corrected_are_near_the_optimum():
     corrected = descend(ADPSGD, 8000, slow=4.0, **BOTH)
     assert min(abs(place - OPTIMUM) for place in biased) > 0.5
     assert corrected == pytest.approx([OPTIMUM] * 4, abs=1e-5)
+
+
+def test_what_a_stopped_rank_has_put_in_expires_until_it_returns():
+    """The others find the optimum of their own sum meanwhile, and with it that of all."""
+    steps, stop = 3000, 100
+    times = np.random.default_rng(2).uniform(0.8, 1.2, (steps, 4))
+    times[stop, 3] = 1500.0  # its gradient there pulls elsewhere
+    rest = float((CURVATURES * OPTIMA)[:3].sum() / CURVATURES[:3].sum())
+    seen = {}
+
+    def live(comm):
+        model = Point(comm.rank)
+        local = torch.optim.SGD(model.parameters(), lr=RATE)
+        options = {"group_size": 2, "sync_period": PERIOD, "pace": "own"}
+        with WAGMA(local, model, comm=comm, correction="control-variates", **options) as optimizer:
+            for step in range(steps if comm.rank < 3 else steps - 1500):
+                if comm.rank == 0 and step == 1400:
+                    seen["meanwhile"] = model.place.item()
+                comm.ranks.compute(comm.rank)
+                optimizer.zero_grad()
+                model().backward()
+                optimizer.step()
+            with optimizer.averaged():
+                return model.place.item()
+
+    ends = Ranks(Job(MACHINES["hdr"], times)).run(live)
+    assert seen["meanwhile"] == pytest.approx(rest, abs=1e-6)
+    assert ends == pytest.approx([OPTIMUM] * 4, abs=1e-6)

@@ -13,7 +13,7 @@ cdef class GroupVersions(NativeCollective):
     cdef VersionsPort versions_port
     cdef Groups groups
 
-    cdef int _allocate_vectors(self) except -1
+    cdef int _allocate_vectors(self, leased) except -1
     cdef bint _awaits_device(self) noexcept nogil
     cdef str _between_calls(self)
     cdef str _next_call(self)

@@ -32,6 +32,7 @@ from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.versions cimport (
     FETCHING,
     JOINING,
+    LEASING,
     PUBLISHING,
     REBASING,
     VersionsProtocol,
@@ -46,6 +47,7 @@ cdef enum:
     # What the application requests, besides CALL and PUBLISH.
     FETCH = OTHER_WISHES
     REBASE
+    LEASE
 
 cdef class GroupVersions(NativeCollective):
     """One wait-avoiding group allreduce on this rank: its vectors, versions and application.
@@ -64,13 +66,15 @@ cdef class GroupVersions(NativeCollective):
         array_periods: of each array, the versions from one that averages it to the next: see
             `settings.periods_of`.
         drawing_seed: seed for drawing the one rank that may start each version; None: any may.
+        leased: the first of the arrays of which ranks have parts that expire, and the one after the
+            last; None: there are none. See `protocols.lease`.
         initial: the vector that `like` is a copy of, if it is in other memory; None: `like`.
         others: the other arguments of `Driver`.
     """
 
     def __init__(self, Comm control, Comm data, like, *, int group_size, sync_period, bint fixed,
                  bint own_pace, bint keep_average, bint passive, late, weighing, drawing_seed,
-                 array_periods, initial=None, **others):
+                 array_periods, leased=None, initial=None, **others):
         cdef UserVector opened
         cdef ActivationTree tree
         cdef int window
@@ -94,7 +98,7 @@ cdef class GroupVersions(NativeCollective):
         self.versions_port.waiting_callers = &self.waiting_callers
         self.version_steps = VersionsProtocol(self.versions, self.publishing)
         self.drive(self.version_steps, self.versions_port, tree, weighing)
-        self._allocate_vectors()
+        self._allocate_vectors(leased)
         if initial is None:
             initial = like[0] if self.layout.single else like
         opened = UserVector(initial, self.layout, 0)
@@ -102,7 +106,7 @@ cdef class GroupVersions(NativeCollective):
         self.publishing.replace()
         self.publishing.count_once()
 
-    cdef int _allocate_vectors(self) except -1:
+    cdef int _allocate_vectors(self, leased) except -1:
         """Allocate snapshot and result vector as one, which other ranks can map if they share it.
         """
         cdef char *snapshot
@@ -118,6 +122,9 @@ cdef class GroupVersions(NativeCollective):
             self.vectors.place(RESULT, shared.memory.result(self.rank))
         if self.publishing.keeps_average:
             self.vectors.allocate(KEPT, 1)
+        if leased is not None:
+            self.vectors.have_part(leased[0], leased[1])
+            self.publishing.lease.begin(self.versions.sync_period)
         if shared is None or self.layout.space.deferred:  # a shared segment is zero
             self.layout.space.zero(snapshot, 2 * self.layout.size)
         return 0
@@ -189,6 +196,8 @@ cdef class GroupVersions(NativeCollective):
         """Return what the application does between two calls."""
         if self.version_steps.purpose == FETCHING:
             return "last_average()"
+        if self.version_steps.purpose == LEASING:
+            return "lease()"
         return "load()" if self.version_steps.purpose == REBASING else "publish()"
 
     cdef str _next_call(self):
@@ -250,6 +259,10 @@ cdef class GroupVersions(NativeCollective):
         """Continue from this vector with the snapshot that was loaded."""
         self.caller.carry_out(self, REBASE, vector, 0)
 
+    def lease(self, vector):
+        """Take the leased arrays of this vector as the rank's part of them."""
+        self.caller.carry_out(self, LEASE, vector, 0)
+
     def load(self, vector, long long version, double count=0):
         """Continue from this vector, and make this version the next one, with this count."""
         self.publishing.loaded_count = count
@@ -269,8 +282,10 @@ cdef class GroupVersions(NativeCollective):
     cdef int begin(self, int what) except -1 nogil:
         if what == PUBLISH or what == JOIN:
             self.version_steps.hold(JOINING if what == JOIN else PUBLISHING)
-        elif what == FETCH or what == REBASE:
-            self.version_steps.hold(FETCHING if what == FETCH else REBASING)
+        elif what == FETCH:
+            self.version_steps.hold(FETCHING)
+        elif what == REBASE or what == LEASE:
+            self.version_steps.hold(REBASING if what == REBASE else LEASING)
         elif what == CALL and not self.versions.is_synchronous():
             self.version_steps.call()
         else:

@@ -17,9 +17,14 @@ cdef class HostVectors(Vectors):
     cdef int *change_finite
     cdef bint asked
     cdef long long answered
+    # The arrays of which the rank has a part (see `protocols.lease`), and the part's addresses.
+    cdef int part_begin, part_end
+    cdef char **part
 
+    cdef int have_part(self, int begin, int end) except -1
     cdef char *allocate(self, int vector, int count) except NULL
     cdef void place(self, int vector, char *memory) noexcept nogil
     cdef char **arrays(self, int vector) noexcept nogil
     cdef bint knows_finite(self, char **x) noexcept nogil
     cdef bint knows_change(self) noexcept nogil
+    cdef void _add_part(self, double times) noexcept nogil

@@ -25,6 +25,7 @@ cdef class HostVectors(Vectors):
 
     def __dealloc__(self):
         free(self.located)
+        free(self.part)
 
     cdef char *allocate(self, int vector, int count) except NULL:
         """Allocate memory for this vector and those that follow it; return where it begins."""
@@ -34,6 +35,24 @@ cdef class HostVectors(Vectors):
         for i in range(count):
             self.place(vector + i, memory.address + i * self.layout.size)
         return memory.address
+
+    cdef int have_part(self, int begin, int end) except -1:
+        """Allocate memory for the rank's own part of these arrays."""
+        cdef Py_ssize_t offset = 0
+        cdef Memory memory
+        cdef int i
+        self.part = <char **>zeroed(self.layout.count, sizeof(char *))
+        if self.part == NULL:
+            raise MemoryError
+        first = self.layout.begin[begin]
+        last = self.layout.begin[end - 1] + self.layout.bytes[end - 1]
+        memory = self.layout.space.allocate(last - first)
+        self.memories.append(memory)
+        for i in range(begin, end):
+            offset = self.layout.begin[i] - self.layout.begin[begin]
+            self.part[i] = memory.address + offset
+        self.part_begin, self.part_end = begin, end
+        return 0
 
     cdef void place(self, int vector, char *memory) noexcept nogil:
         """Place one of the rank's own vectors in this memory."""
@@ -107,3 +126,22 @@ cdef class HostVectors(Vectors):
     cdef void absorb(self, double own, double total) noexcept nogil:
         self.layout.combine(
             self.of[X], own / (total + own), self.of[RESULT], total / (total + own))
+
+    cdef void keep_part(self) noexcept nogil:
+        cdef int i
+        for i in range(self.part_begin, self.part_end):
+            self.layout.space.copy(self.part[i], self.of[X][i], self.layout.bytes[i])
+
+    cdef void take_out_part(self) noexcept nogil:
+        self._add_part(-1)
+
+    cdef void put_back_part(self) noexcept nogil:
+        self._add_part(1)
+
+    cdef void _add_part(self, double times) noexcept nogil:
+        """SNAPSHOT = SNAPSHOT + times · part"""
+        cdef char **snapshot = self.of[SNAPSHOT]
+        cdef int i
+        for i in range(self.part_begin, self.part_end):
+            self.layout.space.combine(
+                i, snapshot[i], snapshot[i], 1, self.part[i], times, self.layout.length[i])

@@ -13,6 +13,9 @@ cdef class Vectors:
     cdef bint is_change_finite(self) noexcept nogil
     cdef void add_change(self, int to) noexcept nogil
     cdef void absorb(self, double own, double total) noexcept nogil
+    cdef void keep_part(self) noexcept nogil
+    cdef void take_out_part(self) noexcept nogil
+    cdef void put_back_part(self) noexcept nogil
 
 cdef class ContributionProtocol:
     cdef Vectors vectors

@@ -67,6 +67,20 @@ class Vectors:
         """X = (own · X + total · RESULT) / (own + total)"""
         raise NotImplementedError
 
+    # The rank's own part of some arrays: see `lease`
+
+    def keep_part(self):
+        """part = X"""
+        raise NotImplementedError
+
+    def take_out_part(self):
+        """SNAPSHOT = SNAPSHOT − part"""
+        raise NotImplementedError
+
+    def put_back_part(self):
+        """SNAPSHOT = SNAPSHOT + part"""
+        raise NotImplementedError
+
 
 class ContributionProtocol:
     """A rank's contributions to averages that are not published, and the means that it gets.

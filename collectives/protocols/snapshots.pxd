@@ -10,6 +10,7 @@ from collectives.protocols.contribution cimport (
     X,
 )
 from collectives.protocols.job_count cimport JobCount
+from collectives.protocols.lease cimport Lease
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 
 cdef int UNFILLED, RETURNED, REPLACED, BASELESS
@@ -37,6 +38,7 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef readonly double snapshot_weight
     cdef readonly long long published_version
     cdef readonly JobCount job
+    cdef readonly Lease lease
     cdef public bint keeps_average
     cdef readonly long long kept_version, fetched_version
     cdef readonly double kept_count, fetched_count
@@ -53,6 +55,7 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef void save(self) noexcept nogil
     cdef void fetch_kept(self) noexcept nogil
     cdef void rebase(self) noexcept nogil
+    cdef void expire(self) noexcept nogil
     cdef void keep_average(self, long long version) noexcept nogil
     cdef void join(self) noexcept nogil
     cdef void count_once(self) noexcept nogil

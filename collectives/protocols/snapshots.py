@@ -9,6 +9,7 @@ import cython
 
 from collectives.protocols.contribution import ContributionProtocol
 from collectives.protocols.job_count import JobCount
+from collectives.protocols.lease import Lease
 
 if not cython.compiled:  # else the .pxd declares them
     from collectives.protocols.all_ranks import AVERAGE, FINISH, SYNC
@@ -109,7 +110,7 @@ class SnapshotProtocol(ContributionProtocol):
         direct: whether the version that has begun includes the vector of this call.
         keeps: whether a lent X is also to be copied to the snapshot.
         out: whether the rank has joined, and its weight is 0 until all have.
-        job: the `JobCount` of ranks at their own pace.
+        job, lease: the `JobCount` and the `Lease` of ranks at their own pace.
         keeps_average: whether the newest average over all ranks is kept, in KEPT.
         kept_version, kept_count: its version, −1 before the first, and the mean of the counts.
         fetched_version, fetched_count: those of the one that the application has got last; or the
@@ -130,6 +131,7 @@ class SnapshotProtocol(ContributionProtocol):
         self.keeps = False
         self.out = False
         self.job = JobCount()
+        self.lease = Lease(vectors)
         self.keeps_average = False
         self.kept_version = -1
         self.kept_count = 0
@@ -169,6 +171,7 @@ class SnapshotProtocol(ContributionProtocol):
             self.replace()
         self.published_version = self.operations.version - 1
         self.job.restart(self.loaded_count)
+        self.lease.end()
         self.kept_version = -1
 
     def set_snapshot(self, filled):
@@ -179,6 +182,7 @@ class SnapshotProtocol(ContributionProtocol):
 
     def publish(self):
         """Publish the application's vector, or its change, as the late rule says."""
+        self.lease.resume()
         self.rule.publish(self)
         self.note_published()
 
@@ -215,6 +219,7 @@ class SnapshotProtocol(ContributionProtocol):
 
     def save(self):
         """Give the application the snapshot; others may start versions once all have theirs."""
+        self.lease.resume()
         self.vectors.copy(X, SNAPSHOT)
         self.fetched_version = self.versions.version + self.versions.base
 
@@ -229,9 +234,16 @@ class SnapshotProtocol(ContributionProtocol):
             self.state = REPLACED
         self.vectors.copy(RESULT, X)
 
+    def expire(self):
+        """Take out of the snapshot what counts only while the application publishes."""
+        self.lease.expire(self.state == RETURNED)
+        if self.state == RETURNED:
+            self.state = REPLACED
+
     def join(self):
         """Note that the application has published, and makes no calls until all have joined."""
         self.joined_at = self.operations.version
+        self.lease.end()
         self.rule.join(self)
 
     def count_once(self):
@@ -357,6 +369,7 @@ class SnapshotProtocol(ContributionProtocol):
 
         The cases are those of publications.
         """
+        self.lease.resume()
         replaces: cython.bint = self.rule.replaces(self)
         self.gives = True
         self.gives_x = False

@@ -6,7 +6,7 @@ from collectives.protocols.snapshots cimport SnapshotProtocol
 from collectives.protocols.wait_avoiding cimport HELD, IDLE, RUNNING, SHARED, WaitAvoidingProtocol
 
 cdef int BEGIN_VERSION, END_VERSION, PUBLISH, SHARE
-cdef int PUBLISHING, JOINING, FETCHING, REBASING
+cdef int PUBLISHING, JOINING, FETCHING, REBASING, LEASING
 
 @cython.final
 cdef class VersionsProtocol(RankProtocol):
@@ -18,6 +18,9 @@ cdef class VersionsProtocol(RankProtocol):
     cdef long long opened_for
 
     cdef void begin(self, bint shares) noexcept nogil
+    cdef void take_back(self) noexcept nogil
+    cdef bint is_due_to_expire(self, long long version) noexcept nogil
+    cdef void expire_if_due(self, long long version) noexcept nogil
     cdef void begin_version(self) noexcept nogil
     cdef void end_version(self) noexcept nogil
     cdef void call(self) noexcept nogil

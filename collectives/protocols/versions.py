@@ -20,11 +20,13 @@ PUBLISH = 8
 SHARE = 10
 
 # What the application does between two calls: publish its vector, and then join; get the average
-# over all ranks that is kept; or name the vector that it continues from.
+# over all ranks that is kept; name the vector that it continues from; or tell its part of some
+# arrays, which counts only while it publishes.
 PUBLISHING = 0
 JOINING = 1
 FETCHING = 2
 REBASING = 3
+LEASING = 4
 
 
 class VersionsProtocol(RankProtocol):
@@ -64,7 +66,10 @@ class VersionsProtocol(RankProtocol):
     def advance(self):
         steps: cython.int = 0
         if self.opened:
-            steps += self.serve_opened()
+            if self.is_due_to_expire(self.next_version()):
+                self.take_back()
+            else:
+                steps += self.serve_opened()
         steps += RankProtocol.advance(self)
         self.open()
         return steps
@@ -125,6 +130,7 @@ class VersionsProtocol(RankProtocol):
 
     def begin_version(self):
         self.begun = True
+        self.expire_if_due(self.versions.running)
         self.publishing.begin_version()
         self.port.begin_version(self.versions.running, self.versions.running + self.data_ops)
 
@@ -192,6 +198,8 @@ class VersionsProtocol(RankProtocol):
             self.publishing.fetch_kept()
         elif self.purpose == REBASING:
             self.publishing.rebase()
+        elif self.purpose == LEASING:
+            self.publishing.lease.renew()
         else:
             self.publishing.publish_between_calls()
 
@@ -238,7 +246,10 @@ class VersionsProtocol(RankProtocol):
 
         Only once this rank's own passes over the vectors are complete.
         """
-        if self.is_open() or not self.port.is_quiet():
+        if self.is_open():
+            return
+        self.expire_if_due(self.versions.next)
+        if not self.port.is_quiet():
             return
         self.opened = True
         self.opened_for = self.versions.next
@@ -264,6 +275,21 @@ class VersionsProtocol(RankProtocol):
             self.begun = True
             self.port.find_group(self.versions.running)
             self.port.resume()
+
+    def take_back(self):
+        """Close the vectors for a moment, to change them before they are opened again."""
+        self.reclaim()
+        if self.versions.vectors == IDLE:
+            self.versions.run()
+
+    def is_due_to_expire(self, version):
+        """Return whether what counts only while the application publishes is to be taken out."""
+        return self.publishing.lease.expires(version - self.publishing.published_version)
+
+    def expire_if_due(self, version):
+        """Take it out of the snapshot before this version, if that is due."""
+        if self.is_due_to_expire(version):
+            self.publishing.expire()
 
     def learn_counts(self):
         """Learn the counts of the exchanges that others have executed for this rank."""

@@ -105,6 +105,11 @@ class ControlVariates(Extra):
         self._excluded = -1  # vectors excluded before a call that is to take a new cr along
         self._before: list[torch.Tensor] | None = None
 
+    @property
+    def part(self) -> list[torch.Tensor]:
+        """cr, which counts in c only while this rank publishes."""
+        return self.own.memory
+
     # A step
 
     @torch.no_grad()
@@ -195,7 +200,9 @@ class ControlVariates(Extra):
     def _end_period(self, *, taken: bool) -> None:
         if self._excluded < 0:
             return
-        if not taken:
+        if taken:
+            self.renewed = True
+        else:
             self._take_new()
         self._sum.zero()
         self._excluded = -1
@@ -214,6 +221,7 @@ class ControlVariates(Extra):
         self._restart()
 
     def _restart(self) -> None:
+        self.renewed = True
         self._sum.zero()
         self._count = 0
         self._excluded = -1

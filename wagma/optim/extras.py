@@ -19,11 +19,19 @@ class Extra:
     Attributes:
         memory: list of the vectors, as 1-D tensors of zeros at first.
         period: versions from one that averages them to the next; 0: only averages over all ranks.
+        part: vectors like these, with what this rank has put into them that counts only while it
+            publishes; [] if there is no such part.
+        renewed: whether the part has changed since this was last set to False.
     """
 
     period = 1
+    renewed = False
 
     memory: list[torch.Tensor]
+
+    @property
+    def part(self) -> list[torch.Tensor]:
+        return []
 
     @property
     def vectors(self) -> list[np.ndarray | DeviceVector]:

@@ -103,6 +103,13 @@ class Shards:
             "every": {k: period for k, period in enumerate(periods) if period > 1},
         }
 
+    @staticmethod
+    def leased(flat: FlatModel, extras: list[Extra]) -> list[int]:
+        """Return which vectors have parts that count only while their rank publishes."""
+        leased = [False] * len(flat.memory)
+        leased += [bool(extra.part) for extra in extras for _ in extra.memory]
+        return [k for k, is_leased in enumerate(leased) if is_leased]
+
     def check_weight(self, weight: float) -> None:
         """Raise ValueError if steps cannot have this weight, with which the sum of cr changes."""
         if self.correction is not None and weight != 1:

@@ -13,6 +13,7 @@ from wagma.optim.averaging import Averaging, weights_of
 from wagma.optim.extras import Extra
 from wagma.optim.overlap import Overlap
 from wagma.optim.shards import Shards
+from wagma.optim.vectors import for_collective
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
@@ -182,10 +183,13 @@ class WAGMA(Averaging):
         average_state: bool | int | str,
         correction: str | None,
         correction_every: int | str,
+        pace: str,
         **options: Any,
     ) -> collectives.GroupAllreduce:
-        periods = self._shards.periods(self.flat, self._extras)
-        return collectives.GroupAllreduce(comm, self._vectors, **periods, **options)
+        options |= self._shards.periods(self.flat, self._extras)
+        if pace == "own":
+            options["leased"] = self._shards.leased(self.flat, self._extras)
+        return collectives.GroupAllreduce(comm, self._vectors, pace=pace, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -324,6 +328,29 @@ class WAGMA(Averaging):
         finally:
             self._restore(own)
         self.collective.rebase(vectors)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of `state_dict` or `checkpoint`: see `Averaging`; collective.
+
+        Args:
+            state_dict: this rank's.
+        """
+        super().load_state_dict(state_dict)
+        self._renew_lease()
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._renew_lease()
+
+    def _renew_lease(self) -> None:
+        """Tell the collective what this rank's part of the vectors is, where that has changed."""
+        if not any(extra.renewed for extra in self._extras):
+            return
+        if self._at_own_pace and not self.closed:
+            parts = [each for extra in self._extras for each in extra.part or extra.memory]
+            self.collective.lease([*self.flat.vectors, *map(for_collective, parts)])
+        for extra in self._extras:
+            extra.renewed = False
 
     # Overlap
 

@@ -220,6 +220,7 @@ class GroupVersions(Part):
         wire_dtype: str | None,
         sharing: bool,
         array_periods: tuple[int, ...],
+        leased: tuple[int, int] | None = None,
         initial: Any = None,
         **common: Any,
     ) -> None:
@@ -246,7 +247,7 @@ class GroupVersions(Part):
 
         self.method = self.ranks.method(GroupAveraging, make)
         first = like[0] if self.layout.single else like
-        self.method.initialize(self.rank, first, keep_average)
+        self.method.initialize(self.rank, first, keep_average, leased)
 
     def compress_from_initial(self) -> None:
         """Send compressed vectors as differences from the initial one, which all ranks have."""
@@ -290,6 +291,12 @@ class GroupVersions(Part):
         with self._waiting():
             self.method.begin_fetch(self.rank, vector)
         return self.method.fetched(self.rank)
+
+    def lease(self, vector: Any) -> None:
+        """Take the leased arrays of this vector as the rank's part of them."""
+        self._complete_pending()
+        with self._waiting():
+            self.method.begin_lease(self.rank, vector)
 
     def _complete_pending(self) -> None:
         if self.pending is not None:

@@ -105,6 +105,22 @@ cdef class WrittenVectors(Vectors):
             self.values.absorb(own, total)
 
 
+    cdef void keep_part(self) noexcept nogil:
+        self.passes += 1
+        if self.values is not None:
+            self.values.keep_part()
+
+    cdef void take_out_part(self) noexcept nogil:
+        self.passes += 1
+        if self.values is not None:
+            self.values.take_out_part()
+
+    cdef void put_back_part(self) noexcept nogil:
+        self.passes += 1
+        if self.values is not None:
+            self.values.put_back_part()
+
+
 cdef class SimulatedPort(RankPort):
     """Executes one rank's steps, each of which takes the time that the machine's model gives.
 

@@ -17,7 +17,7 @@ from collectives.protocols.groups cimport Groups
 from collectives.protocols.own_pace cimport OwnPaceProtocol
 from collectives.protocols.rank cimport RETURN
 from collectives.protocols.snapshots cimport SnapshotProtocol
-from collectives.protocols.versions cimport FETCHING, VersionsProtocol
+from collectives.protocols.versions cimport FETCHING, LEASING, VersionsProtocol
 from collectives.protocols.wait_avoiding cimport WaitAvoidingProtocol
 from wagma.simulation.core cimport placed_allreduce_time
 from wagma.simulation.values cimport Average
@@ -162,11 +162,12 @@ cdef class GroupAveraging(VersionsMethod):
 
     # What applications that train call, by `wagma.simulation.parts`
 
-    def initialize(self, int rank, vector, bint keep_average):
+    def initialize(self, int rank, vector, bint keep_average, leased=None):
         """Begin with this vector of a rank, an array or a list of arrays.
 
         Args:
             keep_average: whether the rank keeps the newest average over all ranks.
+            leased: see `collectives.engine.versions.GroupVersions`.
         """
         cdef SimulatedPort port = <SimulatedPort>self.ports[rank]
         if self.weighing is not None:
@@ -175,6 +176,9 @@ cdef class GroupAveraging(VersionsMethod):
         port.publishing.keeps_average = keep_average
         if keep_average:
             add_vector(port.vectors.values, KEPT)
+        if leased is not None:
+            port.vectors.values.have_part(leased[0], leased[1])
+            port.publishing.lease.begin(self.sync_period)
         port.vectors.give(vector)
         port.publishing.replace()
         port.publishing.count_once()
@@ -207,6 +211,14 @@ cdef class GroupAveraging(VersionsMethod):
         (<SimulatedPort>self.ports[rank]).vectors.give(vector)
         driven.publishing.give(driven.publishing.published_weight)
         driven.hold(FETCHING)
+        self._react(rank, driven)
+
+    def begin_lease(self, int rank, vector):
+        """Begin to take the leased arrays of this vector as the rank's part of them."""
+        cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
+        (<SimulatedPort>self.ports[rank]).vectors.give(vector)
+        driven.publishing.give(driven.publishing.published_weight)
+        driven.hold(LEASING)
         self._react(rank, driven)
 
     def keeps(self, int rank):
