@@ -29,6 +29,7 @@ STEP, JITTER, SLOW = 0.2, 0.05, 4.0
 GROUPS = "group_size=4"
 STATE, VARIATES = "average_state", "correction=control-variates"
 BOTH = f"{STATE}:{VARIATES}"
+RARE_VARIATES = f"{VARIATES}:correction_every=all-ranks"
 METHODS = {
     "Allreduce": "allreduce",
     "local SGD": "local-sgd",
@@ -37,8 +38,10 @@ METHODS = {
     "AD-PSGD, both": f"ad-psgd:{BOTH}",
     "WAGMA": f"wagma:{GROUPS}",
     "WAGMA, both": f"wagma:{GROUPS}:{BOTH}",
+    "WAGMA, variates, all ranks": f"wagma:{GROUPS}:{RARE_VARIATES}",
     "own pace": f"wagma:{GROUPS}:pace=own",
     "own pace, both": f"wagma:{GROUPS}:pace=own:{BOTH}",
+    "own pace, variates, all ranks": f"wagma:{GROUPS}:pace=own:{RARE_VARIATES}",
 }
 CASES = {
     "iid": ("iid", None, 1.0),
@@ -53,9 +56,9 @@ PARTS = {
     "momentum": f":{STATE}",
     "momentum, all ranks": f":{STATE}=all-ranks",
     "variates": f":{VARIATES}",
-    "variates, all ranks": f":{VARIATES}:correction_every=all-ranks",
+    "variates, all ranks": f":{RARE_VARIATES}",
     "both": f":{BOTH}",
-    "both, all ranks": f":{STATE}=all-ranks:{VARIATES}:correction_every=all-ranks",
+    "both, all ranks": f":{STATE}=all-ranks:{RARE_VARIATES}",
 }
 EVERY = {
     "local": "",
