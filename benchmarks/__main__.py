@@ -61,6 +61,9 @@ RANKS = {
     "learning_own_pace": tuple((None, "--ranks", ranks) for ranks in ("4", "8")),
     "ablations_own_pace": tuple((None, "--ranks", ranks) for ranks in ("8", "64")),
     "learning_bias": (None,),
+    "learning_shards": (None,),
+    "learning_texts": (None,),
+    "shards_cost": (4,),
     "own_pace": (4, 8),
     **dict.fromkeys(FIGURES, (None,)),
     "simulation_speed": (None,),
@@ -74,7 +77,15 @@ BY_NAME = (
     *("stragglers", "simulated_stragglers", "simulated_ripples", "hop", "simulated_hop", "wp_sgd"),
     *("wp_sgd_wall", "simulated_partial_reduce", "partial_reduce_weights"),
     *("learning_wall", "learning_stragglers", "learning_traces", "learning_own_pace"),
-    *("ablations_own_pace", "learning_bias", "own_pace", *FIGURES),
+    *(
+        "ablations_own_pace",
+        "learning_bias",
+        "learning_shards",
+        "learning_texts",
+        "shards_cost",
+        "own_pace",
+        *FIGURES,
+    ),
 )
 
 

@@ -13,17 +13,26 @@ methods    accuracy of the ranks' mean model at the end, mean ± deviation over 
            own pace with both against each method where one rank is slow
 ablations  averaged momentum, control variates, or both; in every version, or only in averages over
            all ranks; τ = 10 and 40
+batchnorm  a network with BatchNorm: its statistics as they are averaged, and those that
+           torch.optim.swa_utils.update_bn takes from the whole training set
 adamw      AdamW's moments averaged in every version, every third, every sixth, or over all ranks
 """
 
+import os
 import statistics
+from concurrent.futures import ProcessPoolExecutor
 
+import torch
 from common import former, parser, report
 from learning import Run, train_all
 from scipy import stats
 from torch import nn
 
-from wagma.simulation import MACHINES, steps
+from wagma.data import load_digits
+from wagma.simulated_training import Alone
+from wagma.simulation import MACHINES, steps, train
+from wagma.simulation.gradients import threads
+from wagma.tasks import digits
 
 STEP, JITTER, SLOW = 0.2, 0.05, 4.0
 GROUPS = "group_size=4"
@@ -38,10 +47,8 @@ METHODS = {
     "AD-PSGD, both": f"ad-psgd:{BOTH}",
     "WAGMA": f"wagma:{GROUPS}",
     "WAGMA, both": f"wagma:{GROUPS}:{BOTH}",
-    "WAGMA, variates, all ranks": f"wagma:{GROUPS}:{RARE_VARIATES}",
     "own pace": f"wagma:{GROUPS}:pace=own",
     "own pace, both": f"wagma:{GROUPS}:pace=own:{BOTH}",
-    "own pace, variates, all ranks": f"wagma:{GROUPS}:pace=own:{RARE_VARIATES}",
 }
 CASES = {
     "iid": ("iid", None, 1.0),
@@ -179,21 +186,76 @@ def adamw(arguments, seeds):
     }
 
 
-def show(rows):
-    """Print a table, with p where a row is compared."""
+def normalized():
+    """Return the MLP with BatchNorm."""
+    layers = nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)
+    return nn.Sequential(*layers)
+
+
+def batchnorm(arguments, seeds):
+    """Return the rows of both kinds of statistics, with a cell for each method and case."""
+    cases, rows = ("label-sorted", "iid"), {"averaged": {}, "update_bn": {}}
+    for name in ("WAGMA", "WAGMA, both", "own pace, both"):
+        for case in cases:
+            runs = [
+                run((name, case), METHODS[name], case, seed, arguments, normalized)
+                for seed in seeds
+            ]
+            with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                pairs = list(pool.map(both_statistics, runs))
+            for row, values in zip(rows, zip(*pairs, strict=True), strict=True):
+                rows[row][f"{name}, {case}"] = figures(list(values))
+    return rows
+
+
+def both_statistics(run):
+    """Return a training's accuracy with averaged statistics, and with those of all the data."""
+    settings = dict(run.settings)
+    shards, alpha = settings.pop("shards"), settings.pop("dirichlet_alpha")
+    task = digits.task(shards, Alone(), alpha)._replace(model=settings.pop("model"))
+    with threads(1):
+        learned = train(task, run.label, run.step_times, run.machine, **settings)
+    model = normalized()
+    model.load_state_dict(learned.state)
+    images = torch.from_numpy(load_digits()[0].images)
+    torch.optim.swa_utils.update_bn([images], model)
+    test = load_digits()[1]
+    with torch.no_grad():
+        found = model.eval()(torch.from_numpy(test.images)).argmax(1)
+    return learned.summary["accuracy"], float((found.numpy() == test.labels).mean())
+
+
+def tables(part, rows):
+    """Return the tables of a part: of methods one for each model."""
+    if part != "methods":
+        return [table(rows)]
+    models = list(dict.fromkeys(name.split(", ")[0] for name in rows))
+    return [
+        table({n.removeprefix(f"{m}, "): row for n, row in rows.items() if n.startswith(m)}, m)
+        for m in models
+    ]
+
+
+def table(rows, corner=""):
+    """Return a table, with p where a row is compared."""
     columns = list(next(iter(rows.values())))
-    print(f"| | {' | '.join(columns)} |")
-    print("|---" * (1 + len(columns)) + "|")
+    lines = [f"| {corner} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for name, row in rows.items():
         cells = []
         for column in columns:
             cell = row[column]
-            p = f", p {cell['p']:.2g}" if "p" in cell else ""
+            p = f", p {cell['p']:.1g}" if "p" in cell else ""
             cells.append(f"{cell['mean']:.1f} ± {cell['deviation']:.1f}{p}")
-        print(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-FUNCTIONS = {"methods": methods, "ablations": ablations, "adamw": adamw}
+FUNCTIONS = {
+    "methods": methods,
+    "ablations": ablations,
+    "adamw": adamw,
+    "batchnorm": batchnorm,
+}
 
 
 def main():
@@ -204,12 +266,12 @@ def main():
     arguments.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     arguments.add_argument("--part", choices=FUNCTIONS, nargs="+", default=list(FUNCTIONS))
     arguments = arguments.parse_args()
-    tables = former(arguments, "learning-shards", arguments.ranks)
+    results = former(arguments, "learning-shards", arguments.ranks)
     for part in arguments.part:
-        tables[part] = FUNCTIONS[part](arguments, range(arguments.seeds))
+        results[part] = FUNCTIONS[part](arguments, range(arguments.seeds))
         print(f"\n{part}\n")
-        show(tables[part])
-        report(arguments, "learning-shards", arguments.ranks, tables)
+        print(*tables(part, results[part]), sep="\n\n")
+        report(arguments, "learning-shards", arguments.ranks, results)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,15 @@ def run(case, name, seed, arguments):
     return Run((case, name, seed), METHODS[name], times, MACHINES["aries"], settings | length)
 
 
+def table(rows):
+    """Return the table of Markdown."""
+    lines = [f"| | {' | '.join(CASES)} |", "|---" * (1 + len(CASES)) + "|"]
+    for name, row in rows.items():
+        cells = [f"{cell['mean']:.3f} ± {cell['deviation']:.3f}" for cell in row.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main():
     arguments = parser(__doc__)
     arguments.add_argument("--ranks", type=int, default=8)
@@ -63,16 +72,13 @@ def main():
             ]
         )
     rows = {}
-    print(f"| | {' | '.join(CASES)} |")
-    print("|---" * (1 + len(CASES)) + "|")
     for name in METHODS:
         rows[name] = {}
         for case in CASES:
             losses = [found[case, name, seed]["loss"] for seed in range(arguments.seeds)]
             mean, deviation = statistics.mean(losses), statistics.stdev(losses)
             rows[name][case] = {"mean": mean, "deviation": deviation, "losses": losses}
-        cells = [f"{cell['mean']:.3f} ± {cell['deviation']:.3f}" for cell in rows[name].values()]
-        print(f"| {name} | {' | '.join(cells)} |")
+    print(table(rows))
     report(arguments, "learning-texts", arguments.ranks, rows)
 
 

@@ -274,6 +274,29 @@ def test_the_page_shows_the_bias_of_all_methods(monkeypatch):
     assert learning_bias.table(results) in page
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "page"),
+    [
+        ("learning_shards", "learning-shards-8.json", "different-data.md"),
+        ("learning_texts", "learning-texts-8.json", "different-data.md"),
+        ("shards_cost", "shards-cost-4.json", "different-data.md"),
+    ],
+)
+def test_the_page_about_different_data_shows_the_tables_of_the_results(
+    monkeypatch, name, file, page
+):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark = importlib.import_module(name)
+    results = json.loads((BENCHMARKS / "results" / file).read_text())["results"]
+    text = (BENCHMARKS.parent / "docs" / page).read_text()
+    if name != "learning_shards":
+        assert benchmark.table(results) in text
+        return
+    for part, rows in results.items():
+        for table in benchmark.tables(part, rows):
+            assert table in text
+
+
 def test_the_page_compares_simulated_trainings_with_measured_ones(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     learning_wall = importlib.import_module("learning_wall")
