@@ -113,6 +113,7 @@ class Invariant(enum.Enum):
     COUNTED = "the ranks' counts are, in sum, the work of the calls whose changes are published"
     COMMON = "after a version over all ranks all snapshots were the same"
     SPREAD = "a published change is in all snapshots after as many versions as a period has"
+    LEFT_OUT = "what a version leaves out is what its rank has, with its own changes"
     LEASED = "a rank's part is out of its snapshot exactly where it published too long ago"
     HIGHEST = "all ranks leave an operation after the last version that any has started"
 
@@ -192,6 +193,47 @@ class Contribution(NamedTuple):
     publication: int
     updates: int
     epoch: int
+
+
+class Pair(NamedTuple):
+    """A vector of two arrays, of which only averages over all ranks average the second one."""
+
+    often: Fraction
+    rarely: Fraction
+
+    def __add__(self, other):
+        other = pair_of(other)
+        return Pair(self.often + other.often, self.rarely + other.rarely)
+
+    __radd__ = __add__
+
+    def __sub__(self, other):
+        return self + -1 * pair_of(other)
+
+    def __rsub__(self, other):
+        return pair_of(other) - self
+
+    def __mul__(self, factor):
+        return Pair(factor * self.often, factor * self.rarely)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor):
+        return Pair(self.often / divisor, self.rarely / divisor)
+
+    def __eq__(self, other):
+        return tuple(self) == tuple(pair_of(other))
+
+    def __ne__(self, other):
+        return not self == other
+
+    def __hash__(self):
+        return hash(tuple(self))
+
+
+def pair_of(value):
+    """Return a number as a pair."""
+    return value if isinstance(value, Pair) else Pair(Fraction(value), Fraction(value))
 
 
 class Sum(NamedTuple):

@@ -32,9 +32,11 @@ from protocol_messages import (
     Exchange,
     Invariant,
     Network,
+    Pair,
     Sum,
     all_ranks,
     contribution,
+    pair_of,
     protocol_of,
     protocols,
     rank_port,
@@ -205,6 +207,7 @@ class Application:
         elif self.rank.protocol.is_synchronous():
             self.enter(all_ranks.SYNC)
         else:
+            self.given = self.rank.model
             self.interruptible = operation == INTERRUPTED_CALL
             self.rank.vectors.finite = operation != NONFINITE_CALL
             self.call()
@@ -252,6 +255,7 @@ class Application:
         if not rank.vectors.finite:
             rank.world.met.add("not finite")
         rank.driven.take(version_steps.RETURN)
+        rank.check_left_out(self.given)
         rank.returned = rank.model
         rank.vectors.finite = True
         rank.seen = protocol.next
@@ -319,16 +323,24 @@ class Numbers(contribution.Vectors):
         """What an exchange averages, of a rank's `SnapshotProtocol`."""
         return self.of[contribution.X if publishing.lent else publishing.source]
 
-    def reduce(self, publishing, result):
-        """Put the mean, if it has weight, where it belongs."""
+    def reduce(self, publishing, result, partial=False):
+        """Put the mean, if it has weight, where it belongs; of `partial` ones only the first array.
+
+        Of the second one the rank has what it contributes.
+        """
+        own = self.contributed(publishing)
         if publishing.lent and publishing.keeps:
             self.copy(contribution.SNAPSHOT, contribution.X)
         if publishing.saved != contribution.NOWHERE:
             self.copy(publishing.saved, publishing.target)
         if result.weight > 0:
-            self.of[publishing.target] = result.mean
+            mean = result.mean
+            if partial:
+                before = pair_of(self.of[publishing.target])
+                mean = Pair(mean.often, own.rarely if publishing.weight else before.rarely)
+            self.of[publishing.target] = mean
             if publishing.copy != contribution.NOWHERE:
-                self.of[publishing.copy] = result.mean
+                self.of[publishing.copy] = mean
 
 
 class Port(rank_port.RankPort):
@@ -409,7 +421,7 @@ class Rank:
             self.protocol.draw(number, scenario.world_size, scenario.seed)
         self.application = application_type(self, scenario.programs[number])
         self.vectors = Numbers()
-        self.model = self.returned = Fraction(number)
+        self.model = self.returned = self.number_or_pair(number, 7 * number)
         self.publishing = world.publishing_type(self.vectors, self.protocol, rule_of(scenario))
         if scenario.by_work:
             self.publishing.weigh_by(contribution.WORK, 0, 0)
@@ -670,14 +682,15 @@ class Rank:
             self.world.met.add("passive")
         elif self.protocol.joined:
             self.world.met.add("joined")
-        self.vectors.reduce(self.publishing, exchange.sum)
+        of_all = self.world.scenario.is_of_all(version + self.protocol.base)
+        partial = self.world.scenario.partial and not of_all
+        self.vectors.reduce(self.publishing, exchange.sum, partial)
         self.total_weight = exchange.sum.weight
         self.mean_count = exchange.sum.mean_count
         self.result = exchange.sum
         self.result_epoch = self.epoch
         self.driven.take(version_steps.END_VERSION)
         if self.world.pace:
-            of_all = self.world.scenario.is_of_all(version + self.protocol.base)
             parts = exchange.sum.parts
             known = self.publishing.job.known if of_all else None
             self.world.pace.end_version(
@@ -696,7 +709,14 @@ class Rank:
     def compute(self):
         """Change the model by an update that no other rank, and no other time, has."""
         self.updates += 1
-        self.model += self.updates * self.world.scenario.world_size + self.number
+        update = self.updates * self.world.scenario.world_size + self.number
+        self.model += self.number_or_pair(update, 3 * update + 1)
+
+    def number_or_pair(self, often, rarely):
+        """Return a vector of one array, or of two."""
+        if self.world.scenario.partial:
+            return Pair(Fraction(often), Fraction(rarely))
+        return Fraction(often)
 
     def weight_of_update(self):
         """Return how much the application's vector weighs, after its last update."""
@@ -726,6 +746,13 @@ class Rank:
         require(alike, Invariant.ALIKE, self, weight)
         count = self.publishing.job.count
         return Sum(frozenset([self.contribution]), weight * value, weight, Fraction(count))
+
+    def check_left_out(self, given):
+        """In step, a call of a group returns the second array as it was given."""
+        scenario = self.world.scenario
+        if scenario.partial and not scenario.own_pace and self.vectors.finite:
+            same = self.model.rarely == given.rarely
+            require(same, Invariant.LEFT_OUT, self, given, self.model)
 
     def publish(self):
         """Publish, and return what this rank contributes from now on."""
@@ -895,7 +922,8 @@ class Rank:
     def load(self):
         """Replace the application's vector by what is loaded."""
         self.updates += 1
-        self.model = Fraction(self.updates * self.world.scenario.world_size + self.number, 3)
+        loaded = Fraction(self.updates * self.world.scenario.world_size + self.number, 3)
+        self.model = self.number_or_pair(loaded, 2 * loaded)
         self.weighted_before = self.weighted_snapshot
 
     def note_adoption(self):

@@ -67,6 +67,7 @@ class Scenario(Grouped):
         weighted: whether calls have different weights; `by_work`: and these add up.
         own_pace: whether ranks make any number of calls, and each `sync_period`-th version is of
             all ranks; then ranks are passive and the late rule conserving, without draws or work.
+        partial: whether the vector has a second array, which only averages over all ranks average.
         lease: for how many versions a rank may publish nothing before its part expires; 0: always.
     """
 
@@ -87,6 +88,7 @@ class Scenario(Grouped):
     by_work: bool = False
     own_pace: bool = False
     lease: int = 0
+    partial: bool = False
 
 
 def random_epoch(generator, calls):
@@ -231,7 +233,13 @@ def random_own_pace_scenario(generator):
         absent=random_ranks(generator, world_size, (0, 0, 0, 0, 0.2)),
         own_pace=True,
         lease=lease,
+        partial=generator.random() < 0.5,
     )
+
+
+def random_partial_scenario(generator):
+    """Make a random scenario whose vectors have a second array, under the conserving rule."""
+    return replace(random_scenario(generator), conserving=True, partial=True)
 
 
 def random_ranks(generator, world_size, probabilities):

@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 import pytest
 from protocol_messages import (
     Invariant,
+    Pair,
     Violation,
     all_ranks,
     contribution,
     own_pace,
+    pair_of,
     protocols,
     run_again,
     snapshots,
@@ -28,6 +30,7 @@ from protocol_scenarios import (
     Scenario,
     random_drawn_scenario,
     random_own_pace_scenario,
+    random_partial_scenario,
     random_scenario,
     random_weighted_scenario,
 )
@@ -468,6 +471,54 @@ class KeepsItsCount(version_steps.VersionsProtocol):
             self.publishing.job.count = count
 
 
+class NeverExpires(version_steps.VersionsProtocol):
+    """What a rank has put in stays in, however long it publishes nothing."""
+
+    def expire_if_due(self, version):
+        pass
+
+
+class ExpiresOnce(snapshots.SnapshotProtocol):
+    """What was taken out is not put back by a publication."""
+
+    def publish(self):
+        self.rule.publish(self)
+        self.note_published()
+
+
+class ExpiresWithItsBase(snapshots.SnapshotProtocol):
+    """What is taken out is a change of the application's."""
+
+    def expire(self):
+        self.lease.expire(False)
+
+
+class AveragesWhatIsLeftOut(Rank):
+    """A version of a group averages all arrays."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        reduce = self.vectors.reduce
+        self.vectors.reduce = lambda publishing, result, partial=False: reduce(publishing, result)
+
+
+class LosesTheBaseOfWhatIsLeftOut(Rank):
+    """Where a mean replaces the snapshot, the old one of the other arrays is not saved."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        vectors, reduce = self.vectors, self.vectors.reduce
+
+        def forgetful(publishing, result, partial=False):
+            base = pair_of(vectors.of[contribution.RESULT]).rarely
+            reduce(publishing, result, partial)
+            if partial and publishing.saved == contribution.RESULT:
+                saved = vectors.of[contribution.RESULT]
+                vectors.of[contribution.RESULT] = Pair(saved.often, base)
+
+        self.vectors.reduce = forgetful
+
+
 class AveragesOnlyTheGroup(Rank):
     """A version over all ranks averages over a group, as any other."""
 
@@ -644,8 +695,13 @@ MUTANTS = [
             (CountsWhatIsLeftOut, Invariant.COUNTED),
             (CountsWhatIsNotPublished, Invariant.COUNTED),
             (KeepsItsCount, Invariant.COUNTED),
+            (NeverExpires, Invariant.LEASED),
+            (ExpiresOnce, Invariant.LEASED),
+            (ExpiresWithItsBase, Invariant.CONSERVED),
         )
     ),
+    Mutant(AveragesWhatIsLeftOut, {Invariant.LEFT_OUT}, 100, random_partial_scenario),
+    Mutant(LosesTheBaseOfWhatIsLeftOut, {Invariant.LEFT_OUT}, 100, random_partial_scenario),
     Mutant(HeldBackWhileLoading, {Invariant.ENDS}, 100, loading_at_the_own_pace),
 ]
 
