@@ -6,9 +6,8 @@ A model of 16 MiB of float32 in 16 parameters, groups of two ranks, τ = 10; the
 there. Bytes that a rank sends in a step, by messages, in models; memory beside the model, its
 gradient and the local optimizer's own state, which the rank would have without WAGMA (PSS), in
 models; and seconds of a step ÷ those with neither option, and ÷ the local step and an MPI_Allreduce
-of the model, which take turns. The bound of memory is 3 for each vector that is averaged and is not
-the optimizer's state (as of `memory.py`), 2 for each of the state's, 2 for the variates' sums, and
-1 for what a lease keeps.
+of the model, which take turns. The bound of memory is 3 for each vector that is averaged, as of
+`memory.py`, 2 for cr and the sum of gradients, and 1 for what a lease keeps.
 """
 
 import ctypes
@@ -130,7 +129,7 @@ def bound_of(options, state, own_pace):
     """Return the bound of the memory, in models."""
     vectors = 3.0
     if "average_state" in options:
-        vectors += 2 * state
+        vectors += 3 * state
     if "correction" in options:
         vectors += 3 + 2 + own_pace
     return vectors

@@ -408,7 +408,8 @@ class GroupAllreduce(Collective):
         exchange in progress; `load` and `join` end the lease.
 
         Args:
-            vector: with the part in the leased arrays; the others are not read.
+            vector: array, or list of arrays, with the dtypes and lengths of `like`: the part is in
+                the leased arrays, and the others are not read.
 
         Raises:
             ValueError: the collective was made without `leased`, or with pace="common".

@@ -736,7 +736,7 @@ class SharedBlocks:
         require(self.weights == begun, Invariant.CONTRIBUTED, *details)
         return sum(self.weights)
 
-    def average(self, block, members, size):
+    def average(self, number, together, block, members, size):
         world, ghost = self.world, self.ghost
         elements, members = self.elements(size)[block], members[:size]
         for i in elements:

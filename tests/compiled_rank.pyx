@@ -30,6 +30,7 @@ cdef class CompiledRank:
         self.driven.attach(PythonRankPort(port))
         self.publishing.replace()
         self.publishing.count_once()
+        self.publishing.lease.begin(1)
         self.driven.begin(shares)
 
     def give(self, double weight):

@@ -92,7 +92,8 @@ MISTAKES = {
     "train --sync-period 10 --algorithm allreduce": "argument --sync-period: not allowed with "
     "argument --algorithm allreduce",
     "train --algorithm local-sgd:overlap": "argument --algorithm: local-sgd:overlap: local-sgd has "
-    "no option 'overlap': it has sync_period, trigger, weights, contraction, wire_dtype, transport",
+    "no option 'overlap': it has sync_period, trigger, average_state, correction, "
+    "weights, contraction, wire_dtype, transport",
     "train --evaluate-every 0": "argument --evaluate-every: must be an integer of at least 1",
     "train --algorithm ddp": "argument --algorithm: must be one of wagma, allreduce, ",
     "compare --algorithms hope": "argument --algorithms: must be one of wagma, allreduce, ",

@@ -30,7 +30,7 @@ OPERATIONS = (
 )
 PURPOSES = (
     *(version_steps.PUBLISHING, version_steps.JOINING),
-    *(version_steps.FETCHING, version_steps.REBASING),
+    *(version_steps.FETCHING, version_steps.REBASING, version_steps.LEASING),
 )
 # What a recorder is asked, and what it may answer.
 ANSWERS = {
@@ -87,6 +87,7 @@ class SourceRank:
         self.driven.attach(port)
         self.publishing.replace()
         self.publishing.count_once()
+        self.publishing.lease.begin(1)
         self.driven.begin(shares)
         self.give, self.forget = self.publishing.give, self.publishing.forget
         self.activate, self.notice = self.versions.activate, self.versions.notice

@@ -66,7 +66,8 @@ class VersionsProtocol(RankProtocol):
     def advance(self):
         steps: cython.int = 0
         if self.opened:
-            if self.is_due_to_expire(self.next_version()):
+            # Read where others are only if there is something to expire.
+            if self.publishing.lease.held and self.is_due_to_expire(self.next_version()):
                 self.take_back()
             else:
                 steps += self.serve_opened()
