@@ -1132,7 +1132,9 @@ class World:
         require(exchange.contribution.parts <= result.parts, Invariant.ONE_EACH, details)
         key = (*exchange.label, *exchange.members)
         if key not in self.sums and exchange.label[0] == OPERATION:
-            whole = result.value + sum(rank.vectors.taken_out for rank in self.ranks)
+            whole = result.value
+            if self.scenario.lease:
+                whole += sum(rank.vectors.taken_out for rank in self.ranks)
             self.check_conserved(whole - self.unpublished, details)
             self.unpublished = 0
         first = self.sums.setdefault(key, result)

@@ -171,7 +171,7 @@ def test_an_average_under_way_leaves_the_model_alone(device):
     model = make_model().to(device)
     flat = flatten(model)
     before = bits_of(model)
-    overlap = Overlap(flat, Later())
+    overlap = Overlap(flat, [], Later())
     reads = torch_device.reads()
     overlap.start(weight=1.0)
     assert torch_device.reads() == reads

@@ -525,7 +525,7 @@ def test_a_checkpoint_of_each_rank_continues_with_its_snapshot_and_the_total(com
     "lengths", [(30, 20, 10), (50_000, 150_001, 70_000)], ids=["short", "long"]
 )
 def test_the_part_of_a_rank_that_computes_expires_and_comes_back(comm, lengths):
-    """Rank 0 makes no call in 8 periods of the others': what they sum is theirs alone meanwhile."""
+    """Rank 0 makes no call for many versions: what the others sum is theirs alone meanwhile."""
     period, part = 2, float(16 * (comm.rank + 1))
     x = [np.zeros(length) for length in lengths]
     everyone = sum(16.0 * (rank + 1) for rank in range(comm.size))
@@ -540,11 +540,12 @@ def test_the_part_of_a_rank_that_computes_expires_and_comes_back(comm, lengths):
         if comm.rank == 0:
             compute_until(comm, False)
         else:
-            for _ in range(8 * 4 * period):
-                average(x)
             others = (everyone - 16) / comm.size
-            for array in x[1:]:
-                np.testing.assert_allclose(array, others, rtol=1e-9)
+            deadline = time.monotonic() + 60  # rank 0's engine may sleep for a while
+            while not all(np.allclose(array, others, rtol=1e-9) for array in x[1:]):
+                assert time.monotonic() < deadline, (x[1][0], others)
+                time.sleep(0.001)
+                average(x)
             compute_until(comm, True)
         average(x)
         mean = [array.copy() for array in x]

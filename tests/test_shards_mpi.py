@@ -340,6 +340,16 @@ def test_ranks_with_other_state_are_told(comm):
 
 
 @pytest.mark.ranks(3)
+@before_transports
+def test_an_optimizer_that_computes_several_gradients_in_a_step_is_refused(comm):
+    model = make_model()
+    local = torch.optim.LBFGS(model.parameters())
+    for options in (SHARDS, {"correction": "control-variates"}):
+        with pytest.raises(TypeError, match=r"correction: LBFGS evaluates a closure|LBFGS keeps"):
+            LocalSGD(local, model, comm=comm, **options)
+
+
+@pytest.mark.ranks(3)
 @pytest.mark.transports("shared")
 def test_a_weight_is_refused_with_a_correction(comm):
     _, optimizer = wrap("local", comm)

@@ -11,6 +11,7 @@ from collectives.settings import is_integer
 from wagma.optim.control_variates import ControlVariates
 from wagma.optim.extras import Extra
 from wagma.optim.flat import FlatModel
+from wagma.optim.gradients import needs_closure
 from wagma.optim.local_state import LocalState, StateLayout
 
 CONTROL_VARIATES = "control-variates"
@@ -55,9 +56,15 @@ class Shards:
         """Look at the local optimizer; return what must not differ between ranks.
 
         Raises:
-            TypeError: its state is to be averaged, and cannot be.
+            TypeError: its state is to be averaged, and cannot be; or its gradients are to be
+                corrected, and a step computes several.
         """
         self._optimizer = optimizer
+        if self.correction is not None and needs_closure(optimizer):
+            raise TypeError(
+                f"correction: {type(optimizer).__name__} evaluates a closure several times in a "
+                "step, and a control variate is the mean of one gradient in each"
+            )
         if not self.average_state:
             return {}
         self._layout = StateLayout(optimizer)
