@@ -192,6 +192,18 @@ def figure(name, value, bound):
     return {"figure": name, "value": value, "bound": bound, "holds": bool(value <= bound)}
 
 
+def markdown(corner, columns, rows):
+    """Return a table of Markdown.
+
+    Args:
+        corner, columns: its headings.
+        rows: {heading: list of its cells, as text}.
+    """
+    lines = [f"| {corner} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join(lines)
+
+
 def in_words(size):
     """Return a number of bytes, a power of two, in words."""
     return f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"

@@ -289,28 +289,43 @@ def taken_by(comm, device, array, way):
     return {place: None if left is None else before[place] - left for place, left in after.items()}
 
 
-def step(comm, device, arguments):
-    """Measure an optimizer's step, with the gradients computed before."""
+def torch_place(comm, arguments):
+    """Return this rank's device of torch; the CPU if there is none."""
     if arguments.torch_device:
         __import__(arguments.torch_device).load()
+    from wagma import devices
+
+    return devices.choose("auto", comm)
+
+
+def large_model(place, arguments):
+    """Return a model like ResNet-50, with gradients, and its number of parameters."""
     import torch
-    from torch import distributed
 
-    from wagma import devices, references
-    from wagma.optim import WAGMA
-
-    place = devices.choose("auto", comm)
-    if place.type == "cpu":
-        return {"not measured": devices.why_none()}, {}
     # About as many tensors, of which as many are large.
     sizes = [arguments.parameters // 54] * 54 + [256] * 107
     values = [torch.zeros(size, device=place) for size in sizes]
     model = torch.nn.ParameterList(torch.nn.Parameter(value) for value in values)
     for value in model:
         value.grad = torch.ones_like(value)
+    return model, sum(sizes)
+
+
+def step(comm, device, arguments):
+    """Measure an optimizer's step, with the gradients computed before."""
+    place = torch_place(comm, arguments)
+    import torch
+    from torch import distributed
+
+    from wagma import devices, references
+    from wagma.optim import WAGMA
+
+    if place.type == "cpu":
+        return {"not measured": devices.why_none()}, {}
+    model, count = large_model(place, arguments)
     local = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=False)
-    flat = torch.zeros(sum(sizes), device=place)
-    host = torch.zeros(sum(sizes))
+    flat = torch.zeros(count, device=place)
+    host = torch.zeros(count)
     references.start_group(comm, "gloo")
 
     def by_gloo():
@@ -337,7 +352,7 @@ def step(comm, device, arguments):
         times |= take_turns(comm, ours, arguments.rounds, arguments.seconds / 2)
         waits = synchronizing(optimizer.step)
     distributed.destroy_process_group()
-    results = {"parameters": sum(sizes), "seconds": medians_of(times)}
+    results = {"parameters": count, "seconds": medians_of(times)}
     return {**results, "operations of a step that wait for the device": waits}, {}
 
 

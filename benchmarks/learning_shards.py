@@ -23,7 +23,7 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 
 import torch
-from common import former, parser, report
+from common import former, markdown, parser, report
 from learning import Run, train_all
 from scipy import stats
 from torch import nn
@@ -239,15 +239,17 @@ def tables(part, rows):
 def table(rows, corner=""):
     """Return a table, with p where a row is compared."""
     columns = list(next(iter(rows.values())))
-    lines = [f"| {corner} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    for name, row in rows.items():
-        cells = []
-        for column in columns:
-            cell = row[column]
-            p = f", p {cell['p']:.1g}" if "p" in cell else ""
-            cells.append(f"{cell['mean']:.1f} ± {cell['deviation']:.1f}{p}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return markdown(
+        corner,
+        columns,
+        {name: [cell_of(row[each]) for each in columns] for name, row in rows.items()},
+    )
+
+
+def cell_of(cell):
+    """Return "97.7 ± 0.9", with p if that is known."""
+    p = f", p {cell['p']:.1g}" if "p" in cell else ""
+    return f"{cell['mean']:.1f} ± {cell['deviation']:.1f}{p}"
 
 
 FUNCTIONS = {

@@ -13,7 +13,7 @@ import os
 import statistics
 from pathlib import Path
 
-from common import parser, report
+from common import markdown, parser, report
 from learning import Run, train_all
 from learning_shards import BOTH, GROUPS, JITTER, SLOW, STEP
 
@@ -48,11 +48,14 @@ def run(case, name, seed, arguments):
 
 def table(rows):
     """Return the table of Markdown."""
-    lines = [f"| | {' | '.join(CASES)} |", "|---" * (1 + len(CASES)) + "|"]
-    for name, row in rows.items():
-        cells = [f"{cell['mean']:.3f} ± {cell['deviation']:.3f}" for cell in row.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return markdown(
+        "",
+        CASES,
+        {
+            name: [f"{cell['mean']:.3f} ± {cell['deviation']:.3f}" for cell in row.values()]
+            for name, row in rows.items()
+        },
+    )
 
 
 def main():

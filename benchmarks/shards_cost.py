@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 import torch
-from common import TRANSPORTS, figure, parser, ratio, report, take_turns
+from common import TRANSPORTS, figure, markdown, parser, ratio, report, take_turns
 from memory import Peak, proportional_set_size
 from mpi4py import MPI
 
@@ -172,23 +172,23 @@ def main():
 
 def table(results):
     """Return the table of Markdown."""
-    lines = [
-        "| | models sent in a step | memory beside the model, in models: common pace | own pace "
-        "| step ÷ neither | ÷ local step and MPI_Allreduce |",
-        "|---" * 6 + "|",
-    ]
+    rows = {}
     for name, found in results.items():
-        most = {
-            pace: max(found[f"memory, {transport}, {pace} pace"] for transport in TRANSPORTS)
+        most = [
+            max(found[f"memory, {transport}, {pace} pace"] for transport in TRANSPORTS)
             for pace in ("common", "own")
-        }
-        ratios = [f"{found[f'step ÷ {other}']['median']:.2f}"
-                  for other in ("neither", "MPI_Allreduce")]  # fmt: skip
-        lines.append(
-            f"| {name} | {found['vectors sent']:.2f} | {most['common']:.1f} | {most['own']:.1f} "
-            f"| {' | '.join(ratios)} |"
-        )
-    return "\n".join(lines)
+        ]
+        ratios = [found[f"step ÷ {other}"]["median"] for other in ("neither", "MPI_Allreduce")]
+        rows[name] = [
+            f"{found['vectors sent']:.2f}",
+            *(f"{value:.1f}" for value in most),
+            *(f"{value:.2f}" for value in ratios),
+        ]
+    columns = (
+        *("models sent in a step", "memory beside the model, in models: common pace", "own pace"),
+        *("step ÷ neither", "÷ local step and MPI_Allreduce"),
+    )
+    return markdown("", columns, rows)
 
 
 if __name__ == "__main__":

@@ -356,6 +356,26 @@ class Point(nn.Module):
         return 0.5 * self.curvature * (self.place - self.optimum).square().sum()
 
 
+def minimize(comm, kind, steps, *, seen=None, momentum=0.0, **options):
+    """Make steps on a simulated rank; return where it ends, once all have.
+
+    Args:
+        seen: list that receives where it is before each step.
+    """
+    model = Point(comm.rank)
+    local = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+    with kind(local, model, comm=comm, **options) as optimizer:
+        for _ in range(steps):
+            if seen is not None:
+                seen.append(model.place.item())
+            comm.ranks.compute(comm.rank)
+            optimizer.zero_grad()
+            model().backward()
+            optimizer.step()
+        with optimizer.averaged():
+            return model.place.item()
+
+
 def descend(kind, steps, slow=1.0, momentum=0.0, **options):
     """Minimize on four simulated ranks, rank 3 slower than the others; return where each ends.
 
@@ -363,22 +383,12 @@ def descend(kind, steps, slow=1.0, momentum=0.0, **options):
     """
     made = [steps if rank < 3 else int(steps / slow) for rank in range(4)]
 
-    def live(comm):
-        model = Point(comm.rank)
-        local = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
-        with kind(local, model, comm=comm, **options) as optimizer:
-            for _ in range(made[comm.rank]):
-                comm.ranks.compute(comm.rank)
-                optimizer.zero_grad()
-                model().backward()
-                optimizer.step()
-            with optimizer.averaged():
-                return model.place.item()
-
     times = np.random.default_rng(1).uniform(0.8, 1.2, (steps + 1, 4))
     for rank, count in enumerate(made):
         times[:, rank] *= steps / times[:count, rank].sum()
-    return Ranks(Job(MACHINES["hdr"], times)).run(live)
+    return Ranks(Job(MACHINES["hdr"], times)).run(
+        lambda comm: minimize(comm, kind, made[comm.rank], momentum=momentum, **options)
+    )
 
 
 def test_local_sgd_ends_at_a_biased_point_and_corrected_at_the_optimum():
@@ -439,23 +449,13 @@ def test_what_a_stopped_rank_has_put_in_expires_until_it_returns():
     times = np.random.default_rng(2).uniform(0.8, 1.2, (steps, 4))
     times[stop, 3] = 1500.0  # its gradient there pulls elsewhere
     rest = float((CURVATURES * OPTIMA)[:3].sum() / CURVATURES[:3].sum())
-    seen = {}
+    options = {"group_size": 2, "sync_period": PERIOD, "pace": "own"}
+    seen = []
 
     def live(comm):
-        model = Point(comm.rank)
-        local = torch.optim.SGD(model.parameters(), lr=RATE)
-        options = {"group_size": 2, "sync_period": PERIOD, "pace": "own"}
-        with WAGMA(local, model, comm=comm, correction="control-variates", **options) as optimizer:
-            for step in range(steps if comm.rank < 3 else steps - 1500):
-                if comm.rank == 0 and step == 1400:
-                    seen["meanwhile"] = model.place.item()
-                comm.ranks.compute(comm.rank)
-                optimizer.zero_grad()
-                model().backward()
-                optimizer.step()
-            with optimizer.averaged():
-                return model.place.item()
+        count, places = (steps, seen) if comm.rank == 0 else (steps - 1500 * (comm.rank == 3), None)
+        return minimize(comm, WAGMA, count, seen=places, correction="control-variates", **options)
 
     ends = Ranks(Job(MACHINES["hdr"], times)).run(live)
-    assert seen["meanwhile"] == pytest.approx(rest, abs=1e-6)
+    assert seen[1400] == pytest.approx(rest, abs=1e-6)
     assert ends == pytest.approx([OPTIMUM] * 4, abs=1e-6)

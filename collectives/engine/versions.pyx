@@ -284,8 +284,10 @@ cdef class GroupVersions(NativeCollective):
             self.version_steps.hold(JOINING if what == JOIN else PUBLISHING)
         elif what == FETCH:
             self.version_steps.hold(FETCHING)
-        elif what == REBASE or what == LEASE:
-            self.version_steps.hold(REBASING if what == REBASE else LEASING)
+        elif what == REBASE:
+            self.version_steps.hold(REBASING)
+        elif what == LEASE:
+            self.version_steps.hold(LEASING)
         elif what == CALL and not self.versions.is_synchronous():
             self.version_steps.call()
         else:

@@ -93,9 +93,6 @@ class ADPSGD(PeerAveraging):
             )
         return {**self._shards.settings, "correction_period": int(correction_period)}
 
-    def _look_at(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return self._shards.look_at(optimizer)
-
     def _make_extras(self, *, correction_period: int, **settings: Any) -> list[Extra]:
         self._correction_period = int(correction_period)
         return self._shards.make(self.flat, self._correction_period, replaced=False)

@@ -21,6 +21,7 @@ from collectives.settings import checked_weight, difference, limits, unknown_opt
 from wagma.optim.extras import Extra
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
+from wagma.optim.shards import Shards
 from wagma.optim.vectors import DeviceVector
 from wagma.optim.wrapper import Wrapper
 
@@ -107,6 +108,8 @@ class Averaging(Wrapper):
     _simulated_vectors = 3
     # The options that the constructor takes.
     _options: type[collectives.CollectiveOptions] = collectives.GroupOptions
+    # What is averaged in addition to the model; `_check_settings` sets another choice.
+    _shards = Shards(False, None)
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class Averaging(Wrapper):
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         device = next(t.value.device.type for t in tensors if t.value.is_floating_point())
         try:
-            known = self._look_at(optimizer)
+            known = self._shards.look_at(optimizer)
         except TypeError as problem:
             known, error = {}, problem
         raise_collectively(comm, error)
@@ -188,14 +191,6 @@ class Averaging(Wrapper):
         Raises:
             TypeError, ValueError: a setting is invalid on this rank, or the method does not support
                 the optimizer.
-        """
-        return {}
-
-    def _look_at(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return what must not differ between ranks of a local optimizer, which is usable.
-
-        Raises:
-            TypeError: the method does not support it after all.
         """
         return {}
 

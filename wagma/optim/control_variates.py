@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from wagma.optim.extras import Extra
-from wagma.optim.flat import FlatModel
+from wagma.optim.flat import FlatModel, dense_gradient
 from wagma.optim.vectors import new_vector
 
 # Optimizers whose only use of the gradient besides second moments is m = β₁ m + (1 − β₁) g.
@@ -121,10 +121,11 @@ class ControlVariates(Extra):
         """
         self._end_period(taken=True)  # if an exception has interrupted the call
         self._before = None
-        parameters = [p for p in self.mean.parts if p.grad is not None]
+        found = [(tensor.value, dense_gradient(tensor)) for tensor in self.flat.parameters]
+        parameters = [parameter for parameter, gradient in found if gradient is not None]
+        gradients = [gradient for _, gradient in found if gradient is not None]
         if not parameters:
             return
-        gradients = [dense_gradient(self.flat, parameter) for parameter in parameters]
         torch._foreach_add_([self._sum.parts[p] for p in parameters], gradients)
         self._count += 1
         if self._by_moments:
@@ -247,16 +248,3 @@ class ControlVariates(Extra):
         empty = Variate([], {})
         self.mean = self.own = self._sum = empty
         self.memory = []
-
-
-def dense_gradient(flat: FlatModel, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a parameter's gradient; raise TypeError if it is sparse."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.layout is torch.strided:
-        return gradient
-    tensor = next(each for each in flat.parameters if each.value is parameter)
-    raise TypeError(
-        f"{tensor.kind} {tensor.name!r} has a gradient that is {gradient.layout}: only dense ones "
-        "can be averaged"
-    )

@@ -434,6 +434,17 @@ def flatten(values: list[torch.Tensor]) -> torch.Tensor:
     return vector
 
 
+def dense_gradient(tensor: Tensor) -> torch.Tensor | None:
+    """Return a parameter's gradient, None if it has none; raise TypeError if it is sparse."""
+    gradient = tensor.value.grad
+    if gradient is None or gradient.layout is torch.strided:
+        return gradient
+    raise TypeError(
+        f"{tensor.kind} {tensor.name!r} has a gradient that is {gradient.layout}: only dense ones "
+        "can be averaged"
+    )
+
+
 def is_averaged(tensor: Tensor) -> bool:
     """Return whether a tensor is averaged: see `FlatModel`."""
     value = tensor.value.detach()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +10,9 @@ import numpy as np
 import torch
 
 from wagma.optim.averaging import Averaging
-from wagma.optim.flat import FlatModel
+from wagma.optim.flat import FlatModel, dense_gradient
 from wagma.optim.vectors import DeviceVector, for_collective, new_vector
+from wagma.optim.wrapper import needs_closure
 
 
 class FlatGradients:
@@ -53,16 +53,11 @@ class FlatGradients:
             TypeError: one of them is sparse.
         """
         for tensor, view in self._parameters:
-            gradient = tensor.value.grad
+            gradient = dense_gradient(tensor)
             if gradient is None:
                 view.zero_()
-            elif gradient.layout is torch.strided:
-                view.copy_(gradient)
             else:
-                raise TypeError(
-                    f"{tensor.kind} {tensor.name!r} has a gradient that is {gradient.layout}: "
-                    "only dense ones can be averaged"
-                )
+                view.copy_(gradient)
         self.own = [tensor.value.grad is not None for tensor, _ in self._parameters]
         if self.own != self._flags_of:  # rarely: a copy from the host may wait for the device
             self._flags_of = self.own
@@ -118,12 +113,6 @@ class FlatGradients:
                 value.grad = view.clone()
             else:
                 value.grad.copy_(view)
-
-
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer's step requires a closure, as LBFGS's does."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 class GradientAveraging(Averaging):

@@ -111,9 +111,6 @@ class LocalSGD(Averaging):
         self._shards.check_weights(weights)
         return {"trigger": trigger, **self._shards.settings}
 
-    def _look_at(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return self._shards.look_at(optimizer)
-
     def _make_extras(self, *, sync_period: int, **settings: Any) -> list[Extra]:
         return self._shards.make(self.flat, sync_period, replaced=True)
 

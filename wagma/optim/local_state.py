@@ -16,8 +16,8 @@ import torch
 
 from wagma.optim.extras import Extra
 from wagma.optim.flat import DTYPES, FlatModel, numbered, place
-from wagma.optim.gradients import needs_closure
 from wagma.optim.vectors import new_vector, with_storage
+from wagma.optim.wrapper import needs_closure
 
 # Sizes of the parameters that an optimizer is tried with: none is like another.
 SIZES = (2, 3, 5, 7, 11, 13, 17, 19)

@@ -79,3 +79,4 @@ class Overlap:
             vector.copy_(average)
         for value, change in changes:
             value.add_(change.nan_to_num(0, 0, 0))
+        self._flat.mark_changed()

@@ -11,8 +11,8 @@ from collectives.settings import is_integer
 from wagma.optim.control_variates import ControlVariates
 from wagma.optim.extras import Extra
 from wagma.optim.flat import FlatModel
-from wagma.optim.gradients import needs_closure
 from wagma.optim.local_state import LocalState, StateLayout
+from wagma.optim.wrapper import needs_closure
 
 CONTROL_VARIATES = "control-variates"
 ALL_RANKS = "all-ranks"

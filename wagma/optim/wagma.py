@@ -169,9 +169,6 @@ class WAGMA(Averaging):
             raise ValueError(f"correction={correction!r} needs late='conserving'")
         return {"overlap": overlap, **self._shards.settings}
 
-    def _look_at(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return self._shards.look_at(optimizer)
-
     def _make_extras(self, *, sync_period: int, wait: str, **settings: Any) -> list[Extra]:
         return self._shards.make(self.flat, sync_period, replaced=wait == "group")
 
@@ -383,9 +380,11 @@ class WAGMA(Averaging):
         self._take()
 
     def _take(self) -> None:
+        """Put the outstanding average into the model, and go on from it."""
         self._note(self._overlap.take())
         self._end_call()
-        self._changed()
+        self._extras_changed()
+        self._renew_lease()
 
     def _set_aside(self) -> Any:
         call = self._overlap and self._overlap.call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -136,3 +137,9 @@ def unscale(param_groups: list[dict[str, Any]], scale: float) -> None:
                     if parameter.grad.dtype is torch.float16:
                         raise ValueError("Attempting to unscale FP16 gradients.")
                     parameter.grad.mul_(1 / scale)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer's step requires a closure, as LBFGS's does."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

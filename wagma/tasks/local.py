@@ -65,7 +65,7 @@ def make(settings: argparse.Namespace, task: Task, model: torch.nn.Module) -> to
     import torch  # not at the top: --help does not need it
     from torch.nn.utils import clip_grad_norm_
 
-    from wagma.optim.gradients import needs_closure
+    from wagma.optim.wrapper import needs_closure
 
     parameters = list(model.parameters())
     if task.optimizer is not None:
