@@ -164,7 +164,7 @@ class Collective(Described):
             "like": [like] if single else list(like),
             "single": single,
             "identity": self._identity,
-            "oversubscribed": node.oversubscribed,
+            "cores_per_rank": node.cores_per_rank,
             "stall": given["stall"],
             "abort": given["abort"],
             "make_space": self._copies.make_space if direct else None,

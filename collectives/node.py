@@ -20,7 +20,7 @@ class Node:
 
     Attributes:
         ranks: their numbers in the communicator given, sorted.
-        oversubscribed: whether they and their progress threads outnumber the cores they may use.
+        cores_per_rank: how many cores they may use, for each of them.
         elsewhere: a text that says which ranks are on one node; None if all are on one.
     """
 
@@ -30,7 +30,7 @@ class Node:
         self._comm = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         self.ranks = self._comm.allgather(comm.rank)
         cores = len(set().union(*self._comm.allgather(os.sched_getaffinity(0))))
-        self.oversubscribed = 2 * len(self.ranks) > cores
+        self.cores_per_rank = cores / len(self.ranks)
         self.elsewhere = None
         if len(self.ranks) < comm.size:
             here = name_ranks(self.ranks)

@@ -211,9 +211,13 @@ def test_vectors_have_the_same_mean(built, dtype, me, shares):
     vectors = [numbers(dtype, seed) for seed in range(4)]
     size, shares = len(vectors[0]), np.array(shares)
     pointers = np.array([vector.ctypes.data for vector in vectors])
-    theirs = np.zeros_like(vectors[0])
+    outs = [np.zeros_like(vectors[0]) for _ in range(3)]
+    theirs = outs[0]
+    to = np.array([out.ctypes.data for out in outs])
     mean = passes_of(passes, dtype).mean
-    host(mean, None, theirs, pointers, shares, 4, ctypes.c_ssize_t(size))
+    for takers in (1, 2, 3):
+        host(mean, None, to, takers, pointers, shares, 4, ctypes.c_ssize_t(size))
+        assert all(same(out, theirs) for out in outs[:takers])
     used = np.flatnonzero(shares)
     members = Members(tuple(pointers[used].tolist()), tuple(shares[used]), len(used))
     launch(kernels, f"mean_{dtype}", vectors[me], members, many(size))

@@ -67,7 +67,7 @@ cdef class Driver(Served):
         control, data: communicators that only this collective uses; see `tags.pxd`.
         like: list of arrays with the dtypes and lengths of those averaged; `single`: whether users
             pass one array rather than a list.
-        oversubscribed: whether ranks and their progress threads outnumber the cores.
+        cores_per_rank: cores that the ranks of this node may use, for each of them.
         identity, stall, abort: see `StallReporter`.
         make_space: see `Layout`.
         by_messages: see `Exchange`.
@@ -75,7 +75,7 @@ cdef class Driver(Served):
     """
 
     def __init__(self, Comm control, Comm data, like, *, identity, bint single,
-                 bint oversubscribed, double stall, double abort, wire_dtype=None,
+                 double cores_per_rank, double stall, double abort, wire_dtype=None,
                  make_space=None, bint by_messages=True, bint sharing=False):
         self.pid = getpid()
         self.rank, self.size = control.Get_rank(), control.Get_size()
@@ -88,7 +88,7 @@ cdef class Driver(Served):
         self.vectors = HostVectors(self.layout)
         self.vectors.allocate(SCRATCH, 1)
         self.node = NodeMemory(self.rank, self.size, sharing)
-        self.waiter = Waiter(oversubscribed, self.layout.size >= LONG)
+        self.waiter = Waiter(cores_per_rank, self.layout.size >= LONG)
         self.stalls = StallReporter(
             control, Inquiry(data), identity=identity, stall=stall, abort=abort)
         self.stalls.caller = PyThread_get_thread_ident()  # until another thread calls
@@ -225,6 +225,13 @@ cdef class Driver(Served):
         pthread_mutex_unlock(&mpi_mutex)
         if self.tree.error != 0:
             self.error = self.tree.error
+
+    cdef bint is_in_memory(self) noexcept nogil:
+        return self.steps.begun and self.exchange.is_in_memory()
+
+    cdef void progress_in_memory(self) noexcept nogil:
+        self.layout.space.attach()
+        self.advance()
 
     cdef long long progressed(self) noexcept nogil:
         return self.reduction.progress_count

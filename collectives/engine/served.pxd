@@ -27,6 +27,8 @@ cdef class Served:
     cdef bint no_progress_thread
 
     cdef bint progress(self) noexcept nogil
+    cdef bint is_in_memory(self) noexcept nogil
+    cdef void progress_in_memory(self) noexcept nogil
     cdef long long progressed(self) noexcept nogil
     cdef long long busy_ns(self) noexcept nogil
     cdef bint reached(self, int goal) noexcept nogil

@@ -15,6 +15,13 @@ cdef class Served:
         """Advance as far as possible without waiting; return whether work is in flight."""
         return False
 
+    cdef bint is_in_memory(self) noexcept nogil:
+        """Return whether what is waited for happens in memory that ranks share."""
+        return False
+
+    cdef void progress_in_memory(self) noexcept nogil:
+        """Advance without a look at messages."""
+
     cdef long long progressed(self) noexcept nogil:
         """Return a count that grows with any progress."""
         return 0

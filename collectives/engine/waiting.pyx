@@ -12,31 +12,44 @@ from collectives.memory.handover cimport Handover
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
+cdef extern from "_pause.h" nogil:
+    void pause_briefly()
+
 cdef enum:
     SPIN_BEFORE_SLEEP = 500000
     LONGEST_WAIT = 500000
+    # Looks at shared memory after progress, before the core is left to others: about as long as a
+    # present rank takes to answer, and too short to delay a progress thread that needs the core.
+    SPINS = 200
+    # Polls in shared memory for one that looks at messages too, which cost more and come rarely.
+    POLLS_TO_MESSAGES = 4
 
 
 cdef class Waiter:
     """How the callers of a collective wait for their goals.
 
     Args:
-        oversubscribed: whether ranks and their progress threads outnumber the cores.
+        cores_per_rank: cores that the ranks of this node may use, for each of them.
         long_vectors: whether averages take so long that a caller then yields often.
     """
 
-    def __init__(self, bint oversubscribed, bint long_vectors):
-        self.oversubscribed = oversubscribed
-        self.yields_often = oversubscribed and long_vectors
+    def __init__(self, double cores_per_rank, bint long_vectors):
+        # Progress threads sleep while their rank's caller waits.
+        self.spins = cores_per_rank >= 1
+        self.oversubscribed = cores_per_rank < 2
+        self.yields_often = self.oversubscribed and long_vectors
 
     cdef int wait(self, Served collective, int goal) except -1 nogil:
         """Drive the collective until the goal is reached; the lock is held on entry and exit.
 
-        Between polls it yields if ranks outnumber cores, and sleeps longer the longer it has
-        waited. About ten times a second it looks for signals, stalls and failed devices.
+        In shared memory it spins briefly after any progress, if callers have a core each. Between
+        polls it yields if ranks and progress threads outnumber cores, and sleeps longer the longer
+        it has waited. About ten times a second it looks for signals, stalls and failed devices.
         """
         cdef Waiting waiting
         cdef long long progress_count, busy
+        cdef int polls = 0
+        cdef bint spins = self.spins
         if collective.reached(goal):
             return 0
         collective.progress()
@@ -57,8 +70,15 @@ cdef class Waiter:
                 if collective.is_in_vain(goal):
                     give_up(collective, goal)
                 progress_count = collective.progressed()
+                if spins and self._spin(collective, goal):
+                    break
                 self._pause(collective, &waiting)
-                collective.progress()
+                polls += 1
+                if polls % POLLS_TO_MESSAGES and collective.is_in_memory():
+                    collective.progress_in_memory()
+                else:
+                    collective.progress()
+                spins = self.spins and collective.progressed() != progress_count
                 if collective.progressed() != progress_count:
                     waiting.progressed = now()
         finally:
@@ -77,6 +97,22 @@ cdef class Waiter:
         finally:
             pthread_mutex_unlock(&collective.lock)
         return 0
+
+    cdef bint _spin(self, Served collective, int goal) noexcept nogil:
+        """Advance in shared memory as long as others are about to; return whether that suffices.
+        """
+        cdef long long progress_count = collective.progressed()
+        cdef int i = 0
+        while i < SPINS and collective.is_in_memory():
+            pause_briefly()
+            collective.progress_in_memory()
+            if collective.reached(goal):
+                return True
+            i += 1
+            if collective.progressed() != progress_count:
+                progress_count = collective.progressed()
+                i = 0
+        return False
 
     cdef int _pause(self, Served collective, Waiting *waiting) except -1 nogil:
         """Let other threads and ranks run between two polls of a waiting caller."""

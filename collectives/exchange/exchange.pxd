@@ -20,6 +20,7 @@ cdef class Exchange:
         self, long long number, bint together, const int *members, int size,
         char **user, bint lent, bint ringed) noexcept nogil
     cdef void resume_in_memory(self) noexcept nogil
+    cdef bint is_in_memory(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
     cdef void adopt(self, char **kept) noexcept nogil
     cdef void divert(self) noexcept nogil

@@ -76,6 +76,10 @@ cdef class Exchange:
         self.running = <void *>self.shared
         self.reduction.lent = False
 
+    cdef bint is_in_memory(self) noexcept nogil:
+        """Return whether the pending exchange is in shared memory."""
+        return self.running != <void *>self.messages
+
     # What a pending exchange does: see `Transport`
 
     cdef bint progress(self) noexcept nogil:

@@ -21,6 +21,11 @@ cdef enum:
     PAUSE = 50
 
 
+cdef inline Py_ssize_t size_of(char code) noexcept nogil:
+    """Return the bytes of a number, given the code of its dtype."""
+    return 8 if code == c"d" else 4 if code == c"f" else 2
+
+
 cdef class DeviceSpace(Space):
     """The memory of a device; pointers are addresses in it, except those of flags.
 
@@ -109,14 +114,16 @@ cdef class DeviceSpace(Space):
                 self.queue.stream))
 
     cdef void mean(
-        self, int i, char *to, const char **vectors, const double *shares, int size,
+        self, int i, char **to, int takers, const char **vectors, const double *shares, int size,
         Py_ssize_t count
     ) noexcept nogil:
         """See `Space`; an error if more than MOST_MEMBERS vectors have nonzero shares."""
-        cdef int mode
+        cdef int mode, k
         if self.queue.enter(&mode):
             self.queue.leave(mode, b"cuLaunchKernel", self.queue.kernels.mean(
-                self.dtypes[i], <Address>to, vectors, shares, size, count, self.queue.stream))
+                self.dtypes[i], <Address>to[0], vectors, shares, size, count, self.queue.stream))
+        for k in range(1, takers):
+            self.copy(to[k], to[0], count * size_of(self.dtypes[i]))
 
     cdef void add_change(
         self, int i, char *to, const char *snapshot, const char *x, const char *returned,

@@ -17,7 +17,7 @@
 typedef struct {
     int itemsize;
     void (*combine)(void *, const void *, double, const void *, double, ptrdiff_t);
-    void (*mean)(void *, const char *const *, const double *, int, ptrdiff_t);
+    void (*mean)(char *const *, int, const char *const *, const double *, int, ptrdiff_t);
     void (*add_change)(void *, const void *, const void *, const void *, ptrdiff_t);
     int (*all_finite)(const void *, ptrdiff_t);
     int (*finite_change)(const void *, const void *, const void *, ptrdiff_t);
@@ -32,8 +32,22 @@ typedef struct {
 /* Elements averaged at a time: their sums stay in the first-level cache. */
 #define CHUNK 1024
 
+/* A loop over m elements each of which is read before it is written: where a vector is both read and
+   written, the compiler need not fear that they overlap otherwise. */
+#define EACH _Pragma("GCC ivdep") for (ptrdiff_t i = 0; i < m; i++)
+
+/* Write a value to one or two vectors in the same pass. */
+#define WRITE(type, value)                                                                        \
+    {                                                                                             \
+        if (other)                                                                                \
+            EACH o[i] = other[i] = store_##type(value);                                           \
+        else                                                                                      \
+            EACH o[i] = store_##type(value);                                                      \
+    }
+
 /* combine: out = share_a · a + share_b · b, the same for (a, b) as for (b, a).
-   mean: out = Σ share_j · vector_j, in the order of j, skipping those with share 0; out may be one.
+   mean: out = Σ share_j · vector_j, in the order of j, skipping those with share 0, for each out of
+   `outs`, of which each may be one of the vectors.
    add_change: out = snapshot + (x − returned).
    all_finite, finite_change: return whether x, or the result of add_change, is finite; value −
    value is 0 unless it is infinite or NaN, and a reduction of integers vectorizes where one of
@@ -50,30 +64,42 @@ KERNEL void combine_##type(void *out, const void *a, double share_a, const void 
         o[i] = store_##type(s * load_##type(p[i]) + t * load_##type(q[i]));                       \
 }                                                                                                 \
                                                                                                   \
-KERNEL void mean_##type(void *out, const char *const *vectors, const double *shares,              \
-                        int count, ptrdiff_t n)                                                   \
+KERNEL void mean_##type(char *const *outs, int takers, const char *const *vectors,                \
+                        const double *shares, int count, ptrdiff_t n)                             \
 {                                                                                                 \
-    type *o = out;                                                                                \
-    real sums[CHUNK];                                                                             \
+    real sums[CHUNK], s = 0;                                                                      \
+    int contributors = 0;                                                                         \
+    for (int j = 0; j < count; j++)                                                               \
+        contributors += shares[j] != 0;                                                           \
     for (ptrdiff_t begin = 0; begin < n; begin += CHUNK) {                                        \
         ptrdiff_t m = n - begin < CHUNK ? n - begin : CHUNK;                                      \
-        int used = 0;                                                                             \
+        type *o = (type *)outs[0] + begin;                                                        \
+        type *other = takers > 1 ? (type *)outs[1] + begin : NULL;                                \
+        const type *p = NULL;                                                                     \
+        int added = 0;                                                                            \
         for (int j = 0; j < count; j++) {                                                         \
-            const type *p = (const type *)vectors[j] + begin;                                     \
-            real s = (real)shares[j];                                                             \
+            const type *q = (const type *)vectors[j] + begin;                                     \
+            real t = (real)shares[j];                                                             \
             if (shares[j] == 0)                                                                   \
                 continue;                                                                         \
-            if (used++)                                                                           \
-                for (ptrdiff_t i = 0; i < m; i++)                                                 \
-                    sums[i] += s * load_##type(p[i]);                                             \
+            added++;                                                                              \
+            if (contributors == 1)                                                                \
+                WRITE(type, t * load_##type(q[i]))                                                \
+            else if (added == 1)                                                                  \
+                p = q, s = t;                                                                     \
+            else if (contributors == 2)                                                           \
+                WRITE(type, s * load_##type(p[i]) + t * load_##type(q[i]))                        \
+            else if (added == 2)                                                                  \
+                EACH sums[i] = s * load_##type(p[i]) + t * load_##type(q[i]);                     \
+            else if (added < contributors)                                                        \
+                EACH sums[i] += t * load_##type(q[i]);                                            \
             else                                                                                  \
-                for (ptrdiff_t i = 0; i < m; i++)                                                 \
-                    sums[i] = s * load_##type(p[i]);                                              \
+                WRITE(type, sums[i] + t * load_##type(q[i]))                                      \
         }                                                                                         \
-        for (ptrdiff_t i = 0; i < m && !used; i++)                                                \
-            sums[i] = 0;                                                                          \
-        for (ptrdiff_t i = 0; i < m; i++)                                                         \
-            o[begin + i] = store_##type(sums[i]);                                                 \
+        if (contributors == 0)                                                                    \
+            WRITE(type, 0)                                                                        \
+        for (int k = 2; k < takers; k++)                                                          \
+            memcpy((type *)outs[k] + begin, o, m * sizeof(type));                                 \
     }                                                                                             \
 }                                                                                                 \
                                                                                                   \

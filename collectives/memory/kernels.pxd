@@ -6,7 +6,8 @@ cdef extern from "kernels.h" nogil:
         void (*combine)(
             void *, const void *, double, const void *, double, Py_ssize_t) noexcept nogil
         void (*mean)(
-            void *, const char *const *, const double *, int, Py_ssize_t) noexcept nogil
+            char *const *, int, const char *const *, const double *, int, Py_ssize_t
+        ) noexcept nogil
         void (*add_change)(
             void *, const void *, const void *, const void *, Py_ssize_t) noexcept nogil
         bint (*all_finite)(const void *, Py_ssize_t) noexcept nogil

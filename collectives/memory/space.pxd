@@ -25,7 +25,7 @@ cdef class Space:
         self, int i, char *to, const char *a, double share_a, const char *b, double share_b,
         Py_ssize_t count) noexcept nogil
     cdef void mean(
-        self, int i, char *to, const char **vectors, const double *shares, int size,
+        self, int i, char **to, int takers, const char **vectors, const double *shares, int size,
         Py_ssize_t count) noexcept nogil
     cdef void add_change(
         self, int i, char *to, const char *snapshot, const char *x, const char *returned,

@@ -74,10 +74,10 @@ cdef class Space:
         """to = share_a · a + share_b · b; `to` may be one of them."""
 
     cdef void mean(
-        self, int i, char *to, const char **vectors, const double *shares, int size,
+        self, int i, char **to, int takers, const char **vectors, const double *shares, int size,
         Py_ssize_t count
     ) noexcept nogil:
-        """to = Σ shares · vectors; a vector with share 0 is not read, and `to` may be one."""
+        """Each of `to` = Σ shares · vectors; each may be one, and share 0 is not read."""
 
     cdef void add_change(
         self, int i, char *to, const char *snapshot, const char *x, const char *returned,
@@ -158,10 +158,10 @@ cdef class HostSpace(Space):
         self.kernels[i].combine(to, a, share_a, b, share_b, count)
 
     cdef void mean(
-        self, int i, char *to, const char **vectors, const double *shares, int size,
+        self, int i, char **to, int takers, const char **vectors, const double *shares, int size,
         Py_ssize_t count
     ) noexcept nogil:
-        self.kernels[i].mean(to, vectors, shares, size, count)
+        self.kernels[i].mean(to, takers, vectors, shares, size, count)
 
     cdef void add_change(
         self, int i, char *to, const char *snapshot, const char *x, const char *returned,

@@ -98,7 +98,7 @@ class Node:
         comm: the rank's communicator.
     """
 
-    oversubscribed = False
+    cores_per_rank = 2.0
 
     def __init__(self, comm: Communicator) -> None:
         node_of = comm.ranks.job.machine.for_job(comm.size).node_of(comm.size)

@@ -117,6 +117,7 @@ cdef class Average:
     cdef void _slice_part(self, int i, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
         cdef Py_ssize_t begin = first * self.layout.itemsize[i]
         cdef bint coded = self.compressed and self.layout.itemsize[i] != self.wire.itemsize[i]
+        cdef char *mean = self.arrays[i] + first * self.wire.itemsize[i]
         cdef int k
         for k in range(self.size):
             self.vectors[k] = self.sources[k][i] + begin
@@ -126,9 +127,7 @@ cdef class Average:
                     self.references[k] + self.layout.begin[i] + begin, count)
             if coded:
                 self.vectors[k] = self.parts + k * self.part_size
-        self.wire.space.mean(
-            i, self.arrays[i] + first * self.wire.itemsize[i], self.vectors, self.shares,
-            self.size, count)
+        self.wire.space.mean(i, &mean, 1, self.vectors, self.shares, self.size, count)
 
     cdef void _double(self) noexcept nogil:
         """Compute the mean as `collectives.protocols.schedule` says: by pairs, then by fours."""

@@ -260,7 +260,7 @@ cdef class Slices:
         cdef Py_ssize_t begin, first, count, offset
         cdef Py_ssize_t mine = self._slice_of(block.number, self.reduction.me, &begin)
         cdef char *own = block.outgoing + (begin - low)
-        cdef char *mean = block.mean + (begin - low)
+        cdef char *mean
         cdef int i, other
         for i in range(self.wire.count):
             count = self.wire.part(i, HEADER + begin, HEADER + begin + mine, &first)
@@ -271,8 +271,9 @@ cdef class Slices:
             for other in range(others):
                 self.vectors[(self.reduction.me + 1 + other) % self.reduction.size] = (
                     block.parts + other * mine + offset)
+            mean = block.mean + (begin - low) + offset
             self.wire.space.mean(
-                i, mean + offset, self.vectors, self.shares, self.reduction.size, count)
+                i, &mean, 1, self.vectors, self.shares, self.reduction.size, count)
         block.stage = AVERAGING
         block.ticket = self.wire.space.begun()
 

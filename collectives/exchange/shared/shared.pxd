@@ -37,6 +37,8 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef char **vectors
     cdef char **sources
     cdef char **targets
+    # Where the mean goes.
+    cdef char **means
 
     cdef bint joins(self, const int *members, int size) noexcept nogil
     cdef void begin(self, long long number, bint together, char **user, int size) noexcept nogil
@@ -48,7 +50,7 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef Py_ssize_t _end_of(self, Py_ssize_t block) noexcept nogil
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
     cdef void _average(
-        self, Py_ssize_t low, Py_ssize_t high, const int *members, int size, int taker
+        self, Py_ssize_t low, Py_ssize_t high, const int *members, int size
     ) noexcept nogil
     cdef void _keep(
         self, Py_ssize_t begin, Py_ssize_t bytes, const int *members, int size

@@ -27,7 +27,7 @@ from collectives.protocols.shared_exchange cimport (
 from collectives.protocols.slicing cimport most_shared_blocks, shared_block
 
 cdef enum:
-    # Elements per pass, so that the next pass finds the result in the first-level cache.
+    # Elements per pass, so that the next pass finds them in the first-level cache.
     CHUNK = 1024
 
 
@@ -48,11 +48,12 @@ cdef class SharedBlocks(SharedExchangePort):
         self.groups = groups
         self.rank = rank
         self.shares = <double *>zeroed(size, sizeof(double))
-        self.vectors = <char **>zeroed(3 * size, sizeof(char *))
+        self.vectors = <char **>zeroed(4 * size, sizeof(char *))
         if self.shares == NULL or self.vectors == NULL:
             raise MemoryError
         self.sources = self.vectors + size
         self.targets = self.vectors + 2 * size
+        self.means = self.vectors + 3 * size
 
     def __dealloc__(self):
         free(self.shares)
@@ -187,27 +188,29 @@ cdef class SharedBlocks(SharedExchangePort):
     ) noexcept nogil:
         cdef long long began = now()
         cdef Py_ssize_t low
-        cdef int k, taker = 0
+        cdef int k
+        cdef bint taken = False
         self._divide(size)
         self.averaged = self._averaged_in(number, together)
         low = HEADER + block * self.block
         for k in range(size):
             self.sources[k] = self._source(members[k], block, self.block)
             self.targets[k] = self._target(members[k], block, self.block)
-        while taker < size and self.targets[taker] == NULL:
-            taker += 1
-        if taker < size:
-            self._average(low, min(low + self.block, self.layout.size), members, size, taker)
+            taken = taken or self.targets[k] != NULL
+        if taken:
+            self._average(low, min(low + self.block, self.layout.size), members, size)
         self.reduction.busy_ns += now() - began
         return self.layout.space.begun()
 
     cdef void _average(
-        self, Py_ssize_t low, Py_ssize_t high, const int *members, int size, int taker
+        self, Py_ssize_t low, Py_ssize_t high, const int *members, int size
     ) noexcept nogil:
-        """Write the mean of these bytes to each target, of which `taker` has the first."""
+        """Write the mean of these bytes to each target."""
         cdef Py_ssize_t itemsize, first, count, n, begin
-        cdef int i, k
-        cdef char *mean
+        cdef int i, k, takers
+        cdef bint saves = False
+        for k in range(size):
+            saves = saves or self.parts[members[k]].saves
         for i in range(self.layout.count):
             count = self.layout.part(i, low, high, &first)
             itemsize = self.layout.itemsize[i]
@@ -216,18 +219,18 @@ cdef class SharedBlocks(SharedExchangePort):
                 self._keep(begin, count * itemsize, members, size)
                 continue
             while count > 0:
-                n = count if self.layout.space.deferred else min(count, CHUNK)
+                n = min(count, CHUNK) if saves and not self.layout.space.deferred else count
+                takers = 0
                 for k in range(size):
                     self.vectors[k] = self.sources[k] + begin
+                    if self.targets[k] != NULL:
+                        self.means[takers] = self.targets[k] + begin
+                        takers += 1
                     if self.parts[members[k]].saves:
                         self.layout.space.copy(
                             self.memory.result(members[k]) + begin, self.vectors[k], n * itemsize)
-                mean = self.targets[taker] + begin
                 self.layout.space.mean(
-                    i, mean, <const char **>self.vectors, self.shares, size, n)
-                for k in range(taker + 1, size):
-                    if self.targets[k] != NULL:
-                        self.layout.space.copy(self.targets[k] + begin, mean, n * itemsize)
+                    i, self.means, takers, <const char **>self.vectors, self.shares, size, n)
                 begin += n * itemsize
                 count -= n
 
