@@ -19,7 +19,7 @@ import random
 import sys
 import types
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -79,6 +79,7 @@ class Invariant(enum.Enum):
     IN_ORDER = "every rank executes all versions that were started, in order"
     EPOCH = "no contribution crosses an operation"
     RESULT = "a call returns the mean of its group, and, late, what the rule makes of it"
+    LEFT_OUT = "of what a version leaves out each member has what it contributed"
     CONSERVED = "the sum of all snapshots and of what is not yet published changes by updates alone"
     COUNTED = "the sum of all counts, and of what is not yet published, is the work of all calls"
     ORDERED = "accesses to memory are ordered by words"
@@ -196,6 +197,8 @@ class Scenario(Grouped):
         stopped: ranks whose applications compute for ever from about a step on.
         still_from: that step.
         delays: a seed for the time that activations take; None: none.
+        periods: of each element, the versions from one that averages it to the next, each a
+            multiple of that before; 0: only averages over all ranks do. Empty: all are 1.
         own_pace: whether ranks make any number of calls: see `protocol_scenarios.Scenario`.
     """
 
@@ -211,14 +214,28 @@ class Scenario(Grouped):
     stopped: tuple = ()
     still_from: int = 0
     delays: int | None = None
+    periods: tuple = ()
     own_pace: bool = False
+
+    def averaged(self, number):
+        """Return how many elements, from the first on, the version of this number averages."""
+        if not self.is_of_all(number):
+            for i, period in enumerate(self.periods):
+                if period == 0 or (number + 1) % period:
+                    return i
+        return self.length
 
 
 class Ghost:
-    """What is to be known of one exchange from outside."""
+    """What is to be known of one exchange from outside.
 
-    def __init__(self, members, length, size):
+    Attributes:
+        averages: how many elements it averages.
+    """
+
+    def __init__(self, members, length, size, averages):
         self.members = members
+        self.averages = averages
         self.begun = {}
         self.weights = {}
         self.means = [None] * length
@@ -231,6 +248,10 @@ class Ghost:
     @property
     def weight(self):
         return sum(self.weights.values())
+
+    def result(self, member):
+        """Return what a member has after it, if it has weight."""
+        return self.means[: self.averages] + self.begun[member][self.averages :]
 
 
 class World:
@@ -330,7 +351,8 @@ class World:
         members = self.ranks[rank].members_of(number)
         key = number, members[0]
         if key not in self.exchanges:
-            self.exchanges[key] = Ghost(members, self.scenario.length, len(members))
+            averages = self.ranks[rank].averages_in(number)
+            self.exchanges[key] = Ghost(members, self.scenario.length, len(members), averages)
         return self.exchanges[key]
 
     def check_part(self, by, rank, old, new):
@@ -408,7 +430,10 @@ class World:
         counts = not self.scenario.waits or len({rank.protocol.version for rank in self.ranks}) == 1
         counts = counts and (self.scenario.own_pace or all_ranks.JOIN not in kinds)
         # What was put in before a load is gone.
-        counts = counts and all_ranks.LOAD not in [kind[0] for kind in kinds if type(kind) is tuple]
+        detailed = [kind for kind in kinds if type(kind) is tuple]
+        counts = counts and all_ranks.LOAD not in [kind for kind, _ in detailed]
+        # The sum is that of the vectors where each weighs as much.
+        counts = counts and all(kind == all_ranks.LOAD or weight == 1 for kind, weight in detailed)
         if self.scenario.conserving and idle and counts:
             self.check_conserved()
 
@@ -613,6 +638,7 @@ class SharedBlocks:
 
     Attributes:
         taken_over: whether the snapshot has taken the place of the application's vector.
+        own_averages: how many elements this rank's exchange averages; `own_weight`: its weight.
     """
 
     def __init__(self, rank):
@@ -620,6 +646,19 @@ class SharedBlocks:
         self.world, self.me = rank.world, rank.me
         self.ahead = rank.world.scenario.ahead
         self.taken_over = False
+        self.own_averages = self.own_weight = 0
+
+    def begin(self, number, together):
+        """Begin this rank's exchange, whose part has been described."""
+        self.taken_over = False
+        self.own_averages = self.averages_in(number, together)
+        self.own_weight = self.rank.get("weight")
+
+    def averages_in(self, number, together):
+        """Return how many elements, from the first on, an exchange averages."""
+        if together:
+            return self.rank.length
+        return self.world.scenario.averaged(number + self.rank.shift)
 
     def describe(self):
         """Say in this rank's part what an exchange does with its vectors."""
@@ -682,6 +721,8 @@ class SharedBlocks:
     def return_block(self, block):
         rank, elements = self.rank, self.own_elements(block)
         for i in elements:
+            if i >= self.own_averages and self.own_weight == 0:
+                break  # it may have contributed nothing, in place of what it keeps
             mean = self.world.read(self.me, self.target(self.me, block, i, elements))
             if self.taken_over:
                 rank.write("snapshot", i, mean)
@@ -739,19 +780,43 @@ class SharedBlocks:
     def average(self, number, together, block, members, size):
         world, ghost = self.world, self.ghost
         elements, members = self.elements(size)[block], members[:size]
+        averaged = self.averaged_of(elements, number, together)
+        if len(averaged) < len(elements):
+            world.met.add("a block left out" if not averaged else "a block left out in part")
         for i in elements:
             places = [self.source(member, block, i, elements) for member in members]
             values = [world.read(self.me, place) for place in places]
             begun = [ghost.begun[member][i] for member in members]
             require(values == begun, Invariant.CONTRIBUTED, members, i, values, begun)
-            mean = ghost.means[i] = mean_of(values, self.weights)
             for member, value in zip(members, values):
                 if self.of(member, "saves"):
-                    world.write(self.me, (member, "result", i), value)
-                target = self.target(member, block, i, elements)
-                if target is not None:
-                    world.write(self.me, target, mean)
+                    self.save(member, i, value, i in averaged)
+            targets = [self.target(member, block, i, elements) for member in members]
+            if i in averaged:
+                mean = ghost.means[i] = mean_of(values, self.weights)
+                for target in targets:
+                    if target is not None:
+                        world.write(self.me, target, mean)
+            else:
+                self.keep(values, places, targets)
         return 0
+
+    def averaged_of(self, elements, number, together):
+        """Return those elements of a block that an exchange averages."""
+        end = self.averages_in(number, together)
+        return range(elements.start, max(elements.start, min(end, elements.stop)))
+
+    def save(self, member, i, value, averaged):
+        """Leave an element of a member's old snapshot in its result."""
+        if not averaged:
+            self.world.met.add("a base left out")
+        self.world.write(self.me, (member, "result", i), value)
+
+    def keep(self, values, sources, targets):
+        """Let each member have its own of an element that is not averaged."""
+        for value, source, target in zip(values, sources, targets):
+            if target not in (None, source):
+                self.world.write(self.me, target, value)
 
     # The end of an exchange
 
@@ -1144,8 +1209,8 @@ class Rank:
         if given:
             self.world.met.add("flowing")
         self.exchange = "memory"
-        self.blocks.taken_over = False
         self.blocks.describe()
+        self.blocks.begin(number, together)
         yield from self.shared.begin(
             number, together, members, len(members), given, receives, ringed
         )
@@ -1192,7 +1257,7 @@ class Rank:
         ghost = self.world.ghost(self.me, self.shared.number)
         weighs = publishing.total == ghost.weight
         require(weighs, Invariant.RESULT, self.me, "has a wrong weight")
-        returned = not gets or self.x == ghost.means
+        returned = not gets or self.x == ghost.result(self.me)
         require(returned, Invariant.RESULT, f"{self.me} of an operation:", self.x, ghost.means)
 
     # Memory
@@ -1223,6 +1288,12 @@ class Rank:
         if self.is_together(number):
             return self.everyone
         return self.world.scenario.group_of(self.me, number + self.shift)
+
+    def averages_in(self, number):
+        """Return how many elements, from the first on, an exchange is to average."""
+        if self.is_together(number):
+            return self.length
+        return self.world.scenario.averaged(number - self.data_ops + self.protocol.base)
 
     def check_begin(self, number, flowing):
         """This rank's part begins: from now on it contributes what it has."""
@@ -1257,23 +1328,29 @@ class Rank:
         vector = self.world.vector
         in_place = self.world.data[self.me, "in_place"] or self.world.data[self.me, "ringed"]
         require(in_place or not self.conserving, Invariant.CONSERVED, self.me, number)
+        result = ghost.result(self.me)
         if self.world.data[self.me, "ringed"]:
             # Some of it is still to be taken from the ring.
             if ghost.weight > 0:
-                self.expected = list(ghost.means)
+                self.expected = list(result)
             arrived = True
         elif ghost.weight > 0 and self.world.data[self.me, "in_place"]:
-            self.expected = list(ghost.means)
-            arrived = vector(self.me, "snapshot") == ghost.means
+            self.expected = list(result)
+            self.check_left_out(vector(self.me, "snapshot"), result, ghost.averages)
+            arrived = vector(self.me, "snapshot") == result
         else:
             arrived = vector(self.me, "snapshot") == ghost.begun[self.me] and (
-                ghost.weight == 0 or vector(self.me, "result") == ghost.means
+                ghost.weight == 0 or vector(self.me, "result") == result
             )
-        require(arrived, Invariant.RESULT, f"{self.me}'s vectors after {number}: {ghost.means}")
+        require(arrived, Invariant.RESULT, f"{self.me}'s vectors after {number}: {result}")
         if not self.is_together(number):
             version = number - self.data_ops
             self.check_executed(version)
-            self.results[version] = ghost.means, ghost.weight, ghost.members
+            self.results[version] = result, ghost.weight, ghost.members
+
+    def check_left_out(self, vector, own, averages):
+        same = vector[averages:] == own[averages:]
+        require(same, Invariant.LEFT_OUT, self.me, vector, "not", own, "from", averages)
 
     def check_executed(self, version):
         """Every version is executed after the one before it, but for synchronizations."""
@@ -1316,6 +1393,10 @@ class Rank:
         require(known, Invariant.RESULT, self.me, source, total, self.members, members)
         if self.conserving:
             x = self.expected
+            if not self.protocol.own_pace and 0 in self.world.scenario.periods:
+                # Nobody else has changed what only averages over all ranks average.
+                rarely = self.world.scenario.periods.index(0)
+                self.check_left_out(self.x, self.given_x, rarely)
         elif weight == 0:
             x = self.given_x
         elif protocol.timely:
@@ -1512,6 +1593,32 @@ def waiting_scenario(generator):
         ahead=generator.choice((1, 1, 2, 3)),
         delays=generator.choice((None, generator.randrange(1000))),
     )
+
+
+def partial_scenario(generator):
+    """One of those above, under the conserving rule, whose versions leave elements out."""
+    make = generator.choice((random_scenario, frozen_scenario, waiting_scenario, own_pace_scenario))
+    scenario = make(generator)
+    counts = generator.randint(1, 4), generator.randint(0, 3), generator.randint(1, 4)
+    every = generator.choice((2, 3))
+    periods = tuple(period for period, count in zip((1, every, 0), counts) for _ in range(count))
+    if scenario.waits:
+        programs = tuple(map(weighted_after_interrupts, scenario.programs))
+        scenario = replace(scenario, programs=programs)
+    return replace(scenario, conserving=True, length=len(periods), periods=periods)
+
+
+def weighted_after_interrupts(program):
+    """Let no call after an interrupted one have weight 0.
+
+    Where its version leaves elements out it would not be given the mean that the other one missed.
+    """
+    items, interrupted = [], False
+    for item in program:
+        what, weight = item if isinstance(item, tuple) else (item, None)
+        items.append((what, 1) if interrupted and weight == 0 else item)
+        interrupted = interrupted or what == INTERRUPTED
+    return tuple(items)
 
 
 def run_seed(seed, scenarios=random_scenario, watch=None, **types):

@@ -21,7 +21,9 @@ from claims_model import (
     contribution,
     explore,
     frozen_scenario,
+    mean_of,
     own_pace_scenario,
+    partial_scenario,
     print_event,
     protocols,
     random_scenario,
@@ -70,6 +72,18 @@ def test_ranks_at_their_own_pace_keep_every_invariant():
     assert met >= {"interrupted", "alone", "helped while computing", "an earlier one", "draining"}
 
 
+@pytest.mark.parametrize("block", range(2))
+def test_what_versions_leave_out_each_member_keeps(block):
+    """Whoever averages a block, also for ranks that compute, and in rings."""
+    met = set()
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
+        met |= run_seed(seed, partial_scenario).met
+    assert met >= {
+        *("a block left out", "a block left out in part", "a base left out", "a ring", "late"),
+        *("kept", "helped while computing", "an earlier one", "interrupted", "an operation"),
+    }
+
+
 def test_random_runs_meet_all_that_can_happen():
     met = set().union(*(run_seed(seed).met for seed in range(60)))
     assert met == {
@@ -101,6 +115,19 @@ SEARCHED = {
     "both wait": Scenario(2, 2, ((CALL,), (CALL,)), length=4, waits=True, ahead=1),
     "one waits no longer": Scenario(
         2, 2, ((INTERRUPTED, CALL), (CALL, CALL)), length=2, conserving=True, waits=True, ahead=1
+    ),
+    "one calls twice, of which the first leaves out": Scenario(
+        2, 2, ((CALL, CALL), (CALL,)), length=4, conserving=True, periods=(1, 2, 2, 0)
+    ),
+    "both wait, a block and a half are left out": Scenario(
+        2,
+        2,
+        ((CALL,), (CALL,)),
+        length=4,
+        conserving=True,
+        waits=True,
+        ahead=1,
+        periods=(1, 0, 0, 0),
     ),
 }
 
@@ -276,6 +303,82 @@ class CountsForItself(SharedBlocks):
         self.world.write(self.me, (self.me, "count"), sum(counts) / size)
 
 
+class AveragesWhatIsLeftOut(SharedBlocks):
+    """A version averages all elements."""
+
+    def averages_in(self, number, together):
+        return self.rank.length
+
+
+class LeavesOutInOperations(SharedBlocks):
+    """An operation averages as much as a version of its number."""
+
+    def averages_in(self, number, together):
+        return super().averages_in(number, False)
+
+
+class LeavesOutOfAll(SharedBlocks):
+    """A version over all ranks leaves out as much as any other."""
+
+    def averages_in(self, number, together):
+        in_groups = replace(self.world.scenario, own_pace=False)
+        return self.rank.length if together else in_groups.averaged(number + self.rank.shift)
+
+
+class LeavesOutByExchanges(SharedBlocks):
+    """Exchanges are counted, with operations, in place of versions."""
+
+    def averages_in(self, number, together):
+        return super().averages_in(number - (not together) * self.rank.shift, together)
+
+
+class AveragesBlocksWhole(SharedBlocks):
+    """A block is averaged whole if any of it is."""
+
+    def averaged_of(self, elements, number, together):
+        averaged = super().averaged_of(elements, number, together)
+        return elements if averaged else averaged
+
+
+class LeavesBlocksOutWhole(SharedBlocks):
+    """A block is left out whole if any of it is."""
+
+    def averaged_of(self, elements, number, together):
+        averaged = super().averaged_of(elements, number, together)
+        return averaged if averaged == elements else elements[:0]
+
+
+class GivesMeansOfWhatIsLeftOut(SharedBlocks):
+    """Those who take a mean get one of what is left out, too."""
+
+    def keep(self, values, sources, targets):
+        mean = mean_of(values, self.weights)
+        super().keep([mean] * len(values), [None] * len(values), targets)
+
+
+class GivesWhatTheFirstKeeps(SharedBlocks):
+    """Of what is left out all members get that of the first."""
+
+    def keep(self, values, sources, targets):
+        super().keep(values[:1] * len(values), sources[:1] * len(values), targets)
+
+
+class SavesNoBaseOfWhatIsLeftOut(SharedBlocks):
+    """Of what is left out a rank that computes cannot tell its next change."""
+
+    def save(self, member, i, value, averaged):
+        if averaged:
+            super().save(member, i, value, averaged)
+
+
+class ReturnsOnlyMeans(SharedBlocks):
+    """A call returns what is left out as it was given, whatever the rank has contributed."""
+
+    def begin(self, number, together):
+        super().begin(number, together)
+        self.own_weight = 0
+
+
 def publishing_scenario(generator):
     """Parts are closed and opened again with the same number."""
     programs = [[PUBLISH] * 4 + [CALL], [PUBLISH, CALL, PUBLISH, PUBLISH], [CALL, CALL]]
@@ -336,6 +439,7 @@ CONSERVED = Invariant.CONSERVED
 COUNTED = Invariant.COUNTED
 ORDERED = Invariant.ORDERED
 ENDS = Invariant.ENDS
+LEFT_OUT = Invariant.LEFT_OUT
 
 # Variants of ClaimsProtocol.
 BEGUN_IF_OPEN = Decide("ClaimsProtocol.gather", "state_of(word) != OPEN", "True")
@@ -398,6 +502,21 @@ MUTANTS = [
     Mutant("shares in operations", SharesInOperations, {ENDS}),
     Mutant("forgets their counts", ForgetsTheirCounts, {COUNTED}, own_pace_scenario),
     Mutant("counts for itself", CountsForItself, {COUNTED}, own_pace_scenario),
+    *(
+        Mutant(name, variant, {invariant}, partial_scenario)
+        for name, variant, invariant in (
+            ("averages what is left out", AveragesWhatIsLeftOut, LEFT_OUT),
+            ("leaves out in operations", LeavesOutInOperations, RESULT),
+            ("leaves out of all", LeavesOutOfAll, RESULT),
+            ("leaves out by exchanges", LeavesOutByExchanges, LEFT_OUT),
+            ("averages blocks whole", AveragesBlocksWhole, LEFT_OUT),
+            ("leaves blocks out whole", LeavesBlocksOutWhole, RESULT),
+            ("gives means of what is left out", GivesMeansOfWhatIsLeftOut, LEFT_OUT),
+            ("gives what the first keeps", GivesWhatTheFirstKeeps, LEFT_OUT),
+            ("saves no base of it", SavesNoBaseOfWhatIsLeftOut, CONSERVED),
+            ("returns only means", ReturnsOnlyMeans, RESULT),
+        )
+    ),
 ]
 
 
