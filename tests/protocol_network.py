@@ -276,6 +276,10 @@ class Application:
         self.compute()
 
 
+# What a vector holds whose content must not matter.
+GARBAGE = Fraction(1000003)
+
+
 class Numbers(contribution.Vectors):
     """A rank's vectors, each one exact number, and what an exchange makes of them.
 
@@ -314,6 +318,11 @@ class Numbers(contribution.Vectors):
     def add_change(self, to):
         x, snapshot, base = self.of[:3]
         self.of[to] = snapshot + x - base
+
+    def take_change(self):
+        finite = contribution.Vectors.take_change(self)
+        self.of[contribution.RESULT] = GARBAGE
+        return finite
 
     def absorb(self, own, total):
         x, _, mean = self.of[:3]

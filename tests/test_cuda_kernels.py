@@ -117,7 +117,7 @@ class Passes(ctypes.Structure):
 
     _fields_ = (
         ("itemsize", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in PASSES),
+        *((name, ctypes.c_void_p) for name in (*PASSES[:5], "take_change")),
     )
 
 
@@ -233,6 +233,21 @@ def test_a_change_is_added_alike(built, dtype):
     host(passes_of(passes, dtype).add_change, None, theirs, *given, ctypes.c_ssize_t(size))
     launch(kernels, f"add_change_{dtype}", ours, *given, many(size))
     assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan])
+def test_a_change_is_taken_in_one_pass(built, dtype, bad):
+    """The vector and the base become what `add_change` returns; the snapshot stays."""
+    passes = passes_of(built[0], dtype)
+    snapshot, x, base = (numbers(dtype, seed) for seed in range(3))
+    if bad is not None:
+        x[7] = bad
+    size, before, changed = ctypes.c_ssize_t(len(x)), snapshot.copy(), np.zeros_like(x)
+    host(passes.add_change, None, changed, snapshot, x, base, size)
+    finite = host(passes.finite_change, ctypes.c_int, snapshot, x, base, size)
+    assert finite == host(passes.take_change, ctypes.c_int, x, snapshot, base, size)
+    assert same(x, changed) and same(base, changed) and same(snapshot, before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

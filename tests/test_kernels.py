@@ -14,11 +14,11 @@ pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or not objdump, reason="needs objdump on x86-64"
 )
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
-PASSES = ["combine", "mean", "add_change", "all_finite", "finite_change"]
+PASSES = ["combine", "mean", "add_change", "all_finite", "finite_change", "take_change"]
 CODECS = [f"float{bits}_{wire}" for bits in (32, 64) for wire in ("float16", "bfloat16")]
 # Arithmetic on, comparison and conversion of several single or double precision numbers.
 PACKED = re.compile(
-    r"\sv?(add|sub|mul|cmp\w*|cvt\w+)p[sd]\s|\sv?cvtp[sd]2p[sd]|\sv?p(add|sub|or)[dw]\s"
+    r"\sv?(add|sub|mul|cmp\w*|cvt\w+)p[sd]\s|\sv?cvtp[sd]2p[sd]|\sv?p(add|sub|or|and|cmpeq)[dw]\s"
 )
 
 

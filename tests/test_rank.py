@@ -35,7 +35,8 @@ PURPOSES = (
 # What a recorder is asked, and what it may answer.
 ANSWERS = {
     **dict.fromkeys(("is_here", "knows_change", "is_exchanged", "is_quiet"), (True, True, False)),
-    **dict.fromkeys(("all_finite", "is_change_finite", "end_pass"), (True, True, True, False)),
+    **dict.fromkeys(("all_finite", "is_change_finite"), (True, True, True, False)),
+    **dict.fromkeys(("take_change", "end_pass"), (True, True, True, False)),
     **dict.fromkeys(("has_begun", "replaced", "needs_messages"), (True, False)),
     **dict.fromkeys(("leaves_to_others", "help"), (True, False)),
     **dict.fromkeys(("total_weight", "closed_weight"), (0.0, 1.0, 2.5)),

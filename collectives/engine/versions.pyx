@@ -109,24 +109,24 @@ cdef class GroupVersions(NativeCollective):
     cdef int _allocate_vectors(self, leased) except -1:
         """Allocate snapshot and result vector as one, which other ranks can map if they share it.
         """
-        cdef char *snapshot
         # On devices all averages are in shared memory: see `EnginePort`.
         cdef Shared shared = self.node.share(
             self.exchange, True, not self.versions.passive or self.layout.space.deferred,
             self.groups)
         if shared is None:
-            snapshot = self.vectors.allocate(SNAPSHOT, 2)
+            self.vectors.allocate(SNAPSHOT, 2)
         else:
-            snapshot = shared.memory.snapshot(self.rank)
-            self.vectors.place(SNAPSHOT, snapshot)
+            self.vectors.place(SNAPSHOT, shared.memory.snapshot(self.rank))
             self.vectors.place(RESULT, shared.memory.result(self.rank))
+            self.vectors.swapped = &shared.part.swapped
         if self.publishing.keeps_average:
             self.vectors.allocate(KEPT, 1)
         if leased is not None:
             self.vectors.have_part(leased[0], leased[1])
             self.publishing.lease.begin(self.versions.sync_period)
         if shared is None or self.layout.space.deferred:  # a shared segment is zero
-            self.layout.space.zero(snapshot, 2 * self.layout.size)
+            for vector in (SNAPSHOT, RESULT):
+                self.layout.space.zero(self.vectors.start[vector], self.layout.size)
         return 0
 
     def compress_from_initial(self):

@@ -6,6 +6,14 @@ cdef enum:
 cdef inline Py_ssize_t round_up(Py_ssize_t number, Py_ssize_t unit) noexcept nogil:
     return (number + unit - 1) // unit * unit
 
+cdef inline Py_ssize_t apart(Py_ssize_t size) noexcept nogil:
+    """Return how far apart vectors of this size begin, one after the other.
+
+    A pass may read one and write another: at about the same offsets in their pages, each store
+    would delay the next load.
+    """
+    return round_up(size, PAGE) + PAGE // 2
+
 cdef bint fails() noexcept nogil
 cdef void *zeroed(size_t count, size_t size) noexcept nogil
 cdef void *resized(void *memory, size_t size) noexcept nogil

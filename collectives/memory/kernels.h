@@ -21,6 +21,7 @@ typedef struct {
     void (*add_change)(void *, const void *, const void *, const void *, ptrdiff_t);
     int (*all_finite)(const void *, ptrdiff_t);
     int (*finite_change)(const void *, const void *, const void *, ptrdiff_t);
+    int (*take_change)(void *, const void *, void *, ptrdiff_t);
 } Kernels;
 
 /* Converts between a dtype and the one sent in its place. */
@@ -49,9 +50,8 @@ typedef struct {
    mean: out = Σ share_j · vector_j, in the order of j, skipping those with share 0, for each out of
    `outs`, of which each may be one of the vectors.
    add_change: out = snapshot + (x − returned).
-   all_finite, finite_change: return whether x, or the result of add_change, is finite; value −
-   value is 0 unless it is infinite or NaN, and a reduction of integers vectorizes where one of
-   floats does not. */
+   all_finite, finite_change: return whether x, or the result of add_change, is finite.
+   take_change: x and returned = snapshot + (x − returned); return whether that is finite. */
 #define KERNELS(type, real)                                                                       \
                                                                                                   \
 KERNEL void combine_##type(void *out, const void *a, double share_a, const void *b,               \
@@ -116,10 +116,8 @@ KERNEL int all_finite_##type(const void *x, ptrdiff_t n)                        
 {                                                                                                 \
     const type *p = x;                                                                            \
     int bad = 0;                                                                                  \
-    for (ptrdiff_t i = 0; i < n; i++) {                                                           \
-        real value = load_##type(p[i]);                                                           \
-        bad |= value - value != 0;                                                                \
-    }                                                                                             \
+    for (ptrdiff_t i = 0; i < n; i++)                                                             \
+        bad |= is_not_finite_##type(p[i]);                                                        \
     return !bad;                                                                                  \
 }                                                                                                 \
                                                                                                   \
@@ -130,8 +128,20 @@ KERNEL int finite_change_##type(const void *snapshot, const void *x, const void 
     int bad = 0;                                                                                  \
     for (ptrdiff_t i = 0; i < n; i++) {                                                           \
         type changed = store_##type(load_##type(s[i]) + (load_##type(p[i]) - load_##type(q[i]))); \
-        real value = load_##type(changed);                                                        \
-        bad |= value - value != 0;                                                                \
+        bad |= is_not_finite_##type(changed);                                                     \
+    }                                                                                             \
+    return !bad;                                                                                  \
+}                                                                                                 \
+                                                                                                  \
+KERNEL int take_change_##type(void *x, const void *snapshot, void *returned, ptrdiff_t m)         \
+{                                                                                                 \
+    const type *s = snapshot;                                                                     \
+    type *p = x, *q = returned;                                                                   \
+    int bad = 0;                                                                                  \
+    EACH {                                                                                        \
+        type changed = store_##type(load_##type(s[i]) + (load_##type(p[i]) - load_##type(q[i]))); \
+        p[i] = q[i] = changed;                                                                    \
+        bad |= is_not_finite_##type(changed);                                                     \
     }                                                                                             \
     return !bad;                                                                                  \
 }
@@ -172,7 +182,8 @@ CODEC(float64, double, bfloat16)
     kernels->mean = mean_##type;                                                                  \
     kernels->add_change = add_change_##type;                                                      \
     kernels->all_finite = all_finite_##type;                                                      \
-    kernels->finite_change = finite_change_##type
+    kernels->finite_change = finite_change_##type;                                                  \
+    kernels->take_change = take_change_##type
 
 /* Fill in the kernels of a dtype: 'f', 'd', 'e' as in Python's struct module, 'E' for bfloat16. */
 __attribute__((unused)) static void choose_kernels(Kernels *kernels, char dtype)

@@ -12,6 +12,7 @@ cdef extern from "kernels.h" nogil:
             void *, const void *, const void *, const void *, Py_ssize_t) noexcept nogil
         bint (*all_finite)(const void *, Py_ssize_t) noexcept nogil
         bint (*finite_change)(const void *, const void *, const void *, Py_ssize_t) noexcept nogil
+        bint (*take_change)(void *, const void *, void *, Py_ssize_t) noexcept nogil
 
     ctypedef struct Codec:
         void (*encode)(void *, const void *, const void *, Py_ssize_t) noexcept nogil

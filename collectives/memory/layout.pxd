@@ -41,6 +41,7 @@ cdef class Layout:
         self, char **to, char **snapshot, char **x, char **returned) noexcept nogil
     cdef bint all_finite(self, char **x) noexcept nogil
     cdef bint finite_change(self, char **snapshot, char **x, char **returned) noexcept nogil
+    cdef bint take_change(self, char **x, char **snapshot, char **returned) noexcept nogil
 
 cdef class DeviceVector:
     cdef readonly list addresses

@@ -119,6 +119,18 @@ cdef class Layout:
                 return False
         return True
 
+    cdef bint take_change(self, char **x, char **snapshot, char **returned) noexcept nogil:
+        """x and returned = snapshot + (x − returned); return whether that is finite.
+
+        If it is not, both hold anything.
+        """
+        cdef int i
+        for i in range(self.count):
+            if not self.space.take_change(
+                    i, x[i], snapshot[i], returned[i], self.length[i]):
+                return False
+        return True
+
 
 cdef class DeviceVector:
     """A checked vector on a device: the addresses of its arrays, which the caller keeps alive."""

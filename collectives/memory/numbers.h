@@ -38,6 +38,13 @@ INLINE uint32_t as_bits(float value)
 #define load_float64(x) (x)
 #define store_float64(x) (x)
 
+/* Of a wide number, x − x is 0 unless it is infinite or NaN; of a narrow one, the exponent says it
+   without a conversion. As integers they are reduced by vector instructions, as floats not. */
+#define is_not_finite_float32(x) ((x) - (x) != 0)
+#define is_not_finite_float64(x) ((x) - (x) != 0)
+#define is_not_finite_float16(x) (((x) & 0x7c00) == 0x7c00)
+#define is_not_finite_bfloat16(x) (((x) & 0x7f80) == 0x7f80)
+
 INLINE float load_bfloat16(uint16_t half) { return as_float((uint32_t)half << 16); }
 
 INLINE uint16_t store_bfloat16(float value)

@@ -34,6 +34,9 @@ cdef class Space:
     cdef bint finite_change(
         self, int i, const char *snapshot, const char *x, const char *returned,
         Py_ssize_t count) noexcept nogil
+    cdef bint take_change(
+        self, int i, char *x, const char *snapshot, char *returned, Py_ssize_t count
+    ) noexcept nogil
     cdef void begin_all_finite(
         self, int *flag, int i, const char *x, Py_ssize_t count) noexcept nogil
     cdef void begin_finite_change(

@@ -93,6 +93,15 @@ cdef class Space:
     ) noexcept nogil:
         """Return whether all elements of snapshot + (x − returned) are finite."""
 
+    cdef bint take_change(
+        self, int i, char *x, const char *snapshot, char *returned, Py_ssize_t count
+    ) noexcept nogil:
+        """x and returned = snapshot + (x − returned); return whether that is finite.
+
+        Only where passes are not deferred.
+        """
+        return False
+
     cdef void begin_all_finite(
         self, int *flag, int i, const char *x, Py_ssize_t count
     ) noexcept nogil:
@@ -176,6 +185,11 @@ cdef class HostSpace(Space):
         self, int i, const char *snapshot, const char *x, const char *returned, Py_ssize_t count
     ) noexcept nogil:
         return self.kernels[i].finite_change(snapshot, x, returned, count)
+
+    cdef bint take_change(
+        self, int i, char *x, const char *snapshot, char *returned, Py_ssize_t count
+    ) noexcept nogil:
+        return self.kernels[i].take_change(x, snapshot, returned, count)
 
     cdef void begin_all_finite(
         self, int *flag, int i, const char *x, Py_ssize_t count

@@ -10,6 +10,9 @@ cdef class HostVectors(Vectors):
     # Where each of the rank's own vectors begins (they are contiguous); their arrays' addresses.
     cdef char *start[5]
     cdef char **located
+    # Tells the ranks that map this memory whether the snapshot and the result have changed places;
+    # NULL: no others do.
+    cdef bint *swapped
     # The memory allocated for them.
     cdef list memories
     # A device's answer to whether X, or its change, is finite; `asked`: whether that is pending;

@@ -2,7 +2,7 @@
 
 from libc.stdlib cimport free
 
-from collectives.memory.allocation cimport Memory, zeroed
+from collectives.memory.allocation cimport Memory, apart, zeroed
 from collectives.memory.layout cimport Layout
 from collectives.memory.handover cimport UNKNOWN
 from collectives.protocols.contribution cimport RESULT, SNAPSHOT, X, Vectors
@@ -29,11 +29,13 @@ cdef class HostVectors(Vectors):
 
     cdef char *allocate(self, int vector, int count) except NULL:
         """Allocate memory for this vector and those that follow it; return where it begins."""
-        cdef Memory memory = self.layout.space.allocate(count * self.layout.size)
+        cdef Py_ssize_t distance = apart(self.layout.size)
+        cdef Memory memory = self.layout.space.allocate(
+            (count - 1) * distance + self.layout.size)
         cdef int i
         self.memories.append(memory)
         for i in range(count):
-            self.place(vector + i, memory.address + i * self.layout.size)
+            self.place(vector + i, memory.address + i * distance)
         return memory.address
 
     cdef int have_part(self, int begin, int end) except -1:
@@ -122,6 +124,18 @@ cdef class HostVectors(Vectors):
 
     cdef void add_change(self, int to) noexcept nogil:
         self.layout.add_change(self.of[to], self.of[SNAPSHOT], self.of[X], self.of[RESULT])
+
+    cdef bint take_change(self) noexcept nogil:
+        if self.layout.space.deferred:
+            return Vectors.take_change(self)
+        if not self.layout.take_change(self.of[X], self.of[SNAPSHOT], self.of[RESULT]):
+            self.copy(X, SNAPSHOT)
+            return False
+        self.of[SNAPSHOT], self.of[RESULT] = self.of[RESULT], self.of[SNAPSHOT]
+        self.start[SNAPSHOT], self.start[RESULT] = self.start[RESULT], self.start[SNAPSHOT]
+        if self.swapped != NULL:
+            self.swapped[0] = not self.swapped[0]
+        return True
 
     cdef void absorb(self, double own, double total) noexcept nogil:
         self.layout.combine(

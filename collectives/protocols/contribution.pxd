@@ -12,6 +12,7 @@ cdef class Vectors:
     cdef bint all_finite(self, int vector) noexcept nogil
     cdef bint is_change_finite(self) noexcept nogil
     cdef void add_change(self, int to) noexcept nogil
+    cdef bint take_change(self) noexcept nogil
     cdef void absorb(self, double own, double total) noexcept nogil
     cdef void keep_part(self) noexcept nogil
     cdef void take_out_part(self) noexcept nogil

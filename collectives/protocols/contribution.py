@@ -63,6 +63,18 @@ class Vectors:
         """to = SNAPSHOT + (X − RESULT)"""
         raise NotImplementedError
 
+    def take_change(self):
+        """X = SNAPSHOT = SNAPSHOT + (X − RESULT); return whether all elements are finite.
+
+        If not, X = SNAPSHOT. The RESULT holds anything then: as one pass may write two vectors but
+        must leave one as it was, it may become the SNAPSHOT, and this the RESULT.
+        """
+        finite: cython.bint = self.is_change_finite()
+        if finite:
+            self.add_change(SNAPSHOT)
+        self.copy(X, SNAPSHOT)
+        return finite
+
     def absorb(self, own, total):
         """X = (own · X + total · RESULT) / (own + total)"""
         raise NotImplementedError

@@ -115,6 +115,9 @@ class ConservingRule(LateRule):
             snapshot.finite = snapshot.vectors.all_finite(X)
             if snapshot.finite:
                 snapshot.vectors.copy(SNAPSHOT, X)
+        elif snapshot.state == REPLACED and snapshot.is_late():
+            snapshot.finite = snapshot.vectors.take_change()
+            snapshot.state = RETURNED
         else:
             known: cython.bint = snapshot.state == REPLACED
             snapshot.finite = known and snapshot.vectors.is_change_finite()
@@ -150,7 +153,10 @@ class ConservingRule(LateRule):
     def end_call(self, snapshot):
         if snapshot.state == UNFILLED:
             return
-        if not snapshot.has_mean():
+        published: cython.bint = (
+            snapshot.is_late() and snapshot.state == RETURNED and snapshot.finite
+        )
+        if not (published or snapshot.has_mean()):
             snapshot.vectors.copy(X, SNAPSHOT)
         snapshot.state = RETURNED
 

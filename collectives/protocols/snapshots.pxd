@@ -69,5 +69,6 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef void mean_replaces(self) noexcept nogil
     cdef void leave_base(self) noexcept nogil
     cdef double weight_after(self) noexcept nogil
+    cdef bint is_late(self) noexcept nogil
     cdef bint has_mean(self) noexcept nogil
     cdef void end_call(self) noexcept nogil

@@ -338,13 +338,17 @@ class SnapshotProtocol(ContributionProtocol):
             return 0 if self.out else self.published_weight
         return self.snapshot_weight if self.operations.joined else 0
 
+    def is_late(self):
+        """Return whether the application is in a call whose version is executed without it."""
+        return self.calling and not self.versions.timely
+
     def has_mean(self):
         """Return whether the application's buffer already holds the call's result."""
         return self.rule.has_mean(self)
 
     def end_call(self):
         """End the call, whose version has been executed, timely or not, and set X to its result."""
-        if not self.versions.timely:
+        if self.is_late():
             self.publish()
         self.rule.end_call(self)
         self.calling = False

@@ -9,6 +9,8 @@ cdef struct Part:
     # since this was set. ringed: the contribution and the mean are in the ring, and neither vector
     # is touched. takes: the rank receives the mean.
     bint in_place, saves, replaced, ringed, takes
+    # Whether the snapshot and the result have changed places; only a closed part's rank changes it.
+    bint swapped
     # Its count, which an exchange replaces by the mean of the members'; that mean in the last
     # average over all ranks since this was set, and the number of this, −1 if there was none.
     double count, average_count
@@ -17,7 +19,7 @@ cdef struct Part:
 cdef class SharedMemory:
     cdef Layout layout
     cdef int rank
-    cdef Py_ssize_t begin_of_ring
+    cdef Py_ssize_t distance, begin_of_ring
     # By rank, NULL on other nodes.
     cdef Part **parts
     cdef unsigned long long **words

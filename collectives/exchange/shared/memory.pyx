@@ -6,7 +6,7 @@ unless they are on devices, whose drivers let other processes map them.
 
 from libc.stdlib cimport free
 
-from collectives.memory.allocation cimport LINE, PAGE, Segment, round_up, zeroed
+from collectives.memory.allocation cimport LINE, PAGE, Segment, apart, round_up, zeroed
 
 cdef enum:
     # Offsets in a segment, after its token: the rank's `Part`, and its words.
@@ -34,7 +34,8 @@ cdef class SharedMemory:
         cdef Py_ssize_t begin = round_up(WORDS + words * sizeof(long long), PAGE)
         self.layout = layout
         self.rank = rank
-        self.begin_of_ring = 2 * layout.size if vectors else 0
+        self.distance = apart(layout.size)
+        self.begin_of_ring = 2 * self.distance if vectors else 0
         self.vectors = <char **>zeroed(3 * size, sizeof(char *))
         if self.vectors == NULL:
             raise MemoryError
@@ -93,10 +94,10 @@ cdef class SharedMemory:
         self.mapped = []
 
     cdef char *snapshot(self, int rank) noexcept nogil:
-        return self.vectors[rank]
+        return self.vectors[rank] + (self.distance if self.parts[rank].swapped else 0)
 
     cdef char *result(self, int rank) noexcept nogil:
-        return self.vectors[rank] + self.layout.size
+        return self.vectors[rank] + (0 if self.parts[rank].swapped else self.distance)
 
     cdef char *ring(self, int rank) noexcept nogil:
         return self.vectors[rank] + self.begin_of_ring
