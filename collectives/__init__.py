@@ -8,7 +8,8 @@ averages over all ranks when the first of them has made enough calls; the others
 end of their current step. `collectives.topology` computes groups. In `NeighborAverage`,
 `QueuedNeighborAverage`, `PushSum`, `PairwiseAverage` and `ParameterServer` ranks send their vectors
 to each other, along the edges of `collectives.graphs`; `UpdateQueue` is such a queue by itself.
-Collectives constructed with arrays on a CUDA device accept such arrays: see `collectives.device`.
+`empty` and `empty_like` make arrays that are averaged where they are. Collectives constructed with
+arrays on a CUDA device accept such arrays: see `collectives.device`.
 Importing this package neither initializes MPI nor imports torch.
 """
 
@@ -33,6 +34,7 @@ from collectives.ready_groups import ReadyGroupAllreduce, dynamic_weights
 from collectives.statistics import Statistics
 from collectives.triggered_average import TriggeredAverage
 from collectives.update_queue import UpdateQueue
+from collectives.windows import empty, empty_like
 
 __all__ = [
     "DEFAULT_LATE",
@@ -56,5 +58,7 @@ __all__ = [
     "TriggeredAverage",
     "UpdateQueue",
     "dynamic_weights",
+    "empty",
+    "empty_like",
     "join",
 ]

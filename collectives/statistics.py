@@ -22,6 +22,8 @@ class Statistics(NamedTuple):
         nonfinite: vectors of this rank that were excluded: those that were not finite, and changes
             since a call that an exception interrupted, if the vector before them is unknown.
         bytes_sent: bytes of vectors sent.
+        in_place: averages that used this rank's vector where it is, in memory that ranks share: see
+            `collectives.empty`.
         waiting: time that calls spent waiting for other ranks.
         communicating: the rest of the time in calls: moving and averaging data.
         engine: time in which this rank's engine made progress, in calls or outside them.
@@ -35,6 +37,7 @@ class Statistics(NamedTuple):
     staleness: tuple[int, ...]
     nonfinite: int
     bytes_sent: int
+    in_place: int
     waiting: float
     communicating: float
     engine: float

@@ -32,7 +32,7 @@ from wagma.train import log_end, lost, outcome_in_words
 RANKS = 4
 SETTINGS = ["--steps", 125, "--seed", 3, "--algorithm", "wagma:wait=group"]
 UNEVEN = ["--step-time", 2, "--imbalance", "cloud", "--imbalance-scale", 0.05, "--slow-rank", "1:3"]
-STATISTICS = Statistics(*(0,) * 5, (), *(0,) * 5)
+STATISTICS = Statistics(*(0,) * 5, (), *(0,) * 6)
 RECORD = {
     "step",
     "version",

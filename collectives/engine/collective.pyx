@@ -185,6 +185,7 @@ cdef class NativeCollective(Driver):
             staleness,
             self.contribution.nonfinite,
             self.reduction.bytes_sent,
+            self.reduction.in_place,
             waiting_ns * 1e-9,
             (self.caller.calls_ns - waiting_ns) * 1e-9,
             self.busy_ns() * 1e-9,

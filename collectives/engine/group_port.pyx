@@ -72,7 +72,7 @@ cdef class GroupsPort(GroupQueue):
         if self.is_in_place():
             self.exchange.shared.describe(False, False, weight, weight, 0)
             self.exchange.begin_in_memory(
-                number, True, group.members, group.size, arrays, arrays != NULL, True)
+                number, True, group.members, group.size, arrays, arrays != NULL, True, False)
         else:
             self.exchange.begin(
                 group.members, group.size, group.me, group_tag(number), weight,

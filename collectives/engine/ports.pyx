@@ -115,7 +115,7 @@ cdef class EnginePort(RankPort):
         self.exchange.shared.describe(
             False, False, self.contribution.weight, self.contribution.weight, self.own_count())
         self.exchange.begin_in_memory(
-            number, True, self.everyone, self.size, arrays, True, True)
+            number, True, self.everyone, self.size, arrays, True, True, False)
 
     cdef double own_count(self) noexcept nogil:
         """Return the count that travels with the rank's vector: see `protocols.job_count`."""
@@ -198,7 +198,7 @@ cdef class VersionsPort(EnginePort):
             self.exchange.begin_in_memory(
                 number, False, self.groups.members, self.groups.count,
                 self.vectors.of[X] if self.publishing.direct else NULL, self.publishing.lent,
-                self.publishing.bypasses_snapshot())
+                self.publishing.bypasses_snapshot(), self.publishing.keeps)
         else:
             self.begin_by_messages(
                 self.groups.members, self.groups.count, me, version_tag(version, self.window),
@@ -210,7 +210,7 @@ cdef class VersionsPort(EnginePort):
         self.describe()
         self.exchange.begin_in_memory(
             number, True, self.everyone, self.size,
-            self.vectors.arrays(self.publishing.copy), self.publishing.lent, False)
+            self.vectors.arrays(self.publishing.copy), self.publishing.lent, False, False)
         return True
 
     cdef void describe(self) noexcept nogil:

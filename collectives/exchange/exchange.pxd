@@ -18,7 +18,7 @@ cdef class Exchange:
     cdef bint shares(self, const int *members, int size) noexcept nogil
     cdef void begin_in_memory(
         self, long long number, bint together, const int *members, int size,
-        char **user, bint lent, bint ringed) noexcept nogil
+        char **user, bint lent, bint ringed, bint keeps) noexcept nogil
     cdef void resume_in_memory(self) noexcept nogil
     cdef bint is_in_memory(self) noexcept nogil
     cdef bint progress(self) noexcept nogil

@@ -59,17 +59,17 @@ cdef class Exchange:
 
     cdef void begin_in_memory(
         self, long long number, bint together, const int *members, int size,
-        char **user, bint lent, bint ringed
+        char **user, bint lent, bint ringed, bint keeps
     ) noexcept nogil:
         """Average the snapshots of ranks that share memory, in the exchange of this number.
 
         Each rank's `Part` describes its vectors. The application's arrays, `user`, receive the mean
         unless they are NULL. If `lent`, they are averaged: they replace the snapshot meanwhile, or
-        do not change it if `ringed`. If all members enter the exchange `together`, none executes
+        do not change it if `ringed`, nor where it `keeps` them and they are in a window. If all members enter the exchange `together`, none executes
         it for another.
         """
         self.resume_in_memory()
-        self.shared.begin(number, together, members, size, user, lent, ringed)
+        self.shared.begin(number, together, members, size, user, lent, ringed, keeps)
 
     cdef void resume_in_memory(self) noexcept nogil:
         """Resume an exchange in which another rank has begun this rank's part."""

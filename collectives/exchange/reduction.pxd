@@ -33,7 +33,8 @@ cdef class Reduction:
     # the members' (see `protocols.job_count`).
     cdef double own_weight, weight, own_count, count
     # busy_ns: nanoseconds spent processing messages that had arrived.
-    cdef long long bytes_sent, progress_count, busy_ns
+    # in_place: averages that used the application's arrays where they are.
+    cdef long long bytes_sent, progress_count, busy_ns, in_place
 
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil
     cdef void remember(self, const char *vector) noexcept nogil

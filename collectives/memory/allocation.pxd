@@ -20,6 +20,8 @@ cdef void *resized(void *memory, size_t size) noexcept nogil
 cdef char *allocate(Py_ssize_t size) except NULL
 cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil
 
+cdef void *aligned_place(size_t size) noexcept
+
 cdef class Memory:
     cdef char *address
 
@@ -28,3 +30,5 @@ cdef class Segment:
     cdef char *address
     cdef int descriptor
     cdef bytes token
+
+    cdef int make_private(self) except -1

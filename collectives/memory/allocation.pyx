@@ -9,7 +9,8 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
     void *mmap(void *, size_t, int, int, int, long)
     int munmap(void *, size_t)
-    int MADV_HUGEPAGE, MAP_POPULATE, MAP_SHARED, PROT_READ, PROT_WRITE
+    int MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE
+    int MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE
     void *MAP_FAILED
 
 cdef extern from "<stdlib.h>" nogil:
@@ -17,6 +18,8 @@ cdef extern from "<stdlib.h>" nogil:
 
 cdef enum:
     TOKEN = 16
+    # Linux 6.1's, which older C libraries do not declare: use huge pages now.
+    MADV_COLLAPSE = 25
 
 # For tests: how many allocations succeed before one (`once`) or all fail; −1: all succeed.
 cdef long long countdown = -1
@@ -81,6 +84,23 @@ cdef char *try_to_allocate(Py_ssize_t size) noexcept nogil:
     return <char *>memory
 
 
+cdef void *aligned_place(size_t size) noexcept:
+    """Return addresses for a mapping that begins where a huge page does; NULL: there are none."""
+    cdef size_t end = round_up(size, PAGE)
+    cdef char *begin
+    cdef char *place
+    cdef void *reserved = mmap(NULL, end + HUGE_PAGE, PROT_NONE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if reserved == MAP_FAILED:
+        return NULL
+    begin = <char *>reserved
+    place = begin + (HUGE_PAGE - <size_t>begin % HUGE_PAGE) % HUGE_PAGE
+    if place > begin:
+        munmap(begin, place - begin)
+    munmap(place + end, begin + end + HUGE_PAGE - (place + end))
+    return place
+
+
 cdef class Memory:
     """Uninitialized memory for vectors, freed with this object."""
 
@@ -97,13 +117,16 @@ cdef class Segment:
     Args:
         size: bytes, of which the token takes the first `LINE`.
         handle: the handle of another process's segment; None creates a new segment.
+        huge: whether to map it on huge pages, if it is large and the kernel has them.
 
     Raises:
         OSError: there is no memory left, or the segment cannot be mapped.
     """
 
-    def __init__(self, Py_ssize_t size, handle=None):
+    def __init__(self, Py_ssize_t size, handle=None, bint huge=False):
+        cdef void *place = NULL
         cdef void *address
+        huge = huge and size >= HUGE_PAGE
         self.size = size
         self.descriptor = -1
         if fails():
@@ -120,11 +143,18 @@ cdef class Segment:
                 raise OSError(
                     f"descriptor {descriptor} of process {process} is not the expected memory")
         # Map all pages now, not by faults in the first averages.
-        address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-                       self.descriptor, 0)
+        if huge:
+            place = aligned_place(size)
+        address = mmap(
+            place, size, PROT_READ | PROT_WRITE,
+            MAP_SHARED | MAP_POPULATE | (MAP_FIXED if place != NULL else 0), self.descriptor, 0)
         if address == MAP_FAILED:
+            if place != NULL:
+                munmap(place, size)
             raise OSError(f"cannot map {size} bytes of shared memory")
         self.address = <char *>address
+        if huge:
+            madvise(address, size, MADV_COLLAPSE)
         if handle is None:
             memcpy(self.address, <char *>self.token, TOKEN)
         else:
@@ -143,6 +173,13 @@ cdef class Segment:
     def handle(self):
         """The argument by which another process of this node maps the segment, until `close`."""
         return os.getpid(), self.descriptor, self.token
+
+    cdef int make_private(self) except -1:
+        """Map the segment so that this process, a forked child, changes a copy of its own."""
+        if mmap(self.address, self.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+                self.descriptor, 0) == MAP_FAILED:
+            raise OSError(f"cannot map {self.size} bytes privately in a forked process")
+        return 0
 
     def close(self):
         """Let no further process map the segment."""

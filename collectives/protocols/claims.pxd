@@ -34,6 +34,16 @@ cdef class ClaimsProtocol:
     cdef long long handed_out(self, unsigned long long number, int first) noexcept nogil
     cdef long long claim(
         self, unsigned long long number, int first, unsigned long long blocks) noexcept nogil
+    cdef long long hold(
+        self, unsigned long long number, int first, unsigned long long blocks) noexcept nogil
+    cdef void let_go(
+        self, unsigned long long number, int first, unsigned long long claimed,
+        unsigned long long blocks) noexcept nogil
+    cdef long long ended(self, unsigned long long number, int first) noexcept nogil
+    cdef bint has_come(self, int rank, unsigned long long number) noexcept nogil
+    cdef bint change(
+        self, int rank, unsigned long long number, unsigned long long old, unsigned long long new
+    ) noexcept nogil
     cdef bint end(
         self, unsigned long long number, int first, Py_ssize_t block, unsigned long long blocks,
         unsigned long long fate) noexcept nogil

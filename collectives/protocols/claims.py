@@ -182,6 +182,43 @@ class ClaimsProtocol:
             if self.swap(first, HANDED_OUT, old, (number << BLOCK_BITS) + block + 1):
                 return block
 
+    def hold(self, number, first, blocks):
+        """Keep all from claiming one of so many blocks; return how many are claimed, −1: all are.
+
+        The exchange's first member must have come to it, so that it is in no earlier one.
+        """
+        while True:
+            old: cython.ulonglong = self.load(first, HANDED_OUT)
+            claimed: cython.ulonglong = 0
+            if old >> BLOCK_BITS == number:
+                claimed = old - (number << BLOCK_BITS)
+            if old >> BLOCK_BITS > number or claimed >= blocks:
+                return -1
+            if self.swap(first, HANDED_OUT, old, (number << BLOCK_BITS) + blocks):
+                return claimed
+
+    def let_go(self, number, first, claimed, blocks):
+        """Let the blocks that `hold` kept be claimed again."""
+        held: cython.ulonglong = (number << BLOCK_BITS) + blocks
+        self.swap(first, HANDED_OUT, held, (number << BLOCK_BITS) + claimed)
+
+    def ended(self, number, first):
+        """Return how many blocks of an exchange have been averaged."""
+        word: cython.ulonglong = self.load(first, ENDED)
+        return word - (number << BLOCK_BITS) if word >> BLOCK_BITS == number else 0
+
+    def has_come(self, rank, number):
+        """Return whether a rank's part in an exchange has begun, or the exchange is over."""
+        word: cython.ulonglong = self.load(rank, PART)
+        state: cython.ulonglong = state_of(word)
+        if number_of(word) != number:
+            return number_of(word) > number
+        return state != CLOSED and state != OPEN
+
+    def change(self, rank, number, old, new):
+        """Change the state of a rank's part in an exchange, if that is what it was."""
+        return self.swap(rank, PART, word_of(number, old), word_of(number, new))
+
     def end(self, number, first, block, blocks, fate):
         """Set a block to EMPTY or AVERAGED; return whether it was the last, to `release` then."""
         old: cython.ulonglong = self.load(first, BLOCKS + block)

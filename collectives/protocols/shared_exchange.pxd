@@ -25,13 +25,14 @@ cdef enum:
     SNAPSHOT
     RESULT
     RING
+    WINDOW
     OWN = 0
     OTHER
     FIRST_BLOCK
 
 cdef int DEEPEST
 
-cdef int source_of(bint ringed) noexcept nogil
+cdef int source_of(bint ringed, bint shows) noexcept nogil
 cdef int target_of(bint ringed, bint in_place, bint takes) noexcept nogil
 
 @cython.final
@@ -54,10 +55,11 @@ cdef class SharedExchangeProtocol:
     cdef int most
     cdef int rank, ahead, own_size, first
     cdef long long oldest, number, entry_ticket
-    cdef bint together, lent, receives, ringed
+    cdef bint together, lent, receives, ringed, shows, gets, withdrawing, holding, hidden
+    cdef long long held
     cdef Py_ssize_t own_blocks, copied, published, returned
     cdef long long copies[AHEAD]
-    cdef unsigned long long entry
+    cdef unsigned long long entry, entered
 
     cdef void attach(self, SharedExchangePort port)
     cdef int *place(self, int k) noexcept nogil
@@ -68,7 +70,7 @@ cdef class SharedExchangeProtocol:
     cdef bint is_pending(self) noexcept nogil
     cdef void begin(
         self, long long number, bint together, const int *members, int size, bint lent,
-        bint receives, bint ringed) noexcept nogil
+        bint receives, bint ringed, bint windowed, bint keeps) noexcept nogil
     cdef void enter(self) noexcept nogil
     cdef bint progress(self) noexcept nogil
     cdef bint advance(self) noexcept nogil
@@ -78,6 +80,9 @@ cdef class SharedExchangeProtocol:
     cdef void publish(self) noexcept nogil
     cdef bint return_next(self) noexcept nogil
     cdef void adopt(self) noexcept nogil
+    cdef void withdraw(self) noexcept nogil
+    cdef bint is_undisturbed(self) noexcept nogil
+    cdef void let_go(self) noexcept nogil
     cdef bint needs_messages(self, long long number) noexcept nogil
     cdef bint help(self, int rank, long long number) noexcept nogil
     cdef bint may_help(self, long long earlier, long long number) noexcept nogil

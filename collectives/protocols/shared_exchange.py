@@ -24,8 +24,9 @@ if not cython.compiled:  # else the .pxd declares them
         state_of,
     )
 
-    # Where a member contributes a block, or receives its mean.
-    NOWHERE, SNAPSHOT, RESULT, RING = range(4)
+    # Where a member contributes a block, or receives its mean. WINDOW: in the application's arrays,
+    # which are in memory that the node's ranks share.
+    NOWHERE, SNAPSHOT, RESULT, RING, WINDOW = range(5)
 
     # Lists of members: of this rank's own exchange, of another one, and, from here on, of the
     # blocks being averaged.
@@ -35,13 +36,20 @@ if not cython.compiled:  # else the .pxd declares them
 DEEPEST = 64
 
 
-def source_of(ringed):
-    """Return where a member contributes: in its ring if `ringed`, as its part says."""
+def source_of(ringed, shows):
+    """Return where a member contributes, as its part says.
+
+    Args:
+        ringed: whether the ring has its blocks.
+        shows: whether the application's arrays have them.
+    """
+    if shows:
+        return WINDOW
     return RING if ringed else SNAPSHOT
 
 
 def target_of(ringed, in_place, takes):
-    """Return where a member receives the mean, as its part says."""
+    """Return where a member receives the mean, as its part says; besides in its WINDOW, maybe."""
     if not takes:
         return NOWHERE
     if ringed:
@@ -84,6 +92,10 @@ class SharedExchangeProtocol:
         number: the exchange that this rank is in; `together` if every member enters it.
         lent: whether the application's arrays are published block by block. receives: whether
             they receive the mean. ringed: whether only the ring has their blocks.
+        shows, gets: whether others read the application's arrays, and write the mean there.
+        withdrawing: whether they are to stop that. holding: whether this rank keeps all from
+            claiming blocks; of which so many were claimed before: held. hidden: whether its part is
+            CLOSED meanwhile. entered: the state in which its part began.
         own_size, first: its members, and the first of them.
         own_blocks: its blocks; of them are `copied` from the application (with tickets `copies`),
             `published`, and `returned` to the application.
@@ -102,6 +114,13 @@ class SharedExchangeProtocol:
         self.lent = False
         self.receives = False
         self.ringed = False
+        self.shows = False
+        self.gets = False
+        self.withdrawing = False
+        self.held = 0
+        self.holding = False
+        self.hidden = False
+        self.entered = KEPT
         self.first = 0
         self.own_size = 0
         self.own_blocks = 0
@@ -159,15 +178,26 @@ class SharedExchangeProtocol:
         """Return whether the exchange that this rank is in is not over."""
         return self.entry != CLOSED or self.reached() == self.number
 
-    def begin(self, number, together, members, size, lent, receives, ringed):
+    def begin(self, number, together, members, size, lent, receives, ringed, windowed, keeps):
         """Begin this rank's part in an exchange.
 
         If all members enter it `together`, no rank executes it for another. A part that is `ringed`
         gives and receives, or has weight 0 and does neither.
+
+        Where the application's arrays are `windowed`, others read what is lent there, unless this
+        rank `keeps` a copy, and write the mean there; nothing goes by the ring.
         """
         i: cython.int
         own: cython.p_int = self.place(OWN)
-        self.port.set_path(ringed, receives or not ringed)
+        self.shows = windowed and lent and not keeps
+        self.gets = windowed and receives
+        self.withdrawing = False
+        lent = lent and not self.shows
+        receives = receives and not self.gets
+        ringed = ringed and not windowed
+        self.port.set_path(
+            ringed, (receives or not ringed) and not self.gets, self.shows, self.gets
+        )
         self.number = number
         self.together = together
         for i in range(size):
@@ -181,7 +211,7 @@ class SharedExchangeProtocol:
         self.published = 0
         self.returned = 0
         self.own_blocks = self.port.blocks(size)
-        self.entry = FLOWING if lent else KEPT
+        self.entry = self.entered = FLOWING if lent else KEPT
         # Others may average the snapshot only once its passes are complete; the application's
         # blocks are published one by one.
         self.entry_ticket = self.port.begun()
@@ -208,8 +238,12 @@ class SharedExchangeProtocol:
             self.port.progressed()
         while self.return_next():
             self.port.progressed()
-        return self.reached() != self.number and not (
-            self.receives and self.returned < self.own_blocks
+        if self.withdrawing:
+            self.withdraw()
+        return not (
+            self.reached() == self.number
+            or self.withdrawing
+            or (self.receives and self.returned < self.own_blocks)
         )
 
     def advance(self):
@@ -272,7 +306,8 @@ class SharedExchangeProtocol:
     def adopt(self):
         """Publish the rest of the application's arrays and return nothing to them.
 
-        A ring has no room for that: other arrays take their place, or they stay in use.
+        A ring has no room for that: other arrays take their place, or they stay in use. Where other
+        members use them, they are `withdrawing` until those have stopped.
         """
         if self.lent and self.ringed:
             self.port.keep_arrays()
@@ -282,6 +317,55 @@ class SharedExchangeProtocol:
         self.publish()
         self.lent = False
         self.receives = False
+        self.withdrawing = self.shows or self.gets
+        if self.withdrawing:
+            self.withdraw()
+
+    def withdraw(self):
+        """Use this rank's own vectors in place of the application's arrays, if no member uses these.
+
+        No member uses them while this rank keeps all from claiming blocks and those that were
+        claimed before have ended; nor while the first member has not come, if this part is closed.
+        """
+        over: cython.bint = self.reached() != self.number
+        averaged: cython.Py_ssize_t = self.own_blocks
+        total: cython.double = self.port.total_weight()
+        if not over:
+            if not self.is_undisturbed():
+                return
+            averaged = self.held
+            total = self.port.weigh(self.place(OWN), self.own_size)
+        self.port.withdraw(averaged if total > 0 else 0)
+        self.shows = False
+        self.gets = False
+        self.withdrawing = False
+        self.let_go()
+
+    def is_undisturbed(self):
+        """Return whether no member uses the application's arrays, nor will before `let_go`."""
+        if not self.holding:
+            come: cython.bint = self.first == self.rank or self.claims.has_come(
+                self.first, self.number
+            )
+            if not (come or self.hidden):
+                # Whoever finds that all have come looks at the first member before this one.
+                self.hidden = self.claims.change(self.rank, self.number, self.entered, CLOSED)
+                come = not self.hidden or self.claims.has_come(self.first, self.number)
+            if not come:
+                self.held = 0
+                return True
+            self.held = self.claims.hold(self.number, self.first, self.own_blocks)
+            self.holding = self.held >= 0
+        return self.holding and self.claims.ended(self.number, self.first) == self.held
+
+    def let_go(self):
+        """Let members use this rank's part again, if it is still in the exchange."""
+        if self.holding:
+            self.claims.let_go(self.number, self.first, self.held, self.own_blocks)
+        if self.hidden:
+            self.claims.change(self.rank, self.number, CLOSED, self.entered)
+        self.holding = False
+        self.hidden = False
 
     # Exchanges
 

@@ -12,8 +12,14 @@ class SharedExchangePort:
         """Return the number of blocks of an exchange of so many members."""
         raise NotImplementedError
 
-    def set_path(self, ringed, takes):
-        """Note in this rank's part whether the ring has its blocks, and if it takes the mean."""
+    def set_path(self, ringed, takes, shows, gets):
+        """Note in this rank's part where its blocks are, and where it takes the mean.
+
+        Args:
+            ringed: whether the ring has its blocks.
+            takes: whether a vector of its own takes the mean; one that is in place does so anyway.
+            shows, gets: whether the application's arrays have its blocks, and take the mean.
+        """
         raise NotImplementedError
 
     def begun(self):
@@ -38,6 +44,14 @@ class SharedExchangePort:
 
     def keep_arrays(self):
         """Use a copy in place of the application's arrays, from now on, if there is one."""
+        raise NotImplementedError
+
+    def withdraw(self, averaged):
+        """Use this rank's own vectors in place of the application's arrays from now on.
+
+        Args:
+            averaged: how many blocks have their mean in the application's arrays.
+        """
         raise NotImplementedError
 
     def weigh(self, members, size):

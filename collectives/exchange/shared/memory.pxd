@@ -11,6 +11,10 @@ cdef struct Part:
     bint in_place, saves, replaced, ringed, takes
     # Whether the snapshot and the result have changed places; only a closed part's rank changes it.
     bint swapped
+    # Whether the application's arrays have the contribution, and get the mean; the family of the
+    # windows that they are in.
+    bint shows, gets
+    unsigned long long family
     # Its count, which an exchange replaces by the mean of the members'; that mean in the last
     # average over all ranks since this was set, and the number of this, −1 if there was none.
     double count, average_count
@@ -18,11 +22,17 @@ cdef struct Part:
 
 cdef class SharedMemory:
     cdef Layout layout
-    cdef int rank
-    cdef Py_ssize_t distance, begin_of_ring
+    cdef int rank, size
+    cdef Py_ssize_t distance, begin_of_ring, begin_of_places
     # By rank, NULL on other nodes.
     cdef Part **parts
     cdef unsigned long long **words
+    # Where the application's arrays are in their window.
+    cdef Py_ssize_t **places
+    # The ranks' processes, and those of their windows that were used last, by family.
+    cdef int *processes
+    cdef unsigned long long *families
+    cdef char **windows
     cdef char **vectors
     # This rank's memory, and the mapped memory of the others.
     cdef Segment segment
@@ -33,3 +43,5 @@ cdef class SharedMemory:
     cdef char *snapshot(self, int rank) noexcept nogil
     cdef char *result(self, int rank) noexcept nogil
     cdef char *ring(self, int rank) noexcept nogil
+    cdef bint show(self, char **arrays) noexcept nogil
+    cdef char *array(self, int rank, int i) noexcept nogil

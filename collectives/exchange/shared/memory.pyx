@@ -7,6 +7,10 @@ unless they are on devices, whose drivers let other processes map them.
 from libc.stdlib cimport free
 
 from collectives.memory.allocation cimport LINE, PAGE, Segment, apart, round_up, zeroed
+from collectives.memory.windows cimport address_of, family_at
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
 
 cdef enum:
     # Offsets in a segment, after its token: the rank's `Part`, and its words.
@@ -31,16 +35,24 @@ cdef class SharedMemory:
     def __init__(
         self, Layout layout, int rank, int size, Py_ssize_t words, bint vectors, Py_ssize_t ring
     ):
-        cdef Py_ssize_t begin = round_up(WORDS + words * sizeof(long long), PAGE)
+        cdef Py_ssize_t places = WORDS + words * sizeof(long long)
+        cdef Py_ssize_t begin = round_up(places + layout.count * sizeof(Py_ssize_t), PAGE)
         self.layout = layout
         self.rank = rank
         self.distance = apart(layout.size)
         self.begin_of_ring = 2 * self.distance if vectors else 0
-        self.vectors = <char **>zeroed(3 * size, sizeof(char *))
-        if self.vectors == NULL:
+        self.begin_of_places = places
+        self.vectors = <char **>zeroed(6 * size, sizeof(char *))
+        self.processes = <int *>zeroed(size, sizeof(int))
+        if self.vectors == NULL or self.processes == NULL:
             raise MemoryError
         self.parts = <Part **>(self.vectors + size)
         self.words = <unsigned long long **>(self.vectors + 2 * size)
+        self.places = <Py_ssize_t **>(self.vectors + 3 * size)
+        self.windows = self.vectors + 4 * size
+        self.families = <unsigned long long *>(self.vectors + 5 * size)
+        self.processes[rank] = getpid()
+        self.size = size
         self.segments, self.mapped = [], []
         if layout.space.deferred:
             self.segment = Segment(begin)
@@ -52,10 +64,12 @@ cdef class SharedMemory:
 
     def __dealloc__(self):
         free(self.vectors)
+        free(self.processes)
 
     cdef _place(self, int rank, Segment segment, char *vectors):
         self.parts[rank] = <Part *>(segment.address + PARTS)
         self.words[rank] = <unsigned long long *>(segment.address + WORDS)
+        self.places[rank] = <Py_ssize_t *>(segment.address + self.begin_of_places)
         self.vectors[rank] = vectors
 
     @property
@@ -72,6 +86,7 @@ cdef class SharedMemory:
             if rank == self.rank:
                 continue
             segment = Segment(self.segment.size, words)
+            self.processes[rank] = words[0]
             self.segments.append(segment)
             if exported is None:
                 self._place(
@@ -101,3 +116,32 @@ cdef class SharedMemory:
 
     cdef char *ring(self, int rank) noexcept nogil:
         return self.vectors[rank] + self.begin_of_ring
+
+    # The application's arrays
+
+    cdef bint show(self, char **arrays) noexcept nogil:
+        """Tell others where this rank's arrays are; return whether all are where all can use them.
+        """
+        cdef Part *part = self.parts[self.rank]
+        cdef unsigned long long family = 0
+        cdef int i, rank
+        for i in range(self.layout.count):
+            family = family_at(arrays[i], self.layout.bytes[i], &self.places[self.rank][i])
+            if family == 0 or i > 0 and family != part.family:
+                return False
+            part.family = family
+        if family != self.families[self.rank]:
+            for rank in range(self.size):
+                if self.parts[rank] != NULL and address_of(family, self.processes[rank]) == NULL:
+                    return False
+            self.families[self.rank] = family
+            self.windows[self.rank] = address_of(family, self.processes[self.rank])
+        return True
+
+    cdef char *array(self, int rank, int i) noexcept nogil:
+        """Return where an array is that a rank shows."""
+        cdef unsigned long long family = self.parts[rank].family
+        if self.families[rank] != family:
+            self.families[rank] = family
+            self.windows[rank] = address_of(family, self.processes[rank])
+        return self.windows[rank] + self.places[rank][i]

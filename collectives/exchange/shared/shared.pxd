@@ -24,7 +24,7 @@ cdef class SharedBlocks(SharedExchangePort):
     # place, and the bytes of a block.
     cdef char **user
     cdef char **kept
-    cdef Py_ssize_t own_block
+    cdef Py_ssize_t own_block, own_blocks
     # How many arrays that exchange averages, and this rank's weight in it.
     cdef int own_averaged
     cdef double own_weight
@@ -37,20 +37,20 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef char **vectors
     cdef char **sources
     cdef char **targets
-    # Where the mean goes.
-    cdef char **means
 
     cdef bint joins(self, const int *members, int size) noexcept nogil
     cdef void begin(self, long long number, bint together, char **user, int size) noexcept nogil
     cdef int _averaged_in(self, long long number, bint together) noexcept nogil
     cdef void _divide(self, int size) noexcept nogil
-    cdef char *_at(self, int rank, int place, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
-    cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
-    cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
+    cdef char *_at(
+        self, int rank, int place, int i, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
+    cdef char *_source(self, int rank, int i, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
+    cdef char *_target(self, int rank, int i, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil
+    cdef char *_second_target(self, int rank, int i) noexcept nogil
     cdef Py_ssize_t _end_of(self, Py_ssize_t block) noexcept nogil
     cdef void _copy_block(self, Py_ssize_t block, char *vector, bint publishes) noexcept nogil
     cdef void _average(
-        self, Py_ssize_t low, Py_ssize_t high, const int *members, int size
+        self, Py_ssize_t block, Py_ssize_t low, Py_ssize_t high, const int *members, int size
     ) noexcept nogil
     cdef void _keep(
         self, Py_ssize_t begin, Py_ssize_t bytes, const int *members, int size
@@ -71,4 +71,4 @@ cdef class Shared(Transport):
     ) noexcept nogil
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,
-        bint lent, bint ringed) noexcept nogil
+        bint lent, bint ringed, bint keeps) noexcept nogil

@@ -20,6 +20,7 @@ from collectives.protocols.shared_exchange cimport (
     NOWHERE,
     RING,
     SNAPSHOT,
+    WINDOW,
     SharedExchangeProtocol,
     source_of,
     target_of,
@@ -48,12 +49,11 @@ cdef class SharedBlocks(SharedExchangePort):
         self.groups = groups
         self.rank = rank
         self.shares = <double *>zeroed(size, sizeof(double))
-        self.vectors = <char **>zeroed(4 * size, sizeof(char *))
+        self.vectors = <char **>zeroed(5 * size, sizeof(char *))
         if self.shares == NULL or self.vectors == NULL:
             raise MemoryError
         self.sources = self.vectors + size
         self.targets = self.vectors + 2 * size
-        self.means = self.vectors + 3 * size
 
     def __dealloc__(self):
         free(self.shares)
@@ -82,6 +82,7 @@ cdef class SharedBlocks(SharedExchangePort):
         self.own_weight = self.parts[self.rank].weight
         self._divide(size)
         self.own_block = self.block
+        self.own_blocks = self.count
 
     cdef void _divide(self, int size) noexcept nogil:
         """Divide the vector into blocks for this number of members."""
@@ -101,25 +102,43 @@ cdef class SharedBlocks(SharedExchangePort):
         return self.count
 
     cdef char *_at(
-        self, int rank, int place, Py_ssize_t block, Py_ssize_t bytes
+        self, int rank, int place, int i, Py_ssize_t block, Py_ssize_t bytes
     ) noexcept nogil:
-        """Return where a rank's vector begins that has this block; for the ring, would begin."""
+        """Return where a rank's vector begins that has this block; of a ring, it would begin there.
+
+        As a vector's arrays are apart in a window, its address depends on the array, `i`.
+        """
         if place == NOWHERE:
             return NULL
+        if place == WINDOW:
+            return self.memory.array(rank, i) - self.layout.begin[i]
         if place == RING:
             return self.memory.ring(rank) + block % AHEAD * bytes - (HEADER + block * bytes)
         return self.memory.snapshot(rank) if place == SNAPSHOT else self.memory.result(rank)
 
-    cdef char *_source(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
-        return self._at(rank, source_of(self.parts[rank].ringed), block, bytes)
-
-    cdef char *_target(self, int rank, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
+    cdef char *_source(self, int rank, int i, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
         cdef Part *part = self.parts[rank]
-        return self._at(rank, target_of(part.ringed, part.in_place, part.takes), block, bytes)
+        return self._at(rank, source_of(part.ringed, part.shows), i, block, bytes)
 
-    cdef void set_path(self, bint ringed, bint takes) noexcept nogil:
-        self.parts[self.rank].ringed = ringed
-        self.parts[self.rank].takes = takes
+    cdef char *_target(self, int rank, int i, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
+        cdef Part *part = self.parts[rank]
+        return self._at(
+            rank, target_of(part.ringed, part.in_place, part.takes), i, block, bytes)
+
+    cdef char *_second_target(self, int rank, int i) noexcept nogil:
+        """Return where the mean goes besides; to a vector that is not averaged only what it gave.
+        """
+        cdef Part *part = self.parts[rank]
+        if not part.gets or i >= self.averaged and part.weight == 0:
+            return NULL
+        return self._at(rank, WINDOW, i, 0, 0)
+
+    cdef void set_path(self, bint ringed, bint takes, bint shows, bint gets) noexcept nogil:
+        cdef Part *part = self.parts[self.rank]
+        part.ringed = ringed
+        part.takes = takes or part.in_place
+        part.shows = shows
+        part.gets = gets
 
     cdef long long begun(self) noexcept nogil:
         return self.layout.space.begun()
@@ -133,17 +152,31 @@ cdef class SharedBlocks(SharedExchangePort):
         return self.reduction.arrival.has(self.user, self._end_of(block))
 
     cdef long long contribute_block(self, Py_ssize_t block) noexcept nogil:
-        self._copy_block(block, self._source(self.rank, block, self.own_block), True)
+        self._copy_block(block, self._source(self.rank, 0, block, self.own_block), True)
         return self.layout.space.begun()
 
     cdef void return_block(self, Py_ssize_t block) noexcept nogil:
-        self._copy_block(block, self._target(self.rank, block, self.own_block), False)
+        self._copy_block(block, self._target(self.rank, 0, block, self.own_block), False)
         self.reduction.arrival.give_back(self.user, self._end_of(block))
 
     cdef void keep_arrays(self) noexcept nogil:
         if self.kept != NULL and self.kept != self.user:
             self.layout.copy(self.kept, self.user)
             self.user = self.kept
+
+    cdef void withdraw(self, Py_ssize_t averaged) noexcept nogil:
+        cdef Part *part = self.parts[self.rank]
+        cdef Py_ssize_t block
+        if self.kept != NULL:  # it is the snapshot
+            self.layout.copy(self.kept, self.user)
+            part.in_place = True
+        elif part.shows:
+            for block in range(averaged, self.own_blocks):
+                self._copy_block(block, self.memory.snapshot(self.rank), True)
+        elif not part.in_place:
+            for block in range(averaged):
+                self._copy_block(block, self.memory.result(self.rank), True)
+        self.set_path(False, True, False, False)
 
     cdef Py_ssize_t _end_of(self, Py_ssize_t block) noexcept nogil:
         """Return where a block of this rank's exchange ends in a vector."""
@@ -188,24 +221,17 @@ cdef class SharedBlocks(SharedExchangePort):
     ) noexcept nogil:
         cdef long long began = now()
         cdef Py_ssize_t low
-        cdef int k
-        cdef bint taken = False
         self._divide(size)
         self.averaged = self._averaged_in(number, together)
         low = HEADER + block * self.block
-        for k in range(size):
-            self.sources[k] = self._source(members[k], block, self.block)
-            self.targets[k] = self._target(members[k], block, self.block)
-            taken = taken or self.targets[k] != NULL
-        if taken:
-            self._average(low, min(low + self.block, self.layout.size), members, size)
+        self._average(block, low, min(low + self.block, self.layout.size), members, size)
         self.reduction.busy_ns += now() - began
         return self.layout.space.begun()
 
     cdef void _average(
-        self, Py_ssize_t low, Py_ssize_t high, const int *members, int size
+        self, Py_ssize_t block, Py_ssize_t low, Py_ssize_t high, const int *members, int size
     ) noexcept nogil:
-        """Write the mean of these bytes to each target."""
+        """Write the mean of these bytes, a block, to each target."""
         cdef Py_ssize_t itemsize, first, count, n, begin
         cdef int i, k, takers
         cdef bint saves = False
@@ -213,24 +239,33 @@ cdef class SharedBlocks(SharedExchangePort):
             saves = saves or self.parts[members[k]].saves
         for i in range(self.layout.count):
             count = self.layout.part(i, low, high, &first)
+            if count == 0:
+                continue
             itemsize = self.layout.itemsize[i]
             begin = self.layout.begin[i] + first * itemsize
+            takers = 0
+            for k in range(size):
+                self.sources[k] = self._source(members[k], i, block, self.block)
+                self.targets[2 * k] = self._target(members[k], i, block, self.block)
+                self.targets[2 * k + 1] = self._second_target(members[k], i)
             if i >= self.averaged:
                 self._keep(begin, count * itemsize, members, size)
                 continue
-            while count > 0:
+            for k in range(2 * size):
+                if self.targets[k] != NULL:
+                    self.targets[takers] = self.targets[k] + begin
+                    takers += 1
+            while count > 0 and takers > 0:
                 n = min(count, CHUNK) if saves and not self.layout.space.deferred else count
-                takers = 0
                 for k in range(size):
                     self.vectors[k] = self.sources[k] + begin
-                    if self.targets[k] != NULL:
-                        self.means[takers] = self.targets[k] + begin
-                        takers += 1
                     if self.parts[members[k]].saves:
                         self.layout.space.copy(
                             self.memory.result(members[k]) + begin, self.vectors[k], n * itemsize)
                 self.layout.space.mean(
-                    i, self.means, takers, <const char **>self.vectors, self.shares, size, n)
+                    i, self.targets, takers, <const char **>self.vectors, self.shares, size, n)
+                for k in range(takers):
+                    self.targets[k] += n * itemsize
                 begin += n * itemsize
                 count -= n
 
@@ -239,13 +274,14 @@ cdef class SharedBlocks(SharedExchangePort):
     ) noexcept nogil:
         """Let each member have its own of these bytes, of an array that is not averaged."""
         cdef char *own
-        cdef int k
+        cdef int j, k
         for k in range(size):
             own = self.sources[k] + begin
             if self.parts[members[k]].saves:
                 self.layout.space.copy(self.memory.result(members[k]) + begin, own, bytes)
-            if self.targets[k] != NULL and self.targets[k] != self.sources[k]:
-                self.layout.space.copy(self.targets[k] + begin, own, bytes)
+            for j in range(2 * k, 2 * k + 2):
+                if self.targets[j] != NULL and self.targets[j] != self.sources[k]:
+                    self.layout.space.copy(self.targets[j] + begin, own, bytes)
 
     # The end of an exchange
 
@@ -321,7 +357,7 @@ cdef class Shared(Transport):
         self, bint in_place, bint saves, double weight, double weight_after, double count
     ) noexcept nogil:
         """Set what an exchange does with this rank's vectors; the part must be closed."""
-        self.blocks.set_path(False, True)
+        self.blocks.set_path(False, True, False, False)
         self.part.in_place = in_place
         self.part.saves = saves
         self.part.replaced = False
@@ -332,16 +368,21 @@ cdef class Shared(Transport):
 
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,
-        bint lent, bint ringed
+        bint lent, bint ringed, bint keeps
     ) noexcept nogil:
         """Begin this rank's part in an exchange; in one that is `together` every member does so.
 
         If `lent`, the application's arrays, `user`, are published block by block; unless NULL,
         they receive the mean. `ringed`, by way of the ring alone, is possible if they do both, or
-        if this rank has weight 0 and receives nothing.
+        if this rank has weight 0 and receives nothing. Arrays in a window are used there instead,
+        except that a rank which `keeps` what it contributes in its snapshot publishes that.
         """
+        cdef bint windowed = (
+            user != NULL and self.memory.begin_of_ring > 0 and self.memory.show(user))
+        self.blocks.reduction.in_place += windowed
         self.blocks.begin(number, together, user, size)
-        self.steps.begin(number, together, members, size, lent, user != NULL, ringed)
+        self.steps.begin(
+            number, together, members, size, lent, user != NULL, ringed, windowed, keeps)
 
     cdef bint progress(self) noexcept nogil:
         if not self.steps.progress():
@@ -359,5 +400,5 @@ cdef class Shared(Transport):
         self.steps.adopt()
 
     cdef bint uses(self, char **user) noexcept nogil:
-        """Return whether a pending exchange still saves the snapshot in the result vector."""
-        return self.part.saves and self.steps.is_pending()
+        """Return whether a pending exchange still uses the arrays in a window, or the result."""
+        return self.steps.withdrawing or self.part.saves and self.steps.is_pending()

@@ -1,0 +1,344 @@
+"""Arrays in memory that ranks share: averaged where they are, and otherwise as any other array."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from together import Interrupted, as_list, bytes_of, interrupted, signalled
+
+from collectives import GroupAllreduce, empty, empty_like
+from collectives.memory import windows
+from collectives.memory.allocation import fail_after
+
+pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
+
+DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+# Around the edges of blocks, for 2 to 8 members, and one with several.
+LENGTHS = (1, 15, 16, 1000, 4096, 16 * 1024 - 1, 65_537, 400_003)
+
+
+def values(rank, t, length, dtype):
+    return np.random.default_rng((rank, t)).normal(size=length).astype(dtype)
+
+
+def elsewhere(comm, like):
+    """Return an array as `empty_like` does, in this process's own memory."""
+    return np.zeros_like(like) if isinstance(like, np.ndarray) else [*map(np.zeros_like, like)]
+
+
+def run(comm, make, like, calls, **options):
+    """Make the same calls with arrays that `make` returns; return each result, as bytes."""
+    x = make(comm, like)
+    found = []
+    with GroupAllreduce(comm, x, transport="shared", **options) as average:
+        for t in range(calls):
+            for i, array in enumerate(as_list(x)):
+                array += values(comm.rank, 10 * t + i, array.size, array.dtype)
+            average(x)
+            found.append(bytes_of(x))
+        average.synchronize(x)
+        found.append(bytes_of(x))
+        average.average(x)
+        found.append(bytes_of(x))
+    return found
+
+
+@pytest.mark.ranks(1, 3, 4, 8)
+@pytest.mark.parametrize("late", ["paper", "conserving"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_averages_have_the_same_bits(comm, dtype, late):
+    """Where all members of every group wait for each other, whatever the length."""
+    for length in LENGTHS:
+        like = np.zeros(length, dtype)
+        options = {"group_size": 2 if comm.size % 2 == 0 else comm.size, "sync_period": 3, "wait": "group", "late": late}
+        results = [run(comm, make, like, 4, **options) for make in (elsewhere, empty_like)]
+        assert results[0] == results[1], length
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("count", [2, 4])
+def test_lists_of_arrays_weights_and_left_out_arrays(comm, count):
+    """Some arrays are averaged over all ranks only; the weights differ, and one is 0."""
+    like = [np.zeros(1000, np.float32), np.zeros(70_001), np.zeros(333, np.float16)]
+    results = []
+    for make in (elsewhere, empty_like):
+        x = make(comm, like)
+        with GroupAllreduce(
+            comm,
+            x,
+            transport="shared",
+            group_size=count if comm.size % count == 0 else comm.size,
+            sync_period=4,
+            wait="group",
+            only_all_ranks=[2],
+        ) as average:
+            for t in range(6):
+                for i, array in enumerate(x):
+                    array += values(comm.rank, 10 * t + i, array.size, array.dtype)
+                average(x, weight=float((comm.rank + t) % 3))
+                results.append(bytes_of(x))
+    assert results[:6] == results[6:]
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", ["paper", "conserving"])
+def test_what_is_not_finite_is_left_out(comm, late):
+    """On one rank, and on all: then nobody's vector changes."""
+    for bad in ([0], range(comm.size)):
+        results = []
+        for make in (elsewhere, empty_like):
+            x = make(comm, np.zeros(70_001, np.float32))
+            with GroupAllreduce(
+                comm, x, transport="shared", group_size=comm.size, wait="group", late=late
+            ) as average:
+                x += values(comm.rank, 0, x.size, x.dtype)
+                average(x)
+                if comm.rank in bad:
+                    x[777] = np.nan
+                average(x)
+                results.append(bytes_of(x))
+                x[:] = comm.rank
+                average(x)
+                results.append(bytes_of(x))
+        assert results[:2] == results[2:], bad
+
+
+@pytest.mark.ranks(3, 4, 8)
+@pytest.mark.parametrize("late", ["paper", "conserving"])
+def test_late_ranks_have_the_same_bits(comm, late):
+    """Rank 0 starts every version, and the others call later; some vectors are in windows, or all.
+    """
+    for some in (False, True):
+        results = []
+        for make in (elsewhere, empty_like):
+            x = make(comm, np.zeros(100_003))
+            y = np.zeros_like(x) if some and comm.rank % 2 else x
+            with GroupAllreduce(
+                comm, x, transport="shared", group_size=comm.size, sync_period=100, late=late
+            ) as average:
+                for t in range(3):
+                    y += 2.0 ** (comm.rank + t)
+                    comm.Barrier()
+                    if comm.rank == 0:
+                        average(y)
+                    comm.Barrier()
+                    if comm.rank > 0:
+                        average(y)
+                    results.append(bytes_of(y))
+                average.synchronize(y)
+                results.append(bytes_of(y))
+        assert results[:4] == results[4:]
+
+
+@pytest.mark.ranks(4, 8)
+def test_nothing_is_lost_wherever_ranks_are(comm):
+    """Timely or late by chance, what all have added is in the average over all ranks, exactly."""
+    x = empty(comm, 300_001, np.float64)
+    random = np.random.default_rng(comm.rank)
+    with GroupAllreduce(
+        comm, x, transport="shared", group_size=2, sync_period=10**6, late="conserving"
+    ) as average:
+        for t in range(30):
+            x += 16.0 * (comm.rank + t)
+            if random.random() < 0.3:
+                time.sleep(random.uniform(0, 3e-3))
+            average(x)
+        average.synchronize(x)
+    added = 16.0 * sum(rank + t for rank in range(comm.size) for t in range(30)) / comm.size
+    assert np.allclose(x, added, rtol=1e-12, atol=0)
+    assert (x == x[0]).all()
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("late", ["paper", "conserving"])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("length", [1000, 400_003])
+def test_an_interrupted_call_gives_the_vector_back(comm, length, first, late):
+    """Nobody writes to it any more, and its contribution is in the others' averages."""
+    results = []
+    for make in (elsewhere, empty_like):
+        x = make(comm, np.zeros(length))
+        with GroupAllreduce(
+            comm,
+            x,
+            transport="shared",
+            group_size=comm.size,
+            sync_period=10**6,
+            wait="group",
+            late=late,
+        ) as average:
+            x[:] = comm.rank + 1
+            average(x)
+            mean = (comm.size + 1) / 2
+            assert (x == mean).all()
+            x += comm.rank
+            if comm.rank == first:
+                with interrupted(0.2):
+                    average(x)
+                assert (x == mean + comm.rank).all()
+                x[:] = -7
+            comm.Barrier()
+            if comm.rank != first:
+                average(x)
+                assert (x == mean + (comm.size - 1) / 2).all()
+            comm.Barrier()
+            if comm.rank == first:
+                assert (x == -7).all()
+            for t in range(3):
+                x += comm.rank + t
+                average(x)
+                results.append(bytes_of(x))
+            average.synchronize(x)
+            results.append(bytes_of(x))
+    assert results[:4] == results[4:]
+
+
+@pytest.mark.ranks(4, 8)
+@pytest.mark.parametrize("options", [{"wait": "group"}, {}], ids=["group", "nobody"])
+def test_calls_are_interrupted_at_any_moment(comm, options):
+    """Nobody writes to a vector after that, and nothing is lost, unless a change is not known."""
+    x = empty(comm, 300_001, np.float64)
+    random = np.random.default_rng(comm.rank)
+    with GroupAllreduce(
+        comm,
+        x,
+        transport="shared",
+        group_size=comm.size // 2,
+        sync_period=10**6,
+        late="conserving",
+        **options,
+    ) as average:
+        for t in range(40):
+            x += 16 * (1 + comm.rank)
+            with contextlib.suppress(Interrupted), signalled(stop, random.uniform(1e-5, 3e-3)):
+                average(x)
+            if average.version == t:  # it was interrupted before it had begun
+                average(x)
+            if t % 5 == 0:
+                kept = x.copy()
+                time.sleep(random.uniform(0, 2e-3))
+                assert (x == kept).all()
+        average.synchronize(x)
+        unknown = comm.allreduce(average.statistics().nonfinite)
+        assert len(set(comm.allgather(bytes_of(x)))) == 1
+        if not unknown:
+            assert np.allclose(x, 40 * 16 * (comm.size + 1) / 2, rtol=1e-12, atol=0)
+
+
+def stop():
+    raise Interrupted
+
+
+@pytest.mark.ranks(1, 4)
+def test_an_array_is_ordinary(comm):
+    x = empty(comm, (3, 5), np.float32)
+    assert x.shape == (3, 5)
+    assert x.dtype == np.float32
+    assert not x.any()
+    assert x.flags.c_contiguous and x.flags.writeable
+    x[1] = comm.rank
+    comm.Barrier()
+    assert (x[1] == comm.rank).all()
+    several = empty_like(comm, [np.zeros(7), np.ones((2, 2), np.float16), np.zeros(0)])
+    assert [(each.shape, each.dtype) for each in several] == [
+        ((7,), np.float64),
+        ((2, 2), np.float16),
+        ((0,), np.float64),
+    ]
+    assert all(each.ctypes.data % 64 == 0 for each in several if each.size)
+
+
+@pytest.mark.ranks(3)
+def test_a_forked_process_changes_a_copy(comm):
+    x = empty(comm, 1000, np.float64)
+    x[:] = comm.rank
+    child = os.fork()
+    if child == 0:
+        x[:] = 99
+        os._exit(0 if (x == 99).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    comm.Barrier()
+    assert (x == comm.rank).all()
+    with GroupAllreduce(comm, x, transport="shared", group_size=3, wait="group") as average:
+        average(x)
+    assert (x == 1).all()
+
+
+@pytest.mark.ranks(3, 4)
+def test_memory_is_freed_with_the_last_array(comm):
+    gc.collect()
+    comm.Barrier()
+    windows.unmap_released()
+    comm.Barrier()
+    before = mapped()
+    x = empty(comm, 2**18, np.float64)
+    part = x[100:]
+    with GroupAllreduce(comm, part, transport="shared", group_size=comm.size, wait="group"):
+        assert mapped() >= before + comm.size * 2**21
+    del x
+    windows.unmap_released()
+    assert mapped() >= before + comm.size * 2**21
+    del part
+    gc.collect()
+    comm.Barrier()
+    windows.unmap_released()
+    assert mapped() == before
+
+
+def mapped():
+    """Return the bytes of windows that this process has mapped."""
+    with open("/proc/self/maps") as file:
+        places = [line.split()[0].split("-") for line in file if "memfd:wagma" in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in places)
+
+
+@pytest.mark.ranks(1, 4)
+def test_there_may_be_no_memory_to_share(comm):
+    """Then arrays are in each process's own memory, on all ranks alike."""
+    if comm.rank == comm.size - 1:
+        fail_after(0)
+    try:
+        x = empty(comm, 1000, np.float32)
+    finally:
+        fail_after(-1)
+    assert not windows.families or not comm.allreduce(is_shared(x))
+    x[:] = comm.rank
+    with GroupAllreduce(comm, x, group_size=comm.size, wait="group") as average:
+        average(x)
+    assert (x == (comm.size - 1) / 2).all()
+
+
+def is_shared(array):
+    return windows.has(array.ctypes.data)
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error"),
+    [(3, object, "dtype object"), ((2, -1), np.float32, "negative"), (3, "nothing", "nothing")],
+)
+def test_a_wrong_argument_raises_on_all_ranks(comm, shape, dtype, error):
+    """Where one rank alone has given it, too."""
+    wrong = comm.rank == 0
+    with pytest.raises((TypeError, ValueError), match=error):
+        empty(comm, shape if wrong else 3, dtype if wrong else np.float32)
+
+
+@pytest.mark.ranks(3, 4)
+def test_statistics_say_how_many_calls_were_in_windows(comm):
+    x = empty(comm, 1000, np.float64)
+    y = np.zeros(1000)
+    with GroupAllreduce(
+        comm, x, transport="shared", group_size=comm.size, wait="group"
+    ) as average:
+        average(x)
+        average(x)
+        average(y)
+        assert average.statistics().in_place == 2
+        assert average.statistics().calls == 3
