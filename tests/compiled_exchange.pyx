@@ -21,9 +21,9 @@ cdef class PythonPort(SharedExchangePort):
         with gil:
             return self.port.blocks(size)
 
-    cdef void set_path(self, bint ringed, bint takes) noexcept nogil:
+    cdef void set_path(self, bint ringed, bint takes, bint shows, bint gets) noexcept nogil:
         with gil:
-            self.port.set_path(ringed, takes)
+            self.port.set_path(ringed, takes, shows, gets)
 
     cdef long long begun(self) noexcept nogil:
         with gil:
@@ -48,6 +48,10 @@ cdef class PythonPort(SharedExchangePort):
     cdef void keep_arrays(self) noexcept nogil:
         with gil:
             self.port.keep_arrays()
+
+    cdef void withdraw(self, Py_ssize_t averaged) noexcept nogil:
+        with gil:
+            self.port.withdraw(averaged)
 
     cdef double weigh(self, const int *members, int size) noexcept nogil:
         with gil:
@@ -134,11 +138,12 @@ cdef class CompiledExchange:
     def reached(self):
         return self.steps.reached()
 
-    def begin(self, number, together, members, given, receives, ringed):
+    def begin(self, number, together, members, given, receives, ringed, windowed, keeps):
         cdef int group[16]
         for i, member in enumerate(members):
             group[i] = member
-        self.steps.begin(number, together, group, len(members), given, receives, ringed)
+        self.steps.begin(
+            number, together, group, len(members), given, receives, ringed, windowed, keeps)
 
     def progress(self):
         return self.steps.progress()

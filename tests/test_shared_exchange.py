@@ -86,14 +86,17 @@ class Recorder:
     def average_counts(self, number, members, size=None):
         self.note("average_counts", number, *members[:size])
 
-    def set_path(self, ringed, takes):
-        self.note("set_path", bool(ringed), bool(takes))
+    def set_path(self, *where):
+        self.note("set_path", *map(bool, where))
 
     def return_block(self, block):
         self.note("return_block", block)
 
     def keep_arrays(self):
         self.note("keep_arrays")
+
+    def withdraw(self, averaged):
+        self.note("withdraw", averaged)
 
     def replace(self, rank):
         self.note("replace", rank)
@@ -172,8 +175,10 @@ class Life:
         given = self.chosen(True, True, False)
         receives = given or self.chosen(True, False)
         ringed = (given or not receives) and self.chosen(True, False)
+        windowed = receives and self.chosen(True, False)
+        keeps = not ringed and self.chosen(True, False)
         members = group_of(me, number, len(self.ranks))
-        rank.begin(number, together, members, given, receives, ringed)
+        rank.begin(number, together, members, given, receives, ringed, windowed, keeps)
         return "averaging"
 
     def opened(self, rank, me):
@@ -212,11 +217,22 @@ def test_compiled_ranks_do_what_those_of_the_source_do(block):
     assert {verb for verb in verbs if not verb.startswith("_") and actions[verb] < 20} == set()
 
 
-def test_a_rank_that_decides_otherwise_is_noticed():
-    class Eager(SourceExchange):
-        def near(self):
-            return super().near() + 1
+class Eager(SourceExchange):
+    """A rank that publishes more blocks ahead."""
 
+    def near(self):
+        return super().near() + 1
+
+
+class Hasty(SourceExchange):
+    """A rank that takes its arrays back from members that still use them."""
+
+    def is_undisturbed(self):
+        return super().is_undisturbed() or self.holding
+
+
+@pytest.mark.parametrize("other", (Eager, Hasty))
+def test_a_rank_that_decides_otherwise_is_noticed(other):
     assert any(
-        Life(SourceWords, Eager, seed).actions != of_compiled(seed).actions for seed in range(20)
+        Life(SourceWords, other, seed).actions != of_compiled(seed).actions for seed in range(20)
     )
