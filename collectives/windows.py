@@ -6,12 +6,14 @@ long for vectors that are longer than the caches.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collectives import process
 from collectives.agreement import raise_collectively
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
@@ -96,6 +98,8 @@ class _Like:
 
 def _shared(comm: MPI.Intracomm, sizes: list[int]) -> list[Any] | None:
     """Return buffers of these sizes in this rank's window; None if a rank has none; collective."""
+    if process.place_of(comm) is not process:
+        return None  # simulated ranks are in one process
     from mpi4py import MPI
 
     from collectives.memory import windows
@@ -108,10 +112,8 @@ def _shared(comm: MPI.Intracomm, sizes: list[int]) -> list[Any] | None:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     family = None
     try:
-        try:
+        with contextlib.suppress(AttributeError, OSError, MemoryError):  # memfd_create is Linux's
             family = windows.Family(max(end, ALIGNMENT))
-        except (AttributeError, OSError, MemoryError):  # memfd_create is Linux's
-            pass
         number = int.from_bytes(os.urandom(7), "little") + 1
         answers = node.allgather((family and family.handle, number))
         handles = [handle for handle, _ in answers]

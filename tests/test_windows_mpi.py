@@ -56,7 +56,8 @@ def test_averages_have_the_same_bits(comm, dtype, late):
     """Where all members of every group wait for each other, whatever the length."""
     for length in LENGTHS:
         like = np.zeros(length, dtype)
-        options = {"group_size": 2 if comm.size % 2 == 0 else comm.size, "sync_period": 3, "wait": "group", "late": late}
+        size = 2 if comm.size % 2 == 0 else comm.size
+        options = {"group_size": size, "sync_period": 3, "wait": "group", "late": late}
         results = [run(comm, make, like, 4, **options) for make in (elsewhere, empty_like)]
         assert results[0] == results[1], length
 
@@ -112,8 +113,7 @@ def test_what_is_not_finite_is_left_out(comm, late):
 @pytest.mark.ranks(3, 4, 8)
 @pytest.mark.parametrize("late", ["paper", "conserving"])
 def test_late_ranks_have_the_same_bits(comm, late):
-    """Rank 0 starts every version, and the others call later; some vectors are in windows, or all.
-    """
+    """Rank 0 starts every version, and the others call later; some vectors are in windows, or all."""
     for some in (False, True):
         results = []
         for make in (elsewhere, empty_like):
@@ -334,9 +334,7 @@ def test_a_wrong_argument_raises_on_all_ranks(comm, shape, dtype, error):
 def test_statistics_say_how_many_calls_were_in_windows(comm):
     x = empty(comm, 1000, np.float64)
     y = np.zeros(1000)
-    with GroupAllreduce(
-        comm, x, transport="shared", group_size=comm.size, wait="group"
-    ) as average:
+    with GroupAllreduce(comm, x, transport="shared", group_size=comm.size, wait="group") as average:
         average(x)
         average(x)
         average(y)

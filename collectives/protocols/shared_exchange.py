@@ -322,7 +322,7 @@ class SharedExchangeProtocol:
             self.withdraw()
 
     def withdraw(self):
-        """Use this rank's own vectors in place of the application's arrays, if no member uses these.
+        """Use this rank's own vectors, not the application's arrays, if no member uses these now.
 
         No member uses them while this rank keeps all from claiming blocks and those that were
         claimed before have ended; nor while the first member has not come, if this part is closed.

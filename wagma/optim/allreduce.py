@@ -41,6 +41,8 @@ class Allreduce(GradientAveraging):
     al., NeurIPS 2023; its published code divides by the number of all micro-batches instead.
     """
 
+    _uses_windows = True
+
     collective: collectives.GroupAllreduce
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,18 @@ from collectives.agreement import counted, raise_collectively
 from collectives.collective import check_comm
 from collectives.meeting import meet
 from collectives.process import load_mpi
-from collectives.settings import checked_weight, difference, limits, unknown_option
+from collectives.settings import (
+    checked_weight,
+    difference,
+    limits,
+    or_default,
+    unknown_option,
+)
 from wagma.optim.extras import Extra
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
 from wagma.optim.shards import Shards
-from wagma.optim.vectors import DeviceVector
+from wagma.optim.vectors import DeviceVector, zeros_in_windows
 from wagma.optim.wrapper import Wrapper
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -108,6 +114,8 @@ class Averaging(Wrapper):
     _simulated_vectors = 3
     # The options that the constructor takes.
     _options: type[collectives.CollectiveOptions] = collectives.GroupOptions
+    # Whether its collective averages vectors in windows where they are.
+    _uses_windows = False
     # What is averaged in addition to the model; `_check_settings` sets another choice.
     _shards = Shards(False, None)
 
@@ -162,7 +170,7 @@ class Averaging(Wrapper):
         raise_collectively(comm, difference(comm, {"the model's device": device, **known}))
         broadcast(comm, tensors)
         self.comm = comm
-        self.flat = FlatModel(model, tensors)
+        self.flat = FlatModel(model, tensors, self._make_zeros(options))
         try:
             self._extras = self._make_extras(**arguments)
             self.collective: Any = self._make_collective(comm, **arguments, **options)
@@ -193,6 +201,15 @@ class Averaging(Wrapper):
                 the optimizer.
         """
         return {}
+
+    def _make_zeros(self, options: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+        """Return what makes averaged vectors: in windows if that is of use on all ranks."""
+        if not self._uses_windows:
+            return torch.zeros
+        transport = or_default("transport", options.get("transport"))
+        if all(self.comm.allgather(transport != "messages")):
+            return zeros_in_windows(self.comm)
+        return torch.zeros
 
     def _make_extras(self, **settings: Any) -> list[Extra]:
         """Return what is averaged in addition to the model."""

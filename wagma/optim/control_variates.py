@@ -32,14 +32,14 @@ class Variate(NamedTuple):
     parts: dict[torch.Tensor, torch.Tensor]
 
     @classmethod
-    def of(cls, flat: FlatModel) -> Variate:
-        """Return zeros for a model's parameters."""
+    def of(cls, flat: FlatModel, zeros: Callable[..., torch.Tensor] = torch.zeros) -> Variate:
+        """Return zeros for a model's parameters, as `zeros` makes them."""
         memory: list[torch.Tensor] = []
         found: dict[torch.Tensor, torch.Tensor] = {}
         for dtype in flat.dtypes:
             values = [t.value for t in flat.parameters if t.value.dtype is dtype]
             if values:
-                vector, parts = new_vector(values)
+                vector, parts = new_vector(values, zeros=zeros)
                 memory.append(vector)
                 found.update(zip(values, parts, strict=True))
         return cls(memory, found)
@@ -99,7 +99,8 @@ class ControlVariates(Extra):
             and isinstance(optimizer, WITH_MOMENTS)
             and all(float(group["betas"][0]) > 0 for group in optimizer.param_groups)
         )
-        self.mean, self.own, self._sum = (Variate.of(flat) for _ in range(3))
+        self.mean = Variate.of(flat, flat.zeros)
+        self.own, self._sum = Variate.of(flat), Variate.of(flat)
         self.memory = self.mean.memory
         self._count = 0  # of the gradients in the sum
         self._excluded = -1  # vectors excluded before a call that is to take a new cr along

@@ -40,6 +40,7 @@ class EagerSGD(GradientAveraging):
     """
 
     _simulated_vectors = 6
+    _uses_windows = True
     collective: collectives.PartialAllreduce
 
     def __init__(

@@ -296,13 +296,20 @@ class FlatModel:
             a multiple of 64 bytes; the gaps hold zeros. Empty after `release`.
         memory: list of the same vectors as 1-D tensors.
         dtypes: list of the vectors' `torch.dtype`s.
+        zeros: function that makes vectors that are averaged, as `torch.zeros` does.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, the views must be trainable
-    def __init__(self, model: torch.nn.Module, tensors: list[Tensor]):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tensors: list[Tensor],
+        zeros: Callable[..., torch.Tensor] = torch.zeros,
+    ):
         """Move the tensors, the model's survey after its broadcast, into new buffers.
 
-        Shapes, strides and values stay, and so do the `torch.nn.Parameter` objects.
+        Those are what `zeros` returns, as are other vectors that are averaged with them. Shapes,
+        strides and values stay, and so do the `torch.nn.Parameter` objects.
         """
         self.model = model
         self.averaged = [tensor for tensor in tensors if is_averaged(tensor)]
@@ -311,7 +318,8 @@ class FlatModel:
             raise ValueError("nothing to average: all of the model is frozen and not finite")
         self.dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
         self.device = self.averaged[0].value.device
-        self.memory = [flatten([t.value for t in self.of(dtype)]) for dtype in self.dtypes]
+        self.zeros = zeros
+        self.memory = [flatten([t.value for t in self.of(dtype)], zeros) for dtype in self.dtypes]
         self.vectors: list[np.ndarray | DeviceVector] = list(map(for_collective, self.memory))
         if self.device.type != "cpu":
             # The tensors' former memory, as much as the model has, for the collective's vectors.
@@ -425,9 +433,9 @@ class FlatModel:
         self._places = []
 
 
-def flatten(values: list[torch.Tensor]) -> torch.Tensor:
+def flatten(values: list[torch.Tensor], zeros: Callable[..., torch.Tensor]) -> torch.Tensor:
     """Make the tensors, all of one dtype, parts of a new vector, and return that."""
-    vector, parts = new_vector(values)
+    vector, parts = new_vector(values, zeros=zeros)
     for value, part in zip(values, parts, strict=True):
         part.copy_(value.detach())
         value.data = part

@@ -34,13 +34,13 @@ class FlatGradients:
         self._memory, self._parameters = [], []
         for dtype in flat.dtypes:
             tensors = flat.of(dtype)
-            vector, parts = new_vector([tensor.value for tensor in tensors])
+            vector, parts = new_vector([tensor.value for tensor in tensors], zeros=flat.zeros)
             self._memory.append(vector)
             self._parameters += [
                 pair for pair in zip(tensors, parts, strict=True) if "parameter" in pair[0].kind
             ]
         self.own = [False] * len(self._parameters)
-        self._present = torch.zeros(len(self.own), dtype=torch.float32, device=flat.device)
+        self._present = flat.zeros(len(self.own), dtype=torch.float32, device=flat.device)
         self._memory.append(self._present)
         self._flags, self._flags_of = self._present.clone(), self.own
         self.vectors = list(map(for_collective, self._memory))

@@ -44,6 +44,8 @@ class LocalSGD(Averaging):
     ranks that are not equally fast: WP-SGD (Cheng et al.), Eq. 6 and Algorithm 5.
     """
 
+    _uses_windows = True
+
     collective: collectives.GroupAllreduce | collectives.TriggeredAverage
 
     def __init__(

@@ -9,7 +9,7 @@ Source: our own. DES-LOC (arXiv 2505.22549) averages Adam's states less often th
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -178,13 +178,14 @@ class LocalState(Extra):
         dtypes = {kind.dtype for _, _, kind in self._every_kind() if kind.dtype}
         for dtype in sorted(dtypes, key=str):
             places = [(p, name) for p, name, kind in self._every_kind() if kind.dtype is dtype]
-            vector, parts = new_vector([parameter for parameter, _ in places], dtype)
+            values = [parameter for parameter, _ in places]
+            vector, parts = new_vector(values, dtype, flat.zeros)
             self.memory.append(vector)
             for (parameter, name), part in zip(places, parts, strict=True):
                 self._parts[parameter][name] = part
         # Numbers on the host have a copy on the device of the model; on the CPU it is the same.
-        self._host = self._numbers(torch.device("cpu"), moves=False)
-        on_device = self._numbers(flat.device, moves=True)
+        self._host = self._numbers(torch.device("cpu"), flat.zeros, moves=False)
+        on_device = self._numbers(flat.device, flat.zeros, moves=True)
         self._mirror = self._host.to(flat.device)
         self.memory += [each for each in (self._mirror, on_device) if each.numel()]
         self._others: list[tuple[dict[str, Any], str, torch.Tensor]] = []
@@ -194,14 +195,16 @@ class LocalState(Extra):
             for name, kind in self.layout.of(parameter).items():
                 yield parameter, name, kind
 
-    def _numbers(self, device: torch.device, *, moves: bool) -> torch.Tensor:
+    def _numbers(
+        self, device: torch.device, zeros: Callable[..., torch.Tensor], *, moves: bool
+    ) -> torch.Tensor:
         """Return a vector of the numbers that are on the host, or on the device."""
         places = [
             (parameter, name)
             for parameter, name, kind in self._every_kind()
             if kind.dtype is None and kind.moves == moves
         ]
-        vector = torch.zeros(len(places), dtype=torch.float32, device=device)
+        vector = zeros(len(places), dtype=torch.float32, device=device)
         for k, (parameter, name) in enumerate(places):
             self._parts[parameter][name] = with_storage(vector[k : k + 1]).view(())
         return vector

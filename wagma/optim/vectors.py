@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+import collectives
+
+if TYPE_CHECKING:  # importing it initializes MPI
+    from mpi4py import MPI
 
 ALIGNMENT = 64  # bytes, at which torch and BLAS expect a tensor of its own to start
 LEGACY_STREAM = 1  # the interface's number for torch's default stream, whose handle is 0
@@ -53,13 +59,30 @@ def current_stream(device: torch.device) -> int:
     return stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.native_handle
 
 
+def zeros_in_windows(comm: MPI.Intracomm) -> Callable[..., torch.Tensor]:
+    """Return a function as `torch.zeros`; its vectors on the CPU are `collectives.empty`'s.
+
+    It is collective then, and the first bytes are at a multiple of 64.
+    """
+
+    def zeros(length: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if device.type != "cpu":
+            return torch.zeros(length, dtype=dtype, device=device)
+        array = collectives.empty(comm, length, f"int{8 * dtype.itemsize}")
+        return torch.from_numpy(array).view(dtype)
+
+    return zeros
+
+
 def new_vector(
-    values: list[torch.Tensor], dtype: torch.dtype | None = None
+    values: list[torch.Tensor],
+    dtype: torch.dtype | None = None,
+    zeros: Callable[..., torch.Tensor] = torch.zeros,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return a vector of zeros for tensors of one dtype and device, and its part for each.
 
     A part has a storage of its own, so that saving or copying it does not include other parts. The
-    vector has the given dtype, by default that of the tensors.
+    vector has the given dtype, by default that of the tensors, and is what `zeros` returns.
     """
     dtype, device = dtype or values[0].dtype, values[0].device
     unit = ALIGNMENT // dtype.itemsize
@@ -67,7 +90,7 @@ def new_vector(
     for value in values:
         starts.append(length)
         length += -(-value.numel() // unit) * unit
-    vector = torch.zeros(length, dtype=dtype, device=device)
+    vector = zeros(length, dtype=dtype, device=device)
     parts = [
         with_storage(vector[start : start + value.numel()]).as_strided(
             value.shape, dense_stride(value)

@@ -64,6 +64,7 @@ class WAGMA(Averaging):
     """
 
     _simulated_vectors = 4  # with overlap
+    _uses_windows = True
     _work: dict[str, float]
     _held_total: float | None = None
     collective: collectives.GroupAllreduce

@@ -11,14 +11,22 @@ cdef struct Part:
     bint in_place, saves, replaced, ringed, takes
     # Whether the snapshot and the result have changed places; only a closed part's rank changes it.
     bint swapped
-    # Whether the application's arrays have the contribution, and get the mean; the family of the
-    # windows that they are in.
+    # Whether the application's arrays have the contribution, and get the mean.
     bint shows, gets
-    unsigned long long family
     # Its count, which an exchange replaces by the mean of the members'; that mean in the last
     # average over all ranks since this was set, and the number of this, −1 if there was none.
     double count, average_count
     long long average_number
+
+cdef struct Place:
+    # Where an array of the application is: the family of its window, and its offset there.
+    unsigned long long family
+    Py_ssize_t offset
+
+cdef struct Known:
+    # A family, and where a rank's window of it begins here.
+    unsigned long long family
+    char *window
 
 cdef class SharedMemory:
     cdef Layout layout
@@ -27,12 +35,10 @@ cdef class SharedMemory:
     # By rank, NULL on other nodes.
     cdef Part **parts
     cdef unsigned long long **words
-    # Where the application's arrays are in their window.
-    cdef Py_ssize_t **places
-    # The ranks' processes, and those of their windows that were used last, by family.
+    cdef Place **places
+    # The ranks' processes, and some windows of each that were used before.
     cdef int *processes
-    cdef unsigned long long *families
-    cdef char **windows
+    cdef Known *known
     cdef char **vectors
     # This rank's memory, and the mapped memory of the others.
     cdef Segment segment
@@ -44,4 +50,5 @@ cdef class SharedMemory:
     cdef char *result(self, int rank) noexcept nogil
     cdef char *ring(self, int rank) noexcept nogil
     cdef bint show(self, char **arrays) noexcept nogil
+    cdef char *_window(self, int rank, unsigned long long family) noexcept nogil
     cdef char *array(self, int rank, int i) noexcept nogil

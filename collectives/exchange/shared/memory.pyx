@@ -16,6 +16,8 @@ cdef enum:
     # Offsets in a segment, after its token: the rank's `Part`, and its words.
     PARTS = LINE
     WORDS = 4 * LINE  # which leaves three for a `Part`
+    # Windows of each rank whose addresses are at hand.
+    KNOWN = 8
 
 
 cdef class SharedMemory:
@@ -36,21 +38,20 @@ cdef class SharedMemory:
         self, Layout layout, int rank, int size, Py_ssize_t words, bint vectors, Py_ssize_t ring
     ):
         cdef Py_ssize_t places = WORDS + words * sizeof(long long)
-        cdef Py_ssize_t begin = round_up(places + layout.count * sizeof(Py_ssize_t), PAGE)
+        cdef Py_ssize_t begin = round_up(places + layout.count * sizeof(Place), PAGE)
         self.layout = layout
         self.rank = rank
         self.distance = apart(layout.size)
         self.begin_of_ring = 2 * self.distance if vectors else 0
         self.begin_of_places = places
-        self.vectors = <char **>zeroed(6 * size, sizeof(char *))
+        self.vectors = <char **>zeroed(4 * size, sizeof(char *))
         self.processes = <int *>zeroed(size, sizeof(int))
-        if self.vectors == NULL or self.processes == NULL:
+        self.known = <Known *>zeroed(KNOWN * size, sizeof(Known))
+        if self.vectors == NULL or self.processes == NULL or self.known == NULL:
             raise MemoryError
         self.parts = <Part **>(self.vectors + size)
         self.words = <unsigned long long **>(self.vectors + 2 * size)
-        self.places = <Py_ssize_t **>(self.vectors + 3 * size)
-        self.windows = self.vectors + 4 * size
-        self.families = <unsigned long long *>(self.vectors + 5 * size)
+        self.places = <Place **>(self.vectors + 3 * size)
         self.processes[rank] = getpid()
         self.size = size
         self.segments, self.mapped = [], []
@@ -65,11 +66,12 @@ cdef class SharedMemory:
     def __dealloc__(self):
         free(self.vectors)
         free(self.processes)
+        free(self.known)
 
     cdef _place(self, int rank, Segment segment, char *vectors):
         self.parts[rank] = <Part *>(segment.address + PARTS)
         self.words[rank] = <unsigned long long *>(segment.address + WORDS)
-        self.places[rank] = <Py_ssize_t *>(segment.address + self.begin_of_places)
+        self.places[rank] = <Place *>(segment.address + self.begin_of_places)
         self.vectors[rank] = vectors
 
     @property
@@ -122,26 +124,27 @@ cdef class SharedMemory:
     cdef bint show(self, char **arrays) noexcept nogil:
         """Tell others where this rank's arrays are; return whether all are where all can use them.
         """
-        cdef Part *part = self.parts[self.rank]
-        cdef unsigned long long family = 0
+        cdef Place *places = self.places[self.rank]
         cdef int i, rank
         for i in range(self.layout.count):
-            family = family_at(arrays[i], self.layout.bytes[i], &self.places[self.rank][i])
-            if family == 0 or i > 0 and family != part.family:
+            places[i].family = family_at(arrays[i], self.layout.bytes[i], &places[i].offset)
+            if places[i].family == 0:
                 return False
-            part.family = family
-        if family != self.families[self.rank]:
+            if i > 0 and places[i].family == places[i - 1].family:
+                continue
             for rank in range(self.size):
-                if self.parts[rank] != NULL and address_of(family, self.processes[rank]) == NULL:
+                if self.parts[rank] != NULL and self._window(rank, places[i].family) == NULL:
                     return False
-            self.families[self.rank] = family
-            self.windows[self.rank] = address_of(family, self.processes[self.rank])
         return True
+
+    cdef char *_window(self, int rank, unsigned long long family) noexcept nogil:
+        """Return where a rank's window begins here; NULL: it is not mapped."""
+        cdef Known *known = self.known + rank * KNOWN + family % KNOWN
+        if known.family != family:
+            known.window = address_of(family, self.processes[rank])
+            known.family = family if known.window != NULL else 0
+        return known.window
 
     cdef char *array(self, int rank, int i) noexcept nogil:
         """Return where an array is that a rank shows."""
-        cdef unsigned long long family = self.parts[rank].family
-        if self.families[rank] != family:
-            self.families[rank] = family
-            self.windows[rank] = address_of(family, self.processes[rank])
-        return self.windows[rank] + self.places[rank][i]
+        return self._window(rank, self.places[rank][i].family) + self.places[rank][i].offset
