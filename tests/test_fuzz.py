@@ -16,6 +16,7 @@ from collectives import (
     PartialAllreduce,
     PushSum,
     QueuedNeighborAverage,
+    settings,
 )
 
 # Scenarios draw their transports.
@@ -23,14 +24,14 @@ pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
 
 # Of each kind some that differ much.
 SEEDS = {
-    "groups": (2, 4, 8, 12, 13),
-    "own-pace": (1, 2, 3, 4, 5),
+    "groups": (2, 4, 8, 12, 13, 16, 18),
+    "own-pace": (1, 2, 3, 4, 5, 7),
     "peers": (1, 2, 3, 4, 7, 9),
     "triggered": (1, 2, 3),
     "interrupts": (2, 3, 4, 7, 8),
     "formed": (1, 2, 3, 4),
     "queues": (1, 2, 3, 5),
-    "counts": (1, 2, 3, 4, 5),
+    "counts": (1, 2, 3, 4, 5, 9),
     "constructions": (1,),
     "allocations": (1, 2, 3),
 }
@@ -142,6 +143,18 @@ def tokens_are_not_waited_for(monkeypatch):
     monkeypatch.setattr(queues, "QueuedNeighborAverage", make)
 
 
+def versions_leave_nothing_out(monkeypatch):
+    monkeypatch.setattr(settings, "periods_of", lambda given: (1,) * settings.array_count(given))
+
+
+def parts_count_twice(monkeypatch):
+    def lease(self, vector):
+        return original(self, [2 * array for array in vector])
+
+    original = GroupAllreduce.lease
+    monkeypatch.setattr(GroupAllreduce, "lease", lease)
+
+
 UNEQUAL = "'wait': 'group'.*'weights': 'random 1', 'poison': 0, 'end': 'together'"
 OWN_EXACT = "OwnPace .*'wire_dtype': None.* float64, poison"
 MISTAKES = [
@@ -166,6 +179,13 @@ MISTAKES = [
     (pairs_leave_out_the_last_change, "peers", "^pairs ", "instead of"),
     (the_newest_model_weighs_as_much_as_the_others, "formed", "'dynamic'", "instead of"),
     (a_late_contribution_is_lost, "counts", "^CountedPartial", "lost|lacks|not all|late"),
+    (
+        versions_leave_nothing_out,
+        "groups",
+        r"'group_size': [23].*'late': 'conserving'.*'only_all_ranks': \[\d",
+        "left out",
+    ),
+    (parts_count_twice, "counts", "^CountedLeases .*'engine': 'adaptive'", "of .* instead of"),
     (tokens_are_not_waited_for, "queues", "'max_gap': [12], 'backup': [12[]", "ranks .* are at"),
 ]
 

@@ -6,6 +6,8 @@ error is the consequence on any rank or on none, and all can close.
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
 import collectives
@@ -27,9 +29,11 @@ class Allocations(Scenario):
     def __init__(self, comm, seed, options):
         super().__init__(comm, seed, options)
         self.drawn = [self._draw() for _ in range(self.count)]
+        chance = random.Random(f"{seed} leases")
+        self.leases = [chance.random() < 0.5 for _ in self.drawn]
 
     def __str__(self):
-        return f"{self.drawn} {self.settings()}"
+        return f"{self.drawn} {self.settings()}, leases {self.leases}"
 
     def _draw(self):
         """Return a class, a length, the ranks that lack memory, where, from when on, and how."""
@@ -55,13 +59,14 @@ class Allocations(Scenario):
 
     def play_one(self, number, name, length, ranks, where, successes, once):
         x, what = np.ones(length), (number, name, length, ranks, where, successes, once)
-        short = self.rank in ranks
+        short, leases = self.rank in ranks, self.leases[number] and name == "GroupAllreduce"
         if short and where == "constructor":
             fail_after(successes, once)
         error = collective = None
         try:
             make = getattr(collectives, name)
-            collective = make(self.comm, x, **self.settings(make))
+            given = {"pace": "own", "leased": [0]} if leases else {}
+            collective = make(self.comm, x, **self.settings(make), **given)
         except (MemoryError, RuntimeError) as caught:  # the latter where memory must be shared
             error = caught
         failed = fail_after(-1) == -2
@@ -70,7 +75,7 @@ class Allocations(Scenario):
         if collective is not None:
             if short and where == "calls":
                 fail_after(successes, once)
-            error = self.use(collective, x)
+            error = self.use(collective, x, leases)
             failed = fail_after(-1) == -2 or failed
             self.require(collective.closed, *what, "is not closed")
         everyones = self.comm.allgather((failed, error and repr(error)))
@@ -78,14 +83,16 @@ class Allocations(Scenario):
         self.require(any_failed or not any(errors), *what, errors)
         self.counted += any_failed
 
-    def use(self, collective, x):
-        """Make calls and close; return the error, or None."""
+    def use(self, collective, x, leases):
+        """Make calls, tell parts if this rank `leases`, and close; return the error, or None."""
         try:
             with collective:
                 for _ in range(self.rounds):
                     self.pause()
                     x += 1
                     collective(x)
+                    if leases:
+                        collective.lease(x)
                 collective.synchronize(x)
         except (CollectiveError, MemoryError) as error:
             return error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from .scenario import NEVER, Scenario
 
 LENGTHS = (0, 100, 2000, 9000, 70_000)  # elements beside those that count
 NEAR = 1e-6
+EXPIRY = 60.0  # seconds in which a silent rank's part expires; its engine may sleep for a while
 
 
 class Counted(NamedTuple):
@@ -214,7 +216,106 @@ class CountedGroups(Counts):
             self.note_equal("end", [x])
 
 
-KINDS = (CountedPartial, CountedServer, CountedGroups)
+class CountedLeases(Counts):
+    """`GroupAllreduce` at the ranks' own pace: a rank's part is in an average, or it is not.
+
+    Each rank counts its calls in two arrays, and tells now and then how many it has put into the
+    second one. In the end one rank is silent, until the others' averages lack its part.
+    """
+
+    def __init__(self, comm, seed, options):
+        super().__init__(comm, seed, options)
+        # Calls after which each rank tells its part, counted from 1.
+        self.told = [
+            [t for t in range(1, self.rounds) if script.random() < 0.4] + [self.rounds]
+            for script in self.scripts
+        ]
+        self.silent = self.plan.randrange(self.size)
+
+    def _draw_given(self):
+        size = self.plan.randint(1, self.size)
+        return {
+            "pace": "own",
+            "group_size": size,
+            "sync_period": self.plan.choice((1, 2, 3)),
+            "groups": self.plan.choice(("changing", "fixed")),
+            "only_all_ranks": self.plan.choice(([], [1])),
+            "leased": [1],
+        }
+
+    def play(self):
+        self.x = [np.zeros(self.length) for _ in range(2)]
+        with (
+            Counters(self.comm) as self.begun,
+            Counters(self.comm) as self.seen,
+            GroupAllreduce(self.comm, self.x, **self.settings(), **self.given) as self.collective,
+        ):
+            for t in range(1, self.rounds + 1):
+                self.pause()
+                for array in self.x:
+                    self.counting(array)[self.rank] += 1
+                self.begun.set(t)
+                self.call()
+                if t in self.told[self.rank]:
+                    self.tell(t)
+            # Without a progress thread nobody takes part for a rank that makes no calls.
+            if self.size > 1 and self.engine != "none":
+                self.comm.Barrier()
+                self.wait_for_expiry()
+            self.collective.synchronize(self.x)
+            for array in self.x:
+                counts = self.counts(array, self.size)
+                self.require((counts == self.rounds).all(), "lost by the end:", counts)
+            self.note_equal("end", self.x)
+
+    def tell(self, count):
+        """Tell this rank's part, the calls that are counted in the second array."""
+        part = [np.zeros(self.length) for _ in range(2)]
+        self.counting(part[1])[self.rank] = count
+        self.collective.lease(part)
+
+    def call(self):
+        """Make a call; return the counts of the second array, None if it was in no average."""
+        result = self.collective(self.x)
+        of_all = (result.source + 1) % self.given["sync_period"] == 0
+        # What a late call returns has its own change, besides.
+        if not (result.timely and of_all):
+            return None
+        counts, parts = (self.counts(array, self.size) for array in self.x)
+        begun = self.begun.read()
+        self.require((counts <= begun).all(), result, "more calls than begun:", counts)
+        for rank, (count, part) in enumerate(zip(counts, parts)):
+            expected = self.possible_parts(rank, count)
+            self.require(part in expected, result, f"of {rank}:", part, "instead of", expected)
+        return parts
+
+    def possible_parts(self, rank, count):
+        """Return what a rank may have in the second array, with so many calls in the first."""
+        # It may have told what it has put in by this call, or not yet.
+        told = [
+            max((t for t in self.told[rank] if t <= last), default=0) for last in (count, count - 1)
+        ]
+        return [count, *(count - each for each in told)]
+
+    def wait_for_expiry(self):
+        deadline = time.monotonic() + EXPIRY
+        others = np.arange(self.size) != self.silent
+        if self.rank == self.silent:
+            while not self.seen.read()[others].all() and time.monotonic() < deadline:
+                time.sleep(0.001)
+            return
+        parts = None
+        while (parts is None or parts[self.silent]) and not self.problems:
+            if time.monotonic() > deadline:
+                self.problems.append(f"the part of {self.silent} has not expired: {parts}")
+                break
+            time.sleep(0.0005)
+            found = self.call()
+            parts = parts if found is None else found
+        self.seen.set(1)
+
+
+KINDS = (CountedPartial, CountedServer, CountedGroups, CountedLeases)
 
 
 def make(comm, seed, options):

@@ -4,13 +4,15 @@ What must hold: after every average over all ranks they are equal, bit for bit. 
 what `synchronize` then does. Under rules that lose nothing the average is that of everything that
 ranks have put in; in float64, with whole numbers and groups of a power of two, exactly. All
 elements that have changed alike are alike, so nothing is torn. Whom a result names is the group of
-that version. With `wait="group"` the same happens again.
+that version. Of what its versions leave out a call returns what it was given. With `wait="group"`
+the same happens again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import random
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from collectives import GroupAllreduce
 from collectives.topology import group_of
 
+from .periods import Periods
 from .scenario import NEVER, WEIGHTLESS_COUNT_ALIKE, Scenario
 from .vectors import ROUNDING, Shape, copied, digest, is_finite
 
@@ -109,6 +112,9 @@ class Average:
         self.weight = plan.choice(EQUAL_WEIGHTS) if self.weights == "equal" else 1.0
         self.poison = plan.choice((0, 0, 0.15))
         self.sound = plan.randrange(size)  # the rank all of whose vectors are finite
+        chance = random.Random(f"{scenario.seed} {name} periods")
+        self.periods = Periods(chance, len(self.shape.lengths), self._may_leave_out())
+        self.settings |= self.periods.settings
         self.end = plan.choice(("together", "join", "leave")) if alone else "together"
         self.epochs = 2 if self.end == "join" else 1
         starts = plan.choice((0, 1))
@@ -134,6 +140,13 @@ class Average:
         return f"{self.name}: {self.shape!r}; {told}"
 
     # The plan
+
+    def _may_leave_out(self):
+        """Return whether versions may average some arrays only."""
+        waits = self.settings["wait"] == "group"
+        # A vector that is not finite would be returned as it is where its weight is to be 0.
+        returned = self.poison and self.weights == "random" and not waits
+        return self.settings["late"] == "conserving" and not returned
 
     def _draw_operation(self):
         kinds = [None] * 7 + ["average", "synchronize", "synchronize", "load"]
@@ -305,9 +318,10 @@ class Average:
         given = {} if self.weights == "one" else {"weight": step.weight}
         if step.publishes:
             self.publish(step, given)
+        self.before = copied(self.x)
         self.shape.add(self.x, step.change)
         self.shape.poison(self.x, step.poisons[CALL])
-        self.finite = is_finite(self.x)
+        self.finite, self.given = is_finite(self.x), copied(self.x)
         waits = self.settings["wait"] == "group" or self._is_synchronous(self.version)
         if self.scenario.chance.random() < 0.5 and not (waits and self.scenario.several):
             self.result = self.collective(self.shape.given(self.x), **given)
@@ -347,6 +361,7 @@ class Average:
         else:
             self.check_group_result(result, when)
             self.check_vector(self.x, *when)
+            self.check_left_out(result, when)
         self.check_weight(result, epoch, t)
 
     def check_group_result(self, result, when):
@@ -362,6 +377,28 @@ class Average:
         if self.settings["wait"] == "group":
             self.require(result.source == result.version, when, result)
             self.require(result.timely == self.finite, when, result)
+
+    def check_left_out(self, result, when):
+        """Check the arrays that none of the versions averages that this call has caught up with."""
+        waits = self.settings["wait"] == "group"
+        if waits and not self.finite and result.weight == 0:
+            return  # no member gives anything, and the rank goes on from what it has published
+        indices = self.periods.left_out(range(result.version, result.source + 1))
+        # A change that is not finite is not made. A vector that counts in one version only may be
+        # left as it is, unless the rank has published another one.
+        kept = [self.given] if self.finite else [self.before, *([self.given] if waits else [])]
+        if waits or result.timely:
+            possible = [digest([arrays[i] for i in indices]) for arrays in kept]
+            same = digest([self.x[i] for i in indices]) in possible
+            self.require(same, when, indices, "left out, have changed")
+        else:
+            these = self.shape.numbers_of(indices)
+            self.scenario.require_near(
+                self.shape.summary(self.x)[these],
+                self.shape.summary(kept[0])[these],
+                self.tolerance[these],
+                *(self.name, *when, indices, "left out, have changed"),
+            )
 
     def check_weight(self, result, epoch, t):
         """Check a result's weight, where it is known or bounded."""

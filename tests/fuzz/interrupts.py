@@ -24,6 +24,7 @@ from collectives import (
     QueuedNeighborAverage,
 )
 
+from .periods import Periods
 from .scenario import NEVER, Scenario
 from .vectors import Shape, copied
 
@@ -113,6 +114,9 @@ class InterruptedGroups(InterruptedScenario):
             "wait": plan.choice(("nobody", "nobody", "group")),
             "late": plan.choice(("conserving", "conserving", "conserving", "paper")),
         }
+        conserves = self.given["late"] == "conserving"
+        chance = random.Random(f"{seed} periods")
+        self.given |= Periods(chance, len(self.shape.lengths), conserves).settings
         self.rounds = plan.choice((3, 4))
         # Where there are other synchronizations, who has joined counts no more after them.
         self.joins = self.given["sync_period"] == NEVER and plan.random() < 0.5

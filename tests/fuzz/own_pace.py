@@ -3,7 +3,8 @@
 What must hold: at the next average over all ranks all are equal, and have the mean of everything
 that ranks have put in, also in calls that were late, interrupted, or followed by nothing; and all
 know how many calls these were. Whom a result names is the group of that version, in which each
-counts alike. An average that ranks keep is the same on all. All execute as many versions.
+counts alike. An average that ranks keep is the same on all. All execute as many versions. Parts of
+arrays that ranks tell are in what all have together whenever all publish, whichever have expired.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collectives import GroupAllreduce
 from collectives.topology import group_of
 
 from .interrupts import InterruptedGroups, InterruptedScenario
+from .periods import Periods, draw_leased
 from .scenario import NEVER, Scenario
 from .vectors import ROUNDING, Poison, Shape, copied, is_finite
 
@@ -45,6 +47,10 @@ class OwnPace(Scenario):
             "groups": plan.choice(("changing", "changing", "fixed")),
             "wire_dtype": plan.choice((None, None, None, "float16", "bfloat16")),
         }
+        chance, count = random.Random(f"{seed} arrays"), len(self.shape.lengths)
+        self.periods = Periods(chance, count)
+        self.given |= {**self.periods.settings, "leased": draw_leased(chance, count)}
+        self.lease_chance = random.Random(f"{seed} {self.rank} leases")
         ends = ("join", "synchronize", "average", "load")
         self.ends = [plan.choice(ends) for _ in range(plan.choice((1, 2, 3)))]
         self.ends.append(plan.choice(("join", "synchronize", "leave")))
@@ -103,6 +109,8 @@ class OwnPace(Scenario):
                 for step in self.steps[self.rank][segment][:-1]:
                     self.pause()
                     self.change_and_call(step)
+                    if self.given["leased"] and self.lease_chance.random() < 0.5:
+                        self.lease()
                     if self.keeps and self.chance.random() < 0.3:
                         self.look_at_the_last_average()
                 self.pause()
@@ -114,7 +122,9 @@ class OwnPace(Scenario):
 
     def change_and_call(self, step):
         before = copied(self.x) if step.publishes else None
+        given = self.shape.summary(self.x)
         self.shape.add(self.x, step.change)
+        given = given if step.poison else self.shape.summary(self.x)
         if step.publishes:
             x = copied(self.x)
             self.shape.poison(x, step.poison)
@@ -132,6 +142,14 @@ class OwnPace(Scenario):
         if result is not None:
             self.made += 1
             self.check_call(result, finite)
+            self.check_left_out(result, given)
+
+    def lease(self):
+        """Tell some vector as this rank's part."""
+        part = copied(self.x)
+        if self.lease_chance.random() < 0.5:
+            part = self.shape.new(self.shape.draw_change(self.lease_chance))
+        self.attempt(lambda: self.collective.lease(self.shape.given(part)))
 
     def look_at_the_last_average(self):
         shown = copied(self.x)
@@ -164,6 +182,18 @@ class OwnPace(Scenario):
         self.require(result.version == result.source, result)
         self.require(finite or not result.timely, result, "is not finite")
         self.require(is_finite(self.x), "is not finite")
+
+    def check_left_out(self, result, given):
+        """Check what only averages over all ranks average, where there are none."""
+        if self.given["sync_period"] < NEVER:
+            return
+        these = self.shape.numbers_of(self.given["only_all_ranks"])
+        self.require_near(
+            self.shape.summary(self.x)[these],
+            given[these],
+            self.tolerance[these],
+            *(result, "what is left out has changed"),
+        )
 
     def end(self, end, segment, values):
         """Do what ends a segment; return what all ranks have put in from then on."""

@@ -52,6 +52,7 @@ class Scenario:
         plan: random numbers that all ranks have alike.
         scripts: of each rank, by which any other knows what it gives.
         chance: those of this rank, for all that is not in its script.
+        seed: that given.
         problems: what is wrong on this rank, in words.
         equal: digests of vectors that all ranks must have alike, by when they got them.
         counted: what this rank has counted, for `what_is_missing`.
@@ -64,7 +65,7 @@ class Scenario:
 
     def __init__(self, comm, seed, options):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.plan = random.Random(seed)
+        self.seed, self.plan = seed, random.Random(seed)
         self.scripts = [random.Random(f"{seed} {rank}") for rank in range(comm.size)]
         self.problems, self.equal, self.counted = [], {}, 0
         engines = ["adaptive", "adaptive", "adaptive", "none"] + ["dedicated"] * (comm.size <= 4)

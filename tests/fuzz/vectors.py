@@ -111,6 +111,11 @@ class Shape:
             summary[begin + 1 : begin + 1 + len(places)] = array[places]
         return summary
 
+    def numbers_of(self, indices):
+        """Return which numbers of a summary are of these arrays."""
+        counts = [1 + len(places) for places in self.places]
+        return np.repeat([index in indices for index in range(len(counts))], counts)
+
     def is_even(self, arrays):
         """Return whether each array's elements are the same, bit for bit, but at its places."""
         for array, places, _ in self._parts(arrays):
