@@ -165,6 +165,8 @@ class SharedExchangeProtocol:
         self.together = False
         self.lent = False
         self.receives = False
+        self.shows = False
+        self.gets = False
         self.entry = CLOSED
         self.copied = 0
         self.published = 0
@@ -328,13 +330,13 @@ class SharedExchangeProtocol:
         claimed before have ended; nor while the first member has not come, if this part is closed.
         """
         over: cython.bint = self.reached() != self.number
-        averaged: cython.Py_ssize_t = self.own_blocks
-        total: cython.double = self.port.total_weight()
-        if not over:
-            if not self.is_undisturbed():
-                return
-            averaged = self.held
-            total = self.port.weigh(self.place(OWN), self.own_size)
+        if not (over or self.is_undisturbed()):
+            return
+        own: cython.p_int = self.place(OWN)
+        averaged: cython.Py_ssize_t = self.own_blocks if over else self.held
+        total: cython.double = 0
+        if averaged > 0:  # else some members may not have come, and still set their weights
+            total = self.port.total_weight() if over else self.port.weigh(own, self.own_size)
         self.port.withdraw(averaged if total > 0 else 0)
         self.shows = False
         self.gets = False
