@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from collectives import cuda_ipc
 from collectives.agreement import name_ranks
 from collectives.errors import CudaError
+from collectives.memory import other_processes
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -42,16 +43,19 @@ class Node:
         Args:
             native: this rank's part of the collective.
         """
-        handles = self._comm.allgather((native.node.handles, native.node.missing))
-        error = next((error for _, error in handles if error), None)
+        offer = other_processes.offer()
+        handles = self._comm.allgather((native.node.handles, native.node.missing, offer))
+        error = next((error for _, error, _ in handles if error), None)
         if error is None:
             try:
-                native.node.map({rank: handle for rank, (handle, _) in zip(self.ranks, handles)})
+                native.node.map({rank: given[0] for rank, given in zip(self.ranks, handles)})
             except (OSError, CudaError) as caught:
                 error = str(caught)
-        error = next(filter(None, self._comm.allgather(error)), None)
+        copies = all(other_processes.may_access(offer) for _, _, offer in handles)
+        answers = self._comm.allgather((error, copies))
+        error = next(filter(None, (error for error, _ in answers)), None)
         if error is None:
-            native.node.use()
+            native.node.use(all(copies for _, copies in answers))
         else:
             native.node.unmap()
             self._comm.Barrier()

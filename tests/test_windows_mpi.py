@@ -13,7 +13,7 @@ import pytest
 from together import Interrupted, as_list, bytes_of, interrupted, signalled
 
 from collectives import GroupAllreduce, empty, empty_like
-from collectives.memory import windows
+from collectives.memory import other_processes, windows
 from collectives.memory.allocation import fail_after
 
 pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
@@ -27,9 +27,39 @@ def values(rank, t, length, dtype):
     return np.random.default_rng((rank, t)).normal(size=length).astype(dtype)
 
 
-def elsewhere(comm, like):
-    """Return an array as `empty_like` does, in this process's own memory."""
+@pytest.fixture(autouse=True)
+def ways(monkeypatch):
+    """Let the functions in WAYS say which way arrays are averaged that are in no window."""
+    monkeypatch.setattr(other_processes, "refuses", False)
+    monkeypatch.setattr(other_processes, "shortest", other_processes.shortest)
+
+
+def elsewhere(like):
+    """Return arrays as `empty_like` does, in this process's own memory."""
     return np.zeros_like(like) if isinstance(like, np.ndarray) else [*map(np.zeros_like, like)]
+
+
+def through_memory(comm, like):
+    """Return arrays that are copied to shared memory and back: processes have no permission."""
+    other_processes.refuses = True
+    return elsewhere(like)
+
+
+def copied(comm, like):
+    """Return arrays that other processes read and write by the kernel's copies."""
+    other_processes.refuses, other_processes.shortest = False, 0
+    return elsewhere(like)
+
+
+WAYS = through_memory, copied, empty_like
+
+
+def assert_same(results):
+    """Assert that all ways had the same results, one after the other."""
+    count = len(results) // len(WAYS)
+    parts = [results[i : i + count] for i in range(0, len(results), count)]
+    assert len(parts) == len(WAYS)
+    assert all(part == parts[0] for part in parts)
 
 
 def run(comm, make, like, calls, **options):
@@ -58,8 +88,8 @@ def test_averages_have_the_same_bits(comm, dtype, late):
         like = np.zeros(length, dtype)
         size = 2 if comm.size % 2 == 0 else comm.size
         options = {"group_size": size, "sync_period": 3, "wait": "group", "late": late}
-        results = [run(comm, make, like, 4, **options) for make in (elsewhere, empty_like)]
-        assert results[0] == results[1], length
+        results = [run(comm, make, like, 4, **options) for make in WAYS]
+        assert_same(results)
 
 
 @pytest.mark.ranks(3, 4, 8)
@@ -68,7 +98,7 @@ def test_lists_of_arrays_weights_and_left_out_arrays(comm, count):
     """Some arrays are averaged over all ranks only; the weights differ, and one is 0."""
     like = [np.zeros(1000, np.float32), np.zeros(70_001), np.zeros(333, np.float16)]
     results = []
-    for make in (elsewhere, empty_like):
+    for make in WAYS:
         x = make(comm, like)
         with GroupAllreduce(
             comm,
@@ -84,7 +114,7 @@ def test_lists_of_arrays_weights_and_left_out_arrays(comm, count):
                     array += values(comm.rank, 10 * t + i, array.size, array.dtype)
                 average(x, weight=float((comm.rank + t) % 3))
                 results.append(bytes_of(x))
-    assert results[:6] == results[6:]
+    assert_same(results)
 
 
 @pytest.mark.ranks(3, 4)
@@ -93,7 +123,7 @@ def test_what_is_not_finite_is_left_out(comm, late):
     """On one rank, and on all: then nobody's vector changes."""
     for bad in ([0], range(comm.size)):
         results = []
-        for make in (elsewhere, empty_like):
+        for make in WAYS:
             x = make(comm, np.zeros(70_001, np.float32))
             with GroupAllreduce(
                 comm, x, transport="shared", group_size=comm.size, wait="group", late=late
@@ -107,16 +137,16 @@ def test_what_is_not_finite_is_left_out(comm, late):
                 x[:] = comm.rank
                 average(x)
                 results.append(bytes_of(x))
-        assert results[:2] == results[2:], bad
+        assert_same(results)
 
 
 @pytest.mark.ranks(3, 4, 8)
 @pytest.mark.parametrize("late", ["paper", "conserving"])
 def test_late_ranks_have_the_same_bits(comm, late):
-    """Rank 0 starts every version, and the others call later; some vectors are in windows, or all."""
+    """Rank 0 starts every version, the others call later; some vectors are in windows, or all."""
     for some in (False, True):
         results = []
-        for make in (elsewhere, empty_like):
+        for make in WAYS:
             x = make(comm, np.zeros(100_003))
             y = np.zeros_like(x) if some and comm.rank % 2 else x
             with GroupAllreduce(
@@ -133,13 +163,14 @@ def test_late_ranks_have_the_same_bits(comm, late):
                     results.append(bytes_of(y))
                 average.synchronize(y)
                 results.append(bytes_of(y))
-        assert results[:4] == results[4:]
+        assert_same(results)
 
 
 @pytest.mark.ranks(4, 8)
-def test_nothing_is_lost_wherever_ranks_are(comm):
+@pytest.mark.parametrize("make", [copied, empty_like])
+def test_nothing_is_lost_wherever_ranks_are(comm, make):
     """Timely or late by chance, what all have added is in the average over all ranks, exactly."""
-    x = empty(comm, 300_001, np.float64)
+    x = make(comm, np.zeros(300_001))
     random = np.random.default_rng(comm.rank)
     with GroupAllreduce(
         comm, x, transport="shared", group_size=2, sync_period=10**6, late="conserving"
@@ -162,7 +193,7 @@ def test_nothing_is_lost_wherever_ranks_are(comm):
 def test_an_interrupted_call_gives_the_vector_back(comm, length, first, late):
     """Nobody writes to it any more, and its contribution is in the others' averages."""
     results = []
-    for make in (elsewhere, empty_like):
+    for make in WAYS:
         x = make(comm, np.zeros(length))
         with GroupAllreduce(
             comm,
@@ -196,14 +227,15 @@ def test_an_interrupted_call_gives_the_vector_back(comm, length, first, late):
                 results.append(bytes_of(x))
             average.synchronize(x)
             results.append(bytes_of(x))
-    assert results[:4] == results[4:]
+    assert_same(results)
 
 
 @pytest.mark.ranks(4, 8)
+@pytest.mark.parametrize("make", [copied, empty_like])
 @pytest.mark.parametrize("options", [{"wait": "group"}, {}], ids=["group", "nobody"])
-def test_calls_are_interrupted_at_any_moment(comm, options):
+def test_calls_are_interrupted_at_any_moment(comm, options, make):
     """Nobody writes to a vector after that, and nothing is lost, unless a change is not known."""
-    x = empty(comm, 300_001, np.float64)
+    x = make(comm, np.zeros(300_001))
     random = np.random.default_rng(comm.rank)
     with GroupAllreduce(
         comm,
@@ -318,6 +350,18 @@ def is_shared(array):
     return windows.has(array.ctypes.data)
 
 
+@pytest.mark.ranks(3, 4)
+def test_one_rank_may_have_no_permission(comm):
+    """Then nobody copies from or to other processes."""
+    x = copied(comm, np.full(1000, float(comm.rank)))
+    x[:] = comm.rank
+    other_processes.refuses = comm.rank == 1
+    with GroupAllreduce(comm, x, transport="shared", group_size=comm.size, wait="group") as average:
+        average(x)
+        assert average.statistics().in_place == 0
+    assert (x == (comm.size - 1) / 2).all()
+
+
 @pytest.mark.ranks(1, 4)
 @pytest.mark.parametrize(
     ("shape", "dtype", "error"),
@@ -331,7 +375,7 @@ def test_a_wrong_argument_raises_on_all_ranks(comm, shape, dtype, error):
 
 
 @pytest.mark.ranks(3, 4)
-def test_statistics_say_how_many_calls_were_in_windows(comm):
+def test_statistics_say_how_many_averages_were_in_place(comm):
     x = empty(comm, 1000, np.float64)
     y = np.zeros(1000)
     with GroupAllreduce(comm, x, transport="shared", group_size=comm.size, wait="group") as average:

@@ -50,12 +50,18 @@ cdef class NodeMemory:
         for i, shared in enumerate(self.parts):
             shared.memory.map({rank: handle[i] for rank, handle in handles.items()})
 
-    def use(self):
-        """Exchange vectors from now on in the memory that all ranks of the node have mapped."""
+    def use(self, bint copies):
+        """Exchange vectors from now on in the memory that all ranks of the node have mapped.
+
+        Args:
+            copies: whether they may copy from and to each other's other memory.
+        """
         cdef Exchange exchange
         cdef Shared shared
         for exchange, shared in zip(self.exchanges, self.parts):
             shared.memory.close()
+            if copies:
+                shared.blocks.copy_directly()
             exchange.shared = shared
             self.in_use = True
 

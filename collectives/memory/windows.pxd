@@ -13,7 +13,6 @@ cdef class Family:
 cdef class Window:
     cdef Family family
     cdef Py_ssize_t offset, size
-    cdef Py_ssize_t shape[1]
 
 cdef unsigned long long family_at(
     const char *address, Py_ssize_t size, Py_ssize_t *offset) noexcept nogil

@@ -187,7 +187,6 @@ cdef class Window:
 
     def __init__(self, Family family, Py_ssize_t offset, Py_ssize_t size):
         self.family, self.offset, self.size = family, offset, size
-        self.shape[0] = size
         family.arrays += 1
 
     def __dealloc__(self):
@@ -205,7 +204,7 @@ cdef class Window:
         buffer.readonly = 0
         buffer.ndim = 1
         buffer.format = BYTES if flags & PyBUF_FORMAT else NULL
-        buffer.shape = self.shape if flags & PyBUF_ND else NULL
+        buffer.shape = &self.size if flags & PyBUF_ND else NULL
         buffer.strides = &buffer.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
         buffer.suboffsets = NULL
         buffer.internal = NULL

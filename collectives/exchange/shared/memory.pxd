@@ -18,8 +18,12 @@ cdef struct Part:
     double count, average_count
     long long average_number
 
+cdef enum:
+    ELSEWHERE = 1
+
 cdef struct Place:
-    # Where an array of the application is: the family of its window, and its offset there.
+    # Where an array of the application is: the family of its window, and its offset there; or, with
+    # ELSEWHERE as the family, its address in the rank's process.
     unsigned long long family
     Py_ssize_t offset
 
@@ -38,6 +42,8 @@ cdef class SharedMemory:
     cdef Place **places
     # The ranks' processes, and some windows of each that were used before.
     cdef int *processes
+    # Whether they may copy from and to each other's other memory.
+    cdef bint copies
     cdef Known *known
     cdef char **vectors
     # This rank's memory, and the mapped memory of the others.
@@ -52,3 +58,4 @@ cdef class SharedMemory:
     cdef bint show(self, char **arrays) noexcept nogil
     cdef char *_window(self, int rank, unsigned long long family) noexcept nogil
     cdef char *array(self, int rank, int i) noexcept nogil
+    cdef bint is_elsewhere(self, int rank, int i) noexcept nogil

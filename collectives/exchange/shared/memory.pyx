@@ -128,8 +128,11 @@ cdef class SharedMemory:
         cdef int i, rank
         for i in range(self.layout.count):
             places[i].family = family_at(arrays[i], self.layout.bytes[i], &places[i].offset)
-            if places[i].family == 0:
+            if places[i].family == 0 and not self.copies:
                 return False
+            if places[i].family == 0:
+                places[i].family, places[i].offset = ELSEWHERE, <Py_ssize_t>arrays[i]
+                continue
             if i > 0 and places[i].family == places[i - 1].family:
                 continue
             for rank in range(self.size):
@@ -145,6 +148,12 @@ cdef class SharedMemory:
             known.family = family if known.window != NULL else 0
         return known.window
 
+    cdef bint is_elsewhere(self, int rank, int i) noexcept nogil:
+        """Return whether an array that a rank shows is in the memory of its process only."""
+        return rank != self.rank and self.places[rank][i].family == ELSEWHERE
+
     cdef char *array(self, int rank, int i) noexcept nogil:
-        """Return where an array is that a rank shows."""
+        """Return where an array is that a rank shows; its address there if it is elsewhere."""
+        if self.places[rank][i].family == ELSEWHERE:
+            return <char *>self.places[rank][i].offset
         return self._window(rank, self.places[rank][i].family) + self.places[rank][i].offset

@@ -16,7 +16,7 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef SharedMemory memory
     # By rank, NULL on other nodes.
     cdef Part **parts
-    cdef int rank
+    cdef int rank, size
     cdef Py_ssize_t length
     # What to add to a number for the version that users see.
     cdef long long shift
@@ -37,6 +37,12 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef char **vectors
     cdef char **sources
     cdef char **targets
+    cdef char **means
+    # Buffers for parts of arrays that are in other processes, of `piece` bytes each: one for each
+    # member, and one for the mean. elsewhere: whether the array that is averaged has such parts.
+    cdef char *stage
+    cdef Py_ssize_t piece
+    cdef bint elsewhere
 
     cdef bint joins(self, const int *members, int size) noexcept nogil
     cdef void begin(self, long long number, bint together, char **user, int size) noexcept nogil
@@ -52,8 +58,17 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef void _average(
         self, Py_ssize_t block, Py_ssize_t low, Py_ssize_t high, const int *members, int size
     ) noexcept nogil
+    cdef void _average_part(
+        self, int i, Py_ssize_t begin, Py_ssize_t n, const int *members, int size
+    ) noexcept nogil
+    cdef int copy_directly(self) except -1
+    cdef bint _shows_elsewhere(self, int rank, int i) noexcept nogil
+    cdef void _copy_from(
+        self, int rank, char *to, const char *source, Py_ssize_t bytes) noexcept nogil
+    cdef void _copy_to(
+        self, int rank, char *to, const char *source, Py_ssize_t bytes) noexcept nogil
     cdef void _keep(
-        self, Py_ssize_t begin, Py_ssize_t bytes, const int *members, int size
+        self, int i, Py_ssize_t begin, Py_ssize_t bytes, const int *members, int size
     ) noexcept nogil
 
 @cython.final

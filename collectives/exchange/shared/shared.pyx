@@ -6,12 +6,14 @@ which stays in cache, instead of a vector.
 """
 
 from libc.stdlib cimport free
+from mpi4py.libmpi cimport MPI_ERR_OTHER
 
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
 from collectives.exchange.shared.memory cimport Part, SharedMemory
-from collectives.memory.allocation cimport zeroed
+from collectives.memory.allocation cimport LINE, allocate, zeroed
 from collectives.memory.layout cimport HEADER
+from collectives.memory.other_processes cimport copy_from, copy_to
 from collectives.protocols.claims cimport BLOCKS, ClaimsProtocol
 from collectives.protocols.groups cimport Groups
 from collectives.protocols.shared_exchange cimport (
@@ -27,9 +29,16 @@ from collectives.protocols.shared_exchange cimport (
 )
 from collectives.protocols.slicing cimport most_shared_blocks, shared_block
 
+from collectives.memory import other_processes
+
 cdef enum:
     # Elements per pass, so that the next pass finds them in the first-level cache.
     CHUNK = 1024
+    # Bytes of the buffers for parts of other processes' arrays: all of them, which stay in the
+    # second-level cache, and the shortest and longest of one.
+    STAGE = 524288
+    LEAST = 32768
+    MOST = 131072
 
 
 cdef class SharedBlocks(SharedExchangePort):
@@ -49,13 +58,16 @@ cdef class SharedBlocks(SharedExchangePort):
         self.groups = groups
         self.rank = rank
         self.shares = <double *>zeroed(size, sizeof(double))
-        self.vectors = <char **>zeroed(5 * size, sizeof(char *))
+        self.size = size
+        self.vectors = <char **>zeroed(6 * size, sizeof(char *))
         if self.shares == NULL or self.vectors == NULL:
             raise MemoryError
         self.sources = self.vectors + size
         self.targets = self.vectors + 2 * size
+        self.means = self.vectors + 4 * size
 
     def __dealloc__(self):
+        free(self.stage)
         free(self.shares)
         free(self.vectors)
 
@@ -233,7 +245,7 @@ cdef class SharedBlocks(SharedExchangePort):
     ) noexcept nogil:
         """Write the mean of these bytes, a block, to each target."""
         cdef Py_ssize_t itemsize, first, count, n, begin
-        cdef int i, k, takers
+        cdef int i, k
         cdef bint saves = False
         for k in range(size):
             saves = saves or self.parts[members[k]].saves
@@ -243,45 +255,115 @@ cdef class SharedBlocks(SharedExchangePort):
                 continue
             itemsize = self.layout.itemsize[i]
             begin = self.layout.begin[i] + first * itemsize
-            takers = 0
+            self.elsewhere = False
             for k in range(size):
                 self.sources[k] = self._source(members[k], i, block, self.block)
                 self.targets[2 * k] = self._target(members[k], i, block, self.block)
                 self.targets[2 * k + 1] = self._second_target(members[k], i)
+                self.elsewhere = (
+                    self.elsewhere or self._shows_elsewhere(members[k], i)
+                    or self.targets[2 * k + 1] != NULL
+                    and self.memory.is_elsewhere(members[k], i))
             if i >= self.averaged:
-                self._keep(begin, count * itemsize, members, size)
+                self._keep(i, begin, count * itemsize, members, size)
                 continue
-            for k in range(2 * size):
-                if self.targets[k] != NULL:
-                    self.targets[takers] = self.targets[k] + begin
-                    takers += 1
-            while count > 0 and takers > 0:
-                n = min(count, CHUNK) if saves and not self.layout.space.deferred else count
-                for k in range(size):
-                    self.vectors[k] = self.sources[k] + begin
-                    if self.parts[members[k]].saves:
-                        self.layout.space.copy(
-                            self.memory.result(members[k]) + begin, self.vectors[k], n * itemsize)
-                self.layout.space.mean(
-                    i, self.targets, takers, <const char **>self.vectors, self.shares, size, n)
-                for k in range(takers):
-                    self.targets[k] += n * itemsize
+            while count > 0:
+                n = count
+                if saves and not self.layout.space.deferred:
+                    n = min(n, CHUNK)
+                if self.elsewhere:
+                    n = min(n, self.piece // itemsize)
+                self._average_part(i, begin, n, members, size)
                 begin += n * itemsize
                 count -= n
 
+    cdef void _average_part(
+        self, int i, Py_ssize_t begin, Py_ssize_t n, const int *members, int size
+    ) noexcept nogil:
+        """Write the mean of so many elements of an array, from this byte of a vector on."""
+        cdef Py_ssize_t bytes = n * self.layout.itemsize[i]
+        cdef int k, takers = 0
+        for k in range(size):
+            self.vectors[k] = self.sources[k] + begin
+            if self.elsewhere and self.shares[k] != 0 and self._shows_elsewhere(members[k], i):
+                self._copy_from(members[k], self.stage + k * self.piece, self.vectors[k], bytes)
+                self.vectors[k] = self.stage + k * self.piece
+            if self.parts[members[k]].saves:
+                self.layout.space.copy(
+                    self.memory.result(members[k]) + begin, self.vectors[k], bytes)
+            if self.targets[2 * k] != NULL:
+                self.means[takers] = self.targets[2 * k] + begin
+                takers += 1
+            if (self.targets[2 * k + 1] != NULL
+                    and not (self.elsewhere and self.memory.is_elsewhere(members[k], i))):
+                self.means[takers] = self.targets[2 * k + 1] + begin
+                takers += 1
+        if takers == 0:
+            if not self.elsewhere:
+                return
+            self.means[0] = self.stage + size * self.piece
+            takers = 1
+        self.layout.space.mean(
+            i, self.means, takers, <const char **>self.vectors, self.shares, size, n)
+        if not self.elsewhere:
+            return
+        for k in range(size):
+            if self.targets[2 * k + 1] != NULL and self.memory.is_elsewhere(members[k], i):
+                self._copy_to(members[k], self.targets[2 * k + 1] + begin, self.means[0], bytes)
+
     cdef void _keep(
-        self, Py_ssize_t begin, Py_ssize_t bytes, const int *members, int size
+        self, int i, Py_ssize_t begin, Py_ssize_t bytes, const int *members, int size
     ) noexcept nogil:
         """Let each member have its own of these bytes, of an array that is not averaged."""
         cdef char *own
-        cdef int j, k
+        cdef char *to
+        cdef int k
         for k in range(size):
             own = self.sources[k] + begin
             if self.parts[members[k]].saves:
                 self.layout.space.copy(self.memory.result(members[k]) + begin, own, bytes)
-            for j in range(2 * k, 2 * k + 2):
-                if self.targets[j] != NULL and self.targets[j] != self.sources[k]:
-                    self.layout.space.copy(self.targets[j] + begin, own, bytes)
+            to = self.targets[2 * k]
+            if self._shows_elsewhere(members[k], i):
+                if to != NULL:
+                    self._copy_from(members[k], to + begin, own, bytes)
+                continue
+            if to != NULL and to != self.sources[k]:
+                self.layout.space.copy(to + begin, own, bytes)
+            to = self.targets[2 * k + 1]
+            if to == NULL or to == self.sources[k]:
+                continue
+            if self.memory.is_elsewhere(members[k], i):
+                self._copy_to(members[k], to + begin, own, bytes)
+            else:
+                self.layout.space.copy(to + begin, own, bytes)
+
+    # Arrays in the memory of other processes
+
+    cdef int copy_directly(self) except -1:
+        """From now on, copy from and to other processes' arrays that are not in windows."""
+        if (self.memory.begin_of_ring == 0 or self.layout.space.deferred
+                or self.layout.size < other_processes.shortest):
+            return 0
+        self.piece = LINE * (min(max(STAGE // (self.size + 1), LEAST), MOST) // LINE)
+        self.stage = allocate((self.size + 1) * self.piece)
+        self.memory.copies = True
+        return 0
+
+    cdef bint _shows_elsewhere(self, int rank, int i) noexcept nogil:
+        """Return whether a rank contributes an array that is in its process only."""
+        return self.parts[rank].shows and self.memory.is_elsewhere(rank, i)
+
+    cdef void _copy_from(
+        self, int rank, char *to, const char *source, Py_ssize_t bytes
+    ) noexcept nogil:
+        if not copy_from(self.memory.processes[rank], to, source, bytes):
+            self.reduction.error = MPI_ERR_OTHER
+
+    cdef void _copy_to(
+        self, int rank, char *to, const char *source, Py_ssize_t bytes
+    ) noexcept nogil:
+        if not copy_to(self.memory.processes[rank], to, source, bytes):
+            self.reduction.error = MPI_ERR_OTHER
 
     # The end of an exchange
 
