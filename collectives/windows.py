@@ -114,19 +114,19 @@ def _shared(comm: MPI.Intracomm, sizes: list[int]) -> list[Any] | None:
     try:
         with contextlib.suppress(AttributeError, OSError, MemoryError):  # memfd_create is Linux's
             family = windows.Family(max(end, ALIGNMENT))
-        number = int.from_bytes(os.urandom(7), "little") + 1
+        number = int.from_bytes(os.urandom(7), "little") + 2  # lower ones have other meanings
         answers = node.allgather((family and family.handle, number))
-        handles = [handle for handle, _ in answers]
-        mapped = all(handles)
-        if mapped:
-            try:
-                family.map(answers[0][1], handles)
-            except (OSError, MemoryError):
-                mapped = False
+        handles = [handle for handle, _ in answers if handle is not None]
+        if family is None or len(handles) < node.size:
+            return None
+        mapped = True
+        try:
+            family.map(answers[0][1], handles)
+        except (OSError, MemoryError):
+            mapped = False
         if node.allreduce(mapped, op=MPI.LAND):
-            return [family.window(start, size) for start, size in zip(starts, sizes)]
-        if family is not None and all(handles):
-            family.unmap()
+            return [family.window(start, size) for start, size in zip(starts, sizes, strict=True)]
+        family.unmap()
         return None
     finally:
         node.Free()
