@@ -25,6 +25,7 @@ FIGURES = tuple(path.stem for path in sorted(HERE.glob("figure_*.py")))
 # The numbers of ranks of each benchmark, with further options.
 RANKS = {
     "latency": (2, 4),
+    "late_call": (2, 4),
     "peer_latency": (2, 4),
     "group_calls": (2, 4),
     "controller_latency": (3,),

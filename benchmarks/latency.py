@@ -3,8 +3,9 @@
     mpiexec -n 4 python benchmarks/latency.py
 
 Vectors of float32 of 1 KiB to 256 MiB in powers of four, in place, all ranks of one node in one
-group; the copy that publishes the vector is included. Without skew (wait="group") all ranks call
-together, under both late rules. With one rank late (wait="nobody", the default rule) the last rank
+group; the copy that publishes the vector is included. "messages" and "shared" are the transports,
+"window" is shared memory with vectors of `collectives.empty`, as optimizers have them. Without skew
+(wait="group") all ranks call together, under both late rules. With one rank late (wait="nobody", the default rule) the last rank
 sleeps, its engine takes part for it, and the time is that of the others. memcpy is a copy of the
 vector by all ranks at once.
 
@@ -39,14 +40,25 @@ from common import (
 )
 from mpi4py import MPI
 
-from collectives import DEFAULT_LATE, GroupAllreduce
+from collectives import DEFAULT_LATE, GroupAllreduce, empty
 
 RULES = ("paper", "conserving")
 LARGEST_KIB = 256 * 1024
-VECTORS = 8  # held by a rank at once: the user's, a copy, ours, and those of MPI and gloo
+VECTORS = 10  # held by a rank at once: the user's two, a copy, ours, and those of MPI and gloo
 BULK = 1 << 20  # bytes from which the memory bandwidth is the limit
 PATTERN = np.tile(np.arange(1021, dtype=np.float32), 64)  # a prime: no shift of segments escapes
 REFERENCE = "MPI_Allreduce"
+WINDOW = "window"
+WAYS = {**TRANSPORTS, WINDOW: TRANSPORTS["shared"]}
+# Bounds of the ratios to MPI_Allreduce, from 1 KiB to 64 MiB, and to memcpy from 16 MiB on.
+BOUNDS = {
+    (WINDOW, 2): ((0.9, 0.9, 0.6, 0.5, 0.45, 0.45, 0.7, 0.7, 0.5), 1.3),
+    ("shared", 2): ((0.9, 0.9, 0.8, 0.7, 0.65, 0.7, 0.9, 0.8, 0.6), 1.7),
+    ("messages", 2): ((1.1, 1.1, 0.95, 0.95, 1.0, 0.95, 1.1, 0.8, 0.75), 2.2),
+    (WINDOW, 4): ((0.6, 0.6, 0.45, 0.4, 0.35, 0.45, 0.55, 0.55, 0.35), 2.1),
+    ("shared", 4): ((0.6, 0.6, 0.5, 0.55, 0.55, 0.7, 0.75, 0.7, 0.4), 3.0),
+    ("messages", 4): ((0.8, 0.8, 0.8, 0.95, 0.9, 1.0, 1.0, 0.75, 0.75), 3.3),
+}
 
 
 class Variant(NamedTuple):
@@ -58,6 +70,7 @@ class Variant(NamedTuple):
         sums: whether the call gives sums, not means; None if it gives neither.
         late: whether the last rank sleeps meanwhile.
         smallest: smallest size for which it is measured, in bytes.
+        in_window: whether the vector is in a window.
     """
 
     name: str
@@ -65,6 +78,7 @@ class Variant(NamedTuple):
     sums: bool | None = False
     late: bool = False
     smallest: int = 0
+    in_window: bool = False
 
 
 class Sleeper:
@@ -154,10 +168,12 @@ def our_variants(comm):
 
         return open_collective
 
-    for name, transport in TRANSPORTS.items():
+    for name, transport in WAYS.items():
+        options = {"in_window": name == WINDOW}
         for late in RULES:
-            yield Variant(f"{name}-{late}", average(wait="group", late=late, **transport))
-        yield Variant(f"{name}-late", average(wait="nobody", **transport), late=True)
+            together = average(wait="group", late=late, **transport)
+            yield Variant(f"{name}-{late}", together, **options)
+        yield Variant(f"{name}-late", average(wait="nobody", **transport), late=True, **options)
 
 
 @contextlib.contextmanager
@@ -211,19 +227,19 @@ def time_late(sleeper, variant, vector, calls, checked):
 
 def measure(comm, variants, sleeper, size, rounds, seconds):
     """Return {variant: seconds per call in each round} on rank 0; the variants take turns."""
-    vector = np.empty(size // 4, np.float32)
+    vectors = {False: np.empty(size // 4, np.float32), True: empty(comm, size // 4)}
     timed = {}
     for variant in variants:
         if size >= variant.smallest:
             function, ranks = (time_late, sleeper) if variant.late else (time_together, comm)
-            timed[variant.name] = partial(function, ranks, variant, vector)
+            timed[variant.name] = partial(function, ranks, variant, vectors[variant.in_window])
     return take_turns(comm, timed, rounds, seconds)
 
 
 def ratios(size, times):
     """Return {label: quartiles} of the ratios of ours to the references, for one size."""
     pairs = []
-    for name in TRANSPORTS:
+    for name in WAYS:
         for rule in RULES:
             pairs += [(f"{name}-{rule}", other) for other in (REFERENCE, "memcpy")]
         pairs.append((f"{name}-late", f"{name}-{DEFAULT_LATE}"))
@@ -237,18 +253,16 @@ def ratios(size, times):
 def bounds(ranks, size):
     """Yield (label of a ratio, its bound) for one size."""
     mib = size / 2**20
-    for rule in RULES:
-        messages = partial(ratio_label, size, f"messages-{rule}")
-        if ranks in (2, 4) and mib <= 1 / 16:
-            yield messages(REFERENCE), 1.0
-        if ranks in (2, 4) and 1 / 4 <= mib <= 16:
-            yield messages(REFERENCE), 0.7
-        if ranks in (2, 4) and mib == 64:
-            yield messages("memcpy"), {2: 1.8, 4: 2.7}[ranks]
-        if ranks == 4 and 1 <= mib <= 16:
-            yield ratio_label(size, f"shared-{rule}", REFERENCE), 0.65 if mib == 4 else 0.45
+    power = (size.bit_length() - 11) // 2
+    for name in WAYS:
+        to_mpi, to_memcpy = BOUNDS.get((name, ranks), ((), None))
+        for rule in RULES:
+            if power < len(to_mpi):
+                yield ratio_label(size, f"{name}-{rule}", REFERENCE), to_mpi[power]
+            if to_memcpy and mib >= 16:
+                yield ratio_label(size, f"{name}-{rule}", "memcpy"), to_memcpy
     if mib >= 1:
-        for name in TRANSPORTS:
+        for name in WAYS:
             yield ratio_label(size, f"{name}-late", f"{name}-{DEFAULT_LATE}"), 1.3
 
 

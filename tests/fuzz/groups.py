@@ -260,6 +260,7 @@ class Average:
     def open(self, stack):
         """Make the collective, to be closed by an `ExitStack`."""
         scenario = self.scenario
+        self.shape.prepare(self.scenario.comm, self.scenario.way)
         self.x = self.shape.new(self.starts[self.rank])
         self.handle = self.result = None
         self.version = self.made = self.timely = 0

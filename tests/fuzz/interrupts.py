@@ -157,6 +157,7 @@ class InterruptedGroups(InterruptedScenario):
 
     def play_interrupted(self):
         values, self.version = self.vectors(1.0), 0
+        self.shape.prepare(self.comm, self.way)
         self.x = self.shape.new(values[self.rank])
         with GroupAllreduce(
             self.comm, self.shape.given(self.x), **self.settings(), **self.given
@@ -286,6 +287,7 @@ class InterruptedPeers(InterruptedScenario):
         return f"interrupted {self.kind}, {self.settings()}, {self.shape!r}, {self.rounds} rounds"
 
     def play_interrupted(self):
+        self.shape.prepare(self.comm, self.way)
         self.x = self.shape.new(np.zeros(self.shape.width))
         uncertain = np.zeros(self.shape.width)
         make = self.KINDS[self.kind]

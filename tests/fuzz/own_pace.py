@@ -93,6 +93,7 @@ class OwnPace(Scenario):
         values, self.made = self.numbers(1.0), 0
         # Calls that count since the last load: complete ones at least, all at the most.
         self.finished = np.zeros(2)
+        self.shape.prepare(self.comm, self.way)
         self.x = self.shape.new(values[self.rank])
         with GroupAllreduce(
             *(self.comm, self.shape.given(self.x)),

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from collectives.peers import PeerCollective
 
-from .vectors import digest
+from .vectors import WAYS, digest
 
 NEVER = 10**9  # a period that no scenario has all the calls of
 MOST_PROBLEMS = 3  # of one rank that are printed
@@ -83,6 +83,7 @@ class Scenario:
         self.threads = circumstances.choice((None,) * 6 + ("other", "beside"))
         if not self.may_use_threads or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             self.threads = None
+        self.way = circumstances.choice(WAYS)
         self.fork_chance = random.Random(f"{seed} {comm.rank} forks")
 
     @property

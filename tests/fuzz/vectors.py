@@ -14,6 +14,9 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from collectives import empty_like
+from collectives.memory import other_processes
+
 DTYPES = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -25,6 +28,10 @@ KIB = 1024
 # Bytes at which an exchange gets another slice, block or algorithm.
 EDGES = (64, 16 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 1024 * KIB)
 LARGEST_CHANGE = 3
+# How ranks of a node use a vector that a call averages: where it is, if it is in a window, or by
+# the kernel's copies; or through memory that they share.
+WAYS = ("memory", "memory", "windows", "windows", "copies")
+SHORTEST_COPIED = other_processes.shortest
 
 
 class Poison(NamedTuple):
@@ -54,6 +61,7 @@ class Shape:
         self.lengths = [self._draw_length(plan, size, dtype, count) for dtype in self.dtypes]
         self.single = count == 1 and plan.random() < 0.7
         self.places = [self._draw_places(plan, length) for length in self.lengths]
+        self.prepared = []
         self.width = sum(1 + len(places) for places in self.places)
         self.rounding = np.concatenate(
             [
@@ -80,9 +88,18 @@ class Shape:
 
     def new(self, summary):
         """Return arrays with this summary."""
-        arrays = [np.zeros(n, DTYPES[dtype]) for n, dtype in zip(self.lengths, self.dtypes)]
+        arrays = self.prepared.pop() if self.prepared else self._zeros()
         self.add(arrays, summary)
         return arrays
+
+    def _zeros(self):
+        return [np.zeros(n, DTYPES[dtype]) for n, dtype in zip(self.lengths, self.dtypes)]
+
+    def prepare(self, comm, way):
+        """Let shared memory be used this way, and the next vectors be in windows; collective."""
+        other_processes.shortest = 0 if way == "copies" else SHORTEST_COPIED
+        if way == "windows":
+            self.prepared = [empty_like(comm, self._zeros()) for _ in range(2)]
 
     def given(self, arrays):
         """Return the arrays as a collective wants them."""
