@@ -3,10 +3,11 @@
     mpiexec -n 2 python benchmarks/late_call.py
 
 Rank 0 calls first, and takes part for all others, which then call one after the other. A late call
-publishes the change since the last one, and returns the mean with that change; nobody waits. Vectors
-of float32, shared memory, the conserving rule; in windows and elsewhere. memcpy is a copy of such a
-vector by rank 1 alone. The calls take turns in every round; the first rounds are discarded. The table
-has medians over the rounds, and a ratio is the median of the ratios round by round.
+publishes the change since the last one, and returns the mean with that change; nobody waits.
+Vectors of float32, shared memory, the conserving rule; in windows and elsewhere. memcpy is a copy
+of such a vector by rank 1 alone. The calls take turns in every round; the first rounds are
+discarded. The table has medians over the rounds, and a ratio is the median of the ratios round by
+round.
 """
 
 import time

@@ -5,9 +5,9 @@
 Vectors of float32 of 1 KiB to 256 MiB in powers of four, in place, all ranks of one node in one
 group; the copy that publishes the vector is included. "messages" and "shared" are the transports,
 "window" is shared memory with vectors of `collectives.empty`, as optimizers have them. Without skew
-(wait="group") all ranks call together, under both late rules. With one rank late (wait="nobody", the default rule) the last rank
-sleeps, its engine takes part for it, and the time is that of the others. memcpy is a copy of the
-vector by all ranks at once.
+(wait="group") all ranks call together, under both late rules. With one rank late (wait="nobody",
+the default rule) the last rank sleeps, its engine takes part for it, and the time is that of the
+others. memcpy is a copy of the vector by all ranks at once.
 
 The variants take turns in every round, each collective being the only one open then, after calls
 to warm up; the first round is discarded, and all results are checked in it. A time is that of

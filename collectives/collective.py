@@ -280,6 +280,7 @@ class Collective(Described):
         with self._place.interrupts_held():
             if self._place.remove(self):
                 self._let_go()
+                self._place.unmap_windows()
                 for communicator in self._communicators:
                     communicator.Free()
 

@@ -179,6 +179,13 @@ def node(comm):
     return Node(comm)
 
 
+def unmap_windows() -> None:
+    """Unmap the windows of which no process has an array any more."""
+    from collectives.memory import windows
+
+    windows.unmap_released()
+
+
 def open_count() -> int:
     """Return how many collectives are open in this process."""
     return len(_open)

@@ -184,6 +184,30 @@ def transport(comm, one_node: bool) -> str:
     return "shared" if shares else "messages"
 
 
+def windows(comm) -> str:
+    """Return whether ranks of this node can use each other's arrays, and which; collective.
+
+    Args:
+        comm: An mpi4py communicator.
+    """
+    from mpi4py import MPI
+
+    from collectives import empty
+    from collectives.memory import other_processes
+    from collectives.memory import windows as native
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    offers = node.allgather(other_processes.offer())
+    copies = all(node.allgather(all(map(other_processes.may_access, offers))))
+    alone = node.size == 1
+    node.Free()
+    if alone:
+        return "none: one rank on this node"
+    if not native.has(empty(comm, 1).ctypes.data):
+        return "no: this node's ranks cannot map each other's memory"
+    return f"yes; copies between processes: {'permitted' if copies else 'not permitted'}"
+
+
 def by_rank(values: Sequence[str]) -> str:
     """Return the ranks' common value, or each value with its ranks."""
     from collectives.agreement import by_value, list_values
@@ -222,6 +246,7 @@ def gather(comm) -> list[tuple[str, str]]:
         "engine mode": engine_mode(),
         "native engine": native_engine(),
         "transport": transport(comm, one_node=one_node),
+        "windows": windows(comm),
         "device": f"{kind}: {details}",
         "path": path_of(kind, *answers),
         "CUDA-aware MPI": aware,

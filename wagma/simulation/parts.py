@@ -84,6 +84,9 @@ class Place:
         """Return that the collective was served."""
         return True
 
+    def unmap_windows(self) -> None:
+        """Unmap nothing: simulated ranks are in one process."""
+
     def print_cause(self, error: BaseException, rank: int) -> None:
         """Print nothing: the error ends the job."""
 
