@@ -4,7 +4,8 @@ Each rank decides by the sources of `collectives.protocols.versions` and `shared
 words change by that of `claims`. Whoever is to make the next step is chosen from outside. Vectors
 are numbers modulo a prime, in which means are exact. A run that breaks an invariant raises a
 `Violation` that names it. Between words, accesses to vectors must be ordered by what their ranks
-have read of each other's words (as in C), whether or not the run happens to mix them up.
+have read of each other's words (as in C), whether or not the run happens to mix them up. Where an
+application's vector is in a window, averages and withdrawals take several steps.
 
 ``python -m tests.claims_model SEED`` replays the random run of a seed, step by step; the message of
 a run that fails says what to add for other scenarios and for variants of the protocol.
@@ -55,6 +56,7 @@ MOST_STEPS = 20000
 # What an application does next, besides the protocol's operations; and what it waits for.
 CALL = "call"
 INTERRUPTED = "a call that an exception may end"
+INTERRUPTED_AVERAGE = "an average over all ranks that an exception may end"
 PUBLISH = "publish"
 COMPUTING = "computing"
 WAITING = "waiting"
@@ -66,6 +68,9 @@ GO_ON = "go on"
 INTERRUPT = "interrupt"
 
 BEGUN = (claims.TAKEN, claims.KEPT, claims.FLOWING)
+
+# What is in a vector that holds nothing.
+ANYTHING = 987654321
 
 
 class Invariant(enum.Enum):
@@ -83,6 +88,8 @@ class Invariant(enum.Enum):
     CONSERVED = "the sum of all snapshots and of what is not yet published changes by updates alone"
     COUNTED = "the sum of all counts, and of what is not yet published, is the work of all calls"
     ORDERED = "accesses to memory are ordered by words"
+    WINDOW = "others use a window from the announcement of its call until that has it back"
+    SWAPPED = "a snapshot and a result change places only while their rank's part is closed"
     ENDS = "nobody waits for a rank that computes"
 
 
@@ -91,15 +98,19 @@ class _Steps(ast.NodeTransformer):
 
     Args:
         methods: names of methods, of a class's own or of what it calls by one of `owners`.
+        others: what else it calls that takes steps.
     """
 
-    def __init__(self, methods, owners):
+    def __init__(self, methods, owners, others):
         self.methods = methods
         self.owners = owners
+        self.others = others
 
     def visit_Call(self, node):
         self.generic_visit(node)
         called = node.func
+        if ast.unparse(called) in self.others:
+            return ast.YieldFrom(node)
         if not isinstance(called, ast.Attribute) or called.attr not in self.methods:
             return node
         return ast.YieldFrom(node) if ast.unparse(called.value) in self.owners else node
@@ -111,13 +122,13 @@ class _Steps(ast.NodeTransformer):
         return node
 
 
-def in_steps(*names, edit=None, owners=("self",), bases=()):
+def in_steps(*names, edit=None, owners=("self",), others=(), bases=()):
     """Return a protocol's module, the methods of its classes as generators.
 
     Args:
         names: the module's, after those that it is based on and whose methods are generators, too.
         edit: of the module's source.
-        owners: see `_Steps`.
+        owners, others: see `_Steps`.
         bases: see `load_source`.
     """
     folder = ROOT / "collectives" / "protocols"
@@ -130,7 +141,7 @@ def in_steps(*names, edit=None, owners=("self",), bases=()):
         node.name for each in classes for node in each.body if isinstance(node, ast.FunctionDef)
     }
     for each in classes:
-        _Steps(methods - {"__init__", "attach"}, owners).visit(each)
+        _Steps(methods - {"__init__", "attach"}, owners, others).visit(each)
     made = {}
     for name, tree in zip(names, trees):
         module = types.ModuleType(f"{name}_in_steps")
@@ -146,7 +157,20 @@ versions_in_steps = in_steps(
     owners=("self", "self.port", "self.executing", "RankProtocol"),
     bases=("all_ranks", "wait_avoiding"),
 )
-shared_exchange = in_steps("claims", "shared_exchange", owners=("self", "self.claims"))
+
+
+@cache
+def exchange_in_steps(edit=None):
+    """Return the module of SharedExchangeProtocol, its source edited by `edit`, if any."""
+    return in_steps(
+        *("claims", "shared_exchange"),
+        edit=edit,
+        owners=("self", "self.claims"),
+        others=("self.port.average", "self.port.withdraw"),
+    )
+
+
+shared_exchange = exchange_in_steps()
 
 
 @cache
@@ -189,8 +213,8 @@ class Scenario(Grouped):
 
     Attributes:
         length: elements of a vector; a block is one, or more where the group is small.
-        programs: of each rank: CALL, INTERRUPTED, PUBLISH, operations, each maybe in a tuple with a
-            weight or the version to load.
+        programs: of each rank: CALL, INTERRUPTED, PUBLISH, INTERRUPTED_AVERAGE, operations, each
+            maybe in a tuple with a weight or the version to load.
         waits: whether each version waits for the calls of its group.
         ahead: blocks that are published before they are needed, averaged in one go, and in a ring.
         frozen: ranks that compute for ever from about a step on, without so much as a look.
@@ -200,6 +224,7 @@ class Scenario(Grouped):
         periods: of each element, the versions from one that averages it to the next, each a
             multiple of that before; 0: only averages over all ranks do. Empty: all are 1.
         own_pace: whether ranks make any number of calls: see `protocol_scenarios.Scenario`.
+        windows: ranks whose applications' vectors are in windows.
     """
 
     world_size: int
@@ -216,6 +241,7 @@ class Scenario(Grouped):
     delays: int | None = None
     periods: tuple = ()
     own_pace: bool = False
+    windows: tuple = ()
 
     def averaged(self, number):
         """Return how many elements, from the first on, the version of this number averages."""
@@ -343,7 +369,15 @@ class World:
 
     def vector(self, rank, name):
         """Return a vector as it is, seen from outside."""
-        return [self.data[rank, name, i] for i in range(self.scenario.length)]
+        place = placed(name, self.data[rank, "swapped"])
+        return [self.data[rank, place, i] for i in range(self.scenario.length)]
+
+    def check_window(self, by, member, number, field):
+        """Check that a rank may use a member's window in an exchange: read it, or write to it."""
+        opened = self.ranks[member].window
+        may = opened == number and self.data[member, field]
+        details = f"{by} uses {member}'s, which {field} in", opened, "in", number
+        require(may, Invariant.WINDOW, *details)
 
     # What must hold
 
@@ -360,6 +394,18 @@ class World:
         before, state = claims.number_of(old), claims.state_of(old)
         number, after = claims.number_of(new), claims.state_of(new)
         own = by == rank
+        part = self.ranks[rank]
+        if part.hidden is not None:
+            # It returns, or the exchange ends as if it had.
+            returns = own and number == before and after == part.hidden
+            state, part.hidden = part.hidden, None
+            if returns:
+                return
+        elif own and number == before and state in BEGUN and after == claims.CLOSED:
+            require(part.shared.withdrawing, Invariant.STATES, by, "hides", before)
+            self.met.add("hidden")
+            part.hidden = state
+            return
         if old == new:
             allowed = own
         elif state == claims.CLOSED:
@@ -390,7 +436,7 @@ class World:
             for rank in self.ranks:
                 there += rank.x[i]
                 if rank.publishing.state != snapshots.UNFILLED:
-                    there += self.data[rank.me, "snapshot", i] - rank.base[i]
+                    there += self.vector(rank.me, "snapshot")[i] - rank.base[i]
             require((there - self.total[i]) % PRIME == 0, Invariant.CONSERVED, i)
         counts = sum(rank.count for rank in self.ranks)
         work = sum(rank.work for rank in self.ranks)
@@ -446,10 +492,21 @@ class World:
         return hash(tuple(parts))
 
 
-class Memory(contribution.Vectors):
-    """A rank's vectors: the snapshot and the result are in memory that other ranks see."""
+def placed(name, swapped):
+    """Return where a vector is: the snapshot and the result may have changed places."""
+    if swapped and name in ("snapshot", "result"):
+        return "result" if name == "snapshot" else "snapshot"
+    return name
 
-    shared = {contribution.SNAPSHOT: "snapshot", contribution.RESULT: "result"}
+
+class Memory(contribution.Vectors):
+    """A rank's vectors, of which other ranks see all but the scratch."""
+
+    shared = {
+        contribution.X: "x",
+        contribution.SNAPSHOT: "snapshot",
+        contribution.RESULT: "result",
+    }
 
     def __init__(self, rank):
         self.rank = rank
@@ -458,14 +515,12 @@ class Memory(contribution.Vectors):
     def values(self, vector):
         if vector in self.shared:
             return [self.rank.read(self.shared[vector], i) for i in range(self.rank.length)]
-        return list(self.rank.x if vector == contribution.X else self.scratch)
+        return list(self.scratch)
 
     def put(self, vector, values):
         if vector in self.shared:
             for i, value in enumerate(values):
                 self.rank.write(self.shared[vector], i, value)
-        elif vector == contribution.X:
-            self.rank.x = list(values)
         else:
             self.scratch = list(values)
 
@@ -481,14 +536,26 @@ class Memory(contribution.Vectors):
     def is_change_finite(self):
         return True
 
-    def add_change(self, to):
+    def changed(self):
+        """Return SNAPSHOT + (X − RESULT)."""
         vectors = contribution.SNAPSHOT, contribution.X, contribution.RESULT
         parts = zip(*map(self.values, vectors))
-        self.put(to, [(snapshot + x - base) % PRIME for snapshot, x, base in parts])
+        return [(snapshot + x - base) % PRIME for snapshot, x, base in parts]
+
+    def add_change(self, to):
+        self.put(to, self.changed())
+
+    def take_change(self):
+        values = self.changed()
+        self.put(contribution.RESULT, values)
+        self.put(contribution.X, values)
+        self.rank.swap_vectors()
+        self.put(contribution.RESULT, [ANYTHING] * self.rank.length)
+        return True
 
     def absorb(self, own, total):
-        pairs = zip(self.values(contribution.RESULT), self.rank.x)
-        self.rank.x = [mean_of(pair, [total, own]) for pair in pairs]
+        pairs = zip(self.values(contribution.RESULT), self.values(contribution.X))
+        self.put(contribution.X, [mean_of(pair, [total, own]) for pair in pairs])
 
 
 def at_once(function):
@@ -553,6 +620,7 @@ class Port:
 
     def adopt(self):
         if self.rank.exchange == "memory":
+            self.rank.blocks.kept = self.rank.publishing.bypasses_snapshot()
             yield from self.rank.shared.adopt()
 
     @at_once
@@ -638,6 +706,7 @@ class SharedBlocks:
 
     Attributes:
         taken_over: whether the snapshot has taken the place of the application's vector.
+        kept: whether it is to do so where that is in a window.
         own_averages: how many elements this rank's exchange averages; `own_weight`: its weight.
     """
 
@@ -645,7 +714,7 @@ class SharedBlocks:
         self.rank = rank
         self.world, self.me = rank.world, rank.me
         self.ahead = rank.world.scenario.ahead
-        self.taken_over = False
+        self.taken_over = self.kept = False
         self.own_averages = self.own_weight = 0
 
     def begin(self, number, together):
@@ -663,7 +732,7 @@ class SharedBlocks:
     def describe(self):
         """Say in this rank's part what an exchange does with its vectors."""
         publishing = self.rank.publishing
-        self.set_path(False, True)
+        self.set_path(False, True, False, False)
         self.rank.put("in_place", publishing.is_in_place())
         self.rank.put("saves", publishing.saves_snapshot())
         self.rank.put("replaced", False)
@@ -672,9 +741,11 @@ class SharedBlocks:
         self.rank.put("count", Fraction(publishing.job.count))
         self.rank.put("average_number", -1)
 
-    def set_path(self, ringed, takes):
+    def set_path(self, ringed, takes, shows, gets):
         self.rank.put("ringed", ringed)
-        self.rank.put("takes", takes)
+        self.rank.put("takes", takes or self.rank.get("in_place"))
+        self.rank.put("shows", shows)
+        self.rank.put("gets", gets)
 
     def find_group(self, rank, number, members):
         """Fill in the members, which all share memory, and return how many they are."""
@@ -714,7 +785,7 @@ class SharedBlocks:
             if block >= self.ahead:
                 self.world.met.add("a slot again")
         for i in elements:
-            value = rank.read("snapshot", i) if self.taken_over else rank.x[i]
+            value = rank.read("snapshot" if self.taken_over else "x", i)
             self.world.write(self.me, self.source(self.me, block, i, elements), value)
         return 0
 
@@ -724,10 +795,7 @@ class SharedBlocks:
             if i >= self.own_averages and self.own_weight == 0:
                 break  # it may have contributed nothing, in place of what it keeps
             mean = self.world.read(self.me, self.target(self.me, block, i, elements))
-            if self.taken_over:
-                rank.write("snapshot", i, mean)
-            else:
-                rank.x[i] = mean
+            rank.write("snapshot" if self.taken_over else "x", i, mean)
 
     def keep_arrays(self):
         if not self.taken_over:
@@ -735,11 +803,33 @@ class SharedBlocks:
             self.rank.vectors.copy(contribution.SNAPSHOT, contribution.X)
             self.taken_over = True
 
+    def withdraw(self, averaged):
+        rank, blocks = self.rank, range(self.rank.shared.own_blocks)
+        rank.window = None
+        rank.world.met.add("withdrawn")
+        if 0 < averaged < len(blocks):
+            rank.world.met.add("withdrawn in part")
+        if self.kept:
+            yield from self.copy_blocks(blocks, "snapshot")
+            rank.put("in_place", True)
+        elif rank.get("shows"):
+            yield from self.copy_blocks(blocks[averaged:], "snapshot")
+        elif not rank.get("in_place"):
+            yield from self.copy_blocks(blocks[:averaged], "result")
+        self.set_path(False, True, False, False)
+
+    def copy_blocks(self, blocks, name):
+        """Copy blocks of the application's vector to one of the rank's own."""
+        for block in blocks:
+            yield STEP
+            for i in self.own_elements(block):
+                self.rank.write(name, i, self.rank.read("x", i))
+
     # Where blocks are
 
     def source(self, member, block, i, elements):
         """Return where a member's element of a block is that it contributes."""
-        place = shared_exchange.source_of(self.of(member, "ringed"))
+        place = shared_exchange.source_of(self.of(member, "ringed"), self.of(member, "shows"))
         return self.at(member, place, block, i, elements)
 
     def target(self, member, block, i, elements):
@@ -749,12 +839,24 @@ class SharedBlocks:
         )
         return self.at(member, place, block, i, elements)
 
+    def second_target(self, member, i, averaged):
+        """Return where a member gets it besides; to what it keeps, only what it gave."""
+        if not self.of(member, "gets") or (i not in averaged and self.of(member, "weight") == 0):
+            return None
+        return member, "x", i
+
     def at(self, member, place, block, i, elements):
         if place == shared_exchange.NOWHERE:
             return None
         if place == shared_exchange.RING:
             return self.in_ring(member, block, i, elements)
-        return member, "snapshot" if place == shared_exchange.SNAPSHOT else "result", i
+        if place == shared_exchange.WINDOW:
+            return member, "x", i
+        name = "snapshot" if place == shared_exchange.SNAPSHOT else "result"
+        return self.shared_place(member, name, i)
+
+    def shared_place(self, member, name, i):
+        return member, placed(name, self.of(member, "swapped")), i
 
     def in_ring(self, member, block, i, elements):
         return member, "ring", block % self.ahead, i - elements.start
@@ -767,6 +869,8 @@ class SharedBlocks:
 
     def weigh(self, members, size):
         averaging = self.rank.shared.averaging
+        if averaging.count == 0:  # it averages nothing, but withdraws
+            return sum(self.of(member, "weight") for member in members[:size])
         newest = (averaging.first + averaging.count - 1) % self.ahead
         number, block = averaging.numbers[newest], averaging.blocks[newest]
         members = members[:size]
@@ -783,23 +887,43 @@ class SharedBlocks:
         averaged = self.averaged_of(elements, number, together)
         if len(averaged) < len(elements):
             world.met.add("a block left out" if not averaged else "a block left out in part")
+        windowed = any(self.of(k, "shows") or self.of(k, "gets") for k in members)
+        if windowed:
+            world.met.add("a window")
         for i in elements:
+            if windowed:
+                yield STEP
             places = [self.source(member, block, i, elements) for member in members]
-            values = [world.read(self.me, place) for place in places]
+            values = [self.read_source(place, number) for place in places]
             begun = [ghost.begun[member][i] for member in members]
             require(values == begun, Invariant.CONTRIBUTED, members, i, values, begun)
             for member, value in zip(members, values):
                 if self.of(member, "saves"):
                     self.save(member, i, value, i in averaged)
             targets = [self.target(member, block, i, elements) for member in members]
+            windows = [self.second_target(member, i, averaged) for member in members]
             if i in averaged:
                 mean = ghost.means[i] = mean_of(values, self.weights)
                 for target in targets:
                     if target is not None:
                         world.write(self.me, target, mean)
+                for k in range(len(windows)):  # which a fingerprint tells from others
+                    if windows[k] is not None:
+                        yield STEP
+                        self.write_window(windows[k], mean, number)
             else:
                 self.keep(values, places, targets)
+                self.keep(values, places, windows)
         return 0
+
+    def read_source(self, place, number):
+        if place[1] == "x":
+            self.world.check_window(self.me, place[0], number, "shows")
+        return self.world.read(self.me, place)
+
+    def write_window(self, place, mean, number):
+        self.world.check_window(self.me, place[0], number, "gets")
+        self.world.write(self.me, place, mean)
 
     def averaged_of(self, elements, number, together):
         """Return those elements of a block that an exchange averages."""
@@ -810,7 +934,7 @@ class SharedBlocks:
         """Leave an element of a member's old snapshot in its result."""
         if not averaged:
             self.world.met.add("a base left out")
-        self.world.write(self.me, (member, "result", i), value)
+        self.world.write(self.me, self.shared_place(member, "result", i), value)
 
     def keep(self, values, sources, targets):
         """Let each member have its own of an element that is not averaged."""
@@ -874,6 +998,7 @@ class Rank:
         self.everyone = list(range(world.size))
         # The application
         self.program = scenario.programs[me]
+        self.swapped = False
         self.x = [(1000 * me + i) % PRIME for i in range(self.length)]
         self.updates = self.work = 0
         self.doing = self.yielded = None
@@ -890,22 +1015,25 @@ class Rank:
         self.exchange = None
         self.progress_count = 0
         self.shift = 0
-        # What is known from outside
+        # What is known from outside: the exchange in which others use its window; the state of its
+        # part before that was closed to withdraw; and others
+        self.window = self.hidden = None
         self.base = list(self.x)
         self.expected = list(self.x)
         self.executed = []
         self.results = {}
         for i in range(self.length):
             world.total[i] += self.x[i]
-            self.write("result", i, 0)
+            self.write("result", i, ANYTHING)
         self.vectors = Memory(self)
         self.publishing = world.publishing_type(self.vectors, self.protocol, rule_of(scenario))
         self.publishing.replace()
         self.publishing.count_once()
         self.driven = world.driven_type(self.protocol, self.publishing)
         self.driven.attach(Port(self))
-        for field in ("in_place", "saves", "replaced", "ringed", "takes"):
+        for field in ("in_place", "saves", "replaced", "ringed", "takes", "shows", "gets"):
             self.put(field, False)
+        self.put("swapped", False)
         for field in ("weight", "weight_after", "total", "count", "average_count"):
             self.put(field, 0)
         self.put("average_number", -1)
@@ -921,6 +1049,16 @@ class Rank:
         job = self.publishing.job
         count = self.world.data[self.me, "count"] if self.driven.opened else job.count
         return count + job.unpublished
+
+    @property
+    def x(self):
+        """The application's vector, as seen from outside."""
+        return [self.world.data[self.me, "x", i] for i in range(self.length)]
+
+    @x.setter
+    def x(self, values):
+        for i, value in enumerate(values):
+            self.write("x", i, value)
 
     # Steps
 
@@ -940,12 +1078,16 @@ class Rank:
             return (STEP,)
         news = self.world.changes != self.looked_at or self.has_messages()
         if self.yielded == WAITING:
-            interrupted = self.doing == INTERRUPTED and self.publishing.calling
-            interrupts = (INTERRUPT,) if interrupted else ()
+            interrupts = (INTERRUPT,) if self.may_be_interrupted() else ()
             return (LOOK, *interrupts) if news else interrupts
         if self.over or self.stopped:
             return (LOOK,) if news else ()
         return (GO_ON, LOOK) if news else (GO_ON,)
+
+    def may_be_interrupted(self):
+        if self.doing == INTERRUPTED_AVERAGE:
+            return self.publishing.present
+        return self.doing == INTERRUPTED and self.publishing.calling
 
     def become_still(self):
         """Freeze, unless others may wait for this rank; or only its application computes on."""
@@ -1023,13 +1165,18 @@ class Rank:
         self.updates += 1
         for i in range(self.length):
             update = (7**self.updates * (11 + 2 * self.me) ** 5 + 131 * i) % PRIME
-            self.x[i] = (self.x[i] + update) % PRIME
+            self.write("x", i, (self.read("x", i) + update) % PRIME)
             self.world.total[i] += update
 
     def carry_out(self, what, detail):
         self.given_x = list(self.x)
         if what == all_ranks.LOAD:
             self.loading = detail
+        scenario = self.world.scenario
+        if what == all_ranks.CLOSE:
+            yield from self.wait(lambda: self.protocol.stage == all_ranks.OUTSIDE)
+        elif scenario.waits or scenario.own_pace or scenario.windows:
+            yield from self.wait(self.has_caught_up)
         if what != all_ranks.CLOSE:
             calls = what in (CALL, INTERRUPTED, PUBLISH)
             weight = detail if calls else self.publishing.published_weight
@@ -1037,9 +1184,6 @@ class Rank:
                 self.work += what != PUBLISH
                 weight = self.publishing.worked(what != PUBLISH)
             self.publishing.give(weight)
-        scenario = self.world.scenario
-        if (scenario.waits or scenario.own_pace) and what != all_ranks.CLOSE:
-            yield from self.wait(lambda: self.protocol.next >= self.protocol.version)
         if what == PUBLISH:
             yield from self.driven.hold(version_steps.PUBLISHING)
         elif what == all_ranks.JOIN:
@@ -1047,8 +1191,9 @@ class Rank:
         elif what in (CALL, INTERRUPTED) and not self.protocol.is_synchronous():
             yield from self.begin_call()
         else:
-            calls = what in (CALL, INTERRUPTED)
-            yield from self.driven.enter(all_ranks.SYNC if calls else what)
+            operations = {CALL: all_ranks.SYNC, INTERRUPTED: all_ranks.SYNC}
+            operations[INTERRUPTED_AVERAGE] = all_ranks.SYNCHRONIZE
+            yield from self.driven.enter(operations.get(what, what))
         self.contribute()
         if what == all_ranks.CLOSE:
             yield from self.wait(self.may_leave)
@@ -1057,6 +1202,11 @@ class Rank:
             if (yield from self.wait(lambda: self.driven.done)) == INTERRUPT:
                 yield from self.abandon()
         self.publishing.forget()
+
+    def has_caught_up(self):
+        """Return whether what an exception has interrupted is complete."""
+        protocol = self.protocol
+        return protocol.stage == all_ranks.OUTSIDE and protocol.next >= protocol.version
 
     def may_leave(self):
         protocol = self.protocol
@@ -1081,11 +1231,31 @@ class Rank:
         """An exception has ended a call: its version goes on without the application."""
         self.world.met.add("interrupted")
         published = self.publishing.published
+        if not self.driven.begun and self.publishing.is_averaging() and self.world.scenario.waits:
+            self.expect_publication()
+            published = True
         yield from self.driven.interrupt()
+        while self.driven.begun and self.exchange == "memory" and (yield from self.uses()):
+            self.world.met.add("drained")
+            changes = self.world.changes
+            yield from self.exchange_progress()
+            if (yield from self.uses()):
+                self.looked_at = changes
+                yield WAITING
+                yield from self.progress()
+        require(self.window is None, Invariant.WINDOW, self.me, "has it back in", self.window)
         yield from self.driven.interrupted(True)
         if published:
             self.base = list(self.x)
         self.looked_at = -1
+
+    def uses(self):
+        """Return whether the pending exchange still uses the application's vector or the result."""
+        if self.shared.withdrawing:
+            return True
+        # Another rank may set this meanwhile.
+        saves = self.world.data[self.me, "saves"]
+        return saves and (yield from self.shared.is_pending())
 
     # Progress, as `Collective` makes it
 
@@ -1158,7 +1328,8 @@ class Rank:
         publishing = self.publishing
         if len(self.members) > 1:
             ringed = publishing.bypasses_snapshot()
-            yield from self.begin(number, False, self.members, publishing.direct, ringed)
+            receives, keeps = publishing.direct, publishing.keeps
+            yield from self.begin(number, False, self.members, receives, ringed, keeps)
         else:
             self.exchange = "alone"
             self.execute_alone(version)
@@ -1201,9 +1372,9 @@ class Rank:
             self.world.changes += 1
             return
         gets = publishing.copy == contribution.X
-        yield from self.begin(number, True, self.everyone, gets, False)
+        yield from self.begin(number, True, self.everyone, gets, False, False)
 
-    def begin(self, number, together, members, receives, ringed):
+    def begin(self, number, together, members, receives, ringed, keeps):
         """Begin an exchange in memory."""
         given = self.publishing.lent
         if given:
@@ -1211,8 +1382,9 @@ class Rank:
         self.exchange = "memory"
         self.blocks.describe()
         self.blocks.begin(number, together)
+        windowed = receives and self.me in self.world.scenario.windows
         yield from self.shared.begin(
-            number, together, members, len(members), given, receives, ringed
+            number, together, members, len(members), given, receives, ringed, windowed, keeps
         )
 
     def begin_call(self):
@@ -1263,10 +1435,18 @@ class Rank:
     # Memory
 
     def read(self, name, i):
-        return self.world.read(self.me, (self.me, name, i))
+        return self.world.read(self.me, (self.me, placed(name, self.swapped), i))
 
     def write(self, name, i, value):
-        self.world.write(self.me, (self.me, name, i), value)
+        self.world.write(self.me, (self.me, placed(name, self.swapped), i), value)
+
+    def swap_vectors(self):
+        """Let the snapshot and the result change places."""
+        part = self.world.part(self.me)
+        require(part[1] == claims.CLOSED, Invariant.SWAPPED, self.me, part)
+        self.world.met.add("swapped")
+        self.swapped = not self.swapped
+        self.put("swapped", self.swapped)
 
     def get(self, field):
         return self.world.read(self.me, (self.me, field))
@@ -1299,7 +1479,10 @@ class Rank:
         """This rank's part begins: from now on it contributes what it has."""
         ghost = self.world.ghost(self.me, number)
         require(self.me not in ghost.begun, Invariant.ONCE, self.me, "begins", number, "again")
-        values = self.x if flowing else self.world.vector(self.me, "snapshot")
+        shows, gets = (self.world.data[self.me, field] for field in ("shows", "gets"))
+        if shows or gets:
+            self.window = number
+        values = self.x if flowing or shows else self.world.vector(self.me, "snapshot")
         ghost.begun[self.me] = list(values)
         ghost.weights[self.me] = self.world.data[self.me, "weight"]
         if not self.is_together(number):
@@ -1325,22 +1508,31 @@ class Rank:
 
     def check_end(self, number, ghost):
         """This rank's part is over: the mean is where it belongs."""
+        self.window = None
         vector = self.world.vector
-        in_place = self.world.data[self.me, "in_place"] or self.world.data[self.me, "ringed"]
-        require(in_place or not self.conserving, Invariant.CONSERVED, self.me, number)
+        in_place, ringed, shows, gets = (
+            self.world.data[self.me, field] for field in ("in_place", "ringed", "shows", "gets")
+        )
+        bypassed = ringed or (shows and not in_place)
+        require(in_place or bypassed or not self.conserving, Invariant.CONSERVED, self.me, number)
         result = ghost.result(self.me)
-        if self.world.data[self.me, "ringed"]:
-            # Some of it is still to be taken from the ring.
+        if gets and ghost.weight > 0:
+            known = self.length if ghost.weights[self.me] > 0 else ghost.averages
+            arrives = self.x[:known] == result[:known]
+            require(arrives, Invariant.RESULT, f"{self.me}'s window after {number}: {result}")
+        if bypassed:
+            # Some of it is still to be taken from the ring, or all of it is in the window.
             if ghost.weight > 0:
                 self.expected = list(result)
             arrived = True
-        elif ghost.weight > 0 and self.world.data[self.me, "in_place"]:
+        elif ghost.weight > 0 and in_place:
             self.expected = list(result)
             self.check_left_out(vector(self.me, "snapshot"), result, ghost.averages)
             arrived = vector(self.me, "snapshot") == result
         else:
-            arrived = vector(self.me, "snapshot") == ghost.begun[self.me] and (
-                ghost.weight == 0 or vector(self.me, "result") == result
+            contributed = self.x if shows else vector(self.me, "snapshot")
+            arrived = contributed == ghost.begun[self.me] and (
+                ghost.weight == 0 or gets or vector(self.me, "result") == result
             )
         require(arrived, Invariant.RESULT, f"{self.me}'s vectors after {number}: {result}")
         if not self.is_together(number):
@@ -1608,6 +1800,54 @@ def partial_scenario(generator):
     return replace(scenario, conserving=True, length=len(periods), periods=periods)
 
 
+def windowed_scenario(generator):
+    """One of those above where all or some ranks' vectors are in windows; more are interrupted."""
+    makers = random_scenario, waiting_scenario, waiting_scenario, own_pace_scenario
+    makers += frozen_scenario, partial_scenario
+    scenario = generator.choice(makers)(generator)
+    if not scenario.own_pace and not scenario.periods:
+        scenario = replace(
+            scenario, programs=tuple(interrupted(each, generator) for each in scenario.programs)
+        )
+    everyone = range(scenario.world_size)
+    some = generator.sample(everyone, generator.randint(1, scenario.world_size))
+    return replace(scenario, windows=tuple(generator.choice((everyone, some))))
+
+
+def withdrawing_scenario(generator):
+    """A few calls and averages, all in windows, and many of them interrupted."""
+    size = generator.choice((2, 3, 3))
+    conserving = generator.random() < 0.5
+    weights = (1,) if conserving else (1, 1, 2, 0)
+    kinds = generator.choices((CALL, CALL, all_ranks.SYNCHRONIZE), k=generator.randint(1, 4))
+    programs = []
+    for _ in range(size):
+        program = [(kind, generator.choice(weights)) for kind in kinds]
+        programs.append((*interrupted(program, generator), all_ranks.CLOSE))
+    return Scenario(
+        size,
+        generator.randint(2, size),
+        tuple(programs),
+        length=generator.randint(1, 4) * generator.choice((1, 2)),
+        conserving=conserving,
+        waits=generator.random() < 0.5,
+        ahead=generator.choice((1, 2, 16)),
+        delays=generator.choice((None, generator.randrange(1000))),
+        windows=tuple(range(size)),
+    )
+
+
+def interrupted(program, generator):
+    """Let exceptions end some of a program's calls, and of its averages over all ranks."""
+    kinds = {CALL: INTERRUPTED, all_ranks.SYNCHRONIZE: INTERRUPTED_AVERAGE}
+    items = []
+    for item in program:
+        what, weight = item if isinstance(item, tuple) else (item, 1)
+        ends = what in kinds and generator.random() < 0.4
+        items.append((kinds[what], weight) if ends else item)
+    return tuple(items)
+
+
 def weighted_after_interrupts(program):
     """Let no call after an interrupted one have weight 0.
 
@@ -1641,9 +1881,11 @@ KINDS = {
 
 
 def types_of(variant):
-    """Return what a variant replaces: a class, or ClaimsProtocol by one with an edited source."""
+    """Return what a variant replaces: a class, or one whose source it edits."""
     if isinstance(variant, Edit):
-        return {"claims_type": claims_in_steps(variant)}
+        if variant.method.startswith("ClaimsProtocol."):
+            return {"claims_type": claims_in_steps(variant)}
+        return {"exchange_type": exchange_in_steps(variant).SharedExchangeProtocol}
     for base, name in KINDS.items():
         if issubclass(variant, base):
             return {name: variant}

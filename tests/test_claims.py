@@ -33,8 +33,10 @@ from claims_model import (
     types_of,
     versions_in_steps,
     waiting_scenario,
+    windowed_scenario,
+    withdrawing_scenario,
 )
-from edits import Begin, Decide, Disregard, Replace
+from edits import Begin, Decide, Disregard, Replace, Return, drop
 from protocol_messages import Violation, run_again
 
 SharedExchangeProtocol = shared_exchange.SharedExchangeProtocol
@@ -84,6 +86,18 @@ def test_what_versions_leave_out_each_member_keeps(block):
     }
 
 
+@pytest.mark.parametrize("scenarios", (windowed_scenario, withdrawing_scenario))
+def test_vectors_in_windows_keep_every_invariant(scenarios):
+    """Those of all ranks, or of some; exceptions end calls while others use them."""
+    met = set()
+    for seed in range(2 * SEEDS_PER_BLOCK):
+        met |= run_seed(seed, scenarios).met
+    assert met >= {
+        *("a window", "interrupted", "withdrawn", "withdrawn in part", "hidden", "drained"),
+        *("kept", "late", "swapped", "alone", "an operation", "helped while computing"),
+    }
+
+
 def test_random_runs_meet_all_that_can_happen():
     met = set().union(*(run_seed(seed).met for seed in range(60)))
     assert met == {
@@ -99,6 +113,7 @@ def test_random_runs_meet_all_that_can_happen():
         "over",
         "a swap too late",
         "a fate unknown",
+        "swapped",
     }
 
 
@@ -128,6 +143,15 @@ SEARCHED = {
         waits=True,
         ahead=1,
         periods=(1, 0, 0, 0),
+    ),
+    "both wait, in windows": Scenario(
+        2, 2, ((CALL,), (CALL,)), length=4, waits=True, ahead=1, windows=(0, 1)
+    ),
+    "the first waits no longer, in a window": Scenario(
+        2, 2, ((INTERRUPTED, CALL), (CALL, CALL)), length=2, waits=True, windows=(0, 1)
+    ),
+    "the second waits no longer, in a window": Scenario(
+        2, 2, ((CALL, CALL), (INTERRUPTED, CALL)), length=2, conserving=True, windows=(1,)
     ),
 }
 
@@ -379,6 +403,54 @@ class ReturnsOnlyMeans(SharedBlocks):
         self.own_weight = 0
 
 
+class WritesAfterReturn(SharedBlocks):
+    """A block has ended before its mean is in a window."""
+
+    later = ()
+
+    def write_window(self, *what):
+        self.later = (*self.later, what)
+
+    def progressed(self):
+        super().progressed()
+        later, self.later = self.later, ()
+        for what in later:
+            super().write_window(*what)
+
+
+class UsesWhatWasShown(SharedBlocks):
+    """A part that is opened still says where the last call's vector was."""
+
+    def describe(self):
+        path = [self.rank.get(field) for field in ("ringed", "takes", "shows", "gets")]
+        super().describe()
+        self.set_path(*path)
+
+
+class SwapsWhatRuns(SnapshotProtocol):
+    """A late call publishes although others still execute a version."""
+
+    def begin_call(self):
+        super().begin_call()
+        if self.versions.vectors == protocols.RUNNING and self.state == snapshots.REPLACED:
+            self.vectors.take_change()
+            self.state = snapshots.RETURNED
+
+
+class OverlooksSwaps(SharedBlocks):
+    """Others take the snapshot to be where it was at first."""
+
+    def shared_place(self, member, name, i):
+        return member, name, i
+
+
+class TakesBackTooLittle(SharedBlocks):
+    """One more block counts as averaged where a vector is taken back."""
+
+    def withdraw(self, averaged):
+        yield from super().withdraw(averaged + 1)
+
+
 def publishing_scenario(generator):
     """Parts are closed and opened again with the same number."""
     programs = [[PUBLISH] * 4 + [CALL], [PUBLISH, CALL, PUBLISH, PUBLISH], [CALL, CALL]]
@@ -401,8 +473,20 @@ def weightless_scenario(generator):
     return Scenario(4, 2, tuple(programs), length=1)
 
 
+def weightless_windows_scenario(generator):
+    """So do some of those that are withdrawn from."""
+    programs = []
+    for program in withdrawing_scenario(generator).programs:
+        items = [item if item == CLOSE else (item[0], 0) for item in program]
+        programs.append(tuple(items))
+    size = len(programs)
+    everyone = tuple(range(size))
+    return Scenario(size, size, tuple(programs), length=6, conserving=True, windows=everyone)
+
+
 @pytest.mark.parametrize(
-    "scenarios", (publishing_scenario, conserving_scenario, weightless_scenario)
+    "scenarios",
+    (publishing_scenario, conserving_scenario, weightless_scenario, weightless_windows_scenario),
 )
 def test_particular_runs_keep_every_invariant(scenarios):
     for seed in range(100):
@@ -440,6 +524,8 @@ COUNTED = Invariant.COUNTED
 ORDERED = Invariant.ORDERED
 ENDS = Invariant.ENDS
 LEFT_OUT = Invariant.LEFT_OUT
+WINDOW = Invariant.WINDOW
+SWAPPED = Invariant.SWAPPED
 
 # Variants of ClaimsProtocol.
 BEGUN_IF_OPEN = Decide("ClaimsProtocol.gather", "state_of(word) != OPEN", "True")
@@ -462,6 +548,33 @@ OLD_HANDED_OUT = Decide("ClaimsProtocol.handed_out", "word >> BLOCK_BITS != numb
 OLD_FATE = Decide("ClaimsProtocol.fate", "number_of(word) < number", "False")
 NEW_FATE = Replace("ClaimsProtocol.fate", "UNKNOWN", "state_of(word)")
 NEW_FATE_PENDING = Replace("ClaimsProtocol.fate", "UNKNOWN", "PENDING")
+HOLDS_NOTHING = Replace("ClaimsProtocol.hold", "(number << BLOCK_BITS) + blocks", "old")
+HOLDS_EARLIER_ONES = Return("ClaimsProtocol.has_come", "True")
+
+# Variants of SharedExchangeProtocol.
+NEVER_WITHDRAWS = Replace("SharedExchangeProtocol.adopt", "self.shows or self.gets", "False")
+WITHDRAWS_WHAT_RUNS = Replace(
+    "SharedExchangeProtocol.is_undisturbed",
+    "self.claims.ended(self.number, self.first) == self.held",
+    "True",
+)
+WITHDRAWS_AGAIN = drop("SharedExchangeProtocol.close", "self.gets")
+WEIGHS_TOO_EARLY = Replace("SharedExchangeProtocol.withdraw", "averaged > 0", "True")
+COUNTS_EMPTY_BLOCKS = Replace(
+    "SharedExchangeProtocol.withdraw", "averaged if total > 0 else 0", "averaged"
+)
+LETS_OTHERS_GO = Decide("SharedExchangeProtocol.let_go", "self.holding", "True")
+STAYS_CLOSED = Decide("SharedExchangeProtocol.let_go", "self.hidden", "False")
+STAYS_OPEN = Replace(
+    "SharedExchangeProtocol.is_undisturbed",
+    "self.claims.change(self.rank, self.number, self.entered, CLOSED)",
+    "True",
+)
+LOOKS_ONLY_BEFORE = Replace(
+    "SharedExchangeProtocol.is_undisturbed",
+    "not self.hidden or self.claims.has_come(self.first, self.number)",
+    "not self.hidden",
+)
 
 MUTANTS = [
     Mutant("begun if closed", BEGUN_IF_CLOSED, {ALL_THERE, ORDERED}, publishing_scenario),
@@ -502,6 +615,28 @@ MUTANTS = [
     Mutant("shares in operations", SharesInOperations, {ENDS}),
     Mutant("forgets their counts", ForgetsTheirCounts, {COUNTED}, own_pace_scenario),
     Mutant("counts for itself", CountsForItself, {COUNTED}, own_pace_scenario),
+    *(
+        Mutant(name, variant, invariants, withdrawing_scenario, 300)
+        for name, variant, invariants in (
+            ("writes after return", WritesAfterReturn, {WINDOW}),
+            ("uses what was shown", UsesWhatWasShown, {WINDOW}),
+            ("swaps what runs", SwapsWhatRuns, {SWAPPED}),
+            ("overlooks swaps", OverlooksSwaps, {CONTRIBUTED, RESULT}),
+            ("takes back too little", TakesBackTooLittle, {CONTRIBUTED, RESULT}),
+            ("holds nothing", HOLDS_NOTHING, {WINDOW, ORDERED}),
+            ("holds earlier ones", HOLDS_EARLIER_ONES, {ENDS}),
+            ("never withdraws", NEVER_WITHDRAWS, {WINDOW}),
+            ("withdraws what runs", WITHDRAWS_WHAT_RUNS, {WINDOW, ORDERED}),
+            ("weighs too early", WEIGHS_TOO_EARLY, {ORDERED}),
+            ("lets others go", LETS_OTHERS_GO, {ONCE}),
+            ("stays closed", STAYS_CLOSED, {ENDS}),
+            ("stays open", STAYS_OPEN, {WINDOW, ORDERED}),
+        )
+    ),
+    Mutant(
+        *("counts empty blocks", COUNTS_EMPTY_BLOCKS, {CONSERVED, RESULT}),
+        weightless_windows_scenario,
+    ),
     *(
         Mutant(name, variant, {invariant}, partial_scenario)
         for name, variant, invariant in (
@@ -576,6 +711,14 @@ def has_published(rank):
     return lambda world: world.words[rank].get(claims.PUBLISHED)
 
 
+def is_interrupted(rank):
+    return lambda world: "interrupted" in world.met and not world.ranks[rank].publishing.present
+
+
+def has_held_or_withdrawn(rank):
+    return lambda world: world.ranks[rank].shared.holding or world.ranks[rank].window is None
+
+
 @dataclass(frozen=True)
 class Tale:
     """One run, and variants that do not survive it."""
@@ -645,6 +788,27 @@ TALES = {
             (0, is_at(0, "begin_version")),
         ),
         (HelpsWhatIsOver,),
+    ),
+    "the first member comes while another one closes its part to withdraw": Tale(
+        Scenario(2, 2, ((CALL,), (INTERRUPTED,)), length=2, waits=True, windows=(1,)),
+        (
+            (1, is_at(1, "change", 1, claims.PART)),
+            (0, is_at(0, "average")),
+            (1, has_held_or_withdrawn(1)),
+        ),
+        (LOOKS_ONLY_BEFORE,),
+    ),
+    "a rank no longer waits for what others have begun, after a call in a window": Tale(
+        Scenario(4, 2, ((), (CALL, INTERRUPTED), (), (CALL, CALL)), length=1, windows=(1,)),
+        (
+            *THREE_OPEN,
+            (3, is_part(3, 0, claims.OPEN)),
+            (1, is_part(1, 1, claims.OPEN)),
+            (3, is_part(1, 1, claims.TAKEN)),
+            (3, is_at(3, "end")),
+            (1, is_interrupted(1)),
+        ),
+        (WITHDRAWS_AGAIN,),
     ),
 }
 
