@@ -300,9 +300,13 @@ cdef class Caller:
 
     cdef void _abandon(self, Served collective) noexcept nogil:
         """Stop using the application's vector in a call that an exception has interrupted."""
+        cdef bint ended
         self.port.lock_when_copied()
         self.steps.interrupt()
-        self.steps.interrupted(self._drain(collective))
+        ended = self._drain(collective)
+        if not ended:
+            self.port.exchange.leave()
+        self.steps.interrupted(ended)
         pthread_mutex_unlock(&collective.lock)
 
     cdef bint _drain(self, Served collective) noexcept nogil:

@@ -91,5 +91,8 @@ cdef class Exchange:
     cdef void divert(self) noexcept nogil:
         (<Transport>self.running).divert()
 
+    cdef void leave(self) noexcept nogil:
+        (<Transport>self.running).leave()
+
     cdef bint uses(self, char **user) noexcept nogil:
         return (<Transport>self.running).uses(user)

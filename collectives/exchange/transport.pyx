@@ -21,5 +21,8 @@ cdef class Transport:
     cdef void divert(self) noexcept nogil:
         """Stop receiving into the application's buffer, as far as that is possible."""
 
+    cdef void leave(self) noexcept nogil:
+        """Protect the application's buffer from a pending exchange, as far as that is possible."""
+
     cdef bint uses(self, char **user) noexcept nogil:
         """Return whether a pending exchange uses the application's buffer or its kept copy."""

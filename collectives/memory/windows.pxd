@@ -16,4 +16,5 @@ cdef class Window:
 
 cdef unsigned long long family_at(
     const char *address, Py_ssize_t size, Py_ssize_t *offset) noexcept nogil
+cdef bint move_away(unsigned long long family) noexcept nogil
 cdef char *address_of(unsigned long long family, int process) noexcept nogil

@@ -17,6 +17,12 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_lock(pthread_mutex_t *)
     int pthread_mutex_unlock(pthread_mutex_t *)
 
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int MAP_FIXED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE
+    void *MAP_FAILED
+
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
@@ -28,9 +34,11 @@ cdef enum:
 
 cdef struct Mapping:
     unsigned long long family
-    int process
+    int process, descriptor
     char *address
     Py_ssize_t size
+    # Whether this mapping is the second one of this process: see `move_away`.
+    bint moved
 
 # All mapped segments of all families, and this process's number.
 cdef pthread_mutex_t mutex
@@ -79,6 +87,37 @@ cdef char *address_of(unsigned long long family, int process) noexcept nogil:
     return found
 
 
+cdef bint move_away(unsigned long long family) noexcept nogil:
+    """Let other processes write to this one's window, but no longer to the application's arrays.
+
+    These keep their addresses and what they hold; the window is mapped elsewhere. Return whether
+    the system had the memory for that.
+    """
+    cdef Mapping *own = NULL
+    cdef volatile char *page
+    cdef void *address
+    cdef Py_ssize_t offset = 0
+    cdef bint moved = False
+    cdef int i
+    pthread_mutex_lock(&mutex)
+    for i in range(count):
+        if mappings[i].family == family and mappings[i].process == own_process:
+            own = mappings + i
+    if own != NULL and not own.moved:
+        address = mmap(NULL, own.size, PROT_READ | PROT_WRITE, MAP_SHARED, own.descriptor, 0)
+        if address != MAP_FAILED and mmap(
+                own.address, own.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+                own.descriptor, 0) != MAP_FAILED:
+            page = own.address
+            while offset < own.size:
+                page[offset] = page[offset]  # a private page is copied when it is written
+                offset += PAGE
+            own.address = <char *>address
+            own.moved = moved = True
+    pthread_mutex_unlock(&mutex)
+    return moved
+
+
 cdef int _register(unsigned long long family, int process, Segment segment) except -1:
     global mappings, count, room
     cdef Mapping *larger
@@ -93,6 +132,8 @@ cdef int _register(unsigned long long family, int process, Segment segment) exce
     mappings[count].process = process
     mappings[count].address = segment.address
     mappings[count].size = segment.size
+    mappings[count].descriptor = segment.descriptor
+    mappings[count].moved = False
     count += 1
     pthread_mutex_unlock(&mutex)
     return 0
@@ -106,6 +147,8 @@ cdef void _forget(unsigned long long family) noexcept:
         if mappings[i].family != family:
             mappings[kept] = mappings[i]
             kept += 1
+        elif mappings[i].moved:
+            munmap(mappings[i].address, mappings[i].size)
     count = kept
     pthread_mutex_unlock(&mutex)
 
@@ -190,11 +233,13 @@ cdef class Window:
         family.arrays += 1
 
     def __dealloc__(self):
+        cdef char *window
         if self.family is None:
             return
         self.family.arrays -= 1
-        if self.family.arrays == 0:
-            (<long long *>(self.family.own.address + RELEASED))[0] = 1
+        window = address_of(self.family.number, own_process)
+        if self.family.arrays == 0 and window != NULL:
+            (<long long *>(window + RELEASED))[0] = 1
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         buffer.buf = self.family.own.address + self.offset

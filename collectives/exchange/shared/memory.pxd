@@ -57,5 +57,6 @@ cdef class SharedMemory:
     cdef char *ring(self, int rank) noexcept nogil
     cdef bint show(self, char **arrays) noexcept nogil
     cdef char *_window(self, int rank, unsigned long long family) noexcept nogil
+    cdef void leave(self) noexcept nogil
     cdef char *array(self, int rank, int i) noexcept nogil
     cdef bint is_elsewhere(self, int rank, int i) noexcept nogil

@@ -7,7 +7,7 @@ unless they are on devices, whose drivers let other processes map them.
 from libc.stdlib cimport free
 
 from collectives.memory.allocation cimport LINE, PAGE, Segment, apart, round_up, zeroed
-from collectives.memory.windows cimport address_of, family_at
+from collectives.memory.windows cimport address_of, family_at, move_away
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
@@ -139,6 +139,14 @@ cdef class SharedMemory:
                 if self.parts[rank] != NULL and self._window(rank, places[i].family) == NULL:
                     return False
         return True
+
+    cdef void leave(self) noexcept nogil:
+        """Give the application its arrays back, although other ranks may still use the windows."""
+        cdef Place *places = self.places[self.rank]
+        cdef int i
+        for i in range(self.layout.count):
+            if move_away(places[i].family):
+                self.known[self.rank * KNOWN + places[i].family % KNOWN].family = 0
 
     cdef char *_window(self, int rank, unsigned long long family) noexcept nogil:
         """Return where a rank's window begins here; NULL: it is not mapped."""

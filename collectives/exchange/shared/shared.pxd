@@ -23,6 +23,9 @@ cdef class SharedBlocks(SharedExchangePort):
     # The application's arrays in this rank's exchange, those that `keep_arrays` takes in their
     # place, and the bytes of a block.
     cdef char **user
+    # Where these are for `withdraw`, and what was saved of some when the application got them back.
+    cdef char **shown
+    cdef char *saved
     cdef char **kept
     cdef Py_ssize_t own_block, own_blocks
     # How many arrays that exchange averages, and this rank's weight in it.
@@ -46,6 +49,7 @@ cdef class SharedBlocks(SharedExchangePort):
 
     cdef bint joins(self, const int *members, int size) noexcept nogil
     cdef void begin(self, long long number, bint together, char **user, int size) noexcept nogil
+    cdef void save_arrays(self) noexcept nogil
     cdef int _averaged_in(self, long long number, bint together) noexcept nogil
     cdef void _divide(self, int size) noexcept nogil
     cdef char *_at(

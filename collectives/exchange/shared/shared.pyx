@@ -6,12 +6,13 @@ which stays in cache, instead of a vector.
 """
 
 from libc.stdlib cimport free
+from libc.string cimport memcpy
 from mpi4py.libmpi cimport MPI_ERR_OTHER
 
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
-from collectives.exchange.shared.memory cimport Part, SharedMemory
-from collectives.memory.allocation cimport LINE, allocate, zeroed
+from collectives.exchange.shared.memory cimport ELSEWHERE, Part, SharedMemory
+from collectives.memory.allocation cimport LINE, allocate, try_to_allocate, zeroed
 from collectives.memory.layout cimport HEADER
 from collectives.memory.other_processes cimport copy_from, copy_to
 from collectives.protocols.claims cimport BLOCKS, ClaimsProtocol
@@ -60,7 +61,8 @@ cdef class SharedBlocks(SharedExchangePort):
         self.shares = <double *>zeroed(size, sizeof(double))
         self.size = size
         self.vectors = <char **>zeroed(6 * size, sizeof(char *))
-        if self.shares == NULL or self.vectors == NULL:
+        self.shown = <char **>zeroed(self.layout.count, sizeof(char *))
+        if self.shares == NULL or self.vectors == NULL or self.shown == NULL:
             raise MemoryError
         self.sources = self.vectors + size
         self.targets = self.vectors + 2 * size
@@ -68,6 +70,8 @@ cdef class SharedBlocks(SharedExchangePort):
 
     def __dealloc__(self):
         free(self.stage)
+        free(self.shown)
+        free(self.saved)
         free(self.shares)
         free(self.vectors)
 
@@ -89,6 +93,8 @@ cdef class SharedBlocks(SharedExchangePort):
         self, long long number, bint together, char **user, int size
     ) noexcept nogil:
         """Set the application's arrays, and the number of members, of this rank's exchange."""
+        free(self.saved)
+        self.saved = NULL
         self.user = user
         self.own_averaged = self._averaged_in(number, together)
         self.own_weight = self.parts[self.rank].weight
@@ -179,6 +185,11 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef void withdraw(self, Py_ssize_t averaged) noexcept nogil:
         cdef Part *part = self.parts[self.rank]
         cdef Py_ssize_t block
+        cdef int i
+        if self.saved == NULL:
+            for i in range(self.layout.count):
+                self.shown[i] = self.memory.array(self.rank, i)
+        self.user = self.shown
         if self.kept != NULL:  # it is the snapshot
             self.layout.copy(self.kept, self.user)
             part.in_place = True
@@ -189,6 +200,17 @@ cdef class SharedBlocks(SharedExchangePort):
             for block in range(averaged):
                 self._copy_block(block, self.memory.result(self.rank), True)
         self.set_path(False, True, False, False)
+
+    cdef void save_arrays(self) noexcept nogil:
+        """Keep what the application gets back, of arrays that are not in windows."""
+        cdef int i
+        free(self.saved)
+        self.saved = try_to_allocate(self.layout.size)
+        for i in range(self.layout.count):
+            self.shown[i] = self.memory.array(self.rank, i)
+            if self.saved != NULL and self.memory.places[self.rank][i].family == ELSEWHERE:
+                memcpy(self.saved + self.layout.begin[i], self.shown[i], self.layout.bytes[i])
+                self.shown[i] = self.saved + self.layout.begin[i]
 
     cdef Py_ssize_t _end_of(self, Py_ssize_t block) noexcept nogil:
         """Return where a block of this rank's exchange ends in a vector."""
@@ -480,6 +502,11 @@ cdef class Shared(Transport):
         """
         self.blocks.kept = kept
         self.steps.adopt()
+
+    cdef void leave(self) noexcept nogil:
+        if self.steps.withdrawing:
+            self.memory.leave()
+            self.blocks.save_arrays()
 
     cdef bint uses(self, char **user) noexcept nogil:
         """Return whether a pending exchange still uses the arrays in a window, or the result."""
