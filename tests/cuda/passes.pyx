@@ -104,7 +104,7 @@ def make(Space space, name, addresses, Py_ssize_t n, shares=()):
     elif name == "combine":
         space.combine(0, to, a[1], s[0], a[2], s[1], n)
     elif name == "mean":
-        space.mean(0, to, &a[1], s, len(shares), n)
+        space.mean(0, &to, 1, &a[1], s, len(shares), n)
     elif name == "add_change":
         space.add_change(0, to, a[1], a[2], a[3], n)
     elif name == "begin_all_finite":

@@ -95,7 +95,7 @@ cdef class LateSpace(HostSpace):
         elif it.kind == COMBINE:
             HostSpace.combine(self, it.i, it.to, it.a, it.share_a, it.b, it.share_b, it.count)
         elif it.kind == MEAN:
-            HostSpace.mean(self, it.i, it.to, it.vectors, it.shares, it.size, it.count)
+            HostSpace.mean(self, it.i, &it.to, 1, it.vectors, it.shares, it.size, it.count)
         elif it.kind == ALL_FINITE:
             HostSpace.begin_all_finite(self, <int *>it.to, it.i, it.a, it.count)
         elif it.kind == FINITE_CHANGE:
@@ -143,10 +143,13 @@ cdef class LateSpace(HostSpace):
         self._defer(COMBINE, i, to, a, share_a, b, share_b, NULL, NULL, 0, count)
 
     cdef void mean(
-        self, int i, char *to, const char **vectors, const double *shares, int size,
+        self, int i, char **to, int takers, const char **vectors, const double *shares, int size,
         Py_ssize_t count
     ) noexcept nogil:
-        self._defer(MEAN, i, to, NULL, 0, NULL, 0, vectors, shares, size, count)
+        cdef int k
+        self._defer(MEAN, i, to[0], NULL, 0, NULL, 0, vectors, shares, size, count)
+        for k in range(1, takers):
+            self.copy(to[k], to[0], count * self.kernels[i].itemsize)
 
     cdef void begin_all_finite(
         self, int *flag, int i, const char *x, Py_ssize_t count
