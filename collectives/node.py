@@ -51,7 +51,9 @@ class Node:
                 native.node.map({rank: given[0] for rank, given in zip(self.ranks, handles)})
             except (OSError, CudaError) as caught:
                 error = str(caught)
-        copies = all(other_processes.may_access(offer) for _, _, offer in handles)
+        shortest = other_processes.shortest
+        copies = shortest is not None and native.node.longest >= shortest
+        copies = copies and all(other_processes.may_access(offer) for _, _, offer in handles)
         answers = self._comm.allgather((error, copies))
         error = next(filter(None, (error for error, _ in answers)), None)
         if error is None:

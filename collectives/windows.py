@@ -1,7 +1,6 @@
 """Arrays that collectives average where they are, in memory that the ranks of a node share.
 
-Averages of other arrays in shared memory copy them in and out: those take three to four times as
-long for vectors that are longer than the caches.
+Averages of other arrays in shared memory copy them in and out.
 """
 
 from __future__ import annotations

@@ -707,7 +707,8 @@ class SharedBlocks:
     Attributes:
         taken_over: whether the snapshot has taken the place of the application's vector.
         kept: whether it is to do so where that is in a window.
-        own_averages: how many elements this rank's exchange averages; `own_weight`: its weight.
+        own_averages: how many elements this rank's exchange averages; `own_filled`:
+            whether it contributes a vector, rather than zeros in place of one.
     """
 
     def __init__(self, rank):
@@ -715,13 +716,13 @@ class SharedBlocks:
         self.world, self.me = rank.world, rank.me
         self.ahead = rank.world.scenario.ahead
         self.taken_over = self.kept = False
-        self.own_averages = self.own_weight = 0
+        self.own_averages = self.own_filled = 0
 
     def begin(self, number, together):
         """Begin this rank's exchange, whose part has been described."""
         self.taken_over = False
         self.own_averages = self.averages_in(number, together)
-        self.own_weight = self.rank.get("weight")
+        self.own_filled = self.rank.get("filled")
 
     def averages_in(self, number, together):
         """Return how many elements, from the first on, an exchange averages."""
@@ -736,6 +737,8 @@ class SharedBlocks:
         self.rank.put("in_place", publishing.is_in_place())
         self.rank.put("saves", publishing.saves_snapshot())
         self.rank.put("replaced", False)
+        filled = publishing.lent or publishing.state != snapshots.UNFILLED
+        self.rank.put("filled", bool(filled))
         self.rank.put("weight", publishing.weight)
         self.rank.put("weight_after", publishing.weight_after())
         self.rank.put("count", Fraction(publishing.job.count))
@@ -792,8 +795,8 @@ class SharedBlocks:
     def return_block(self, block):
         rank, elements = self.rank, self.own_elements(block)
         for i in elements:
-            if i >= self.own_averages and self.own_weight == 0:
-                break  # it may have contributed nothing, in place of what it keeps
+            if i >= self.own_averages and not self.own_filled:
+                break  # it has contributed nothing, in place of what it keeps
             mean = self.world.read(self.me, self.target(self.me, block, i, elements))
             rank.write("snapshot" if self.taken_over else "x", i, mean)
 
@@ -841,7 +844,7 @@ class SharedBlocks:
 
     def second_target(self, member, i, averaged):
         """Return where a member gets it besides; to what it keeps, only what it gave."""
-        if not self.of(member, "gets") or (i not in averaged and self.of(member, "weight") == 0):
+        if not self.of(member, "gets") or (i not in averaged and not self.of(member, "filled")):
             return None
         return member, "x", i
 
@@ -1034,7 +1037,7 @@ class Rank:
         for field in ("in_place", "saves", "replaced", "ringed", "takes", "shows", "gets"):
             self.put(field, False)
         self.put("swapped", False)
-        for field in ("weight", "weight_after", "total", "count", "average_count"):
+        for field in ("filled", "weight", "weight_after", "total", "count", "average_count"):
             self.put(field, 0)
         self.put("average_number", -1)
         self.generator = self.live()
@@ -1794,9 +1797,6 @@ def partial_scenario(generator):
     counts = generator.randint(1, 4), generator.randint(0, 3), generator.randint(1, 4)
     every = generator.choice((2, 3))
     periods = tuple(period for period, count in zip((1, every, 0), counts) for _ in range(count))
-    if scenario.waits:
-        programs = tuple(map(weighted_after_interrupts, scenario.programs))
-        scenario = replace(scenario, programs=programs)
     return replace(scenario, conserving=True, length=len(periods), periods=periods)
 
 
@@ -1845,19 +1845,6 @@ def interrupted(program, generator):
         what, weight = item if isinstance(item, tuple) else (item, 1)
         ends = what in kinds and generator.random() < 0.4
         items.append((kinds[what], weight) if ends else item)
-    return tuple(items)
-
-
-def weighted_after_interrupts(program):
-    """Let no call after an interrupted one have weight 0.
-
-    Where its version leaves elements out it would not be given the mean that the other one missed.
-    """
-    items, interrupted = [], False
-    for item in program:
-        what, weight = item if isinstance(item, tuple) else (item, None)
-        items.append((what, 1) if interrupted and weight == 0 else item)
-        interrupted = interrupted or what == INTERRUPTED
     return tuple(items)
 
 

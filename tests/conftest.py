@@ -114,12 +114,6 @@ def direct(device, transport, monkeypatch):
 
 
 @pytest.fixture
-def through_memory(monkeypatch):
-    """Long vectors go through shared memory: processes may not copy from and to each other's."""
-    monkeypatch.setattr("collectives.memory.other_processes.refuses", True)
-
-
-@pytest.fixture
 def stream(device):
     """A stream of that device's."""
     return device.create_stream()

@@ -400,7 +400,7 @@ class ReturnsOnlyMeans(SharedBlocks):
 
     def begin(self, number, together):
         super().begin(number, together)
-        self.own_weight = 0
+        self.own_filled = False
 
 
 class WritesAfterReturn(SharedBlocks):

@@ -203,7 +203,6 @@ def test_joining_while_others_close_or_load_names_the_ranks(comm, joins, what, e
 
 @pytest.mark.ranks(4)
 @pytest.mark.transports("messages")
-@pytest.mark.usefixtures("through_memory")  # so that all wait for rank 1
 def test_an_interrupted_join_loses_nothing(comm):
     """Rank 1 stops while the last average is exchanged, and rank 0 is interrupted in it."""
     mine = np.zeros(3_000_000)

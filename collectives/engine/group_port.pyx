@@ -70,7 +70,7 @@ cdef class GroupsPort(GroupQueue):
         self.rhythm.beat(now())
         self.reduction.arrival.more = group.next == NULL or not group.next.returns
         if self.is_in_place():
-            self.exchange.shared.describe(False, False, weight, weight, 0)
+            self.exchange.shared.describe(False, False, True, weight, weight, 0)
             self.exchange.begin_in_memory(
                 number, True, group.members, group.size, arrays, arrays != NULL, True, False)
         else:

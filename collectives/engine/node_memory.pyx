@@ -43,6 +43,12 @@ cdef class NodeMemory:
         cdef Shared shared
         return [shared.memory.handle for shared in self.parts]
 
+    @property
+    def longest(self):
+        """The bytes of the longest vector that is averaged there."""
+        cdef Shared shared
+        return max([shared.memory.layout.size for shared in self.parts], default=0)
+
     def map(self, handles):
         """Map the memory of the node's ranks, given a dict from ranks to their handles."""
         cdef int i

@@ -39,6 +39,7 @@ cdef class EnginePort(RankPort):
     cdef void yield_lock(self) noexcept nogil
     cdef bint begin_shared(self, long long number) noexcept nogil
     cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil
+    cdef bint has_own(self) noexcept nogil
     cdef double own_count(self) noexcept nogil
     cdef void begin_by_messages(
         self, const int *members, int size, int me, int tag, bint keeps, int averaged

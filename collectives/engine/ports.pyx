@@ -13,6 +13,7 @@ from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.allocation cimport zeroed
 from collectives.protocols.all_ranks cimport AVERAGE
 from collectives.protocols.contribution cimport NOWHERE, SCRATCH, SNAPSHOT, X
+from collectives.protocols.snapshots cimport UNFILLED
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -113,9 +114,14 @@ cdef class EnginePort(RankPort):
         """Begin to average these arrays in place, through the ring."""
         self.in_ring = arrays
         self.exchange.shared.describe(
-            False, False, self.contribution.weight, self.contribution.weight, self.own_count())
+            False, False, True, self.contribution.weight, self.contribution.weight,
+            self.own_count())
         self.exchange.begin_in_memory(
             number, True, self.everyone, self.size, arrays, True, True, False)
+
+    cdef bint has_own(self) noexcept nogil:
+        """Return whether the rank contributes a vector, rather than zeros in place of one."""
+        return True
 
     cdef double own_count(self) noexcept nogil:
         """Return the count that travels with the rank's vector: see `protocols.job_count`."""
@@ -125,6 +131,7 @@ cdef class EnginePort(RankPort):
         self, const int *members, int size, int me, int tag, bint keeps, int averaged
     ) noexcept nogil:
         self.reduction.own_count = self.own_count()
+        self.reduction.has_own = self.has_own()
         self.exchange.begin(
             members, size, me, tag, self.contribution.weight,
             self.vectors.start[self.contribution.source], self.vectors.of[X],
@@ -216,8 +223,11 @@ cdef class VersionsPort(EnginePort):
     cdef void describe(self) noexcept nogil:
         """Tell other ranks of the node where this rank's mean goes, and its vector's weight."""
         self.exchange.shared.describe(
-            self.publishing.is_in_place(), self.publishing.saves_snapshot(),
+            self.publishing.is_in_place(), self.publishing.saves_snapshot(), self.has_own(),
             self.publishing.weight, self.publishing.weight_after(), self.own_count())
+
+    cdef bint has_own(self) noexcept nogil:
+        return self.publishing.lent or self.publishing.state != UNFILLED
 
     cdef double own_count(self) noexcept nogil:
         return self.publishing.job.count

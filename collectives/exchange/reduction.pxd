@@ -32,6 +32,8 @@ cdef class Reduction:
     # The weight of this rank's vector, and of all that has been averaged; its count, and the mean of
     # the members' (see `protocols.job_count`).
     cdef double own_weight, weight, own_count, count
+    # Whether this rank contributes a vector, of any weight, rather than zeros in place of one.
+    cdef bint has_own
     # busy_ns: nanoseconds spent processing messages that had arrived.
     # in_place: averages that used the application's arrays where they are.
     cdef long long bytes_sent, progress_count, busy_ns, in_place

@@ -206,7 +206,7 @@ cdef class Reduction:
                 own = self.user[i]
             if self.saved != NULL:
                 self.space.copy(self.saved[i], self.target[i], self.layout.bytes[i])
-            if self.own_weight > 0:
+            if self.has_own:
                 if self.target[i] != own:
                     self.space.copy(self.target[i], own, self.layout.bytes[i])
                 if self.copy != NULL:

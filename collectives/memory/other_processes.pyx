@@ -5,6 +5,9 @@ namespaces of containers forbid it; only a copy that succeeds shows that.
 """
 
 import os
+import warnings
+
+VARIABLE = "WAGMA_COPY_MINIMUM"
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
@@ -25,10 +28,22 @@ cdef enum:
 
 # What other processes try to read.
 cdef bytes token = os.urandom(TOKEN)
-# Bytes of the shortest vector for which the kernel's copies, through system calls, are faster than
-# two copies through shared memory. For tests, as is whether this process has no permission.
-shortest = 8 * 1024 * 1024
+# For tests: whether this process has no permission.
 refuses = False
+
+
+def from_environment():
+    """Return the bytes of the shortest vector for which the kernel copies; None: for none."""
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return None
+    if given.isdecimal():
+        return int(given)
+    warnings.warn(f"{VARIABLE} is {given!r}, not a number of bytes: there are no such copies")
+    return None
+
+
+shortest = from_environment()
 
 
 cdef bint copy_from(int process, char *to, const char *source, Py_ssize_t size) noexcept nogil:

@@ -143,10 +143,7 @@ class Average:
 
     def _may_leave_out(self):
         """Return whether versions may average some arrays only."""
-        waits = self.settings["wait"] == "group"
-        # A vector that is not finite would be returned as it is where its weight is to be 0.
-        returned = self.poison and self.weights == "random" and not waits
-        return self.settings["late"] == "conserving" and not returned
+        return self.settings["late"] == "conserving"
 
     def _draw_operation(self):
         kinds = [None] * 7 + ["average", "synchronize", "synchronize", "load"]

@@ -183,7 +183,7 @@ cdef class Average:
         Args:
             copy, saved: NULL: neither.
             own: what the member contributed, of which it keeps the arrays that are not averaged;
-                NULL: it has no weight.
+                NULL: zeros in place of a vector.
             reference: the member's, as in `add`.
         """
         cdef int i

@@ -9,7 +9,7 @@ from collectives.memory.layout cimport Layout, UserVector
 from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.contribution cimport NOWHERE, RESULT, SCRATCH, SNAPSHOT, X
 from collectives.protocols.rank cimport CONTRIBUTE, RETURN
-from collectives.protocols.snapshots cimport SnapshotProtocol
+from collectives.protocols.snapshots cimport UNFILLED, SnapshotProtocol
 from collectives.protocols.versions cimport PUBLISH
 from wagma.simulation.values cimport Average
 from wagma.simulation.vectors cimport add_vector
@@ -217,7 +217,7 @@ cdef class SimulatedPort(RankPort):
     cdef void take(self, Average average) noexcept nogil:
         """Store the mean where it goes; until its exchange is complete nothing else is there."""
         cdef char **own = NULL
-        if self.publishing.weight > 0:
+        if self.publishing.lent or self.publishing.state != UNFILLED:
             own = self.vectors.values.of[X if self.publishing.lent else self.publishing.source]
         self.total, self.count = average.weight, average.count / average.size
         average.write(

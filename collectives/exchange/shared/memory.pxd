@@ -8,7 +8,8 @@ cdef struct Part:
     # snapshot is then copied to the result vector. replaced: a mean has replaced the snapshot
     # since this was set. ringed: the contribution and the mean are in the ring, and neither vector
     # is touched. takes: the rank receives the mean.
-    bint in_place, saves, replaced, ringed, takes
+    # filled: it contributes a vector, of any weight, rather than zeros in place of one.
+    bint in_place, saves, replaced, ringed, takes, filled
     # Whether the snapshot and the result have changed places; only a closed part's rank changes it.
     bint swapped
     # Whether the application's arrays have the contribution, and get the mean.

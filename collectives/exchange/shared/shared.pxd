@@ -28,9 +28,9 @@ cdef class SharedBlocks(SharedExchangePort):
     cdef char *saved
     cdef char **kept
     cdef Py_ssize_t own_block, own_blocks
-    # How many arrays that exchange averages, and this rank's weight in it.
+    # How many arrays that exchange averages, and whether this rank contributes a vector to it.
     cdef int own_averaged
-    cdef double own_weight
+    cdef bint own_filled
     # The bytes and number of blocks for as many members as `divided` says.
     cdef int divided
     cdef Py_ssize_t block, count
@@ -86,7 +86,7 @@ cdef class Shared(Transport):
     cdef int *members
 
     cdef void describe(
-        self, bint in_place, bint saves, double weight, double weight_after, double count
+        self, bint in_place, bint saves, bint filled, double weight, double weight_after, double count
     ) noexcept nogil
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,

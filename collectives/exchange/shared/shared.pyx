@@ -30,8 +30,6 @@ from collectives.protocols.shared_exchange cimport (
 )
 from collectives.protocols.slicing cimport most_shared_blocks, shared_block
 
-from collectives.memory import other_processes
-
 cdef enum:
     # Elements per pass, so that the next pass finds them in the first-level cache.
     CHUNK = 1024
@@ -97,7 +95,7 @@ cdef class SharedBlocks(SharedExchangePort):
         self.saved = NULL
         self.user = user
         self.own_averaged = self._averaged_in(number, together)
-        self.own_weight = self.parts[self.rank].weight
+        self.own_filled = self.parts[self.rank].filled
         self._divide(size)
         self.own_block = self.block
         self.own_blocks = self.count
@@ -147,7 +145,7 @@ cdef class SharedBlocks(SharedExchangePort):
         """Return where the mean goes besides; to a vector that is not averaged only what it gave.
         """
         cdef Part *part = self.parts[rank]
-        if not part.gets or i >= self.averaged and part.weight == 0:
+        if not part.gets or i >= self.averaged and not part.filled:
             return NULL
         return self._at(rank, WINDOW, i, 0, 0)
 
@@ -225,7 +223,7 @@ cdef class SharedBlocks(SharedExchangePort):
         cdef char *ours
         cdef int i
         for i in range(self.layout.count):
-            if i >= self.own_averaged and self.own_weight == 0 and not publishes:
+            if i >= self.own_averaged and not (self.own_filled or publishes):
                 break  # what it contributed is 0, in place of what it keeps
             count = self.layout.part(i, low, high, &first) * self.layout.itemsize[i]
             begin = first * self.layout.itemsize[i]
@@ -363,8 +361,7 @@ cdef class SharedBlocks(SharedExchangePort):
 
     cdef int copy_directly(self) except -1:
         """From now on, copy from and to other processes' arrays that are not in windows."""
-        if (self.memory.begin_of_ring == 0 or self.layout.space.deferred
-                or self.layout.size < other_processes.shortest):
+        if self.memory.begin_of_ring == 0 or self.layout.space.deferred:
             return 0
         self.piece = LINE * (min(max(STAGE // (self.size + 1), LEAST), MOST) // LINE)
         self.stage = allocate((self.size + 1) * self.piece)
@@ -458,12 +455,14 @@ cdef class Shared(Transport):
         free(self.members)
 
     cdef void describe(
-        self, bint in_place, bint saves, double weight, double weight_after, double count
+        self, bint in_place, bint saves, bint filled, double weight, double weight_after,
+        double count
     ) noexcept nogil:
         """Set what an exchange does with this rank's vectors; the part must be closed."""
         self.blocks.set_path(False, True, False, False)
         self.part.in_place = in_place
         self.part.saves = saves
+        self.part.filled = filled
         self.part.replaced = False
         self.part.weight = weight
         self.part.weight_after = weight_after
