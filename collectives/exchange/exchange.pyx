@@ -65,8 +65,8 @@ cdef class Exchange:
 
         Each rank's `Part` describes its vectors. The application's arrays, `user`, receive the mean
         unless they are NULL. If `lent`, they are averaged: they replace the snapshot meanwhile, or
-        do not change it if `ringed`, nor where it `keeps` them and they are in a window. If all members enter the exchange `together`, none executes
-        it for another.
+        do not change it if `ringed`. Those in a window are averaged there, unless the snapshot
+        `keeps` them. If all members enter the exchange `together`, none executes it for another.
         """
         self.resume_in_memory()
         self.shared.begin(number, together, members, size, user, lent, ringed, keeps)

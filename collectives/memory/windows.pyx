@@ -168,8 +168,13 @@ def unmap_released():
 
 
 def make_private():
-    """Keep what a forked child writes to its arrays from its parent, as in memory of its own."""
+    """Keep what a forked child writes to its arrays from its parent, as in memory of its own.
+
+    The child has no windows then: it averages nothing, and releases nothing.
+    """
+    global own_process
     cdef Family family
+    own_process = -1
     for family in families.values():
         family.own.make_private()
 

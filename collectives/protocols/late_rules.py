@@ -117,7 +117,6 @@ class ConservingRule(LateRule):
                 snapshot.vectors.copy(SNAPSHOT, X)
         elif snapshot.state == REPLACED and snapshot.is_late():
             snapshot.finite = snapshot.vectors.take_change()
-            snapshot.state = RETURNED
         else:
             known: cython.bint = snapshot.state == REPLACED
             snapshot.finite = known and snapshot.vectors.is_change_finite()
@@ -153,10 +152,8 @@ class ConservingRule(LateRule):
     def end_call(self, snapshot):
         if snapshot.state == UNFILLED:
             return
-        published: cython.bint = (
-            snapshot.is_late() and snapshot.state == RETURNED and snapshot.finite
-        )
-        if not (published or snapshot.has_mean()):
+        has_taken: cython.bint = snapshot.state == REPLACED and snapshot.is_late()
+        if not (has_taken or snapshot.has_mean()):
             snapshot.vectors.copy(X, SNAPSHOT)
         snapshot.state = RETURNED
 
