@@ -43,7 +43,8 @@ class Node:
         Args:
             native: this rank's part of the collective.
         """
-        offer = other_processes.offer()
+        shortest = other_processes.shortest
+        offer = None if shortest is None else other_processes.offer()
         handles = self._comm.allgather((native.node.handles, native.node.missing, offer))
         error = next((error for _, error, _ in handles if error), None)
         if error is None:
@@ -51,7 +52,6 @@ class Node:
                 native.node.map({rank: given[0] for rank, given in zip(self.ranks, handles)})
             except (OSError, CudaError) as caught:
                 error = str(caught)
-        shortest = other_processes.shortest
         copies = shortest is not None and native.node.longest >= shortest
         copies = copies and all(other_processes.may_access(offer) for _, _, offer in handles)
         answers = self._comm.allgather((error, copies))

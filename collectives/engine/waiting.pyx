@@ -78,9 +78,10 @@ cdef class Waiter:
                     collective.progress_in_memory()
                 else:
                     collective.progress()
-                spins = self.spins and collective.progressed() != progress_count
+                spins = False
                 if collective.progressed() != progress_count:
                     waiting.progressed = now()
+                    spins = self.spins
         finally:
             if self.yields_often:
                 set_slice(0)

@@ -92,10 +92,13 @@ def offer():
 
 
 def may_access(offered):
-    """Return whether this process may access the memory of the one that has offered that."""
+    """Return whether this process may access the memory of the one that has offered that.
+
+    None: that one has not offered it.
+    """
     cdef char found[TOKEN]
     cdef size_t address
-    process, address, expected = offered
-    if refuses or process < 0:
+    if refuses or offered is None:
         return False
+    process, address, expected = offered
     return copy_from(process, found, <char *>address, TOKEN) and found[:TOKEN] == expected

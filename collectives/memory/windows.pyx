@@ -8,7 +8,7 @@ it only while that rank is in a call.
 import os
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
-from collectives.memory.allocation cimport LINE, PAGE, Segment, resized, round_up
+from collectives.memory.allocation cimport LINE, PAGE, Segment, resized
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_mutex_t:
@@ -175,6 +175,7 @@ def make_private():
     global own_process
     cdef Family family
     own_process = -1
+    pthread_mutex_init(&mutex, NULL)  # another thread of the parent may have held it
     for family in families.values():
         family.own.make_private()
 
