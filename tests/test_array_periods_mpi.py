@@ -146,6 +146,24 @@ def test_a_rank_whose_change_is_not_finite_keeps_its_other_arrays(comm, lengths,
 
 
 @pytest.mark.ranks(3, 4)
+@each_length
+def test_a_rank_whose_vectors_are_not_finite_time_and_again_keeps_its_other_arrays(comm, lengths):
+    """While no call waits for its application, only that has the arrays that are left out."""
+    x = zeros(lengths)
+    settings = {"sync_period": PERIOD, "wait": "group", "late": "conserving"}
+    with GroupAllreduce(comm, x, group_size=2, **settings, only_all_ranks=[1, 2]) as allreduce:
+        for t in range(PERIOD - 1):
+            add(x, comm, t)
+            if comm.rank == 0 and t > 0:
+                x[0][3] = np.nan
+            given = [array.copy() for array in x[1:]]
+            weight = allreduce(x).weight
+            assert weight > 0 and np.isfinite(x[0]).all()
+            for array, before in zip(x[1:], given):
+                np.testing.assert_array_equal(array, before)
+
+
+@pytest.mark.ranks(3, 4)
 @pytest.mark.transports("messages")
 @each_length
 def test_compressed_arrays_take_part_in_their_versions(comm, lengths):

@@ -259,8 +259,8 @@ class SnapshotProtocol(ContributionProtocol):
 
     def begin_version(self):
         """Begin a version: set what this rank contributes, and where the mean is stored."""
-        bypasses: cython.bint = self.bypasses_snapshot()
         self.direct = self.calling and self.published and self.versions.timely
+        bypasses: cython.bint = self.bypasses_snapshot()
         self.source = SNAPSHOT
         self.weight = self.snapshot_weight
         self.target = X if self.direct else self.own_target()
@@ -271,9 +271,12 @@ class SnapshotProtocol(ContributionProtocol):
     def bypasses_snapshot(self):
         """Return whether a version averages the application's buffer in place, and keeps no copy.
 
-        If no rank is passive none is needed, unless an exception interrupts the call meanwhile.
+        If no rank is passive none is needed, unless an exception interrupts the call meanwhile. Of
+        a buffer that contributes nothing, only the application has the arrays that the version
+        leaves out.
         """
-        return self.lent and self.calling and not self.versions.passive
+        contributes_nothing: cython.bint = self.direct and self.state == UNFILLED
+        return self.calling and not self.versions.passive and (self.lent or contributes_nothing)
 
     def is_in_place(self):
         """Return whether the exchange's mean replaces the snapshot."""
